@@ -25,7 +25,7 @@ from benchmarks.server import serving
 from penstock.engine_core import folder
 from penstock.engine_core.models.spec import read_spec
 from penstock.services.bench.client import target
-from penstock.services.bench.serve import HEADING, Result, length, line, measure, served_model
+from penstock.services.bench.serve import HEADING, Result, length, line, measure, read_model_info
 from penstock.services.bench.workload import Workload
 
 RESULTS = ROOT / "benchmarks" / "results" / "cpu_embedded.json"
@@ -57,7 +57,7 @@ def generate(model: Path, workloads: Sequence[Workload], threads: int, dtype: st
 
 async def serve_all(url: str, workloads: Sequence[Workload]) -> list[Result]:
     where = target(url)
-    model = served_model(url)
+    model = read_model_info(url)
     results = []
     for workload in workloads:
         results.append(await measure(where, workload, model=model))

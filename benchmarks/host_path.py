@@ -38,8 +38,8 @@ from penstock.protocol.messages import Message
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 from penstock.services.bench.client import Target
 from penstock.services.bench.workload import Workload, requests
-from penstock.services.client.engine_client import Pipeline
-from penstock.services.client.model_info import served_model
+from penstock.services.client.engine_client import EngineClient
+from penstock.services.client.model_info import read_model_info
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.steps import Steps
 from penstock.services.executor.watchdog import Watchdog
@@ -202,7 +202,7 @@ class Host:
     def __init__(self, folder: Path, run_dir: Path, threads: ThreadPoolExecutor) -> None:
         run = RunConfig(run_dir=str(run_dir), log_level="warning")
         config = sized(Config(model=ModelConfig(model=str(folder)), run=run), cores=1)
-        model = served_model(config)
+        model = read_model_info(config)
         self.text, api_text = ends(TEXT)
         self.scheduler_tokens, self.tokens = ends(TOKENS)
         self.steps, executor_steps = ends(STEPS)
@@ -217,11 +217,11 @@ class Host:
         self.executor = Steps(cast(Any, executor_steps), cast(Any, Nowhere(model.vocab_size)), ready, Watchdog(),
                               Reports(run_dir, "executor-0", ready, prompts=False))  # fmt: skip
         me = Identity(Role.API, 0, 1, 0)
-        self.pipeline = Pipeline([api_text], 0, 1, 4096, 1e9, processes=1)
+        self.engine_client = EngineClient([api_text], 0, 1, 4096, 1e9, processes=1)
         exporter = Exporter(me, run_dir, Histogram(LAG), lambda into: None, Tracer())
         traffic, responses = Traffic(), ResponseStore(run_dir, 0, 1, config.api)
-        app = AppState(config, 0, model, self.pipeline, traffic, exporter, Keys(config.api), responses,
-                       BackgroundWork(self.pipeline, traffic))  # fmt: skip
+        app = AppState(config, 0, model, self.engine_client, traffic, exporter, Keys(config.api), responses,
+                       BackgroundWork(self.engine_client, traffic))  # fmt: skip
         self._server = uvicorn.Config(application(app), ws="none", lifespan="off", log_config=None,
                                       access_log=False, server_header=False, proxy_headers=False)  # fmt: skip
         self._server.load()
@@ -233,7 +233,7 @@ class Host:
         return found, transport
 
     def api(self) -> None:
-        self.pipeline.receive(self.api_text.receive(), time.monotonic())
+        self.engine_client.receive(self.api_text.receive(), time.monotonic())
 
     def tokenizer_up(self) -> None:
         self.relay.from_apis(self.text.receive())
@@ -315,7 +315,7 @@ async def steps_of_many(host: Host, workload: Workload, steps: int) -> list[floa
     assert host.loop.unfinished == len(clients), "none has ended meanwhile"
     for connection, _ in clients:
         connection.connection_lost(None)
-    while host.loop.unfinished or host.pipeline.statistics().unfinished:
+    while host.loop.unfinished or host.engine_client.statistics().unfinished:
         host.run_step()
         await host.settle()
     return [median(column) for column in zip(*found, strict=True)]

@@ -23,7 +23,7 @@ from penstock.services.bench.serve import (
     add_load,
     line,
     measure,
-    served_model,
+    read_model_info,
     shared,
     workload_of,
 )
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word.replace(options.api_key, "KEY") for word in words] if options.api_key else words
     try:
         where, rows = target(options.base_url, options.api_key), workloads(options)
-        model = options.model or served_model(options.base_url, options.api_key)
+        model = options.model or read_model_info(options.base_url, options.api_key)
     except (ValueError, PenstockError) as error:
         print(f"{options.base_url}: {error}", file=sys.stderr)
         return 2

@@ -27,7 +27,7 @@ from penstock.engine_core.text.prompts import Prepared
 from penstock.protocol.config import TraceConfig
 from penstock.protocol.messages import Finish, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext
 from penstock.protocol.steps import SlotStart, StepPlan, StepResult
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.tracing.executor import ExecutorTraces
 from penstock.services.tracing.otlp import OtlpTracer, exporter_of
@@ -69,10 +69,10 @@ def api(tracer: Tracer, context: TraceContext, number: int) -> None:
     asked = SubmitText(id=number, prompt="a", sampling=Sampling(), trace=span.context)
     operation = Operations(tracer, "model").begin((asked,), 0.0)
     assert operation is not None
-    reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0, name="chatcmpl-0")
-    reply.prompts[0].tokens, reply.prompts[0].cached_tokens = PROMPT, 0
-    reply.choices[0].tokens, reply.choices[0].finish, reply.first_token = OUTPUT, Finish.LENGTH, 0.1
-    operation.end(reply, 5.0)
+    collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=0.0, name="chatcmpl-0")
+    collector.prompts[0].tokens, collector.prompts[0].cached_tokens = PROMPT, 0
+    collector.choices[0].tokens, collector.choices[0].finish, collector.first_token = OUTPUT, Finish.LENGTH, 0.1
+    operation.end(collector, 5.0)
     span.end("POST", "/v1/completions", 200, {"penstock.http.request_id": "0123456789abcdef"}, (0.0, 5.0))
 
 

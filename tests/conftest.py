@@ -19,7 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Checks that tests share hold under `python -O` as well. Told here, before any folder's tests import them.
 pytest.register_assert_rewrite(
-    "tests.services.client.pipe", "tests.services.http.process", "tests.services.openai.shapes"
+    "tests.services.client.fake_engine", "tests.services.http.process", "tests.services.openai.shapes"
 )
 
 # How long a case takes, or how long it takes to make one, says what else the machine does. Cases are the same in every

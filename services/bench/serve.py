@@ -145,7 +145,7 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
         url = namespace.url or client.url
         try:
             where = target(url, client.api_key)
-            model = namespace.name or served_model(url, client.api_key)
+            model = namespace.name or read_model_info(url, client.api_key)
             print(HEADING, flush=True)
             result = asyncio.run(
                 measure(where, workload, model=model, extra=namespace.extra_body, processes=namespace.processes,
@@ -186,7 +186,7 @@ def shared(namespace: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def served_model(base_url: str, api_key: str = "") -> str:
+def read_model_info(base_url: str, api_key: str = "") -> str:
     """The first model that the server lists; empty if it lists none, for servers that need no name."""
     try:
         return Client(base_url, api_key).model()

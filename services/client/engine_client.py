@@ -47,8 +47,8 @@ from penstock.protocol.messages import (
     Written,
     request_id,
 )
-from penstock.services.client.output_collector import Reply
-from penstock.services.client.replicas import Engines
+from penstock.services.client.output_collector import OutputCollector
+from penstock.services.client.replicas import ReplicaSet
 from penstock.services.client.session import affinity
 from penstock.services.links.link import Arrival, Joined, Left, Peer
 from penstock.services.metrics.snapshot import RemoteSnapshots
@@ -57,13 +57,13 @@ from penstock.services.tracing.request import Operations
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
 MOST_DEATHS = 3  # of tokenizers, while a request did not get further; then it ends
-KILLER = f"{MOST_DEATHS + 1} tokenizers died while they had this request"
-LIKE_KILLER = "a tokenizer died of a request like this one; it is refused for ten minutes"
-CONDEMNED = "condemned"
+KILLED_TOKENIZERS = f"{MOST_DEATHS + 1} tokenizers died while they had this request"
+LIKE_POISON = "a tokenizer died of a request like this one; it is refused for ten minutes"
+POISON = "condemned"  # the error code of a poison request
 HOLD = 60.0  # seconds that requests wait for a missing part to come back
 
 
-class TextPort(Protocol):
+class TextLink(Protocol):
     """The connector's end of a text link, as far as the pipeline needs it: `async_link.AsyncLink` and test doubles."""
 
     @property
@@ -72,7 +72,7 @@ class TextPort(Protocol):
     def send(self, peer: Peer, message: Message) -> bool: ...
 
 
-class PipelineStatistics(msgspec.Struct, frozen=True):
+class EngineClientStatistics(msgspec.Struct, frozen=True):
     """Requests in the pipeline and what became of the others."""
 
     unfinished: int
@@ -84,12 +84,12 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     moved: int  # requests that went on elsewhere when their tokenizer was lost
 
 
-class Ticket(msgspec.Struct, eq=False):
-    """One internal request: its rows go to choices `first`.. of `reply`."""
+class RequestState(msgspec.Struct, eq=False):
+    """One internal request: its rows go to choices `first`.. of `collector`."""
 
     id: int
     request: SubmitText
-    reply: Reply
+    collector: OutputCollector
     first: int
     written: list[bytearray]  # [n] of int32: ids of the tokens that were delivered
     peer: Peer | None = None  # None while no tokenizer has it
@@ -111,7 +111,7 @@ class Ticket(msgspec.Struct, eq=False):
         self.mark = far
 
 
-class Question:
+class Call:
     """A call to a tokenizer that has one answer."""
 
     __slots__ = ("_message", "answer", "deaths", "id", "peer")
@@ -128,7 +128,7 @@ class Question:
         return msgspec.structs.replace(self._message, suspect=True) if self.deaths else self._message
 
 
-class Pipeline:
+class EngineClient:
     """Tickets by id, over one port per tokenizer. `limit` bounds the unfinished requests of this process.
 
     The tokenizers are shared out among the `processes` api processes, so that a step's text comes in few messages; a
@@ -138,7 +138,7 @@ class Pipeline:
 
     def __init__(
         self,
-        ports: Sequence[TextPort],
+        ports: Sequence[TextLink],
         api_index: int,
         incarnation: int,
         limit: int,
@@ -149,10 +149,10 @@ class Pipeline:
         ordered: bool = True,
         operations: Operations | None = None,
     ) -> None:
-        self.engines = Engines(replicas, status_limit)
+        self.replicas = ReplicaSet(replicas, status_limit)
         self.remote = RemoteSnapshots()
         self.draining = False
-        self.hopeless = ""  # why a part that is missing will not come back, once that is known
+        self.permanent_failure = ""  # why a part that is missing will not come back, once that is known
         self._ports = tuple(ports)
         self._affine = replicas > 1
         self._ordered = ordered
@@ -166,20 +166,20 @@ class Pipeline:
         self._limit = limit
         self._operations = operations if operations is not None else Operations()
         self._counter = 0
-        self._tickets: dict[int, Ticket] = {}
-        self._questions: dict[int, Question] = {}
-        self._held: OrderedDict[int, Ticket | Question] = OrderedDict()  # wait for a tokenizer, in order
+        self._requests: dict[int, RequestState] = {}
+        self._calls: dict[int, Call] = {}
+        self._held: OrderedDict[int, RequestState | Call] = OrderedDict()  # wait for a tokenizer, in order
         self._owed: dict[Peer, deque[Abort]] = {}  # by the tokenizer that lacks the credit for them
         self._served = False  # requests were taken once
         self._missing_since: float | None = None  # monotonic seconds since when they cannot be served
         self._open_until = -math.inf  # monotonic seconds until which they can, unless a process says otherwise before
-        self._condemned = PoisonRequests()
+        self._poison_requests = PoisonRequests()
         self._submitted = self._refused = self._moved = 0
 
     @property
     def status(self) -> EngineStatus | None:
         """The engine's state and totals, as last heard."""
-        return self.engines.status
+        return self.replicas.status
 
     def new_id(self) -> int:
         """An id that no other request of any api process has."""
@@ -192,9 +192,9 @@ class Pipeline:
 
     def trouble(self, now: float) -> str:
         """Why requests cannot be served; empty when they can."""
-        return self._tokenizer_trouble() or self.engines.trouble(now)
+        return self._tokenizer_trouble() or self.replicas.trouble(now)
 
-    def submit(self, requests: Sequence[SubmitText], reply: Reply, now: float) -> None:
+    def submit(self, requests: Sequence[SubmitText], collector: OutputCollector, now: float) -> None:
         """Send all `requests`, prompt i's choices being those from i * n on, or none of them.
 
         Raises Unavailable when the engine was never ready, is draining or has been missing a part for too long,
@@ -209,48 +209,50 @@ class Pipeline:
         if len(requests) > self._limit:
             message = f"{len(requests)} prompts in one request; the server takes {self._limit} (--max-queued-requests)"
             raise InvalidRequest(message, param="prompt", code="invalid_value")
-        if self._condemned.until:
+        if self._poison_requests.until:
             for request in requests:
-                self._check_condemned(request, now)
-        if len(self._tickets) + len(requests) > self._limit:
+                self._check_poison(request, now)
+        if len(self._requests) + len(requests) > self._limit:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
         operation = self._operations.begin(requests, now) if self._operations.enabled else None
         if operation is not None:
             requests = operation.requests
         for number, request in enumerate(requests):
-            ticket = Ticket(request.id, request, reply, number * request.n, [bytearray() for _ in range(request.n)])
-            if not self._place(ticket, request):
-                self.drop(reply)
+            state = RequestState(
+                request.id, request, collector, number * request.n, [bytearray() for _ in range(request.n)]
+            )
+            if not self._place(state, request):
+                self.abort(collector)
                 self._refused += 1
                 error = Overloaded("the server is busy; try again later", retry_after=self.retry_after())
                 if operation is not None:
-                    operation.end(reply, now, error)
+                    operation.end(collector, now, error)
                 raise error
-            self._tickets[request.id] = ticket
-            reply.tickets.append(request.id)
+            self._requests[request.id] = state
+            collector.request_ids.append(request.id)
         self._submitted += len(requests)
-        reply.operation = operation
+        collector.operation = operation
 
-    def drop(self, reply: Reply) -> None:
+    def abort(self, collector: OutputCollector) -> None:
         """Abort what the reply still waits for; nobody will take it."""
-        for number in reply.tickets:
-            ticket = self._tickets.pop(number, None)
+        for number in collector.request_ids:
+            state = self._requests.pop(number, None)
             self._held.pop(number, None)
-            if ticket is not None and ticket.peer is not None:
-                self._owed.setdefault(ticket.peer, deque()).append(Abort(number))
-        reply.tickets.clear()
+            if state is not None and state.peer is not None:
+                self._owed.setdefault(state.peer, deque()).append(Abort(number))
+        collector.request_ids.clear()
         if self._owed or self._held:
-            self.settle()
+            self.flush()
 
-    def tend(self, now: float) -> None:
+    def tick(self, now: float) -> None:
         """Do what is owed, and end what has waited too long for a missing part. Called several times a second."""
-        self.settle()
+        self.flush()
         missing = self._missing(now)
-        if not self.draining and missing and (self.hopeless or missing >= HOLD):
-            self.fail_all(unavailable(self.hopeless or self.trouble(now)))
+        if not self.draining and missing and (self.permanent_failure or missing >= HOLD):
+            self.fail_all(unavailable(self.permanent_failure or self.trouble(now)))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Send the requests that wait and the aborts that are owed, as far as there is credit. It is called for every
         request, so it looks at no more of them than it sends, and at the first that it cannot send."""
         while self._held:
@@ -266,24 +268,24 @@ class Pipeline:
             if not aborts:
                 del self._owed[peer]
 
-    async def ask(self, question: Tokenize | Detokenize) -> Tokenized | Detokenized:
+    async def call(self, call: Tokenize | Detokenize) -> Tokenized | Detokenized:
         """The tokenizer's answer, which needs no engine.
 
         Raises Unavailable without a tokenizer, Overloaded when it takes no more, and what it refuses the question with.
         """
         self._check_open(self._tokenizer_trouble(), time.monotonic())
-        self._check_condemned(question, time.monotonic())
+        self._check_poison(call, time.monotonic())
         answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
-        asked = Question(question, answer)
-        if len(self._questions) >= self._limit or not self._place(asked, question):
+        asked = Call(call, answer)
+        if len(self._calls) >= self._limit or not self._place(asked, call):
             self._refused += 1
             raise Overloaded("the server is busy; try again later", retry_after=RETRY_AFTER)
-        self._questions[question.id] = asked
+        self._calls[call.id] = asked
         try:
             return await answer
         finally:
-            del self._questions[question.id]
-            self._held.pop(question.id, None)
+            del self._calls[call.id]
+            self._held.pop(call.id, None)
             del asked, answer  # this frame, which an error's traceback holds, must not hold the error
 
     def receive(self, arrivals: list[Arrival], now: float | None = None) -> None:
@@ -294,16 +296,16 @@ class Pipeline:
                 case TextBatch() as batch:
                     self._rows(batch, now)
                 case EngineStatus() as status:
-                    self.engines.report(status, now)
+                    self.replicas.report(status, now)
                     self._open_until = -math.inf
                 case MetricsSnapshots() as snapshots:
                     self.remote.receive(arrival.peer, snapshots)
                 case Rejected() as rejected:
                     self._rejected(rejected, now)
                 case Tokenized() | Detokenized() as answer:
-                    question = self._questions.get(answer.id)
-                    if question is not None and not question.answer.done():
-                        question.answer.set_result(answer)
+                    call = self._calls.get(answer.id)
+                    if call is not None and not call.answer.done():
+                        call.answer.set_result(answer)
                 case Left():
                     self.remote.remove(arrival.peer)
                     self._lost(arrival.peer, now)
@@ -312,45 +314,45 @@ class Pipeline:
                 case other:
                     raise AssertionError(f"{type(other).__name__} does not travel down the text link")
         if self._owed or self._held:
-            self.settle()
+            self.flush()
 
     def fail_all(self, error: Unavailable) -> None:
         """End every unfinished request with `error`: a limit is over."""
-        for ticket in list(self._tickets.values()):
-            ticket.reply.fail(error)
-        for question in self._questions.values():
-            if not question.answer.done():  # raised as it is: one for all would gather the frames of all
-                question.answer.set_exception(copy.copy(error))
+        for state in list(self._requests.values()):
+            state.collector.fail(error)
+        for call in self._calls.values():
+            if not call.answer.done():  # raised as it is: one for all would gather the frames of all
+                call.answer.set_exception(copy.copy(error))
 
     def retry_after(self) -> float:
         """Seconds until the engine's present queue, to which all api processes send, has probably drained by half."""
         status = self.status
         if status is None or status.drain_rate <= 0:
             return RETRY_AFTER
-        return max(len(self._tickets), status.running + status.waiting) / 2 / status.drain_rate
+        return max(len(self._requests), status.running + status.waiting) / 2 / status.drain_rate
 
-    def statistics(self) -> PipelineStatistics:
-        return PipelineStatistics(
-            unfinished=len(self._tickets),
+    def statistics(self) -> EngineClientStatistics:
+        return EngineClientStatistics(
+            unfinished=len(self._requests),
             tokenizers=sum(bool(port.peers) for port in self._ports),
             submitted=self._submitted,
             refused=self._refused,
             aborts_owed=sum(map(len, self._owed.values())),
-            held=sum(ticket.peer is None for ticket in self._tickets.values()),
+            held=sum(state.peer is None for state in self._requests.values()),
             moved=self._moved,
         )
 
     def _check_open(self, trouble: str, now: float) -> None:
         """Raise Unavailable unless what comes now is served, or may wait for a missing part."""
         missing = self._missing(now)
-        if trouble and (self.draining or not self._served or self.hopeless or missing >= HOLD):
-            raise unavailable(self.hopeless or trouble)
+        if trouble and (self.draining or not self._served or self.permanent_failure or missing >= HOLD):
+            raise unavailable(self.permanent_failure or trouble)
 
     def _missing(self, now: float) -> float:
         """Seconds since when requests cannot be served."""
         if not self.trouble(now):
             self._served, self._missing_since = True, None
-            self._open_until = self.engines.open_until
+            self._open_until = self.replicas.open_until
             return 0.0
         if self._missing_since is None:
             self._missing_since = now
@@ -368,41 +370,41 @@ class Pipeline:
         tokens = struct.unpack(f"<{rows}i", batch.tokens)
         extras = {extra.row: extra for extra in batch.extras} if batch.extras else {}
         parsed = {each.row: each.pieces for each in batch.parsed} if batch.parsed else {}
-        tickets = self._tickets
-        replies: dict[Reply, None] = {}  # those with news, once each
+        requests = self._requests
+        collectors: dict[OutputCollector, None] = {}  # those with news, once each
         ids_of_tokens, end = memoryview(batch.token_ids), 0
         columns = zip(ids, choices, batch.text, tokens, batch.finish, strict=True)
         for row, (number, choice, text, count, finish) in enumerate(columns):
             start, end = end, end + 4 * count
-            ticket = tickets.get(number)
-            if ticket is not None:
+            state = requests.get(number)
+            if state is not None:
                 extra = extras.get(row) if extras else None
                 pieces = parsed.get(row, ()) if parsed else ()
                 written = ids_of_tokens[start:end]
-                told = written if ticket.request.with_token_ids else b""
-                ticket.reply.push(ticket.first + choice, text, count, finish, extra, now, pieces, told)
-                replies[ticket.reply] = None
+                told = written if state.request.with_token_ids else b""
+                state.collector.put(state.first + choice, text, count, finish, extra, now, pieces, told)
+                collectors[state.collector] = None
                 if not finish:
-                    ticket.written[choice] += written
+                    state.written[choice] += written
                     continue
-                ticket.written[choice].clear()
-                ticket.ended.add(choice)
-                if len(ticket.ended) == ticket.request.n:
-                    del tickets[number]
-        for reply in replies:
-            reply.pushed()
+                state.written[choice].clear()
+                state.ended.add(choice)
+                if len(state.ended) == state.request.n:
+                    del requests[number]
+        for collector in collectors:
+            collector.notify()
 
     def _rejected(self, rejected: Rejected, now: float) -> None:
         error = from_rejected(rejected)
-        waiting = self._questions.get(rejected.id) or self._tickets.get(rejected.id)
-        if waiting is not None and waiting.deaths and rejected.code == CONDEMNED:
-            self._condemned.add(text_signature(waiting.message()), now)
-        question = self._questions.get(rejected.id)
-        if question is not None and not question.answer.done():
-            question.answer.set_exception(error)
-        ticket = self._tickets.pop(rejected.id, None)
-        if ticket is not None:
-            ticket.reply.fail(error)
+        waiting = self._calls.get(rejected.id) or self._requests.get(rejected.id)
+        if waiting is not None and waiting.deaths and rejected.code == POISON:
+            self._poison_requests.add(text_signature(waiting.message()), now)
+        call = self._calls.get(rejected.id)
+        if call is not None and not call.answer.done():
+            call.answer.set_exception(error)
+        state = self._requests.pop(rejected.id, None)
+        if state is not None:
+            state.collector.fail(error)
 
     def _lost(self, peer: Peer, now: float) -> None:
         """A tokenizer is gone: what it had goes on elsewhere, in the order in which it came.
@@ -412,45 +414,45 @@ class Pipeline:
         """
         self._open_until = -math.inf
         renamed: dict[int, int] = {}
-        moved = [ticket for ticket in self._tickets.values() if ticket.peer is peer]
-        for ticket in moved:
-            ticket.bereave()
-            if ticket.deaths > MOST_DEATHS:
-                self._condemned.add(text_signature(ticket.request), now)
-                del self._tickets[ticket.id]
-                ticket.reply.fail(EngineFailure(KILLER))
+        moved = [state for state in self._requests.values() if state.peer is peer]
+        for state in moved:
+            state.bereave()
+            if state.deaths > MOST_DEATHS:
+                self._poison_requests.add(text_signature(state.request), now)
+                del self._requests[state.id]
+                state.collector.fail(EngineFailure(KILLED_TOKENIZERS))
                 continue
             number = self.new_id()
-            renamed[ticket.id] = number
-            del self._tickets[ticket.id]
-            ticket.id, ticket.peer = number, None
-            if ticket.reply.operation is not None:
-                ticket.reply.operation.add_event(MOVED, time.monotonic())
-            self._tickets[ticket.id] = ticket
-            self._held[ticket.id] = ticket
+            renamed[state.id] = number
+            del self._requests[state.id]
+            state.id, state.peer = number, None
+            if state.collector.operation is not None:
+                state.collector.operation.add_event(MOVED, time.monotonic())
+            self._requests[state.id] = state
+            self._held[state.id] = state
         self._moved += len(moved)
-        for reply in {ticket.reply: None for ticket in moved}:
-            reply.tickets = [renamed.get(number, number) for number in reply.tickets]
-        for question in self._questions.values():
-            if question.peer is peer:
-                question.peer = None
-                question.deaths += 1
-                if question.deaths <= MOST_DEATHS:
-                    self._held[question.id] = question
-                elif not question.answer.done():
-                    self._condemned.add(text_signature(question.message()), now)
-                    question.answer.set_exception(EngineFailure(KILLER))
+        for collector in {state.collector: None for state in moved}:
+            collector.request_ids = [renamed.get(number, number) for number in collector.request_ids]
+        for call in self._calls.values():
+            if call.peer is peer:
+                call.peer = None
+                call.deaths += 1
+                if call.deaths <= MOST_DEATHS:
+                    self._held[call.id] = call
+                elif not call.answer.done():
+                    self._poison_requests.add(text_signature(call.message()), now)
+                    call.answer.set_exception(EngineFailure(KILLED_TOKENIZERS))
 
-    def _check_condemned(self, message: SubmitText | Tokenize | Detokenize, now: float) -> None:
+    def _check_poison(self, message: SubmitText | Tokenize | Detokenize, now: float) -> None:
         """Raise InvalidRequest for the like of what a tokenizer died of."""
-        if self._condemned.until and self._condemned.holds(text_signature(message), now):
+        if self._poison_requests.until and self._poison_requests.holds(text_signature(message), now):
             self._refused += 1
-            raise InvalidRequest(LIKE_KILLER, code=CONDEMNED)
+            raise InvalidRequest(LIKE_POISON, code=POISON)
 
-    def _place(self, waiting: Ticket | Question, message: SubmitText | Tokenize | Detokenize) -> bool:
+    def _place(self, waiting: RequestState | Call, message: SubmitText | Tokenize | Detokenize) -> bool:
         """Send `message`, or have it wait while there is no tokenizer; False when all are full."""
         if self._owed or self._held:
-            self.settle()
+            self.flush()
         if not self._held:
             waiting.peer = self._send(message)
         if waiting.peer is None and not any(port.peers for port in self._ports):
@@ -469,7 +471,7 @@ class Pipeline:
                     return peer
         return None
 
-    def _port(self, peer: Peer) -> TextPort | None:
+    def _port(self, peer: Peer) -> TextLink | None:
         """The port that `peer` is connected by; None when it is gone, and its requests with it."""
         return next((port for port in self._ports if peer in port.peers), None)
 

@@ -19,7 +19,7 @@ from penstock.protocol.errors import ConfigError, NotFound
 DEFAULT_TOKENIZER = "PreTrainedTokenizerFast"  # where the folder names no class: its tokenizer.json is one
 
 
-class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Names, sizes and defaults of the one model; `names[0]` stands in responses."""
 
     names: tuple[str, ...]
@@ -42,11 +42,11 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
             raise NotFound(f"The model `{asked[:200]}` does not exist.", param="model", code="model_not_found")
 
 
-def served_model(config: Config) -> ServedModel:
+def read_model_info(config: Config) -> ModelInfo:
     """What the model's folder says. Raises ModelError or ConfigError."""
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path)
-    return ServedModel(
+    return ModelInfo(
         names=folder.served_names(path, config.model),
         max_model_len=folder.model_length(spec, config.model),
         vocab_size=spec.vocab_size,

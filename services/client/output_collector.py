@@ -101,7 +101,7 @@ class Choice(msgspec.Struct, eq=False):
     drafted: tuple[int, int] = (0, 0)  # draft tokens accepted and rejected
     reasoning_tokens: int = 0
     vector: bytes | None = None  # float32, where one was asked for
-    news: bool = False  # stands in the reply's list of choices with news
+    updated: bool = False  # among the choices that `get` will return
     begun: bool = False  # the stream's first frame of this choice was made
     last: float = 0.0  # when the latest tokens came; 0 before the first
 
@@ -126,14 +126,14 @@ class Choice(msgspec.Struct, eq=False):
         return taken
 
 
-class Tap(Protocol):
+class StreamWriter(Protocol):
     """Takes what a stream has to give and sends it on at once."""
 
-    def flow(self, reply: Reply) -> bool:
+    def write(self, collector: OutputCollector) -> bool:
         """False when that cannot be done now: nothing was taken, and the request's task must see to it."""
 
 
-class Reply:
+class OutputCollector:
     """The choices of `prompts` prompts with `n` choices each, numbered prompt by prompt."""
 
     def __init__(
@@ -154,21 +154,21 @@ class Reply:
         self.choices = [Choice(index, index // n) for index in range(prompts * n)]
         self.error: RequestError | None = None
         self.first_token: float | None = None  # of a stream, in monotonic seconds
-        self.tickets: list[int] = []  # internal ids; the pipeline's
-        self.left = False  # the client is gone
+        self.request_ids: list[int] = []  # internal ids; the pipeline's
+        self.disconnected = False  # the client is gone
         self.operation: Operation | None = None  # where it is traced; the pipeline's
         self._open = len(self.choices)
         self.stream = stream
         self._timings = timings
         self._began = now
-        self._news: list[Choice] = []
-        self._tap: Tap | None = None  # while the task waits
+        self._updated: list[Choice] = []
+        self._writer: StreamWriter | None = None  # while the task waits
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def ended(self) -> bool:
         """Every choice has finished, or an error or the client's departure ended them all."""
-        return self._open == 0 or self.error is not None or self.left
+        return self._open == 0 or self.error is not None or self.disconnected
 
     @property
     def usage(self) -> Usage:
@@ -183,7 +183,7 @@ class Reply:
             sum(choice.reasoning_tokens for choice in self.choices),
         )
 
-    def push(
+    def put(
         self,
         index: int,
         text: str,
@@ -224,16 +224,16 @@ class Reply:
                 self.fail(Unavailable(extra.error if extra and extra.error else "the server lost a part of itself"))
             elif finish == Finish.ABORT:
                 self.fail(Unavailable("the server ended this request before it was complete", code="aborted"))
-        if not choice.news:
-            choice.news = True
-            self._news.append(choice)
+        if not choice.updated:
+            choice.updated = True
+            self._updated.append(choice)
 
-    def pushed(self) -> None:
+    def notify(self) -> None:
         """The rows of a batch have been pushed: whoever waits gets what they brought."""
         if self._waiter is None:
             return
         over = self._open == 0 or self.error is not None
-        flowed = not over and self._tap is not None and self._tap.flow(self)
+        flowed = not over and self._writer is not None and self._writer.write(self)
         if over or (self.stream and not flowed):
             self._wake()
 
@@ -248,12 +248,12 @@ class Reply:
             self.error = renamed(error, self._field_names) if self._field_names else error
         self._wake()
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """The client is gone: whoever waits for news stops."""
-        self.left = True
+        self.disconnected = True
         self._wake()
 
-    def told(self, now: float) -> None:
+    def end_trace(self, now: float) -> None:
         """Nobody will take more of it: what is traced ends here. May be called again."""
         operation, self.operation = self.operation, None
         if operation is not None:
@@ -264,26 +264,26 @@ class Reply:
         """What the request's grammar does not hold exactly; known once a choice has begun."""
         return self.prompts[0].approximations
 
-    async def news(self, tap: Tap | None = None) -> list[Choice]:
+    async def get(self, writer: StreamWriter | None = None) -> list[Choice]:
         """Wait until choices have something to take, or all is over; then the choices concerned, in order of arrival.
 
-        For an answer that is not streamed: wait until all is over. What `tap` takes meanwhile is no news.
+        For an answer that is not streamed: wait until all is over. What `writer` takes meanwhile is no news.
         """
-        while not self.ended and not (self.stream and self._news):
+        while not self.ended and not (self.stream and self._updated):
             self._waiter = asyncio.get_running_loop().create_future()
-            self._tap = tap
+            self._writer = writer
             try:
                 await self._waiter
             finally:
-                self._waiter = self._tap = None
-        return self.take_news()
+                self._waiter = self._writer = None
+        return self.get_nowait()
 
-    def take_news(self) -> list[Choice]:
+    def get_nowait(self) -> list[Choice]:
         """The choices that have something to take, in order of arrival."""
-        news, self._news = self._news, []
-        for choice in news:
-            choice.news = False
-        return news
+        updated, self._updated = self._updated, []
+        for choice in updated:
+            choice.updated = False
+        return updated
 
     def _time(self, choice: Choice, now: float) -> None:
         if choice.last:
@@ -323,7 +323,7 @@ class Reply:
             self._waiter.set_result(None)
 
 
-class Call(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True):
     """A whole tool call."""
 
     id: str
@@ -331,15 +331,15 @@ class Call(msgspec.Struct, frozen=True):
     arguments: str  # as the model wrote them: JSON, unless it was cut off or the model erred
 
 
-class Output(msgspec.Struct, frozen=True):
+class ParsedOutput(msgspec.Struct, frozen=True):
     """All of it, sorted by kind."""
 
     content: str
     reasoning: str
-    calls: tuple[Call, ...]
+    calls: tuple[ToolCall, ...]
 
 
-def output_of(segments: Iterable[Segment]) -> Output:
+def parsed_output(segments: Iterable[Segment]) -> ParsedOutput:
     """The whole output of a choice whose segments these are."""
     texts: dict[int, list[str]] = {PieceKind.CONTENT: [], PieceKind.REASONING: []}
     calls: list[tuple[Segment, list[str]]] = []
@@ -350,10 +350,10 @@ def output_of(segments: Iterable[Segment]) -> Output:
             calls[segment.call][1].append(segment.text)
         else:
             texts[segment.kind].append(segment.text)
-    return Output(
+    return ParsedOutput(
         "".join(texts[PieceKind.CONTENT]),
         "".join(texts[PieceKind.REASONING]),
-        tuple(Call(begun.id, begun.text, "".join(parts)) for begun, parts in calls),
+        tuple(ToolCall(begun.id, begun.text, "".join(parts)) for begun, parts in calls),
     )
 
 

@@ -36,7 +36,7 @@ class ReplicaHealth(msgspec.Struct, frozen=True):
     cached_tokens: int
 
 
-class Engines:
+class ReplicaSet:
     """The newest heartbeat of each replica. `limit`: seconds after which one that is silent counts as lost."""
 
     def __init__(self, replicas: int, limit: float) -> None:

@@ -26,7 +26,7 @@ from penstock.protocol.errors import (
     UnsupportedMediaType,
 )
 from penstock.protocol.messages import Client, TraceContext
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -233,14 +233,14 @@ class RequestContext:
         """The body takes no more room. Called once, when the request has ended."""
         self._budget.total -= self._size
 
-    def note(self, reply: Reply) -> None:
+    def note(self, collector: OutputCollector) -> None:
         """Take over the figures of a reply."""
-        outcome, usage = self.outcome, reply.usage
+        outcome, usage = self.outcome, collector.usage
         outcome.prompt_tokens, outcome.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-        if reply.error is not None and not reply.left:
-            outcome.reason = reason_of(reply.error)
-        if reply.first_token is not None:
-            outcome.first_token = reply.first_token - self.started
+        if collector.error is not None and not collector.disconnected:
+            outcome.reason = reason_of(collector.error)
+        if collector.first_token is not None:
+            outcome.first_token = collector.first_token - self.started
 
     def _request_id(self) -> bytes:
         """The first X-Request-Id that is printable and at most 128 bytes long, else a new one."""

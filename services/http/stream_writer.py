@@ -16,8 +16,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol, TypeVar
 
 from penstock.protocol.errors import EngineFailure, RequestError
-from penstock.services.client.engine_client import Pipeline
-from penstock.services.client.output_collector import Choice, Reply
+from penstock.services.client.engine_client import EngineClient
+from penstock.services.client.output_collector import Choice, OutputCollector
 from penstock.services.http.connection import BodyWriter
 from penstock.services.http.request_context import BODY_WRITER, ClientDisconnect, RequestContext
 from penstock.services.supervisor import logs
@@ -35,13 +35,13 @@ STREAM_HEADERS = (
 class Framing(Protocol):
     """An API's events for one streamed response."""
 
-    def take(self, reply: Reply, news: list[Choice]) -> bytes:
-        """Events of everything that the choices of `news` have to give, which is thereby taken."""
+    def take(self, collector: OutputCollector, updated: list[Choice]) -> bytes:
+        """Events of everything that the choices of `updated` have to give, which is thereby taken."""
 
-    def end(self, reply: Reply) -> bytes:
+    def end(self, collector: OutputCollector) -> bytes:
         """The last events of a complete response."""
 
-    def failure(self, reply: Reply, error: RequestError) -> bytes:
+    def failure(self, collector: OutputCollector, error: RequestError) -> bytes:
         """The last events of a stream that cannot go on."""
 
 
@@ -55,76 +55,78 @@ class StreamWriter:
         self._writer = writer
         self._context = context
 
-    def flow(self, reply: Reply) -> bool:
-        """As `services.client.output_collector.Tap.flow`."""
+    def write(self, collector: OutputCollector) -> bool:
+        """As `services.client.output_collector.StreamWriter.write`."""
         if not self._writer.open:
             return False
         try:
-            body = self._frames.take(reply, reply.take_news())
+            body = self._frames.take(collector, collector.get_nowait())
             if body:
                 self._writer.write(body)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
             context = self._context
             trace = context.trace.trace_id
             logs.exception(log, "request_failed", id=context.id.decode(), trace_id=trace, route=context.route)
-            reply.fail(EngineFailure("the server failed on this request", code="internal_error"))
+            collector.fail(EngineFailure("the server failed on this request", code="internal_error"))
         return True
 
 
-async def whole(reply: Reply) -> None:
+async def whole(collector: OutputCollector) -> None:
     """Wait for the end of the reply. Raises its error, or ClientDisconnect."""
-    await reply.news()
-    if reply.left:
+    await collector.get()
+    if collector.disconnected:
         raise ClientDisconnect
-    if (failure := reply.failure) is not None:
+    if (failure := collector.failure) is not None:
         raise failure
 
 
-async def stream(reply: Reply, frames: Framing, context: RequestContext) -> None:
+async def stream(collector: OutputCollector, frames: Framing, context: RequestContext) -> None:
     """Send the reply as it grows; everything new goes out in one write.
 
     Raises ClientDisconnect, and the reply's error if nothing was sent yet; a later error is sent as the last frame.
     """
-    news = await reply.news()
-    if (failure := reply.failure) is not None and not reply.left:
+    updated = await collector.get()
+    if (failure := collector.failure) is not None and not collector.disconnected:
         raise failure
     send = context.send
     writer: BodyWriter | None = context.scope.get(BODY_WRITER)
-    if not reply.left:
+    if not collector.disconnected:
         await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
     flow = StreamWriter(frames, writer, context) if writer is not None else None
-    while not reply.left:
-        ended, error = reply.ended, reply.error
-        body = frames.take(reply, news)
+    while not collector.disconnected:
+        ended, error = collector.ended, collector.error
+        body = frames.take(collector, updated)
         if error is not None:
-            body += frames.failure(reply, error)
+            body += frames.failure(collector, error)
         elif ended:
-            body += frames.end(reply)
+            body += frames.end(collector)
         if body:
             await send({"type": "http.response.body", "body": body, "more_body": not ended})
         if ended:
             return
-        news = await reply.news(flow)
+        updated = await collector.get(flow)
     raise ClientDisconnect
 
 
 @asynccontextmanager
-async def attended(reply: Reply, pipeline: Pipeline, context: RequestContext) -> AsyncIterator[None]:
+async def attended(
+    collector: OutputCollector, engine_client: EngineClient, context: RequestContext
+) -> AsyncIterator[None]:
     """While inside, the client's disconnect or the request's timeout aborts the reply at once; on the way out whatever
     is left is aborted."""
-    watch = asyncio.create_task(abort_on_disconnect(reply, pipeline, context))
+    watch = asyncio.create_task(abort_on_disconnect(collector, engine_client, context))
     try:
-        with timed(reply, pipeline, context):
+        with timed(collector, engine_client, context):
             yield
     finally:
         watch.cancel()
-        pipeline.drop(reply)
-        context.note(reply)
-        reply.told(time.monotonic())
+        engine_client.abort(collector)
+        context.note(collector)
+        collector.end_trace(time.monotonic())
 
 
 @contextmanager
-def timed(reply: Reply, pipeline: Pipeline, context: RequestContext) -> Iterator[None]:
+def timed(collector: OutputCollector, engine_client: EngineClient, context: RequestContext) -> Iterator[None]:
     """While inside, the request's timeout ends the reply, queued or running."""
     left = context.time_left(time.monotonic())
     if left == math.inf:
@@ -132,9 +134,9 @@ def timed(reply: Reply, pipeline: Pipeline, context: RequestContext) -> Iterator
         return
 
     def expire() -> None:
-        if not reply.ended:
-            pipeline.drop(reply)
-            reply.fail(context.deadline_exceeded())
+        if not collector.ended:
+            engine_client.abort(collector)
+            collector.fail(context.deadline_exceeded())
 
     timer = asyncio.get_running_loop().call_later(left, expire)
     try:
@@ -149,10 +151,10 @@ async def disconnected(context: RequestContext) -> None:
         pass
 
 
-async def abort_on_disconnect(reply: Reply, pipeline: Pipeline, context: RequestContext) -> None:
+async def abort_on_disconnect(collector: OutputCollector, engine_client: EngineClient, context: RequestContext) -> None:
     await disconnected(context)
-    pipeline.drop(reply)
-    reply.leave()
+    engine_client.abort(collector)
+    collector.disconnect()
 
 
 async def answered(call: Coroutine[None, None, T], context: RequestContext) -> T:

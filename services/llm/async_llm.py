@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.protocol.messages import EngineStatus
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.llm.engine import Engine, Finalizer
 from penstock.services.llm.outputs import RequestOutput
 from penstock.services.llm.params import SamplingParams
@@ -35,14 +35,14 @@ class AsyncLLM:
         self._counter = 0
 
     @property
-    def model(self) -> ServedModel:
+    def model(self) -> ModelInfo:
         """Names, sizes and defaults of the model."""
         return self._engine.model
 
     @property
     def status(self) -> EngineStatus | None:
         """The engine's last heartbeat, once it has started: running and waiting requests, blocks, totals."""
-        return self._engine.pipeline.status
+        return self._engine.engine_client.status
 
     async def start(self) -> None:
         """Wait until the engine is ready."""

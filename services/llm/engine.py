@@ -26,9 +26,9 @@ from penstock.protocol.config import PRIORITY, Config, fields
 from penstock.protocol.errors import ConfigError, Overloaded, PenstockError, RequestError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import Detokenize, Detokenized, SubmitText, Tokenize, Tokenized, TraceContext
-from penstock.services.client.engine_client import Pipeline, PipelineStatistics
-from penstock.services.client.model_info import served_model
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.engine_client import EngineClient, EngineClientStatistics
+from penstock.services.client.model_info import read_model_info
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.link import Arrival, Identity, Link
 from penstock.services.links.tcp import network_of
@@ -61,7 +61,7 @@ class Engine:
     def __init__(self, model: str, options: Mapping[str, object]) -> None:
         """Raises ConfigError and ModelError."""
         config = resolved(sized(configured(model, options), usable_cores()))
-        self.model = served_model(config)
+        self.model = read_model_info(config)
         self._tracer = tracer_of(config.trace, PROGRAM, INDEX)
         with contextlib.ExitStack() as failing:
             failing.callback(self._tracer.close)
@@ -71,7 +71,7 @@ class Engine:
         self.config = self.launcher.config
         slots = config.model.data_parallel_size * config.model.max_num_seqs
         self.window = min(2 * slots + SPARE, config.api.max_queued_requests)
-        self._pipeline: Pipeline | None = None
+        self._engine_client: EngineClient | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._watches: list[AsyncLink] = []
         self._timings = Timings()
@@ -95,12 +95,12 @@ class Engine:
             )
 
     @property
-    def pipeline(self) -> Pipeline:
-        assert self._pipeline is not None, "start() first"
-        return self._pipeline
+    def engine_client(self) -> EngineClient:
+        assert self._engine_client is not None, "start() first"
+        return self._engine_client
 
-    def statistics(self) -> PipelineStatistics:
-        return self.pipeline.statistics()
+    def statistics(self) -> EngineClientStatistics:
+        return self.engine_client.statistics()
 
     async def start(self) -> None:
         """Wait until the engine is ready. Raises the error that a process ended with."""
@@ -117,13 +117,13 @@ class Engine:
 
         Raises RequestError, which `return_errors` puts into an output instead, and the error that a process ended with.
         """
-        async with self._open(request.submit, stream=kind is not RequestOutputKind.FINAL_ONLY) as reply:
-            reply.name = request_id
-            builder = OutputBuilder(reply, request, request_id, kind)
+        async with self._open(request.submit, stream=kind is not RequestOutputKind.FINAL_ONLY) as collector:
+            collector.name = request_id
+            builder = OutputBuilder(collector, request, request_id, kind)
             finished = False
             while not finished:
-                news = await reply.news()
-                if (failure := reply.failure) is not None:
+                updated = await collector.get()
+                if (failure := collector.failure) is not None:
                     error = await self._reason(failure)
                     del failure
                     if return_errors and isinstance(error, RequestError):
@@ -133,17 +133,17 @@ class Engine:
                         raise error
                     finally:
                         del error  # this frame, which the traceback holds, must not hold the error
-                output = builder.take(news)
+                output = builder.take(updated)
                 finished = output.finished
                 yield output
 
     async def embed(self, submit: SubmitText) -> Vector:
         """The vector of one prompt. Raises as `generate` does."""
-        async with self._open(submit, stream=False) as reply:
-            await reply.news()
-            if reply.error is not None:
-                raise await self._reason(reply.error)
-            (vector,) = vectors_of(reply)
+        async with self._open(submit, stream=False) as collector:
+            await collector.get()
+            if collector.error is not None:
+                raise await self._reason(collector.error)
+            (vector,) = vectors_of(collector)
             return vector
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -178,7 +178,7 @@ class Engine:
 
     def disconnect(self) -> None:
         """Close the links; open requests end with an error. Called on the engine's loop."""
-        if self._ended or self._pipeline is None:
+        if self._ended or self._engine_client is None:
             self._ended = True
             return
         self._ended = True
@@ -191,34 +191,34 @@ class Engine:
         self._context.term()
 
     @asynccontextmanager
-    async def _open(self, submit: SubmitText, *, stream: bool) -> AsyncIterator[Reply]:
+    async def _open(self, submit: SubmitText, *, stream: bool) -> AsyncIterator[OutputCollector]:
         """The outputs of a request, sent once the window has room; a request that is left early is aborted."""
         async with self._room:
             trace = submit.trace
             if self._tracer.enabled:
                 trace = self._tracer.sample(trace if trace.traceparent else self._tracer.current()) or TraceContext()
-            submit = msgspec.structs.replace(submit, id=self.pipeline.new_id(), stream=stream, trace=trace)
-            reply = Reply(1, submit.n, stream=stream, timings=self._timings, now=time.monotonic())
+            submit = msgspec.structs.replace(submit, id=self.engine_client.new_id(), stream=stream, trace=trace)
+            collector = OutputCollector(1, submit.n, stream=stream, timings=self._timings, now=time.monotonic())
             while True:
                 try:
-                    self.pipeline.submit([submit], reply, time.monotonic())
+                    self.engine_client.submit([submit], collector, time.monotonic())
                     break
                 except Overloaded:
                     await asyncio.sleep(RETRY)
                 except Unavailable as error:
                     raise await self._reason(error) from error
             try:
-                yield reply
+                yield collector
             finally:
-                self.pipeline.drop(reply)
-                if not reply.ended:
-                    reply.leave()
-                reply.told(time.monotonic())
+                self.engine_client.abort(collector)
+                if not collector.ended:
+                    collector.disconnect()
+                collector.end_trace(time.monotonic())
 
     async def _ask(self, call: Tokenize | Detokenize) -> Tokenized | Detokenized:
         while True:
             try:
-                return await self.pipeline.ask(msgspec.structs.replace(call, id=self.pipeline.new_id()))
+                return await self.engine_client.call(msgspec.structs.replace(call, id=self.engine_client.new_id()))
             except Overloaded:
                 await asyncio.sleep(RETRY)
 
@@ -242,7 +242,7 @@ class Engine:
             for number in range(self.config.tokenizer.tokenizer_processes)
         ]
         # A program may hold the interpreter for long: a late heartbeat is no sign that the engine hangs.
-        self._pipeline = Pipeline(
+        self._engine_client = EngineClient(
             self._watches, INDEX, incarnation, self.window, math.inf, processes=1,
             replicas=self.config.model.data_parallel_size,
             ordered=self.config.scheduler.scheduling_policy == PRIORITY,
@@ -256,9 +256,9 @@ class Engine:
 
     def _deliver(self, arrivals: list[Arrival]) -> None:
         now = time.monotonic()
-        self.pipeline.receive(arrivals, now)
+        self.engine_client.receive(arrivals, now)
         assert self._started is not None
-        if not self._started.done() and self.pipeline.ready(now):
+        if not self._started.done() and self.engine_client.ready(now):
             self._started.set_result(None)
 
     def _poll(self) -> None:
@@ -275,8 +275,8 @@ class Engine:
         self._fail(Unavailable(str(failure), code="part_lost"))
 
     def _fail(self, error: Unavailable) -> None:
-        self.pipeline.draining = True
-        self.pipeline.fail_all(error)
+        self.engine_client.draining = True
+        self.engine_client.fail_all(error)
 
 
 class Finalizer:

@@ -15,7 +15,7 @@ import uvloop
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import EngineStatus, SubmitText
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.commands.progress import ProgressBar
 from penstock.services.llm.engine import Engine, Finalizer
 from penstock.services.llm.outputs import (
@@ -74,14 +74,14 @@ class LLM:
             raise
 
     @property
-    def model(self) -> ServedModel:
+    def model(self) -> ModelInfo:
         """Names, sizes and defaults of the model."""
         return self._engine.model
 
     @property
     def status(self) -> EngineStatus | None:
         """The engine's last heartbeat: running and waiting requests, blocks, totals since it started."""
-        return self._engine.pipeline.status
+        return self._engine.engine_client.status
 
     def generate(
         self,

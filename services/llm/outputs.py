@@ -11,7 +11,7 @@ import msgspec
 from penstock.protocol.columns import unpack
 from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
-from penstock.services.client.output_collector import Choice, Reply, Segment
+from penstock.services.client.output_collector import Choice, OutputCollector, Segment
 from penstock.services.llm.params import RequestOutputKind
 from penstock.services.llm.prompts import Request
 from penstock.services.openai.answers import finish_reason
@@ -183,8 +183,8 @@ class ChoiceSoFar:
 class OutputBuilder:
     """Builds the outputs of one request from its reply. Owned by the coroutine that awaits the reply."""
 
-    def __init__(self, reply: Reply, request: Request, request_id: str, kind: RequestOutputKind) -> None:
-        self._reply = reply
+    def __init__(self, collector: OutputCollector, request: Request, request_id: str, kind: RequestOutputKind) -> None:
+        self._reply = collector
         self._request_id = request_id
         self._prompt = request.prompt
         self._delta = kind is RequestOutputKind.DELTA
@@ -193,12 +193,12 @@ class OutputBuilder:
         self._began = time.monotonic()
         tools = request.submit.tool_use
         custom = frozenset(tool.name for tool in tools.customs) if tools is not None else frozenset()
-        self._choices = [ChoiceSoFar(custom) for _ in reply.choices]
+        self._choices = [ChoiceSoFar(custom) for _ in collector.choices]
 
-    def take(self, news: Sequence[Choice]) -> RequestOutput:
-        """The output after `news`: deltas of these choices alone, or all choices."""
-        reply, facts = self._reply, self._reply.prompts[0]
-        for choice in news:
+    def take(self, updated: Sequence[Choice]) -> RequestOutput:
+        """The output after `updated`: deltas of these choices alone, or all choices."""
+        collector, facts = self._reply, self._reply.prompts[0]
+        for choice in updated:
             if self._delta:
                 self._choices[choice.index].clear()
             self._choices[choice.index].add(choice)
@@ -207,8 +207,8 @@ class OutputBuilder:
             prompt=self._prompt,
             prompt_token_ids=unpack("i", facts.token_ids),
             prompt_logprobs=None if facts.logprobs is None else [position(at) if at else None for at in facts.logprobs],
-            outputs=[self._output(choice) for choice in (news if self._delta else reply.choices)],
-            finished=reply.ended,
+            outputs=[self._output(choice) for choice in (updated if self._delta else collector.choices)],
+            finished=collector.ended,
             metrics=self._metrics(),
             num_cached_tokens=facts.cached_tokens,
             approximations=facts.approximations,
@@ -236,12 +236,12 @@ class OutputBuilder:
         )
 
     def _metrics(self) -> RequestMetrics:
-        reply, usage = self._reply, self._reply.usage
-        first = reply.first_token
+        collector, usage = self._reply, self._reply.usage
+        first = collector.first_token
         return RequestMetrics(
             arrival_time=self._arrival,
             first_token_time=None if first is None else self._arrival + first - self._began,
-            finished_time=self._arrival + time.monotonic() - self._began if reply.ended else None,
+            finished_time=self._arrival + time.monotonic() - self._began if collector.ended else None,
             accepted_draft_tokens=usage.accepted_tokens,
             rejected_draft_tokens=usage.rejected_tokens,
         )

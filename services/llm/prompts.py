@@ -12,7 +12,7 @@ from msgspec import Meta
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText, TraceContext
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.llm.params import SamplingParams, as_chat, as_completion, encoded, json_of
 from penstock.services.openai.chat import chat_submission
 from penstock.services.openai.chat_prompt import tools_of
@@ -102,7 +102,7 @@ def params_of_each(params: Params, count: int) -> list[SamplingParams | None]:
 
 
 def completion_requests(
-    prompts: Sequence[Prompt], params: Params, model: ServedModel, priority: Sequence[int] | None = None
+    prompts: Sequence[Prompt], params: Params, model: ModelInfo, priority: Sequence[int] | None = None
 ) -> Iterator[Request]:
     """The request of each prompt, in order, made on demand. Raises InvalidRequest at once for any mistake that can be
     seen before tokenization."""
@@ -132,7 +132,7 @@ def checked_priorities(priority: Sequence[int] | None, count: int) -> Sequence[i
 class CompletionTemplate:
     """The common part of all prompts with the same parameters, checked once."""
 
-    def __init__(self, params: SamplingParams | None, model: ServedModel) -> None:
+    def __init__(self, params: SamplingParams | None, model: ModelInfo) -> None:
         self._body = as_completion(params)
         n = choices(self._body, 1)
         self._params = SamplingParams(n=n) if params is None else params
@@ -169,7 +169,7 @@ def in_trace(request: Request, headers: Mapping[str, str]) -> Request:
 
 
 def chat_request(
-    messages: object, params: SamplingParams | None, model: ServedModel, *, split: bool = True, **fields: Any
+    messages: object, params: SamplingParams | None, model: ModelInfo, *, split: bool = True, **fields: Any
 ) -> Request:
     """The request of a conversation. `fields` are further ones of a chat request; without `split` its output is plain
     text, as the model wrote it. Raises InvalidRequest or NotBuilt."""
@@ -198,7 +198,7 @@ def embedding_request(**fields: Any) -> EmbeddingRequest:
 
 
 def embedding_submissions(
-    prompts: PromptForm | Sequence[PromptForm], request: EmbeddingRequest, model: ServedModel
+    prompts: PromptForm | Sequence[PromptForm], request: EmbeddingRequest, model: ModelInfo
 ) -> list[SubmitText]:
     """A message for each prompt. Raises InvalidRequest naming the one that is wrong."""
     check_pooler(model)
@@ -214,7 +214,7 @@ def embedding_submissions(
     return found
 
 
-def score_sheet(data_1: Strings, data_2: Strings, truncate: int | None, model: ServedModel) -> Sheet:
+def score_sheet(data_1: Strings, data_2: Strings, truncate: int | None, model: ModelInfo) -> Sheet:
     """The pairs of a call. Raises InvalidRequest and NotBuilt."""
     request = ScoreRequest(text_1=data_1, text_2=data_2, truncate_prompt_tokens=truncate)
     return Sheet(request, pairs_of(request), model, TraceContext())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.engine_core.placement.placement import PlacementStatistics
     from penstock.engine_core.scheduling.statistics import SchedulerStatistics
     from penstock.protocol.steps import ExecutorReady
-    from penstock.services.client.engine_client import PipelineStatistics
+    from penstock.services.client.engine_client import EngineClientStatistics
     from penstock.services.executor.steps import StepsStatistics
     from penstock.services.http.server import ConnectionStatistics
     from penstock.services.links.link import SocketStatistics
@@ -319,7 +319,7 @@ TRAFFIC: tuple[Metric[Traffic], ...] = about(
     histogram("e2e_seconds", "Responses that brought all their tokens, from request to end",
               lambda s: s.timings.e2e.statistics()),
 )  # fmt: skip
-PIPELINE: tuple[Metric[PipelineStatistics], ...] = (
+CLIENT: tuple[Metric[EngineClientStatistics], ...] = (
     waiting(lambda s: {"tokenizer": s.held}),
     *about(
         Subject.API,
@@ -348,7 +348,7 @@ ROOM: tuple[Metric[ConnectionStatistics], ...] = (
 )  # fmt: skip
 
 BY_ROLE: Mapping[Role, tuple[Metric[Any], ...]] = {
-    Role.API: (*PROCESS, *LINK, *TRAFFIC, *PIPELINE, *API_READY, *RESPONSES, *ROOM),
+    Role.API: (*PROCESS, *LINK, *TRAFFIC, *CLIENT, *API_READY, *RESPONSES, *ROOM),
     Role.TOKENIZER: (*PROCESS, *LINK, *RELAY, *PLACEMENT, *COMPILER, *TEMPLATES),
     Role.SCHEDULER: (*PROCESS, *LINK, *STATUS, *DEVICE, *LOOP, *SCHEDULING),
     Role.EXECUTOR: (*PROCESS, *LINK, *READY, *STEPS),

@@ -24,7 +24,7 @@ from penstock.services.tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from penstock.protocol.steps import ExecutorReady
-    from penstock.services.client.engine_client import Pipeline
+    from penstock.services.client.engine_client import EngineClient
     from penstock.services.executor.steps import Steps
     from penstock.services.http.server import ConnectionLimiter
     from penstock.services.metrics.requests import Traffic
@@ -159,14 +159,14 @@ def collect_tokenizer(
 
 
 def collect_api(
-    pipeline: Pipeline, text: Sequence[End], traffic: Traffic, limiter: ConnectionLimiter, responses: ResponseStore,
-    into: Snapshot,
+    engine_client: EngineClient, text: Sequence[End], traffic: Traffic, limiter: ConnectionLimiter,
+    responses: ResponseStore, into: Snapshot,
 ) -> None:  # fmt: skip
-    found = pipeline.statistics()
+    found = engine_client.statistics()
     collect_link(into, "text", text, found.held + found.aborts_owed)
     into.collect(definitions.TRAFFIC, traffic)
-    into.collect(definitions.PIPELINE, found)
-    into.collect(definitions.API_READY, pipeline.ready(time.monotonic()))
+    into.collect(definitions.CLIENT, found)
+    into.collect(definitions.API_READY, engine_client.ready(time.monotonic()))
     into.collect(definitions.RESPONSES, responses.statistics())
     into.collect(definitions.ROOM, limiter.statistics())
 

@@ -15,7 +15,15 @@ from typing import Literal
 import msgspec
 
 from penstock.protocol.messages import Finish, PositionLogprobs, TokenLogprob, ToolUse
-from penstock.services.client.output_collector import Call, Choice, Output, PromptFacts, Reply, Usage, output_of
+from penstock.services.client.output_collector import (
+    Choice,
+    OutputCollector,
+    ParsedOutput,
+    PromptFacts,
+    ToolCall,
+    Usage,
+    parsed_output,
+)
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 
 TokenIds = tuple[int, ...]
@@ -94,8 +102,8 @@ class Remarks(msgspec.Struct, frozen=True, omit_defaults=True):
     ignored: tuple[str, ...] = ()  # what of the request was left out, and why
 
     @classmethod
-    def of(cls, reply: Reply, ignored: tuple[str, ...] = ()) -> Remarks | msgspec.UnsetType:
-        return cls(reply.approximations, ignored) if reply.approximations or ignored else msgspec.UNSET
+    def of(cls, collector: OutputCollector, ignored: tuple[str, ...] = ()) -> Remarks | msgspec.UnsetType:
+        return cls(collector.approximations, ignored) if collector.approximations or ignored else msgspec.UNSET
 
 
 class FunctionAnswer(msgspec.Struct, frozen=True):
@@ -121,7 +129,7 @@ class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     custom: CustomAnswer | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of(cls, call: Call, customs: frozenset[str]) -> CallAnswer:
+    def of(cls, call: ToolCall, customs: frozenset[str]) -> CallAnswer:
         if call.name in customs:
             return cls(id=call.id, type="custom", custom=CustomAnswer(call.name, call.arguments))
         return cls(id=call.id, function=FunctionAnswer(call.name, call.arguments))
@@ -139,7 +147,7 @@ class AssistantMessage(msgspec.Struct, frozen=True):
     tool_calls: list[CallAnswer] | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of(cls, output: Output, told: Told, *, reasons: bool) -> AssistantMessage:
+    def of(cls, output: ParsedOutput, told: Told, *, reasons: bool) -> AssistantMessage:
         thought = output.reasoning if told.reasoning and output.reasoning else msgspec.UNSET
         absent = None if told.reasoning and reasons else msgspec.UNSET
         calls = [CallAnswer.of(call, told.customs) for call in output.calls]
@@ -201,47 +209,47 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
 
 
-def chat_answer(identity: Identity, reply: Reply, told: Told) -> ChatAnswer:
+def chat_answer(identity: Identity, collector: OutputCollector, told: Told) -> ChatAnswer:
     """The whole answer; every choice has finished."""
     choices = [
         ChatChoice(
             index=choice.index,
-            message=AssistantMessage.of(output_of(choice.take()), told, reasons=reply.prompts[0].reasons),
+            message=AssistantMessage.of(parsed_output(choice.take()), told, reasons=collector.prompts[0].reasons),
             logprobs=chat_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None,
             finish_reason=finish_reason(choice.finish),
             stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,
             token_ids=unpacked(choice.take_token_ids()) if told.token_ids else msgspec.UNSET,
         )
-        for choice in reply.choices
+        for choice in collector.choices
     ]
-    prompt = reply.prompts[0]
+    prompt = collector.prompts[0]
     return ChatAnswer(
         id=identity.id,
         created=identity.created,
         model=identity.model,
         choices=choices,
-        usage=UsageAnswer.of(reply.usage),
+        usage=UsageAnswer.of(collector.usage),
         prompt_logprobs=prompt_positions(prompt.logprobs or ()) if told.prompt_logprobs else msgspec.UNSET,
         prompt_token_ids=unpacked(prompt.token_ids) if told.token_ids else msgspec.UNSET,
-        penstock=Remarks.of(reply),
+        penstock=Remarks.of(collector),
     )
 
 
-def completion_answer(identity: Identity, reply: Reply, told: Told) -> CompletionAnswer:
+def completion_answer(identity: Identity, collector: OutputCollector, told: Told) -> CompletionAnswer:
     """The whole answer; every choice has finished."""
     return CompletionAnswer(
         id=identity.id,
         created=identity.created,
         model=identity.model,
-        choices=[completion_choice(reply, choice, told) for choice in reply.choices],
-        usage=UsageAnswer.of(reply.usage),
-        penstock=Remarks.of(reply),
+        choices=[completion_choice(collector, choice, told) for choice in collector.choices],
+        usage=UsageAnswer.of(collector.usage),
+        penstock=Remarks.of(collector),
     )
 
 
-def completion_choice(reply: Reply, choice: Choice, told: Told) -> CompletionChoice:
+def completion_choice(collector: OutputCollector, choice: Choice, told: Told) -> CompletionChoice:
     text = choice.take_text()
-    facts = reply.prompts[choice.prompt]
+    facts = collector.prompts[choice.prompt]
     prompt = facts.logprobs
     shaped = completion_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None
     if shaped is not None and told.echo and prompt is not None:

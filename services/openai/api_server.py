@@ -21,8 +21,8 @@ from penstock.engine_core.histogram import Histogram
 from penstock.protocol.config import PRIORITY, Config
 from penstock.protocol.errors import PenstockError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
-from penstock.services.client.engine_client import Pipeline
-from penstock.services.client.model_info import served_model
+from penstock.services.client.engine_client import EngineClient
+from penstock.services.client.model_info import read_model_info
 from penstock.services.http.connection import Connection, ConnectionLimits
 from penstock.services.http.security import Keys
 from penstock.services.http.server import (
@@ -89,7 +89,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     """The process's whole life; its exit code. Raises as `run` does."""
     raise_descriptor_limit()
     stages = StartupPhases()
-    model = served_model(config)
+    model = read_model_info(config)
     keys = Keys(config.api)
     context_of_tls = tls(config.api)
     listener = listen(config.api)
@@ -104,21 +104,21 @@ async def serve(config: Config, index: int) -> ExitCode:
         AsyncLink(Link.connect(context, TEXT, me, run_dir, number, network))
         for number in range(config.tokenizer.tokenizer_processes)
     ]
-    pipeline = Pipeline(
+    engine_client = EngineClient(
         watches, index, incarnation, config.api.max_queued_requests,
         max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval), processes=config.api.api_processes,
         replicas=config.model.data_parallel_size, ordered=config.scheduler.scheduling_policy == PRIORITY,
         operations=Operations(tracer, model.name),
     )  # fmt: skip
     for watch in watches:
-        watch.start(pipeline.receive)
+        watch.start(engine_client.receive)
     responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
     limiter = ConnectionLimiter(connection_limit(config.api.max_connections, len(watches)))
     traffic = Traffic()
-    background = BackgroundWork(pipeline, traffic)
-    collector = functools.partial(collect_api, pipeline, watches, traffic, limiter, responses)
-    exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=pipeline.remote)
-    app = AppState(config, index, model, pipeline, traffic, exporter, keys, responses, background, tracer, limiter)
+    background = BackgroundWork(engine_client, traffic)
+    collector = functools.partial(collect_api, engine_client, watches, traffic, limiter, responses)
+    exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=engine_client.remote)
+    app = AppState(config, index, model, engine_client, traffic, exporter, keys, responses, background, tracer, limiter)
     # To look through all that was imported takes 30 ms, in which no stream goes on.
     gc.collect()
     gc.freeze()
@@ -194,37 +194,37 @@ async def answer(app: AppState, listener: Socket, encryption: ssl.SSLContext | N
             signal.signal(number, old)
     if failures:
         raise failures[0]
-    logs.info(log, "ended", unfinished=app.pipeline.statistics().unfinished)
+    logs.info(log, "ended", unfinished=app.engine_client.statistics().unfinished)
     return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
 
 
 async def attend(app: AppState, server: Server, start: Start, heartbeat: Heartbeat) -> None:
     """Say when requests are taken and when no more, and end those that outlast the drain limit."""
     announced = False
-    pipeline = app.pipeline
+    engine_client = app.engine_client
     entered = float("-inf")
     while not server.should_exit:
         if (now := time.monotonic()) - entered >= KEYS_TICK:
             entered = now
             app.keys.refresh()
-        ready = server.started and pipeline.ready(time.monotonic())
-        pipeline.hopeless = "" if ready else hopeless(app)
+        ready = server.started and engine_client.ready(time.monotonic())
+        engine_client.permanent_failure = "" if ready else hopeless(app)
         if ready and not announced:
             announced = True
-            engine = pipeline.engines.first
+            engine = engine_client.replicas.first
             assert engine is not None, "one is ready"
             heartbeat.tell("READY=1", "STATUS=serving", *engine_facts(engine))
             logs.info(log, "ready")
             start.ready(time.monotonic())
-        pipeline.tend(time.monotonic())
+        engine_client.tick(time.monotonic())
         await server.pause(TICK if announced else EAGER)
-    pipeline.draining = True
+    engine_client.draining = True
     notify("STOPPING=1", "STATUS=draining")
-    logs.info(log, "draining", unfinished=pipeline.statistics().unfinished)
+    logs.info(log, "draining", unfinished=engine_client.statistics().unfinished)
     deadline = time.monotonic() + app.config.run.drain_timeout
     while time.monotonic() < deadline and not server.force_exit:
-        pipeline.tend(time.monotonic())
+        engine_client.tick(time.monotonic())
         await server.pause(TICK)
     if server.force_exit:
         logs.warning(log, "ending_at_once")
-    pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
+    engine_client.fail_all(Unavailable("the server is shutting down", code="draining"))

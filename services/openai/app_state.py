@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.protocol.config import Config
-from penstock.services.client.engine_client import Pipeline
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.engine_client import EngineClient
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.security import Keys
 from penstock.services.http.server import ConnectionLimiter
 from penstock.services.metrics.exporter import Exporter
@@ -22,8 +22,8 @@ class AppState:
 
     config: Config
     index: int
-    model: ServedModel
-    pipeline: Pipeline
+    model: ModelInfo
+    engine_client: EngineClient
     traffic: Traffic
     exporter: Exporter
     keys: Keys

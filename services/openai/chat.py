@@ -10,7 +10,7 @@ import msgspec
 from penstock.protocol.config import CLAMP_ALL
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Client, Grammar, SubmitText, ToolUse, TraceContext
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.answers import Identity, Told
 from penstock.services.openai.app_state import AppState
@@ -49,7 +49,7 @@ async def create_chat_completion(app: AppState, context: RequestContext) -> None
     usage = wants_usage(request)
     session, client = context.session(request.user), context.client(request.user)
     submit = chat_submission(
-        request, app.pipeline.new_id(), model, n, context.trace, session, client,
+        request, app.engine_client.new_id(), model, n, context.trace, session, client,
         clamp=options.clamp_max_tokens == CLAMP_ALL,
     )  # fmt: skip
     identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.names[0])
@@ -61,7 +61,7 @@ async def create_chat_completion(app: AppState, context: RequestContext) -> None
 def chat_submission(
     request: ChatRequest,
     number: int,
-    model: ServedModel,
+    model: ModelInfo,
     n: int,
     trace: TraceContext,
     session: str = "",

@@ -15,7 +15,7 @@ from msgspec import Meta
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import SubmitText, TraceContext
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.embeddings import (
@@ -101,7 +101,7 @@ async def embed(app: AppState, context: RequestContext) -> None:
     await context.send_json(msgspec.json.encode(answer))
 
 
-def submissions(request: EmbedRequest, model: ServedModel, trace: TraceContext) -> list[SubmitText]:
+def submissions(request: EmbedRequest, model: ModelInfo, trace: TraceContext) -> list[SubmitText]:
     """A message for each text, without ids. Raises InvalidRequest and NotBuilt naming the field."""
     check_pooler(model)
     check_dimensions(request.output_dimension, model, "output_dimension")
@@ -135,7 +135,7 @@ def truncated(request: EmbedRequest) -> EmbedRequest:
     )  # fmt: skip
 
 
-async def embeddings(request: EmbedRequest, vectors: Sequence[Vector], model: ServedModel) -> dict[str, list[Any]]:
+async def embeddings(request: EmbedRequest, vectors: Sequence[Vector], model: ModelInfo) -> dict[str, list[Any]]:
     """The vectors in each form that was asked for, with pauses, as writing many takes long."""
     kinds = tuple(dict.fromkeys(request.embedding_types or ("float",)))
     found: dict[str, list[Any]] = {kind: [] for kind in kinds}

@@ -12,7 +12,7 @@ from penstock.protocol import limits
 from penstock.protocol.config import CLAMP_ALL
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.answers import Identity, Told
 from penstock.services.openai.app_state import AppState
@@ -57,7 +57,7 @@ async def create_completion(app: AppState, context: RequestContext) -> None:
     common = msgspec.structs.replace(
         common, session=context.session(request.user), client=context.client(request.user)
     )
-    submits = tuple(prompt_submission(common, request, app.pipeline.new_id(), prompt) for prompt in prompts)
+    submits = tuple(prompt_submission(common, request, app.engine_client.new_id(), prompt) for prompt in prompts)
     identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), model.name)
     encoder = Frames(identity, chat=False, choices=n * len(prompts), usage=usage, told=Told.of(request))
     asked = GenerateRequest(id=identity.id, prompts=submits, n=n, stream=common.stream)
@@ -79,7 +79,7 @@ def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int
 
 def prompts_of(
     prompt: str | list[int | str | list[int]],
-    model: ServedModel,
+    model: ModelInfo,
     *,
     any_length: bool = False,
     keep_first: bool = False,
@@ -121,7 +121,7 @@ def part_of(given: list[int | str | list[int]], kept: slice) -> list[int | str |
     return [item[kept] if isinstance(item, list) else item for item in given]
 
 
-def check_ids(ids: list[int], path: str, model: ServedModel, *, any_length: bool = False) -> None:
+def check_ids(ids: list[int], path: str, model: ModelInfo, *, any_length: bool = False) -> None:
     if not ids:
         raise InvalidRequest(f"{path} is empty", param=path, code="invalid_value")
     if len(ids) > model.max_model_len and not any_length:

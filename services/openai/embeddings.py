@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Pooling, Sampling, SubmitText, TraceContext
-from penstock.services.client.model_info import ServedModel
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.model_info import ModelInfo
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import RequestContext
 from penstock.services.http.stream_writer import attended, whole
 from penstock.services.openai import validation as decoding
@@ -100,7 +100,7 @@ def check_fields(body: bytes, served: Collection[str] = ()) -> None:
 
 
 def texts_of(
-    given: str | Sequence[int | str | list[int]], param: str, model: ServedModel, request: VectorRequest
+    given: str | Sequence[int | str | list[int]], param: str, model: ModelInfo, request: VectorRequest
 ) -> list[Text]:
     """The texts of a field: one text, texts, one list of token ids, or lists of them, yet to be truncated as `request`
     says. Raises InvalidRequest naming the one that is wrong."""
@@ -156,7 +156,7 @@ async def pooled(
 
     Raises the first error of any of them, which ends the others, and ClientDisconnect.
     """
-    pipeline = app.pipeline
+    engine_client = app.engine_client
     context.set_timeout(request.timeout, "timeout")
     most = min(SLICE, app.config.api.max_queued_requests)
     client = context.client(request.user)
@@ -164,23 +164,24 @@ async def pooled(
     tokens = 0
     for low in range(0, len(submits), most):
         part = [
-            msgspec.structs.replace(submit, id=pipeline.new_id(), client=client) for submit in submits[low : low + most]
+            msgspec.structs.replace(submit, id=engine_client.new_id(), client=client)
+            for submit in submits[low : low + most]
         ]
         now = time.monotonic()
-        reply = Reply(len(part), 1, stream=False, timings=app.traffic.timings, now=now)
-        pipeline.submit(part, reply, now)
-        async with attended(reply, pipeline, context):
-            await whole(reply)
-        vectors += vectors_of(reply)
-        tokens += reply.usage.prompt_tokens
+        collector = OutputCollector(len(part), 1, stream=False, timings=app.traffic.timings, now=now)
+        engine_client.submit(part, collector, now)
+        async with attended(collector, engine_client, context):
+            await whole(collector)
+        vectors += vectors_of(collector)
+        tokens += collector.usage.prompt_tokens
     context.outcome.prompt_tokens = tokens
     return Pooled(vectors, tokens)
 
 
-def vectors_of(reply: Reply) -> list[Vector]:
+def vectors_of(collector: OutputCollector) -> list[Vector]:
     """Of a reply that has ended without an error."""
     found = []
-    for choice in reply.choices:
+    for choice in collector.choices:
         assert choice.vector is not None, "a request that pools ends with its vector"
         found.append(np.frombuffer(choice.vector, "<f4"))
     return found
@@ -193,7 +194,7 @@ def shaped(vector: Vector, dimensions: int | None, *, normalize: bool) -> Vector
     return (cut / length).astype(np.float32) if normalize and length > 0.0 else cut
 
 
-def check_dimensions(dimensions: int | None, model: ServedModel, param: str = "dimensions") -> None:
+def check_dimensions(dimensions: int | None, model: ModelInfo, param: str = "dimensions") -> None:
     """Raise InvalidRequest unless a vector of the model can be cut to so many numbers."""
     if dimensions is not None and dimensions > model.hidden:
         message = f"{param} is {dimensions}; the model's vectors have {model.hidden}"
@@ -256,7 +257,7 @@ async def create_embeddings(app: AppState, context: RequestContext) -> None:
     await context.send_json(await encoded(request, found, app.model))
 
 
-def submissions(request: EmbeddingRequest, model: ServedModel, trace: TraceContext) -> list[SubmitText]:
+def submissions(request: EmbeddingRequest, model: ModelInfo, trace: TraceContext) -> list[SubmitText]:
     """A message for each text, without ids. Raises InvalidRequest naming the field."""
     check_pooler(model)
     check_dimensions(request.dimensions, model)
@@ -270,25 +271,25 @@ def submissions(request: EmbeddingRequest, model: ServedModel, trace: TraceConte
 
 
 def text_submission(
-    request: VectorRequest, model: ServedModel, text: Text, param: str, trace: TraceContext, *, special: bool = True
+    request: VectorRequest, model: ModelInfo, text: Text, param: str, trace: TraceContext, *, special: bool = True
 ) -> SubmitText:
     """One text for its vector as the model makes it."""
     return vector_submission(request, text, Pooling(kind=model.pooler.kind, param=param), trace, special=special)
 
 
-def check_pooler(model: ServedModel) -> None:
+def check_pooler(model: ModelInfo) -> None:
     """Raise NotBuilt if no vectors can be made with this model."""
     if model.pooler.unpooled:
         raise NotBuilt(f"this model makes no vectors here: {model.pooler.unpooled}", param="model")
 
 
-def vectors(request: EmbeddingRequest, found: Sequence[Vector], model: ServedModel) -> list[Vector]:
+def vectors(request: EmbeddingRequest, found: Sequence[Vector], model: ModelInfo) -> list[Vector]:
     """Cut and scaled as the request, or else the model, wants them."""
     normalize = model.pooler.normalize if request.normalize is None else request.normalize
     return [shaped(vector, request.dimensions, normalize=normalize) for vector in found]
 
 
-async def encoded(request: EmbeddingRequest, found: Pooled, model: ServedModel) -> bytes:
+async def encoded(request: EmbeddingRequest, found: Pooled, model: ModelInfo) -> bytes:
     """An `EmbeddingAnswer` as JSON, with pauses: writing two million numbers takes as long as many tokens."""
     data = []
     for number, vector in enumerate(vectors(request, found.vectors, model)):

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.protocol.messages import SubmitText
-from penstock.services.client.output_collector import OWN_NAMES, Reply
+from penstock.services.client.output_collector import OWN_NAMES, OutputCollector
 from penstock.services.http.request_context import RequestContext
 from penstock.services.http.stream_writer import Framing, attended, stream, whole
 from penstock.services.openai.app_state import AppState
@@ -31,7 +31,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseEncoder(Framing, Protocol):
     """An API's encoding of the outputs."""
 
-    def response(self, outputs: Reply) -> bytes:
+    def response(self, outputs: OutputCollector) -> bytes:
         """The body of a response that is not streamed."""
 
 
@@ -39,7 +39,7 @@ async def generate(app: AppState, request: GenerateRequest, encoder: ResponseEnc
     """Answer with the outputs, as they come or in one piece. Raises what the engine refuses the request with, and
     ClientDisconnect."""
     outputs = submit(app, request)
-    async with attended(outputs, app.pipeline, context):
+    async with attended(outputs, app.engine_client, context):
         if request.stream:
             await stream(outputs, encoder, context)
         else:
@@ -47,12 +47,12 @@ async def generate(app: AppState, request: GenerateRequest, encoder: ResponseEnc
             await context.send_json(encoder.response(outputs))
 
 
-def submit(app: AppState, request: GenerateRequest) -> Reply:
+def submit(app: AppState, request: GenerateRequest) -> OutputCollector:
     """The outputs to come. Raises what the engine refuses the request with at once."""
     now = time.monotonic()
-    outputs = Reply(
+    outputs = OutputCollector(
         len(request.prompts), request.n, stream=request.stream, timings=app.traffic.timings, now=now,
         name=request.id, field_names=request.field_names,
     )  # fmt: skip
-    app.pipeline.submit(request.prompts, outputs, now)
+    app.engine_client.submit(request.prompts, outputs, now)
     return outputs

@@ -105,14 +105,14 @@ async def version(app: AppState, context: RequestContext) -> None:
 async def metrics(app: AppState, context: RequestContext) -> None:
     """Prometheus' text of all processes."""
     snapshots = app.exporter.snapshots(time.time())
-    app.pipeline.engines.refresh(snapshots)
+    app.engine_client.replicas.refresh(snapshots)
     body = ServerCollector(app.config, snapshots, app.model.name).text()
     await context.send_body(body, b"text/plain; version=0.0.4; charset=utf-8")
 
 
 def trouble_of(app: AppState, now: float) -> str:
     """Why the server is not ready; a process that the launcher has given up is why before anything it leads to."""
-    return hopeless(app) or app.pipeline.trouble(now)
+    return hopeless(app) or app.engine_client.trouble(now)
 
 
 def hopeless(app: AppState) -> str:
@@ -146,12 +146,12 @@ def replica_of(failure: CrashLoop, model: ModelConfig) -> int | None:
 
 
 def health_of(app: AppState, now: float) -> Health:
-    pipeline = app.pipeline
-    status, statistics = pipeline.status, pipeline.statistics()
+    engine_client = app.engine_client
+    status, statistics = engine_client.status, engine_client.statistics()
     trouble = trouble_of(app, now)
-    engines = pipeline.engines
-    age = None if status is None else now - engines.time
-    heard = age is not None and age <= engines.limit
+    replicas = engine_client.replicas
+    age = None if status is None else now - replicas.time
+    heard = age is not None and age <= replicas.limit
     lost = lost_replicas(crash_loops(Path(app.config.run.run_dir)), app.config.model)
     return Health(
         status=trouble or "ok",
@@ -167,8 +167,8 @@ def health_of(app: AppState, now: float) -> Health:
         ),
         capacity=capacity_of(status, statistics.unfinished, app.config.api.max_queued_requests),
         engine=None if status is None else msgspec.structs.asdict(status),
-        replicas=engines.each(now, lost),
-        degraded="" if trouble else engines.degraded(now, lost),
+        replicas=replicas.each(now, lost),
+        degraded="" if trouble else replicas.degraded(now, lost),
         wrong_output=app.model.wrong_output,
     )
 

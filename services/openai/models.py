@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.messages.errors import VERSION
@@ -69,7 +69,7 @@ async def models(app: AppState, context: RequestContext) -> None:
     await context.send_json(msgspec.json.encode(body))
 
 
-def model_answer(model: ServedModel, name: str) -> ModelAnswer:
+def model_answer(model: ModelInfo, name: str) -> ModelAnswer:
     return ModelAnswer(
         id=name,
         created=model.created,
@@ -82,7 +82,7 @@ def model_answer(model: ServedModel, name: str) -> ModelAnswer:
     )
 
 
-def page(model: ServedModel, query: str) -> ModelPage:
+def page(model: ModelInfo, query: str) -> ModelPage:
     """The names behind `after_id` or before `before_id`, at most `limit`. Raises InvalidRequest."""
     asked = {name: values[-1] for name, values in parse_qs(query).items()}
     limit = asked.get("limit", str(PAGE))

@@ -14,7 +14,7 @@ from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Grammar, Sampling, SubmitText, TraceContext
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai import validation as decoding
 from penstock.services.openai.schema import GRAMMAR_FIELDS, GenerationRequest, Prediction
 from penstock.services.openai.structured_output import grammar_of
@@ -43,7 +43,7 @@ class Lengths(msgspec.Struct, frozen=True):
 def submission(
     request: GenerationRequest,
     lengths: Lengths,
-    model: ServedModel,
+    model: ModelInfo,
     n: int,
     trace: TraceContext,
     grammar: Grammar | None = None,
@@ -86,7 +86,7 @@ def with_own_seed(submit: SubmitText) -> SubmitText:
     return msgspec.structs.replace(submit, sampling=sampling)
 
 
-def sampling_of(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> Sampling:
+def sampling_of(request: GenerationRequest, lengths: Lengths, model: ModelInfo) -> Sampling:
     """How the request's tokens are chosen. Raises InvalidRequest naming the parameter.
 
     The types of `requests` have checked each value alone; here stand the checks against the model and each other.
@@ -124,7 +124,7 @@ def sampling_of(request: GenerationRequest, lengths: Lengths, model: ServedModel
     )
 
 
-def check_lengths(request: GenerationRequest, lengths: Lengths, model: ServedModel) -> None:
+def check_lengths(request: GenerationRequest, lengths: Lengths, model: ModelInfo) -> None:
     most = lengths.max_tokens
     if most is not None and most > model.max_model_len and not (lengths.clamp or lengths.late):
         room = f"{model.max_model_len} tokens (--max-model-len)"
@@ -136,7 +136,7 @@ def check_lengths(request: GenerationRequest, lengths: Lengths, model: ServedMod
         raise InvalidRequest(message, param="min_tokens", code="invalid_value")
 
 
-def token_ids(asked: list[int], param: str, model: ServedModel) -> tuple[int, ...]:
+def token_ids(asked: list[int], param: str, model: ModelInfo) -> tuple[int, ...]:
     """Ids without repetitions, each in the vocabulary."""
     ids = tuple(dict.fromkeys(asked))
     if max(ids) >= model.vocab_size:
@@ -145,7 +145,7 @@ def token_ids(asked: list[int], param: str, model: ServedModel) -> tuple[int, ..
     return ids
 
 
-def bias_pairs(asked: dict[str, float], model: ServedModel) -> tuple[tuple[int, float], ...]:
+def bias_pairs(asked: dict[str, float], model: ModelInfo) -> tuple[tuple[int, float], ...]:
     """`logit_bias` by token id; JSON has only strings as keys."""
     wrong = [key for key in asked if not TOKEN_KEY.fullmatch(key) or int(key) >= model.vocab_size]
     if wrong:

@@ -18,7 +18,7 @@ from msgspec import Meta
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Pooling, SubmitText, TraceContext
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.embeddings import (
@@ -155,7 +155,7 @@ class Sheet:
     cannot be made.
     """
 
-    def __init__(self, request: VectorRequest, pairs: Sequence[Pair], model: ServedModel, trace: TraceContext) -> None:
+    def __init__(self, request: VectorRequest, pairs: Sequence[Pair], model: ModelInfo, trace: TraceContext) -> None:
         if model.pooler.unscored:
             raise NotBuilt(f"this model scores nothing here: {model.pooler.unscored}", param="model")
         self._answers = model.pooler.scorer == "yes_no"
@@ -209,7 +209,7 @@ def listed(texts: Strings, param: str) -> list[tuple[str, str]]:
     return [(text, f"{param}[{number}]") for number, text in enumerate(texts)]
 
 
-def document_pairs(request: RerankRequest, model: ServedModel) -> list[Pair]:
+def document_pairs(request: RerankRequest, model: ModelInfo) -> list[Pair]:
     """The query with each document; vectors are made of them with what the model's makers put before each kind."""
     by_vectors = model.pooler.scorer == "cosine"
     query = (model.pooler.query if by_vectors else "") + request.query

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import PieceKind
-from penstock.services.client.output_collector import Choice, PromptFacts, Reply, Segment
+from penstock.services.client.output_collector import Choice, OutputCollector, PromptFacts, Segment
 from penstock.services.openai import errors
 from penstock.services.openai.answers import (
     COMPLETE,
@@ -66,40 +66,40 @@ class Frames:
         self._end = (b',"usage":null' if usage.at_end else b"") + b"}\n\n"
         self._plain_tail = self._text_end + UNFINISHED + self._end
 
-    def response(self, outputs: Reply) -> bytes:
+    def response(self, outputs: OutputCollector) -> bytes:
         """The body of a response that is not streamed."""
         body = chat_answer if self._chat else completion_answer
         return ENCODE.encode(body(self._identity, outputs, self._told))
 
-    def take(self, reply: Reply, news: list[Choice]) -> bytes:
-        """Frames of everything that the choices of `news` have to give, which is thereby taken."""
+    def take(self, collector: OutputCollector, updated: list[Choice]) -> bytes:
+        """Frames of everything that the choices of `updated` have to give, which is thereby taken."""
         frames: list[bytes] = []
-        for choice in news:
+        for choice in updated:
             if not choice.begun:
-                if self._waits(reply.prompts[choice.prompt]) and not choice.finish:
+                if self._waits(collector.prompts[choice.prompt]) and not choice.finish:
                     continue  # what is told of the prompt comes first, and is on its way with another choice
-                self._begin(reply, choice, frames)
+                self._begin(collector, choice, frames)
             text = ""
             if choice.segments.waiting:
-                self._segments(reply, choice, frames)
+                self._segments(collector, choice, frames)
             else:
                 text = choice.take_text()
             if choice.logprobs or (choice.token_ids and self._told.token_ids) or (text and self._usage.always):
-                frames.append(self._detailed(reply, choice, text))
+                frames.append(self._detailed(collector, choice, text))
             elif text:
                 frames.append(self._heads[choice.index] + encode_text(text) + self._plain_tail)
             if choice.finish in COMPLETE:
-                frames.append(self._finish(reply, choice))
+                frames.append(self._finish(collector, choice))
         return b"".join(frames)
 
-    def end(self, reply: Reply) -> bytes:
+    def end(self, collector: OutputCollector) -> bytes:
         """A chunk without choices where usage was asked for, and the end mark."""
         if not self._usage.at_end:
             return DONE
-        usage = ENCODE.encode(UsageAnswer.of(reply.usage))
+        usage = ENCODE.encode(UsageAnswer.of(collector.usage))
         return self._opening + b'],"usage":' + usage + b"}\n\n" + DONE
 
-    def failure(self, reply: Reply, error: RequestError) -> bytes:
+    def failure(self, collector: OutputCollector, error: RequestError) -> bytes:
         """The error object and the end mark."""
         return b"data: " + escaped(errors.encode(error)) + b"\n\n" + DONE
 
@@ -107,9 +107,9 @@ class Frames:
         """Whether something of the prompt that its first chunk tells is not known yet."""
         return (self._echo_logprobs and prompt.logprobs is None) or (self._told.token_ids and not prompt.token_ids)
 
-    def _begin(self, reply: Reply, choice: Choice, frames: list[bytes]) -> None:
+    def _begin(self, collector: OutputCollector, choice: Choice, frames: list[bytes]) -> None:
         choice.begun = True
-        facts = reply.prompts[choice.prompt]
+        facts = collector.prompts[choice.prompt]
         if facts.reasons and self._told.reasoning:
             self._quiet = b'"reasoning_content":null,'
         before = b',"delta":{' + self._quiet + b'"content":' if self._chat else b',"text":'
@@ -117,30 +117,32 @@ class Frames:
         ids = b',"prompt_token_ids":' + ENCODE.encode(unpacked(facts.token_ids)) if self._told.token_ids else b""
         if self._chat:
             role = b'{"index":%d,"delta":{"role":"assistant",%b"content":""}' % (choice.index, self._quiet)
-            frames.append(self._opening + role + UNFINISHED + ids + self._last(reply))
+            frames.append(self._opening + role + UNFINISHED + ids + self._last(collector))
         elif ids:
-            frames.append(self._heads[choice.index] + b'"",' + UNFINISHED[1:] + ids + self._last(reply))
+            frames.append(self._heads[choice.index] + b'"",' + UNFINISHED[1:] + ids + self._last(collector))
         if self._echo_logprobs and facts.logprobs is not None:
             text = choice.take_text()
             as_ids = self._told.tokens_as_ids
             output = completion_logprobs(choice.take_logprobs(), as_ids=as_ids)
             logprobs = with_prompt(text, facts.logprobs, output, first_id(facts) if as_ids else None)
-            frames.append(self._text(reply, choice, text, escaped(ENCODE.encode(logprobs)), self._ids(choice)))
+            frames.append(self._text(collector, choice, text, escaped(ENCODE.encode(logprobs)), self._ids(choice)))
 
-    def _segments(self, reply: Reply, choice: Choice, frames: list[bytes]) -> None:
+    def _segments(self, collector: OutputCollector, choice: Choice, frames: list[bytes]) -> None:
         """A chunk for each stretch of a parsed output; what is told beside them stands with the first one."""
         for segment in choice.take():
             if segment.kind != PieceKind.REASONING or self._told.reasoning:
                 head = self._opening + b'{"index":%d,"delta":' % choice.index
                 logprobs, ids = self._logprobs(choice), self._ids(choice)
-                tail = b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._last(reply, choice)
+                tail = (
+                    b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]" + self._last(collector, choice)
+                )
                 delta = segment_delta(segment, self._told.customs)
                 if segment.kind != PieceKind.REASONING:
                     delta = b"{" + self._quiet + delta[1:]
                 frames.append(head + delta + tail)
 
-    def _detailed(self, reply: Reply, choice: Choice, text: str) -> bytes:
-        return self._text(reply, choice, text, self._logprobs(choice), self._ids(choice))
+    def _detailed(self, collector: OutputCollector, choice: Choice, text: str) -> bytes:
+        return self._text(collector, choice, text, self._logprobs(choice), self._ids(choice))
 
     def _logprobs(self, choice: Choice) -> bytes:
         positions = choice.take_logprobs()
@@ -153,29 +155,29 @@ class Frames:
         ids = choice.take_token_ids()
         return b',"token_ids":' + ENCODE.encode(unpacked(ids)) if ids and self._told.token_ids else b""
 
-    def _text(self, reply: Reply, choice: Choice, text: str, logprobs: bytes, ids: bytes) -> bytes:
+    def _text(self, collector: OutputCollector, choice: Choice, text: str, logprobs: bytes, ids: bytes) -> bytes:
         tail = self._text_end + b',"logprobs":' + logprobs + b',"finish_reason":null' + ids + b"}]"
-        return self._heads[choice.index] + encode_text(text) + tail + self._last(reply, choice)
+        return self._heads[choice.index] + encode_text(text) + tail + self._last(collector, choice)
 
-    def _last(self, reply: Reply, choice: Choice | None = None) -> bytes:
+    def _last(self, collector: OutputCollector, choice: Choice | None = None) -> bytes:
         """The end of a chunk; usage counts what chunks have told, with this one of `choice`."""
         if not self._usage.always:
             return self._end
         if choice is not None:
             self._counted[choice.index] = choice.tokens
-        usage = msgspec.structs.replace(reply.usage, completion_tokens=sum(self._counted))
+        usage = msgspec.structs.replace(collector.usage, completion_tokens=sum(self._counted))
         return b',"usage":' + ENCODE.encode(UsageAnswer.of(usage)) + b"}\n\n"
 
-    def _finish(self, reply: Reply, choice: Choice) -> bytes:
+    def _finish(self, collector: OutputCollector, choice: Choice) -> bytes:
         empty = b',"text":""'
         if self._chat:
             empty = b',"delta":{' + (self._quiet + b'"content":""' if self._quiet else b"") + b"}"
         reason = b',"logprobs":null,"finish_reason":"' + finish_reason(choice.finish).encode() + b'"'
         if choice.stop_reason is not None:
             reason += b',"stop_reason":' + escaped(ENCODE.encode(choice.stop_reason))
-        end = self._last(reply, choice)
-        if reply.approximations:
-            end = b',"penstock":' + escaped(ENCODE.encode(Remarks(reply.approximations))) + end
+        end = self._last(collector, choice)
+        if collector.approximations:
+            end = b',"penstock":' + escaped(ENCODE.encode(Remarks(collector.approximations))) + end
         return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end
 
 

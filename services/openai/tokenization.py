@@ -47,8 +47,8 @@ async def tokenize(app: AppState, context: RequestContext) -> None:
     body = await context.read_json()
     request = decode(body, TOKENIZE)
     app.model.check_name(request.model)
-    question = tokenize_call(request, app.pipeline.new_id())
-    found = await answered(app.pipeline.ask(question), context)
+    question = tokenize_call(request, app.engine_client.new_id())
+    found = await answered(app.engine_client.call(question), context)
     assert isinstance(found, Tokenized)
     ids = struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids)
     answer = TokenizeAnswer(len(ids), app.model.max_model_len, ids, found.token_strings)
@@ -63,8 +63,8 @@ async def detokenize(app: AppState, context: RequestContext) -> None:
     if request.tokens:
         check_ids(request.tokens, "tokens", app.model)
     ids = struct.pack(f"<{len(request.tokens)}i", *request.tokens)
-    question = Detokenize(app.pipeline.new_id(), ids)
-    found = await answered(app.pipeline.ask(question), context)
+    question = Detokenize(app.engine_client.new_id(), ids)
+    found = await answered(app.engine_client.call(question), context)
     assert isinstance(found, Detokenized)
     await context.send_json(msgspec.json.encode(DetokenizeAnswer(found.text)))
 

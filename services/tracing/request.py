@@ -16,7 +16,7 @@ from penstock.services.tracing import names
 from penstock.services.tracing.tracer import Attributes, Event, Tracer
 
 if TYPE_CHECKING:
-    from penstock.services.client.output_collector import Reply
+    from penstock.services.client.output_collector import OutputCollector
 
 MAX_PROMPTS = 32  # of one operation that have a span of their own
 REASONS: Mapping[Finish, str] = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}
@@ -71,20 +71,20 @@ class Operation:
     def add_event(self, name: str, now: float) -> None:
         self._events.append((name, now, {}))
 
-    def end(self, reply: Reply, now: float, refusal: RequestError | None = None) -> None:
+    def end(self, collector: OutputCollector, now: float, refusal: RequestError | None = None) -> None:
         """Record it and its children. `refusal` is the error if no engine took the requests. Called once."""
         kind = operation_of(self._asked)
-        error = refusal or reply.error
-        if reply.left:
+        error = refusal or collector.error
+        if collector.disconnected:
             self.add_event(names.CLIENT_LEFT, now)
         elif isinstance(error, DeadlineExceeded):
             self.add_event(names.DEADLINE, now)
-        attributes = request_attributes(self._asked, kind, self._model) | reply_attributes(reply, self._began, now)
-        if reply.name and refusal is None:
-            attributes[names.GEN_AI_RESPONSE_ID] = reply.name
+        attributes = request_attributes(self._asked, kind, self._model) | reply_attributes(collector, self._began, now)
+        if collector.name and refusal is None:
+            attributes[names.GEN_AI_RESPONSE_ID] = collector.name
         if error is not None:
             attributes[names.ERROR_TYPE] = error.code or error.type
-        elif reply.left:
+        elif collector.disconnected:
             attributes[names.ERROR_TYPE] = "client_left"
         if self._prompts:
             attributes[names.PROMPTS] = len(self.requests)
@@ -98,9 +98,9 @@ class Operation:
         for index, context in enumerate(self._prompts):
             prompt: Attributes = {names.PROMPT_INDEX: index, names.REQUEST: f"{self.requests[index].id:x}"}
             record(names.PROMPT, self.context, self._began, now, prompt, context=context)
-        if reply.first_token is not None:
+        if collector.first_token is not None:
             tokens = attributes[names.GEN_AI_OUTPUT_TOKENS]
-            record(names.STREAM, self.context, reply.first_token, now, {names.OUTPUT_TOKENS: tokens})
+            record(names.STREAM, self.context, collector.first_token, now, {names.OUTPUT_TOKENS: tokens})
 
 
 class Operations:
@@ -147,13 +147,13 @@ def request_attributes(request: SubmitText, kind: str, model: str) -> Attributes
     return attributes | {name: value for name, value in optional.items() if value is not None}
 
 
-def reply_attributes(reply: Reply, began: float, now: float) -> Attributes:
-    usage, first = reply.usage, reply.first_token
+def reply_attributes(collector: OutputCollector, began: float, now: float) -> Attributes:
+    usage, first = collector.usage, collector.first_token
     attributes: Attributes = {
         names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
         names.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens,
     }
-    if reasons := tuple([REASONS[choice.finish] for choice in reply.choices if choice.finish in REASONS]):
+    if reasons := tuple([REASONS[choice.finish] for choice in collector.choices if choice.finish in REASONS]):
         attributes[names.GEN_AI_FINISH_REASONS] = reasons
     if usage.cached_tokens is not None:
         attributes[names.GEN_AI_CACHED_TOKENS] = usage.cached_tokens

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.protocol.config import Config
 from penstock.services.metrics.exposition import ServerCollector
-from tests.services.client.pipe import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, words
 from tests.services.metrics.snapshots import message, server
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"

@@ -41,7 +41,7 @@ from penstock.services.openai.schema import ChatRequest, CompletionRequest, Deto
 from penstock.services.openai.scoring import RerankRequest, ScoreRequest
 from penstock.services.supervisor.run_directory import prepared
 from tests.rules.source import ROOT, product
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
 
 RUNS_CODE = frozenset(
     ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "yaml")

@@ -15,7 +15,7 @@ from penstock.protocol.links import TEXT, decoder
 from penstock.protocol.messages import Message, Rejected, SubmitText
 from penstock.services.http.request_context import digest
 from tests.rules.source import ROOT
-from tests.services.client.pipe import FakePort, client, service, silent
+from tests.services.client.fake_engine import FakePort, client, service, silent
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 DOORS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from penstock.protocol import limits
 from penstock.protocol.config import CLAMP_NONE
 from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import Tokenized
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import renamed
 from penstock.services.http.request_context import RequestContext
 from penstock.services.http.stream_writer import answered
@@ -45,7 +45,7 @@ async def create_message(app: AppState, context: RequestContext) -> None:
     user = request.metadata.user_id if request.metadata else None
     submit = msgspec.structs.replace(
         prompt.prompt_of(submission(parameters, lengths, model, 1, context.trace, grammar)),
-        id=app.pipeline.new_id(),
+        id=app.engine_client.new_id(),
         session=context.session(user),
         client=context.client(user),
     )
@@ -73,9 +73,9 @@ async def count_message_tokens(app: AppState, context: RequestContext) -> None:
     check_unsupported_in(raw_fields(body), REFUSALS, REASONS)
     remark_ignored(request, app.model, context)
     grammar_of(request)  # what a message would refuse, its count refuses
-    call = message_prompt(request, limits.MAX_TOKEN_ID).tokenize(app.pipeline.new_id())
+    call = message_prompt(request, limits.MAX_TOKEN_ID).tokenize(app.engine_client.new_id())
     try:
-        found = await answered(app.pipeline.ask(call), context)
+        found = await answered(app.engine_client.call(call), context)
     except RequestError as error:
         renamed(error, FIELD_NAMES)
         raise
@@ -85,7 +85,7 @@ async def count_message_tokens(app: AppState, context: RequestContext) -> None:
     await context.send_json(msgspec.json.encode(TokenCount(count, edits)))
 
 
-def remark_ignored(request: MessageRequest | CountRequest, model: ServedModel, context: RequestContext) -> None:
+def remark_ignored(request: MessageRequest | CountRequest, model: ModelInfo, context: RequestContext) -> None:
     """Name in a header the edits of the conversation that could change something, of which none is made."""
     if request.context_management is not None:
         found = ignored(request.context_management, request.messages, model.max_model_len)

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import Finish, PieceKind
-from penstock.services.client.output_collector import Choice, Reply, Segment, Usage
+from penstock.services.client.output_collector import Choice, OutputCollector, Segment, Usage
 from penstock.services.openai.answers import Identity, Remarks
 from penstock.services.openai.messages.errors import encode
 from penstock.services.openai.messages.request import AppliedEdits, MessageRequest
@@ -120,9 +120,9 @@ def shown(choice: Choice, *, thinking: bool) -> list[Segment]:
     return [segment for segment in choice.take() if thinking or segment.kind != PieceKind.REASONING]
 
 
-def message_answer(identity: Identity, reply: Reply, told: Told = Told()) -> MessageAnswer:  # noqa: B008 (frozen)
+def message_answer(identity: Identity, collector: OutputCollector, told: Told = Told()) -> MessageAnswer:  # noqa: B008 (frozen)
     """The whole message; its choice has finished."""
-    (choice,) = reply.choices
+    (choice,) = collector.choices
     blocks = blocks_of(shown(choice, thinking=told.thinking))
     return MessageAnswer(
         id=identity.id,
@@ -130,9 +130,9 @@ def message_answer(identity: Identity, reply: Reply, told: Told = Told()) -> Mes
         content=tuple(content_block(block) for block in blocks),
         stop_reason=stop_reason(choice, told.max_tokens),
         stop_sequence=stop_sequence(choice),
-        usage=MessageUsage.of(reply.usage),
+        usage=MessageUsage.of(collector.usage),
         context_management=told.edits,
-        penstock=Remarks.of(reply),
+        penstock=Remarks.of(collector),
     )
 
 
@@ -195,41 +195,41 @@ class MessageEvents:
         self._blocks = Blocks()
         self._begun = False
 
-    def response(self, outputs: Reply) -> bytes:
+    def response(self, outputs: OutputCollector) -> bytes:
         """The body of a message that is not streamed."""
         return ENCODE.encode(message_answer(self._identity, outputs, self._told))
 
-    def take(self, reply: Reply, news: list[Choice]) -> bytes:
-        events = self._opening(reply)
-        for choice in news:
+    def take(self, collector: OutputCollector, updated: list[Choice]) -> bytes:
+        events = self._opening(collector)
+        for choice in updated:
             changes = self._blocks.push(shown(choice, thinking=self._told.thinking))
             events += [self._changed(change) for change in changes]
         return b"".join(events)
 
-    def end(self, reply: Reply) -> bytes:
-        (choice,) = reply.choices
+    def end(self, collector: OutputCollector) -> bytes:
+        (choice,) = collector.choices
         events = [self._changed(change) for change in self._blocks.end()]
         reason = stop_reason(choice, self._told.max_tokens)
         ending: dict[str, Any] = {"delta": {"stop_reason": reason, "stop_sequence": stop_sequence(choice)}}
-        ending["usage"] = MessageUsage.of(reply.usage)
+        ending["usage"] = MessageUsage.of(collector.usage)
         if self._told.context_management:
             ending["context_management"] = self._told.edits
-        if reply.approximations:
-            ending["penstock"] = Remarks(reply.approximations)
+        if collector.approximations:
+            ending["penstock"] = Remarks(collector.approximations)
         events.append(event("message_delta", **ending))
         events.append(event("message_stop"))
         return b"".join(events)
 
-    def failure(self, reply: Reply, error: RequestError) -> bytes:
+    def failure(self, collector: OutputCollector, error: RequestError) -> bytes:
         return b"event: error\ndata: " + escaped(encode(error, self._told.request_id)) + b"\n\n"
 
-    def _opening(self, reply: Reply) -> list[bytes]:
+    def _opening(self, collector: OutputCollector) -> list[bytes]:
         if self._begun:
             return []
         self._begun = True
         message = MessageAnswer(
             id=self._identity.id, model=self._identity.model, content=(), stop_reason=None, stop_sequence=None,
-            usage=MessageUsage.of(reply.usage),
+            usage=MessageUsage.of(collector.usage),
         )  # fmt: skip
         return [event("message_start", message=message), PING]
 

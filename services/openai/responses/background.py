@@ -9,8 +9,8 @@ import time
 import msgspec
 
 from penstock.protocol.errors import EngineFailure, RequestError
-from penstock.services.client.engine_client import Pipeline
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.engine_client import EngineClient
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import ClientDisconnect, RequestContext, reason_of
 from penstock.services.http.stream_writer import timed, whole
 from penstock.services.metrics.requests import Traffic
@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 class BackgroundWork:
     """The running ones. Their bodies count as unfinished until they end."""
 
-    def __init__(self, pipeline: Pipeline, traffic: Traffic) -> None:
-        self._pipeline = pipeline
+    def __init__(self, engine_client: EngineClient, traffic: Traffic) -> None:
+        self._engine_client = engine_client
         self._traffic = traffic
-        self._running: dict[str, tuple[Reply, asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[OutputCollector, asyncio.Task[None]]] = {}
 
-    def begin(self, turn: Turn, reply: Reply, context: RequestContext) -> ResponseAnswer:
+    def begin(self, turn: Turn, collector: OutputCollector, context: RequestContext) -> ResponseAnswer:
         """The response as it stands now, which is kept. The request's timeout goes on."""
         turn.keep(turn.opening)
         context.background = True
-        task = asyncio.create_task(self._finish(turn, reply, context))
-        self._running[turn.id] = (reply, task)
+        task = asyncio.create_task(self._finish(turn, collector, context))
+        self._running[turn.id] = (collector, task)
         return turn.opening
 
     async def end(self, name: str) -> None:
@@ -42,9 +42,9 @@ class BackgroundWork:
         found = self._running.get(name)
         if found is None:
             return
-        reply, task = found
-        self._pipeline.drop(reply)
-        reply.leave()
+        collector, task = found
+        self._engine_client.abort(collector)
+        collector.disconnect()
         await asyncio.shield(task)
 
     async def ended(self, seconds: float) -> None:
@@ -53,12 +53,12 @@ class BackgroundWork:
             logs.info(log, "draining_background", unfinished=len(tasks))
             await asyncio.wait(tasks, timeout=seconds)
 
-    async def _finish(self, turn: Turn, reply: Reply, context: RequestContext) -> None:
+    async def _finish(self, turn: Turn, collector: OutputCollector, context: RequestContext) -> None:
         status = "failed"
         try:
-            with timed(reply, self._pipeline, context):
-                await whole(reply)
-            status = turn.whole(reply).status
+            with timed(collector, self._engine_client, context):
+                await whole(collector)
+            status = turn.whole(collector).status
         except ClientDisconnect:
             status = "cancelled"
             turn.keep(msgspec.structs.replace(turn.opening, status="cancelled"))
@@ -73,15 +73,15 @@ class BackgroundWork:
         finally:
             await turn.saved()
             del self._running[turn.id]
-            self._pipeline.drop(reply)
-            self._account(turn, reply, context, status)
+            self._engine_client.abort(collector)
+            self._account(turn, collector, context, status)
 
-    def _account(self, turn: Turn, reply: Reply, context: RequestContext, status: str) -> None:
+    def _account(self, turn: Turn, collector: OutputCollector, context: RequestContext, status: str) -> None:
         """Count and log it, as the middleware does for requests that end with their response."""
         now, outcome = time.monotonic(), context.outcome
         context.release()
-        context.note(reply)
-        reply.told(now)
+        context.note(collector)
+        collector.end_trace(now)
         self._traffic.ended(outcome.prompt_tokens, outcome.completion_tokens, outcome.reason)
         fields: dict[str, object] = {"id": context.id.decode(), "response": turn.id}
         if trace := context.trace.trace_id:

@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import PieceKind
-from penstock.services.client.output_collector import Choice, Reply, Segment
+from penstock.services.client.output_collector import Choice, OutputCollector, Segment
 from penstock.services.openai.answers import ChatTokenLogprob
 from penstock.services.openai.output_blocks import Block, Blocks, Change, Happening
 from penstock.services.openai.responses.output import (
@@ -42,32 +42,32 @@ class ResponseEvents:
         self._waiting: list[ChatTokenLogprob] = []  # of those that no event has told yet
         self._begun = False
 
-    def response(self, outputs: Reply) -> bytes:
+    def response(self, outputs: OutputCollector) -> bytes:
         """The body of a response that is not streamed."""
         return ENCODE.encode(self._turn.whole(outputs))
 
-    def take(self, reply: Reply, news: list[Choice]) -> bytes:
+    def take(self, collector: OutputCollector, updated: list[Choice]) -> bytes:
         events = self._opening()
-        for choice in news:
+        for choice in updated:
             logprobs = shaped(choice.take_logprobs())
             self._told += logprobs
             self._waiting += logprobs
             for change in self._blocks.push(choice.take()):
-                events += self._changed(reply, change)
+                events += self._changed(collector, change)
         return b"".join(events)
 
-    def end(self, reply: Reply) -> bytes:
+    def end(self, collector: OutputCollector) -> bytes:
         events: list[bytes] = []
         if not self._blocks.all:
             for change in self._blocks.push([Segment(PieceKind.CONTENT, "")]):
-                events += self._changed(reply, change)
+                events += self._changed(collector, change)
         for change in self._blocks.end():
-            events += self._changed(reply, change)
-        answer = self._turn.complete(reply, self._blocks.all, list(self._told))
+            events += self._changed(collector, change)
+        answer = self._turn.complete(collector, self._blocks.all, list(self._told))
         events.append(self._event(f"response.{answer.status}", response=answer))
         return b"".join(events)
 
-    def failure(self, reply: Reply, error: RequestError) -> bytes:
+    def failure(self, collector: OutputCollector, error: RequestError) -> bytes:
         answer = self._turn.failed(error)
         return b"".join(
             (
@@ -84,7 +84,7 @@ class ResponseEvents:
         opening: ResponseAnswer = self._turn.opening
         return [self._event(f"response.{word}", response=opening) for word in ("created", "in_progress")]
 
-    def _changed(self, reply: Reply, change: Change) -> list[bytes]:
+    def _changed(self, collector: OutputCollector, change: Change) -> list[bytes]:
         block = change.block
         match change.what:
             case Happening.BEGUN:
@@ -92,7 +92,7 @@ class ResponseEvents:
             case Happening.GROWN:
                 return [self._grown(block, change.text)] if change.text else []
             case Happening.ENDED:
-                return self._done(reply, block)
+                return self._done(collector, block)
 
     def _added(self, block: Block) -> list[bytes]:
         item = empty_item(block, self._turn.naming)
@@ -113,8 +113,8 @@ class ResponseEvents:
                 logprobs, self._waiting = self._waiting, []
                 return self._of(block, "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def _done(self, reply: Reply, block: Block) -> list[bytes]:
-        (choice,) = reply.choices
+    def _done(self, collector: OutputCollector, block: Block) -> list[bytes]:
+        (choice,) = collector.choices
         status = item_status(block, self._blocks.all, choice.finish)
         text = block.text
         told = list(self._told) if block.kind == PieceKind.CONTENT else []

@@ -15,8 +15,8 @@ import msgspec
 from penstock.protocol.config import CLAMP_ALL, ApiConfig
 from penstock.protocol.errors import InvalidRequest, NotBuilt, NotFound, RequestError
 from penstock.protocol.messages import Finish, Grammar, PieceKind, Reasoning, Sampling, SubmitText, TraceContext
-from penstock.services.client.model_info import ServedModel
-from penstock.services.client.output_collector import Reply, Segment
+from penstock.services.client.model_info import ModelInfo
+from penstock.services.client.output_collector import OutputCollector, Segment
 from penstock.services.openai.answers import ChatTokenLogprob, Remarks
 from penstock.services.openai.chat_prompt import ChatPrompt, as_function, template_arguments
 from penstock.services.openai.output_blocks import Block, blocks_of
@@ -91,7 +91,7 @@ class Turn:
     def field_names(self) -> Mapping[str, str]:
         return {**self._tools.field_names, **FIELD_NAMES}
 
-    def submission(self, options: ApiConfig, model: ServedModel, trace: TraceContext) -> SubmitText:
+    def submission(self, options: ApiConfig, model: ModelInfo, trace: TraceContext) -> SubmitText:
         """What the engine is asked, without an id. Raises InvalidRequest naming the parameter."""
         request = self.request
         logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
@@ -147,9 +147,11 @@ class Turn:
         assert self._opening is not None
         return self._opening
 
-    def complete(self, reply: Reply, blocks: list[Block], logprobs: list[ChatTokenLogprob]) -> ResponseAnswer:
+    def complete(
+        self, collector: OutputCollector, blocks: list[Block], logprobs: list[ChatTokenLogprob]
+    ) -> ResponseAnswer:
         """The whole response, which is kept if its request did not say otherwise."""
-        (choice,) = reply.choices
+        (choice,) = collector.choices
         cut = choice.finish == Finish.LENGTH
         answer = msgspec.structs.replace(
             self.opening,
@@ -157,17 +159,17 @@ class Turn:
             completed_at=None if cut else int(time.time()),
             incomplete_details=IncompleteDetails() if cut else None,
             output=output_items(blocks, choice.finish, logprobs, self.naming),
-            usage=ResponseUsage.of(reply.usage),
-            penstock=Remarks.of(reply, self._ignored),
+            usage=ResponseUsage.of(collector.usage),
+            penstock=Remarks.of(collector, self._ignored),
         )
         self.keep(answer)
         return answer
 
-    def whole(self, reply: Reply) -> ResponseAnswer:
+    def whole(self, collector: OutputCollector) -> ResponseAnswer:
         """The whole response of a reply that has ended; one that said nothing has a block of text."""
-        (choice,) = reply.choices
+        (choice,) = collector.choices
         logprobs = shaped(choice.take_logprobs())
-        return self.complete(reply, blocks_of(choice.take() or [Segment(PieceKind.CONTENT, "")]), logprobs)
+        return self.complete(collector, blocks_of(choice.take() or [Segment(PieceKind.CONTENT, "")]), logprobs)
 
     def failed(self, error: RequestError) -> ResponseAnswer:
         """The response that could not go on. It is kept only where somebody may ask what became of it."""

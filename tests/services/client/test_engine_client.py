@@ -26,22 +26,24 @@ from penstock.protocol.messages import (
     Written,
     api_index,
 )
-from penstock.services.client.engine_client import HOLD, MOST_DEATHS, Pipeline
-from penstock.services.client.output_collector import Reply
-from penstock.services.client.replicas import Engines
+from penstock.services.client.engine_client import HOLD, MOST_DEATHS, EngineClient
+from penstock.services.client.output_collector import OutputCollector
+from penstock.services.client.replicas import ReplicaSet
 from penstock.services.links.link import Arrival, Joined, Left
 from penstock.services.metrics.requests import Timings
 from penstock.services.tracing.request import Operations
-from tests.services.client.pipe import FakePort, Row, answering, batch, new_peer, silent, status, words
+from tests.services.client.fake_engine import FakePort, Row, answering, batch, new_peer, silent, status, words
 from tests.services.tracing.tracing import SAMPLED, Bench
 
 NOW = 100.0
 OWNER = Client("tenant", "name")
 
 
-def pipeline(*ports: FakePort, limit: int = 8, index: int = 3, processes: int = 1, replicas: int = 1) -> Pipeline:
+def engine_client(
+    *ports: FakePort, limit: int = 8, index: int = 3, processes: int = 1, replicas: int = 1
+) -> EngineClient:
     """A pipeline at a stopped clock, with an engine that is ready."""
-    made = Pipeline(ports, index, 5, limit, status_limit=2.0, processes=processes, replicas=replicas)
+    made = EngineClient(ports, index, 5, limit, status_limit=2.0, processes=processes, replicas=replicas)
     for port in ports:
         port.deliver = lambda arrivals: made.receive(arrivals, NOW)
     ports[0].arrive(status())
@@ -52,12 +54,12 @@ def ids(*tokens: int) -> bytes:
     return struct.pack(f"<{len(tokens)}i", *tokens)
 
 
-def reply(prompts: int = 1, n: int = 1) -> Reply:
-    return Reply(prompts, n, stream=True, timings=Timings(), now=NOW)
+def collector(prompts: int = 1, n: int = 1) -> OutputCollector:
+    return OutputCollector(prompts, n, stream=True, timings=Timings(), now=NOW)
 
 
-def submit(made: Pipeline, count: int = 1, n: int = 1) -> tuple[Reply, list[SubmitText]]:
-    waiting = reply(count, n)
+def submit(made: EngineClient, count: int = 1, n: int = 1) -> tuple[OutputCollector, list[SubmitText]]:
+    waiting = collector(count, n)
     requests = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), n=n, client=OWNER) for _ in range(count)]
     made.submit(requests, waiting, NOW)
     return waiting, requests
@@ -66,24 +68,24 @@ def submit(made: Pipeline, count: int = 1, n: int = 1) -> tuple[Reply, list[Subm
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_priority_is_for_those_who_heed_it(ordered: bool) -> None:
     port = FakePort(silent)
-    made = Pipeline((port,), 0, 5, 8, status_limit=2.0, processes=1, ordered=ordered)
+    made = EngineClient((port,), 0, 5, 8, status_limit=2.0, processes=1, ordered=ordered)
     port.deliver = lambda arrivals: made.receive(arrivals, NOW)
     port.arrive(status())
     requests = [
         SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), priority=priority) for priority in (0, -1)
     ]
-    made.submit(requests[:1], reply(), NOW)
+    made.submit(requests[:1], collector(), NOW)
     if ordered:
-        made.submit(requests[1:], reply(), NOW)
+        made.submit(requests[1:], collector(), NOW)
     else:
         with pytest.raises(InvalidRequest, match="--scheduling-policy") as caught:
-            made.submit(requests, reply(2), NOW)
+            made.submit(requests, collector(2), NOW)
         assert (caught.value.param, caught.value.code) == ("priority", "unsupported")
     assert [request.priority for request in port.of(SubmitText)] == ([0, -1] if ordered else [0])
 
 
 def test_ids_are_ours_and_differ() -> None:
-    made = pipeline(FakePort(silent))
+    made = engine_client(FakePort(silent))
     ids = [made.new_id() for _ in range(100)]
     assert len(set(ids)) == 100
     assert {api_index(number) for number in ids} == {3}
@@ -91,7 +93,7 @@ def test_ids_are_ours_and_differ() -> None:
 
 def test_requests_are_spread_over_the_tokenizers() -> None:
     ports = [FakePort(silent, index) for index in range(3)]
-    made = pipeline(*ports, limit=64)
+    made = engine_client(*ports, limit=64)
     for _ in range(9):
         submit(made)
     assert [len(port.of(SubmitText)) for port in ports] == [3, 3, 3]
@@ -105,7 +107,7 @@ def test_tokenizers_are_shared_out_among_api_processes(tokenizers: int, processe
     found = []
     for index in range(processes):
         ports = [FakePort(silent, number) for number in range(tokenizers)]
-        made = pipeline(*ports, limit=64, index=index, processes=processes)
+        made = engine_client(*ports, limit=64, index=index, processes=processes)
         for _ in range(6):
             submit(made)
         found.append("".join(str(number) for number, port in enumerate(ports) if port.of(SubmitText)))
@@ -114,7 +116,7 @@ def test_tokenizers_are_shared_out_among_api_processes(tokenizers: int, processe
 
 def test_another_share_is_used_when_its_own_takes_no_more() -> None:
     ports = [FakePort(silent, index) for index in range(2)]
-    made = pipeline(*ports, limit=64, index=0, processes=2)
+    made = engine_client(*ports, limit=64, index=0, processes=2)
     assert ports[0].peer is not None
     ports[0].peer.credit = 1
     for _ in range(3):
@@ -127,7 +129,7 @@ def test_another_share_is_used_when_its_own_takes_no_more() -> None:
 
 def test_a_full_tokenizer_is_passed_over_and_all_full_is_429() -> None:
     ports = [FakePort(silent, index) for index in range(2)]
-    made = pipeline(*ports)
+    made = engine_client(*ports)
     assert ports[0].peer is not None
     assert ports[1].peer is not None
     ports[0].peer.credit = 0
@@ -145,12 +147,12 @@ def test_a_full_tokenizer_is_passed_over_and_all_full_is_429() -> None:
 def test_the_span_of_a_request_that_found_no_room_has_an_end() -> None:
     """Its first prompt was handed over and is aborted, its second one found no credit."""
     port, bench = FakePort(silent), Bench()
-    made = Pipeline((port,), 3, 5, 8, status_limit=2.0, processes=1, operations=Operations(bench.tracer, "demo"))
+    made = EngineClient((port,), 3, 5, 8, status_limit=2.0, processes=1, operations=Operations(bench.tracer, "demo"))
     port.deliver = lambda arrivals: made.receive(arrivals, NOW)
     port.arrive(status())
     assert port.peer is not None
     port.peer.credit = 1
-    waiting = reply(2)
+    waiting = collector(2)
     asked = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), trace=SAMPLED) for _ in range(2)]
     with pytest.raises(Overloaded):
         made.submit(asked, waiting, NOW)
@@ -164,7 +166,7 @@ def test_the_span_of_a_request_that_found_no_room_has_an_end() -> None:
 
 def test_admission_is_bounded_and_says_when_to_come_back() -> None:
     port = FakePort(silent)
-    made = pipeline(port, limit=3)
+    made = engine_client(port, limit=3)
     submit(made, count=3)
     with pytest.raises(Overloaded) as caught:
         submit(made)
@@ -177,7 +179,7 @@ def test_admission_is_bounded_and_says_when_to_come_back() -> None:
 
 def test_when_to_come_back_is_told_by_the_queue_of_all_api_processes() -> None:
     port = FakePort(silent)
-    made = pipeline(port, limit=1)
+    made = engine_client(port, limit=1)
     submit(made)
     port.arrive(status(running=6, waiting=10, drain_rate=2.0))
     with pytest.raises(Overloaded) as caught:
@@ -196,13 +198,13 @@ def test_when_to_come_back_is_told_by_the_queue_of_all_api_processes() -> None:
         (lambda port, made: port.arrive(status(ready=False)), "not ready"),
         (lambda port, made: port.arrive(status(draining=True)), "shutting down"),
         (lambda port, made: setattr(made, "draining", True), "shutting down"),
-        (lambda port, made: setattr(made, "engines", Engines(1, 2.0)), "not reported"),
-        (lambda port, made: made.engines.report(status(), NOW - 2.1), "heartbeat"),
+        (lambda port, made: setattr(made, "replicas", ReplicaSet(1, 2.0)), "not reported"),
+        (lambda port, made: made.replicas.report(status(), NOW - 2.1), "heartbeat"),
     ],
 )
 async def test_what_is_missing_is_said(change: Any, trouble: str) -> None:
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     assert made.ready(NOW)
     change(port, made)
     assert not made.ready(NOW)
@@ -212,22 +214,22 @@ async def test_what_is_missing_is_said(change: Any, trouble: str) -> None:
 
 async def test_questions_need_a_tokenizer_and_no_engine() -> None:
     port = FakePort(answering(words("")))
-    made = pipeline(port)
-    made.engines = Engines(1, 2.0)
-    await made.ask(Tokenize(id=made.new_id(), prompt="a"))
+    made = engine_client(port)
+    made.replicas = ReplicaSet(1, 2.0)
+    await made.call(Tokenize(id=made.new_id(), prompt="a"))
     port.peer = None
     with pytest.raises(Unavailable, match="no tokenizer"):
-        await made.ask(Tokenize(id=made.new_id(), prompt="a"))
+        await made.call(Tokenize(id=made.new_id(), prompt="a"))
 
 
 async def test_questions_have_one_answer_each() -> None:
     port = FakePort(answering(words("")))
-    made = pipeline(port)
+    made = engine_client(port)
     first, second = await asyncio.gather(
-        made.ask(Tokenize(id=made.new_id(), prompt="ab")), made.ask(Detokenize(made.new_id(), b"a\0\0\0"))
+        made.call(Tokenize(id=made.new_id(), prompt="ab")), made.call(Detokenize(made.new_id(), b"a\0\0\0"))
     )
     assert (type(first).__name__, type(second).__name__) == ("Tokenized", "Detokenized")
-    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="a")))
+    asking = asyncio.ensure_future(made.call(Tokenize(id=7, prompt="a")))
     await asyncio.sleep(0)
     port.arrive(Rejected(id=7, status=400, message="too long", param="prompt"))
     with pytest.raises(InvalidRequest, match="too long"):
@@ -236,8 +238,8 @@ async def test_questions_have_one_answer_each() -> None:
 
 async def test_a_question_to_a_lost_tokenizer_is_asked_again() -> None:
     port = FakePort(silent)
-    made = pipeline(port)
-    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="a")))
+    made = engine_client(port)
+    asking = asyncio.ensure_future(made.call(Tokenize(id=7, prompt="a")))
     await asyncio.sleep(0)
     port.lose()
     port.script, port.peer = answering(words("x")), new_peer()
@@ -248,7 +250,7 @@ async def test_a_question_to_a_lost_tokenizer_is_asked_again() -> None:
 
 def test_a_request_moves_to_another_tokenizer_with_all_that_was_delivered() -> None:
     ports = [FakePort(silent, index) for index in range(2)]
-    made = pipeline(*ports)
+    made = engine_client(*ports)
     waiting, (request,) = submit(made, n=3)
     home, other = ports if ports[0].of(SubmitText) else ports[::-1]
     home.arrive(batch([
@@ -261,7 +263,7 @@ def test_a_request_moves_to_another_tokenizer_with_all_that_was_delivered() -> N
     (moved,) = other.of(SubmitText)
     assert moved.id != request.id
     assert moved.client == OWNER
-    assert waiting.tickets == [moved.id]
+    assert waiting.request_ids == [moved.id]
     assert moved.written == (Written(ids(5, 9, 10)), Written(ended=True), Written())
     other.arrive(batch([(request.id, Row(text="of its former life"))]))
     ends = [(moved.id, Row(text=text, choice=choice, finish=Finish.STOP)) for choice, text in ((0, "d"), (2, "e"))]
@@ -276,7 +278,7 @@ def test_a_request_moves_to_another_tokenizer_with_all_that_was_delivered() -> N
 def test_what_a_tokenizer_may_have_died_of_is_a_suspect() -> None:
     """A request that got further there is none."""
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     (_, (stuck,)), (_, (running,)) = submit(made), submit(made)
     assert (stuck.suspect, running.suspect) == (False, False)
     port.arrive(batch([(running.id, Row(text="a", token_ids=ids(5)))]))
@@ -289,9 +291,9 @@ def test_what_a_tokenizer_may_have_died_of_is_a_suspect() -> None:
 
 def test_what_tokenizers_keep_dying_of_ends_and_its_neighbours_go_on() -> None:
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     killer, _ = submit(made)
-    other = reply()
+    other = collector()
     made.submit([SubmitText(id=made.new_id(), prompt="b", sampling=Sampling())], other, NOW)
     for death in range(MOST_DEATHS + 1):
         assert killer.error is None
@@ -306,19 +308,19 @@ def test_what_tokenizers_keep_dying_of_ends_and_its_neighbours_go_on() -> None:
     with pytest.raises(InvalidRequest, match="like this one") as caught:  # the like of it, for a while
         submit(made)
     assert caught.value.code == "condemned"
-    made.submit([SubmitText(id=made.new_id(), prompt="c", sampling=Sampling())], reply(), NOW)
+    made.submit([SubmitText(id=made.new_id(), prompt="c", sampling=Sampling())], collector(), NOW)
 
 
 async def test_what_kills_in_its_trial_is_refused_from_then_on() -> None:
     """Only what was a suspect: an engine that condemns a request says it in the same words."""
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     port.deliver = lambda arrivals: made.receive(arrivals, time.monotonic())  # by which questions are asked
     waiting, (request,) = submit(made)
     port.arrive(Rejected(id=request.id, status=400, message="of executors", code="condemned"))
     assert isinstance(waiting.error, InvalidRequest)
     waiting, _ = submit(made)
-    asking = asyncio.ensure_future(made.ask(Tokenize(id=7, prompt="kill")))
+    asking = asyncio.ensure_future(made.call(Tokenize(id=7, prompt="kill")))
     await asyncio.sleep(0)
     port.lose()
     port.peer = new_peer()
@@ -332,13 +334,13 @@ async def test_what_kills_in_its_trial_is_refused_from_then_on() -> None:
     with pytest.raises(InvalidRequest, match="like this one"):
         submit(made)
     with pytest.raises(InvalidRequest, match="like this one"):
-        await made.ask(Tokenize(id=8, prompt="kill"))
+        await made.call(Tokenize(id=8, prompt="kill"))
 
 
 async def test_a_question_that_tokenizers_keep_dying_of_ends() -> None:
     port = FakePort(silent)
-    made = pipeline(port)
-    asking = asyncio.ensure_future(made.ask(Detokenize(7, b"odd")))
+    made = engine_client(port)
+    asking = asyncio.ensure_future(made.call(Detokenize(7, b"odd")))
     for _ in range(MOST_DEATHS + 1):
         await asyncio.sleep(0)
         assert not asking.done()
@@ -351,13 +353,13 @@ async def test_a_question_that_tokenizers_keep_dying_of_ends() -> None:
 
 def test_without_a_tokenizer_requests_wait_in_order_for_the_next() -> None:
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     _, (first,) = submit(made)
     port.lose()
     left, _ = submit(made)
     _, (last,) = submit(made)
     assert made.statistics().held == 3
-    made.drop(left)
+    made.abort(left)
     assert made.statistics().held == 2
     port.sent.clear()
     port.peer = new_peer()
@@ -368,7 +370,7 @@ def test_without_a_tokenizer_requests_wait_in_order_for_the_next() -> None:
     with pytest.raises(Overloaded):
         submit(made)
     port.peer.credit = 5
-    made.settle()
+    made.flush()
     assert [message.id for message in port.of(SubmitText)] == [moved.id, last.id]
     assert not port.of(Abort)
 
@@ -387,14 +389,14 @@ class Counted(OrderedDict[int, Any]):
 def test_what_waits_is_not_looked_through_for_every_newcomer() -> None:
     """While the tokenizer is missing each newcomer costs a look at the first that waits, however many do."""
     port = FakePort(silent)
-    made = pipeline(port, limit=1000)
-    made.drop(submit(made)[0])  # it has served once, so that others may wait
+    made = engine_client(port, limit=1000)
+    made.abort(submit(made)[0])  # it has served once, so that others may wait
     port.lose()
     made._held = Counted()
     port.sent.clear()
     replies = [submit(made)[0] for _ in range(500)]
     for waiting in replies[::2]:
-        made.drop(waiting)
+        made.abort(waiting)
     assert made.statistics().held == 250
     assert Counted.looks <= 750
     port.peer = new_peer()
@@ -406,7 +408,7 @@ def test_what_waits_is_not_looked_through_for_every_newcomer() -> None:
 
 def test_aborts_that_are_owed_are_not_all_tried_for_every_newcomer() -> None:
     port = FakePort(silent)
-    made = pipeline(port, limit=1000)
+    made = engine_client(port, limit=1000)
     assert port.peer is not None
     port.peer.credit = 300
     replies = [submit(made)[0] for _ in range(300)]
@@ -414,35 +416,35 @@ def test_aborts_that_are_owed_are_not_all_tried_for_every_newcomer() -> None:
     send = port.send
     port.send = lambda peer, message: (tries.append(message), send(peer, message))[1]  # type: ignore[method-assign]
     for waiting in replies:
-        made.drop(waiting)
+        made.abort(waiting)
     assert made.statistics().aborts_owed == 300
     assert len(tries) == 300
     port.peer.credit = 200
-    made.settle()
+    made.flush()
     assert len(tries) == 501
     port.peer.credit = 200
-    made.settle()
+    made.flush()
     assert [abort.id for abort in port.of(Abort)] == [request.id for request in port.of(SubmitText)]
     assert made.statistics().aborts_owed == 0
 
 
 def test_waiting_has_an_end() -> None:
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     waiting, _ = submit(made)
     port.lose()
-    made.tend(NOW)
-    made.tend(NOW + HOLD - 0.1)
+    made.tick(NOW)
+    made.tick(NOW + HOLD - 0.1)
     assert waiting.error is None
-    made.tend(NOW + HOLD)
+    made.tick(NOW + HOLD)
     assert isinstance(waiting.error, Unavailable)
     assert waiting.error.retry_after is not None
     with pytest.raises(Unavailable):
-        made.submit([SubmitText(id=made.new_id(), prompt="a", sampling=Sampling())], reply(), NOW + HOLD)
-    made.drop(waiting)
+        made.submit([SubmitText(id=made.new_id(), prompt="a", sampling=Sampling())], collector(), NOW + HOLD)
+    made.abort(waiting)
     port.peer = new_peer()
     port.arrive(Joined(), status())
-    made.tend(NOW + HOLD + 1)
+    made.tick(NOW + HOLD + 1)
     submit(made)
     assert made.statistics().unfinished == 1
 
@@ -450,25 +452,25 @@ def test_waiting_has_an_end() -> None:
 def test_nobody_waits_for_a_part_that_will_not_come_back() -> None:
     """While what is needed is there, a process that was given up is nobody's concern."""
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     waiting, _ = submit(made)
-    made.hopeless = "tokenizer-1 failed"
-    made.tend(NOW)
+    made.permanent_failure = "tokenizer-1 failed"
+    made.tick(NOW)
     submit(made)
     assert waiting.error is None
-    made.hopeless = "executor-0 failed"
+    made.permanent_failure = "executor-0 failed"
     port.arrive(status(ready=False))
     with pytest.raises(Unavailable, match="executor-0 failed"):
         submit(made)
-    made.tend(NOW)
-    made.tend(NOW + 0.1)
+    made.tick(NOW)
+    made.tick(NOW + 0.1)
     assert isinstance(waiting.error, Unavailable)
     assert "executor-0 failed" in waiting.error.message
 
 
 def test_a_server_that_was_never_ready_has_nobody_wait() -> None:
     port = FakePort(silent)
-    made = Pipeline((port,), 0, 5, 8, status_limit=2.0, processes=1)
+    made = EngineClient((port,), 0, 5, 8, status_limit=2.0, processes=1)
     with pytest.raises(Unavailable):
         submit(made)
 
@@ -477,15 +479,15 @@ def test_a_server_that_was_never_ready_has_nobody_wait() -> None:
 def test_whatever_is_cut_and_merged_the_tokens_are_whole(cuts: list[tuple[int, bool]], n: int) -> None:
     """The next tokenizer is told exactly what came before, each time."""
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     waiting, _ = submit(made, n=n)
     said: list[list[int]] = [[] for _ in range(n)]
     for number, (count, lose) in enumerate(cuts):
         choice = number % n
         fresh = list(range(len(said[choice]), len(said[choice]) + count))
         said[choice] += fresh
-        (ticket,) = waiting.tickets
-        port.arrive(batch([(ticket, Row(text="x" * count, choice=choice, tokens=count, token_ids=ids(*fresh)))]))
+        (request_id,) = waiting.request_ids
+        port.arrive(batch([(request_id, Row(text="x" * count, choice=choice, tokens=count, token_ids=ids(*fresh)))]))
         if lose:
             port.lose()
             port.peer = new_peer()
@@ -496,11 +498,11 @@ def test_whatever_is_cut_and_merged_the_tokens_are_whole(cuts: list[tuple[int, b
 
 def test_aborts_owed_to_a_lost_tokenizer_are_forgotten() -> None:
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     waiting, _ = submit(made)
     assert port.peer is not None
     port.peer.credit = 0
-    made.drop(waiting)
+    made.abort(waiting)
     assert made.statistics().aborts_owed == 1
     port.lose()
     assert made.statistics().aborts_owed == 0
@@ -508,12 +510,12 @@ def test_aborts_owed_to_a_lost_tokenizer_are_forgotten() -> None:
 
 def test_rows_find_their_choice() -> None:
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     waiting, requests = submit(made, count=2, n=2)
     rows = [(requests[1].id, Row(text="d", choice=1)), (12345, Row(text="stray")), (requests[0].id, Row(text="a"))]
     port.arrive(batch(rows))
     assert ["".join(choice.text) for choice in waiting.choices] == ["a", "", "", "d"]
-    assert [choice.index for choice in waiting.take_news()] == [3, 0]
+    assert [choice.index for choice in waiting.get_nowait()] == [3, 0]
 
 
 EVENTS = st.lists(
@@ -524,9 +526,9 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_every_request_ends_once(events: list[tuple[str, int, int]]) -> None:
-    """Random ends of four requests of three choices each: then no ticket is left and nothing is sent twice."""
+    """Random ends of four requests of three choices each: then no request is left and nothing is sent twice."""
     port = FakePort(silent)
-    made = pipeline(port, limit=4)
+    made = engine_client(port, limit=4)
     lives = [submit(made, n=3) for _ in range(4)]
     for event, which, choice in events:
         waiting, (request,) = lives[which]
@@ -542,11 +544,11 @@ def test_every_request_ends_once(events: list[tuple[str, int, int]]) -> None:
             case "reject":
                 port.arrive(Rejected(id=request.id, status=400, message="no"))
             case "drop":
-                made.drop(waiting)
+                made.abort(waiting)
             case "lose":
                 port.lose()
     for waiting, _ in lives:
-        made.drop(waiting)
+        made.abort(waiting)
     assert made.statistics().unfinished == 0
     aborted = [abort.id for abort in port.of(Abort)]
     assert len(aborted) == len(set(aborted))
@@ -554,7 +556,7 @@ def test_every_request_ends_once(events: list[tuple[str, int, int]]) -> None:
 
 def test_an_error_of_the_engine_is_told_in_its_words() -> None:
     port = FakePort(silent)
-    made = pipeline(port)
+    made = engine_client(port)
     waiting, (request,) = submit(made)
     row = Row(finish=Finish.ERROR, extra={"error": "the logits were not finite"})
     port.arrive(batch([(request.id, row)]))
@@ -564,7 +566,7 @@ def test_an_error_of_the_engine_is_told_in_its_words() -> None:
 
 
 def test_the_loss_of_a_stranger_changes_nothing() -> None:
-    made = pipeline(FakePort(silent))
+    made = engine_client(FakePort(silent))
     waiting, _ = submit(made)
     made.receive([Arrival(new_peer(), Left("gone"))], NOW)
     assert not waiting.ended
@@ -572,22 +574,22 @@ def test_the_loss_of_a_stranger_changes_nothing() -> None:
 
 async def test_with_replicas_a_conversation_keeps_to_one_tokenizer() -> None:
     ports = FakePort(silent), FakePort(silent), FakePort(silent)
-    made = pipeline(*ports, limit=32, processes=3, replicas=2)
+    made = engine_client(*ports, limit=32, processes=3, replicas=2)
     for turn in range(4):
         messages = msgspec.json.encode([{"role": "user", "content": "hello"}] + [{"role": "assistant"}] * turn)
         chat = SubmitText(id=made.new_id(), messages=messages, sampling=Sampling(), stream=True)
-        made.submit([chat], Reply(1, 1, stream=True, timings=Timings(), now=NOW), NOW)
+        made.submit([chat], OutputCollector(1, 1, stream=True, timings=Timings(), now=NOW), NOW)
     assert sorted(len(port.of(SubmitText)) for port in ports) == [0, 0, 4]
     for number in range(9):
         named = SubmitText(id=made.new_id(), prompt="x", sampling=Sampling(), session=str(number % 2))
-        made.submit([named], Reply(1, 1, stream=False, timings=Timings(), now=NOW), NOW)
+        made.submit([named], OutputCollector(1, 1, stream=False, timings=Timings(), now=NOW), NOW)
     by_session = [{request.session for request in port.of(SubmitText) if request.session} for port in ports]
     assert sum(map(len, by_session)) == 2, "each session is in one place"
 
 
 async def test_one_replica_serves() -> None:
     port = FakePort(silent)
-    made = pipeline(port, replicas=2)
+    made = engine_client(port, replicas=2)
     assert made.ready(NOW), "the other has not reported"
     port.arrive(msgspec.structs.replace(status(running=5), replica=1))
     port.arrive(msgspec.structs.replace(status(ready=False), replica=0))

@@ -16,25 +16,25 @@ from penstock.protocol.errors import (
     Unavailable,
 )
 from penstock.protocol.messages import Finish, TextExtra
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 
 
-def reply(*, stream: bool, prompts: int = 1, n: int = 1) -> Reply:
-    return Reply(prompts, n, stream=stream, timings=Timings(), now=10.0)
+def collector(*, stream: bool, prompts: int = 1, n: int = 1) -> OutputCollector:
+    return OutputCollector(prompts, n, stream=stream, timings=Timings(), now=10.0)
 
 
 async def test_a_stream_wakes_for_every_step_and_a_whole_answer_for_its_end() -> None:
-    streamed, whole = reply(stream=True), reply(stream=False)
-    waiting = [asyncio.ensure_future(each.news()) for each in (streamed, whole)]
+    streamed, whole = collector(stream=True), collector(stream=False)
+    waiting = [asyncio.ensure_future(each.get()) for each in (streamed, whole)]
     await asyncio.sleep(0)
     for each in (streamed, whole):
-        each.push(0, "a", 1, Finish.NONE, None, 11.0)
-        each.pushed()
+        each.put(0, "a", 1, Finish.NONE, None, 11.0)
+        each.notify()
     await asyncio.sleep(0)
     assert [task.done() for task in waiting] == [True, False]
-    whole.push(0, "b", 1, Finish.LENGTH, None, 12.0)
-    whole.pushed()
+    whole.put(0, "b", 1, Finish.LENGTH, None, 12.0)
+    whole.notify()
     (choice,) = await waiting[1]
     assert choice.take_text() == "ab"
     assert (choice.tokens, choice.finish) == (2, Finish.LENGTH)
@@ -47,64 +47,64 @@ class Bucket:
         self.open = True
         self.text = ""
 
-    def flow(self, reply: Reply) -> bool:
+    def write(self, collector: OutputCollector) -> bool:
         if self.open:
-            self.text += "".join(choice.take_text() for choice in reply.take_news())
+            self.text += "".join(choice.take_text() for choice in collector.get_nowait())
         return self.open
 
 
 async def test_a_tap_takes_what_comes_and_the_task_sleeps_on() -> None:
-    streamed, bucket = reply(stream=True, n=2), Bucket()
-    waiting = asyncio.ensure_future(streamed.news(bucket))
+    streamed, bucket = collector(stream=True, n=2), Bucket()
+    waiting = asyncio.ensure_future(streamed.get(bucket))
     await asyncio.sleep(0)
     for text in ("a", "b"):
-        streamed.push(0, text, 1, Finish.NONE, None, 11.0)
-        streamed.push(1, text.upper(), 1, Finish.NONE, None, 11.0)
+        streamed.put(0, text, 1, Finish.NONE, None, 11.0)
+        streamed.put(1, text.upper(), 1, Finish.NONE, None, 11.0)
         assert bucket.text in ("", "aA")  # not before the batch is complete
-        streamed.pushed()
+        streamed.notify()
     await asyncio.sleep(0)
     assert (bucket.text, waiting.done()) == ("aAbB", False)
-    streamed.push(0, "c", 1, Finish.STOP, None, 11.0)
-    streamed.pushed()
+    streamed.put(0, "c", 1, Finish.STOP, None, 11.0)
+    streamed.notify()
     assert bucket.text == "aAbBc"  # the other choice goes on
-    streamed.push(1, "C", 1, Finish.STOP, None, 11.0)
-    streamed.pushed()
+    streamed.put(1, "C", 1, Finish.STOP, None, 11.0)
+    streamed.notify()
     (choice,) = await waiting  # the end is the task's
     assert (choice.index, choice.take_text(), bucket.text) == (1, "C", "aAbBc")
 
 
 async def test_a_tap_that_is_shut_wakes_the_task() -> None:
-    streamed, bucket = reply(stream=True), Bucket()
+    streamed, bucket = collector(stream=True), Bucket()
     bucket.open = False
-    waiting = asyncio.ensure_future(streamed.news(bucket))
+    waiting = asyncio.ensure_future(streamed.get(bucket))
     await asyncio.sleep(0)
-    streamed.push(0, "a", 1, Finish.NONE, None, 11.0)
-    streamed.pushed()
+    streamed.put(0, "a", 1, Finish.NONE, None, 11.0)
+    streamed.notify()
     (choice,) = await waiting
     assert (choice.take_text(), bucket.text) == ("a", "")
     bucket.open = True
-    streamed.push(0, "b", 1, Finish.NONE, None, 11.0)
-    streamed.pushed()  # the task is about its own business: it finds the news itself
+    streamed.put(0, "b", 1, Finish.NONE, None, 11.0)
+    streamed.notify()  # the task is about its own business: it finds the news itself
     assert bucket.text == ""
-    assert [choice.take_text() for choice in await streamed.news(bucket)] == ["b"]
+    assert [choice.take_text() for choice in await streamed.get(bucket)] == ["b"]
 
 
 async def test_news_that_came_before_anybody_waited() -> None:
-    waiting = reply(stream=True)
-    waiting.push(0, "a", 1, Finish.NONE, None, 11.0)
-    (choice,) = await waiting.news()
+    waiting = collector(stream=True)
+    waiting.put(0, "a", 1, Finish.NONE, None, 11.0)
+    (choice,) = await waiting.get()
     assert choice.take_text() == "a"
     assert choice.take_text() == ""
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_errors_and_departures_end_the_wait(stream: bool) -> None:
-    failed, left = reply(stream=stream), reply(stream=stream)
-    waiting = [asyncio.ensure_future(each.news()) for each in (failed, left)]
+    failed, left = collector(stream=stream), collector(stream=stream)
+    waiting = [asyncio.ensure_future(each.get()) for each in (failed, left)]
     await asyncio.sleep(0)
     failed.fail(Unavailable("first"))
     failed.fail(Unavailable("second"))
-    left.leave()
+    left.disconnect()
     await asyncio.gather(*waiting)
     assert failed.error is not None
     assert failed.error.message == "first"
@@ -113,30 +113,30 @@ async def test_errors_and_departures_end_the_wait(stream: bool) -> None:
 
 
 async def test_rows_after_the_end_change_nothing() -> None:
-    waiting = reply(stream=True)
-    waiting.push(0, "a", 1, Finish.STOP, None, 11.0)
-    waiting.push(0, "b", 1, Finish.LENGTH, None, 12.0)
-    (choice,) = await waiting.news()
+    waiting = collector(stream=True)
+    waiting.put(0, "a", 1, Finish.STOP, None, 11.0)
+    waiting.put(0, "b", 1, Finish.LENGTH, None, 12.0)
+    (choice,) = await waiting.get()
     assert choice.take_text() == "a"
     assert (choice.finish, choice.tokens) == (Finish.STOP, 1)
 
 
 def test_usage_counts_each_prompt_once() -> None:
-    waiting = reply(stream=False, prompts=2, n=2)
+    waiting = collector(stream=False, prompts=2, n=2)
     for index in (1, 0, 3, 2):
         # Choices after the first find the whole prompt in the cache; that is not what the client is told.
         cached = 4 if index % 2 == 0 else 16
         extra = TextExtra(row=0, prompt_tokens=20, cached_tokens=cached)
-        waiting.push(index, "a", 3, Finish.STOP, extra, 11.0)
+        waiting.put(index, "a", 3, Finish.STOP, extra, 11.0)
     usage = waiting.usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (40, 12, 8)
 
 
 def test_gaps_are_timed_per_choice() -> None:
     timings = Timings()
-    waiting = Reply(1, 2, stream=True, timings=timings, now=10.0)
+    waiting = OutputCollector(1, 2, stream=True, timings=timings, now=10.0)
     for time, index in ((10.5, 0), (10.6, 1), (10.7, 0), (10.7, 1)):
-        waiting.push(index, "a", 1, Finish.NONE, None, time)
+        waiting.put(index, "a", 1, Finish.NONE, None, time)
     assert waiting.first_token == 10.5
     first, gaps = timings.first_token.statistics(), timings.inter_token.statistics()
     assert (sum(first.counts), first.total) == (1, pytest.approx(0.5))
@@ -144,10 +144,10 @@ def test_gaps_are_timed_per_choice() -> None:
 
 
 def test_token_ids_wait_to_be_taken() -> None:
-    whole = reply(stream=False, n=2)
-    whole.push(0, "a", 1, Finish.NONE, TextExtra(row=0, prompt_token_ids=b"1234"), 0.0, (), b"5678")
-    whole.push(0, "b", 1, Finish.NONE, None, 0.0, (), memoryview(b"9012"))
-    whole.push(1, "c", 1, Finish.STOP, None, 0.0)
+    whole = collector(stream=False, n=2)
+    whole.put(0, "a", 1, Finish.NONE, TextExtra(row=0, prompt_token_ids=b"1234"), 0.0, (), b"5678")
+    whole.put(0, "b", 1, Finish.NONE, None, 0.0, (), memoryview(b"9012"))
+    whole.put(1, "c", 1, Finish.STOP, None, 0.0)
     first, second = whole.choices
     assert (first.take_token_ids(), first.take_token_ids()) == (b"56789012", b"")
     assert second.take_token_ids() == b""
@@ -165,7 +165,7 @@ def test_token_ids_wait_to_be_taken() -> None:
     ],
 )
 async def test_an_error_is_raised_as_a_copy_so_that_the_kept_one_holds_no_frame(error: RequestError) -> None:
-    found = reply(stream=False)
+    found = collector(stream=False)
     assert found.failure is None
     found.fail(error)
     with contextlib.suppress(RequestError):

@@ -8,9 +8,9 @@ import msgspec
 
 from penstock.protocol.links import Role
 from penstock.protocol.messages import EngineStatus
-from penstock.services.client.replicas import UNHEARD, Engines, total
+from penstock.services.client.replicas import UNHEARD, ReplicaSet, total
 from penstock.services.metrics.snapshot import Snapshot
-from tests.services.client.pipe import status
+from tests.services.client.fake_engine import status
 
 LIMIT = 2.0
 
@@ -19,15 +19,15 @@ def beat(replica: int, **fields: Any) -> EngineStatus:
     return msgspec.structs.replace(status(), replica=replica, **fields)
 
 
-def engines(*beats: EngineStatus, replicas: int = 2) -> Engines:
-    made = Engines(replicas, LIMIT)
+def engines(*beats: EngineStatus, replicas: int = 2) -> ReplicaSet:
+    made = ReplicaSet(replicas, LIMIT)
     for each in beats:
         made.report(each, 10.0)
     return made
 
 
 def test_one_replica_is_the_engine() -> None:
-    made = Engines(1, LIMIT)
+    made = ReplicaSet(1, LIMIT)
     assert (made.status, made.time, made.trouble(0.0)) == (None, 0.0, UNHEARD)
     made.report(only := status(), 10.0)
     assert made.status is only

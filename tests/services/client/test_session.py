@@ -14,7 +14,7 @@ from penstock.protocol.messages import Client, Finish, Sampling, SubmitText
 from penstock.services.client.session import affinity
 from penstock.services.http.request_context import RequestContext, digest
 from penstock.services.openai.routes import application
-from tests.services.client.pipe import FakePort, Row, answering, request_context, service, words
+from tests.services.client.fake_engine import FakePort, Row, answering, request_context, service, words
 
 
 def request(*headers: tuple[bytes, bytes], port: int = 1, tenant: str = "") -> RequestContext:

@@ -19,7 +19,7 @@ from penstock.protocol.messages import Message
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.link import Arrival, Identity, Joined, Left, Link, Peer
 from penstock.services.supervisor.sd_notify import NoticeSocket
-from tests.services.client.pipe import LIMIT, status
+from tests.services.client.fake_engine import LIMIT, status
 
 MODEL_FILE: Mapping[str, object] = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -11,7 +11,7 @@ from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import ConfigError, Forbidden
 from penstock.protocol.validation import check
 from penstock.services.http.security import TrustedHosts
-from tests.services.client.pipe import FakePort, client, request_context, service, silent
+from tests.services.client.fake_engine import FakePort, client, request_context, service, silent
 from tests.services.http.test_refused_bodies import listening
 from tests.services.openai.shapes import check_error
 

@@ -13,13 +13,13 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from penstock.protocol.messages import Abort, Finish, Message, SubmitText
-from penstock.services.client.output_collector import Choice, Reply
+from penstock.services.client.output_collector import Choice, OutputCollector
 from penstock.services.http.connection import BodyWriter, Connection
 from penstock.services.http.request_context import BODY_WRITER
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
 from penstock.services.openai.sse import Frames
-from tests.services.client.pipe import LIMIT, FakePort, Row, batch, service, silent
+from tests.services.client.fake_engine import LIMIT, FakePort, Row, batch, service, silent
 
 BODY = json.dumps(
     {"prompt": "a", "stream": True, "max_tokens": 100, "stream_options": {"include_usage": True}}
@@ -157,10 +157,10 @@ async def test_a_bug_in_what_a_stream_says_ends_it_alone(
     """What came in the same message is written for the others, and the process goes on."""
     real = Frames.take
 
-    def take(self: Frames, reply: Reply, news: list[Choice]) -> bytes:
-        if any("bug" in piece for choice in news for piece in choice.text):
+    def take(self: Frames, collector: OutputCollector, updated: list[Choice]) -> bytes:
+        if any("bug" in piece for choice in updated for piece in choice.text):
             raise RuntimeError("what nobody is told")
-        return real(self, reply, news)
+        return real(self, collector, updated)
 
     monkeypatch.setattr(Frames, "take", take)
     async with world() as found:
@@ -177,7 +177,7 @@ async def test_a_bug_in_what_a_stream_says_ends_it_alone(
         assert await found.message() == Abort(bad_id)
         found.port.arrive(batch([(good_id, Row(text="!", finish=Finish.STOP))]))
         assert b"".join(await good.rest()).endswith(b"data: [DONE]\n\n")
-        assert found.parts.pipeline.statistics().unfinished == 0
+        assert found.parts.engine_client.statistics().unfinished == 0
     (line,) = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "request_failed"]
     assert {"id", "trace_id", "route"} == set(line)
     assert all(line.values())
@@ -240,7 +240,7 @@ async def test_a_client_that_goes_while_it_is_behind_is_aborted() -> None:
             await asyncio.sleep(0)
         slow.close()
         assert await found.message() == Abort(number)
-        assert found.parts.pipeline.statistics().unfinished == 0
+        assert found.parts.engine_client.statistics().unfinished == 0
         found.port.arrive(batch([(number, Row(text="late"))]))
 
 
@@ -257,7 +257,7 @@ async def test_a_client_that_goes_with_another_request_behind_the_first_is_abort
         client.close()
         assert await found.message() == Abort(number)
         found.port.arrive(batch([(number, Row(text="late"))]))
-        assert found.parts.pipeline.statistics().unfinished == 0
+        assert found.parts.engine_client.statistics().unfinished == 0
         assert found.sent.empty()
 
 

@@ -8,7 +8,7 @@ from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.validation import check
 from penstock.services.http.security import MAX_ASKED
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
 PAGE = "https://page.example"

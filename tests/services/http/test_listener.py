@@ -23,7 +23,7 @@ from penstock.services.http import server as listening
 from penstock.services.supervisor import address
 from penstock.services.supervisor.options import sized
 from penstock.services.supervisor.process import ExitCode
-from tests.services.client.pipe import LIMIT, silent
+from tests.services.client.fake_engine import LIMIT, silent
 from tests.services.http.process import Tokenizer, api, start
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")

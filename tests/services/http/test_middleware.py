@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from penstock.protocol.messages import EngineStatus
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http import middleware
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "a secret prompt"}]}
@@ -152,7 +152,7 @@ async def test_a_wrong_content_length_is_refused() -> None:
 async def test_not_ready_is_503_where_the_engine_is_needed() -> None:
     port = FakePort(answering(words("")))
     parts = service(port)
-    changed = EngineStatus(**{**_fields(parts.pipeline.status), "ready": False})
+    changed = EngineStatus(**{**_fields(parts.engine_client.status), "ready": False})
     port.arrive(changed)
     async with client(parts) as http:
         for path, body in ((CHAT, HELLO), ("/v1/completions", {"prompt": "a"})):
@@ -243,7 +243,7 @@ async def test_prompts_are_logged_only_where_that_was_asked_for(caplog: pytest.L
 async def test_a_bug_of_ours_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     parts = service(FakePort(answering(words("ok"))))
 
-    class Broken(ServedModel, frozen=True):
+    class Broken(ModelInfo, frozen=True):
         def check_name(self, asked: str | None) -> None:
             raise RuntimeError("an internal detail")
 
@@ -257,7 +257,7 @@ async def test_a_bug_of_ours_ends_its_request_alone(caplog: pytest.LogCaptureFix
     assert "an internal detail" in caplog.text
 
 
-def _model(model: ServedModel) -> dict[str, Any]:
+def _model(model: ModelInfo) -> dict[str, Any]:
     return {name: getattr(model, name) for name in model.__struct_fields__}
 
 

@@ -22,7 +22,7 @@ from penstock.services.http.connection import Connection
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
-from tests.services.client.pipe import LIMIT, FakePort, Row, batch, service, silent
+from tests.services.client.fake_engine import LIMIT, FakePort, Row, batch, service, silent
 
 SIZE = 1 << 20  # bytes of each body
 FLOOD = 24  # bodies
@@ -192,7 +192,7 @@ async def test_when_all_requests_fail_at_once_each_has_an_error_of_its_own() -> 
                 writer.write(request)
             for _ in asked:
                 await asyncio.wait_for(arrived.get(), LIMIT)
-            parts.pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
+            parts.engine_client.fail_all(Unavailable("the server is shutting down", code="draining"))
             for reader, writer in asked:
                 assert await status_of(reader) == 503
                 writer.close()

@@ -18,7 +18,17 @@ from penstock.protocol.messages import Abort, Message, SubmitText
 from penstock.services.http.request_context import RequestContext, new_id
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.store import ResponseStore
-from tests.services.client.pipe import FakePort, Row, answering, batch, client, request_context, service, silent, words
+from tests.services.client.fake_engine import (
+    FakePort,
+    Row,
+    answering,
+    batch,
+    client,
+    request_context,
+    service,
+    silent,
+    words,
+)
 from tests.services.openai.shapes import check_error
 
 SOON = 0.05  # seconds
@@ -56,7 +66,7 @@ def later(turns: int, act: Callable[[], object]) -> None:
 
 def check_freed(port: FakePort, parts: AppState) -> None:
     assert port.of(Abort) == [Abort(request.id) for request in port.of(SubmitText)]
-    assert parts.pipeline.statistics().unfinished == 0
+    assert parts.engine_client.statistics().unfinished == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -17,7 +17,7 @@ from penstock.protocol.messages import Finish, Message, SubmitText
 from penstock.services.http import server
 from penstock.services.http.server import ConnectionLimiter, accept, connection_limit
 from penstock.services.supervisor.process import ExitCode
-from tests.services.client.pipe import LIMIT, Row, batch
+from tests.services.client.fake_engine import LIMIT, Row, batch
 from tests.services.http.process import Tokenizer, api
 
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"

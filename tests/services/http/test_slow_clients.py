@@ -22,7 +22,7 @@ from penstock.protocol.messages import Finish, SubmitText
 from penstock.services.http.connection import Connection, ConnectionLimits
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
-from tests.services.client.pipe import LIMIT, FakePort, Row, answering, batch, service, silent, words
+from tests.services.client.fake_engine import LIMIT, FakePort, Row, answering, batch, service, silent, words
 from tests.services.openai.shapes import check_error
 
 SHORT = 0.15  # seconds
@@ -123,7 +123,7 @@ async def test_a_body_a_byte_at_a_time_is_cut_off_and_logged_as_such() -> None:
         assert "--body-timeout" in refusal(answer, 408, "request_timeout")
         assert b"x-request-id: mine\r\n" in answer
         assert found.parts.traffic.responses == {("/v1/completions", 408): 1}
-        assert found.parts.pipeline.statistics().submitted == 0
+        assert found.parts.engine_client.statistics().submitted == 0
 
 
 async def test_a_head_that_stops_is_cut_off() -> None:
@@ -198,7 +198,7 @@ async def test_a_head_that_is_too_large(data: bytes) -> None:
         message = refusal(await found.say(data), 431, "head_too_large")
         assert "--max-header-bytes" in message
         assert "2048" in message
-        assert found.parts.pipeline.statistics().submitted == 0
+        assert found.parts.engine_client.statistics().submitted == 0
 
 
 async def test_a_head_in_many_small_pieces_that_is_too_large() -> None:

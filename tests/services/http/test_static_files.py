@@ -14,7 +14,7 @@ import pytest
 
 from penstock.services.http import static_files as files
 from penstock.services.http.static_files import FILES
-from tests.services.client.pipe import FakePort, client, service, silent
+from tests.services.client.fake_engine import FakePort, client, service, silent
 
 VOID = frozenset(("meta", "link", "img", "input", "br"))
 REMOTE = re.compile(r"https?://(?!www\.w3\.org/2000/svg)")

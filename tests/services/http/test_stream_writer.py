@@ -15,7 +15,7 @@ from penstock.protocol.messages import Abort, Finish, Rejected, SubmitText, Toke
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
 from penstock.services.openai.sse import Frames
-from tests.services.client.pipe import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
+from tests.services.client.fake_engine import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -98,7 +98,7 @@ async def test_a_client_that_leaves_is_aborted_at_once(stream: bool, begun: bool
     await turns()
     assert port.of(Abort) == [Abort(request.id)]
     await connection.ended()
-    assert parts.pipeline.statistics().unfinished == 0
+    assert parts.engine_client.statistics().unfinished == 0
     port.arrive(batch([(request.id, Row(text="late"))]))  # what crossed the abort is dropped
     assert "late" not in connection.text
     assert parts.traffic.responses == {(CHAT, 499): 1}
@@ -126,11 +126,11 @@ async def test_an_abort_waits_for_credit_and_is_then_sent() -> None:
     connection.leave()
     await connection.ended()
     assert port.of(Abort) == []
-    assert parts.pipeline.statistics().aborts_owed == 1
+    assert parts.engine_client.statistics().aborts_owed == 1
     port.peer.credit = 1
-    parts.pipeline.settle()
+    parts.engine_client.flush()
     assert port.of(Abort) == [Abort(request_of(port).id)]
-    assert parts.pipeline.statistics().aborts_owed == 0
+    assert parts.engine_client.statistics().aborts_owed == 0
 
 
 async def test_a_client_that_leaves_while_its_text_is_tokenized() -> None:
@@ -260,7 +260,7 @@ async def test_a_lost_tokenizers_requests_go_on_at_another(stream: bool) -> None
     assert "service_unavailable" not in connection.text
     assert " there" in connection.text
     assert connection.text.endswith("data: [DONE]\n\n") == stream
-    assert parts.pipeline.statistics().unfinished == 0
+    assert parts.engine_client.statistics().unfinished == 0
 
 
 async def test_what_outlasts_the_drain_ends_with_a_reason() -> None:
@@ -268,7 +268,7 @@ async def test_what_outlasts_the_drain_ends_with_a_reason() -> None:
     streaming = Connection(parts, CHAT, HELLO | {"stream": True})
     asking = Connection(parts, "/tokenize", {"prompt": "a"})
     await turns()
-    parts.pipeline.fail_all(Unavailable("the server is shutting down", code="draining"))
+    parts.engine_client.fail_all(Unavailable("the server is shutting down", code="draining"))
     await asyncio.gather(streaming.ended(), asking.ended())
     for connection in (streaming, asking):
         assert connection.status == 503

@@ -90,8 +90,12 @@ async def until(done: Callable[[], object]) -> None:
 
 def idle(engine: AsyncLLM) -> bool:
     """Whether the engine runs nothing."""
-    pipeline = engine._engine.pipeline
-    return not pipeline.statistics().unfinished and pipeline.status is not None and not pipeline.status.running
+    engine_client = engine._engine.engine_client
+    return (
+        not engine_client.statistics().unfinished
+        and engine_client.status is not None
+        and not engine_client.status.running
+    )
 
 
 async def test_leaving_the_loop_aborts(engine: AsyncLLM) -> None:

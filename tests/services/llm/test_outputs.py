@@ -7,12 +7,12 @@ import pytest
 from penstock.protocol.columns import pack
 from penstock.protocol.errors import EngineFailure
 from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenLogprob
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.llm.outputs import CompletionOutput, Logprob, OutputBuilder, position
 from penstock.services.llm.params import RequestOutputKind, SamplingParams
 from penstock.services.llm.prompts import chat_request, completion_requests, parse_prompts
 from penstock.services.metrics.requests import Timings
-from tests.services.client.pipe import MODEL
+from tests.services.client.fake_engine import MODEL
 
 
 def at(token_id: int, logprob: float) -> PositionLogprobs:
@@ -20,31 +20,31 @@ def at(token_id: int, logprob: float) -> PositionLogprobs:
     return PositionLogprobs(TokenLogprob("t", token_id, logprob, b"t"), 2, top, 0)
 
 
-def growing(kind: RequestOutputKind, *, n: int = 1, logprobs: bool = True) -> tuple[Reply, OutputBuilder]:
+def growing(kind: RequestOutputKind, *, n: int = 1, logprobs: bool = True) -> tuple[OutputCollector, OutputBuilder]:
     stream = kind is not RequestOutputKind.FINAL_ONLY
-    reply = Reply(1, n, stream=stream, timings=Timings(), now=0.0)
+    collector = OutputCollector(1, n, stream=stream, timings=Timings(), now=0.0)
     (request,) = completion_requests(parse_prompts("p"), SamplingParams(logprobs=1 if logprobs else None), MODEL)
-    return reply, OutputBuilder(reply, request, "7", kind)
+    return collector, OutputBuilder(collector, request, "7", kind)
 
 
-def push(reply: Reply, choice: int, text: str, token: int, finish: Finish = Finish.NONE) -> None:
+def push(collector: OutputCollector, choice: int, text: str, token: int, finish: Finish = Finish.NONE) -> None:
     extra = TextExtra(
         row=0, prompt_tokens=2, prompt_token_ids=pack("i", [1, 2]), cached_tokens=1,
         logprobs=(at(token, -0.5),), stop_reason="s" if finish else None, drafted=(3, 1) if finish else None,
     )  # fmt: skip
-    reply.push(choice, text, 1, finish, extra, 1.0, token_ids=pack("i", [token]))
+    collector.put(choice, text, 1, finish, extra, 1.0, token_ids=pack("i", [token]))
 
 
 def test_calls_of_custom_tools() -> None:
-    reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
+    collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=0.0)
     tools = [{"type": "custom", "custom": {"name": "c"}}, {"type": "function", "function": {"name": "f"}}]
     request = chat_request([{"role": "user", "content": "x"}], None, MODEL, tools=tools)
-    builder = OutputBuilder(reply, request, "7", RequestOutputKind.DELTA)
+    builder = OutputBuilder(collector, request, "7", RequestOutputKind.DELTA)
     calls = [Piece(PieceKind.CALL, "c"), Piece(PieceKind.ARGUMENTS, "a "), Piece(PieceKind.CALL, "f")]
-    reply.push(0, "", 1, Finish.NONE, None, 1.0, pieces=tuple(calls[:2]))
-    (first,) = builder.take(reply.take_news()).outputs
-    reply.push(0, "", 1, Finish.NONE, None, 1.0, pieces=(Piece(PieceKind.ARGUMENTS, "b"), calls[2]))
-    (more,) = builder.take(reply.take_news()).outputs
+    collector.put(0, "", 1, Finish.NONE, None, 1.0, pieces=tuple(calls[:2]))
+    (first,) = builder.take(collector.get_nowait()).outputs
+    collector.put(0, "", 1, Finish.NONE, None, 1.0, pieces=(Piece(PieceKind.ARGUMENTS, "b"), calls[2]))
+    (more,) = builder.take(collector.get_nowait()).outputs
     custom, function = first.message()["tool_calls"][0], more.message()["tool_calls"][1]
     assert (custom["type"], custom["custom"]) == ("custom", {"name": "c", "input": "a "})
     assert [(call.type, call.arguments) for call in more.tool_calls] == [("custom", "b"), ("function", "")]
@@ -52,10 +52,10 @@ def test_calls_of_custom_tools() -> None:
 
 
 def test_a_whole_output() -> None:
-    reply, builder = growing(RequestOutputKind.FINAL_ONLY)
-    push(reply, 0, "a", 5)
-    push(reply, 0, "b", 6, Finish.STOP)
-    found = builder.take(reply.take_news())
+    collector, builder = growing(RequestOutputKind.FINAL_ONLY)
+    push(collector, 0, "a", 5)
+    push(collector, 0, "b", 6, Finish.STOP)
+    found = builder.take(collector.get_nowait())
     (choice,) = found.outputs
     assert (found.request_id, found.prompt, found.prompt_token_ids, found.num_cached_tokens) == ("7", "p", [1, 2], 1)
     assert (choice.text, choice.token_ids, choice.finish_reason, choice.stop_reason) == ("ab", [5, 6], "stop", "s")
@@ -76,11 +76,11 @@ def test_a_whole_output() -> None:
     ],
 )
 def test_a_stream(kind: RequestOutputKind, texts: list[str], ids: list[list[int]]) -> None:
-    reply, builder = growing(kind)
-    push(reply, 0, "a", 5)
-    first = builder.take(reply.take_news())
-    push(reply, 0, "b", 6, Finish.LENGTH)
-    second = builder.take(reply.take_news())
+    collector, builder = growing(kind)
+    push(collector, 0, "a", 5)
+    first = builder.take(collector.get_nowait())
+    push(collector, 0, "b", 6, Finish.LENGTH)
+    second = builder.take(collector.get_nowait())
     assert [each.outputs[0].text for each in (first, second)] == texts
     assert [each.outputs[0].token_ids for each in (first, second)] == ids
     assert (first.finished, second.finished) == (False, True)
@@ -90,16 +90,16 @@ def test_a_stream(kind: RequestOutputKind, texts: list[str], ids: list[list[int]
 
 
 def test_a_delta_holds_the_choices_that_have_one() -> None:
-    reply, builder = growing(RequestOutputKind.DELTA, n=2, logprobs=False)
-    push(reply, 1, "x", 5)
-    (choice,) = builder.take(reply.take_news()).outputs
+    collector, builder = growing(RequestOutputKind.DELTA, n=2, logprobs=False)
+    push(collector, 1, "x", 5)
+    (choice,) = builder.take(collector.get_nowait()).outputs
     assert (choice.index, choice.text, choice.logprobs, choice.cumulative_logprob) == (1, "x", None, None)
 
 
 def test_a_failure_keeps_its_error() -> None:
-    reply, builder = growing(RequestOutputKind.FINAL_ONLY)
+    collector, builder = growing(RequestOutputKind.FINAL_ONLY)
     error = EngineFailure("not a number")
-    reply.fail(error)
+    collector.fail(error)
     found = builder.failed(error)
     assert (found.outputs, found.finished, found.error) == ([], True, error)
 
@@ -117,13 +117,13 @@ WRITTEN = (
 
 def written(kind: RequestOutputKind) -> list[CompletionOutput]:
     """The choice as it was after each of the pieces."""
-    reply, builder = growing(kind, logprobs=False)
+    collector, builder = growing(kind, logprobs=False)
     found = []
     for step, pieces in enumerate(WRITTEN):
         finish = Finish.CALLS if step == len(WRITTEN) - 1 else Finish.NONE
-        reply.push(0, "", 1, finish, None, 1.0, pieces, token_ids=pack("i", [step]))
+        collector.put(0, "", 1, finish, None, 1.0, pieces, token_ids=pack("i", [step]))
         if kind is not RequestOutputKind.FINAL_ONLY or finish:
-            found.append(builder.take(reply.take_news()).outputs[0])
+            found.append(builder.take(collector.get_nowait()).outputs[0])
     return found
 
 

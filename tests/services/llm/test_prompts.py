@@ -13,7 +13,7 @@ from penstock.protocol.columns import unpack
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import Prompt, chat_request, completion_requests, conversations, parse_prompts
-from tests.services.client.pipe import MAX_MODEL_LEN, MODEL, VOCABULARY
+from tests.services.client.fake_engine import MAX_MODEL_LEN, MODEL, VOCABULARY
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

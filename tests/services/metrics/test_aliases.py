@@ -10,7 +10,7 @@ from penstock.protocol.config import ApiConfig
 from penstock.protocol.links import Role
 from penstock.services.metrics import aliases, exposition
 from penstock.services.metrics.definitions import METRICS, Kind, Subject
-from tests.services.client.pipe import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, words
 from tests.services.metrics.snapshots import every, message
 
 SAME = {  # of an engine, without labels of their own

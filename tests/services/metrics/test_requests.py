@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.links import Role
 from penstock.services.metrics.requests import FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST, Traffic
-from tests.services.client.pipe import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, words
 from tests.services.metrics.snapshots import every, message, server
 
 ROLES = ("api", "tokenizer", "scheduler", "executor")

@@ -13,7 +13,7 @@ from penstock.protocol import limits
 from penstock.protocol.messages import SubmitText
 from penstock.services.openai.parameters import UNSUPPORTED, WITHOUT_EFFECT
 from penstock.services.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import DESCRIPTION, check_error
 
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (

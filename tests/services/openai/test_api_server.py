@@ -22,7 +22,7 @@ import pytest
 from penstock.protocol.messages import Abort, Finish, SubmitText, TextBatch
 from penstock.services.http.connection import ConnectionLimits
 from penstock.services.supervisor.process import ExitCode
-from tests.services.client.pipe import LIMIT, Row, answering, batch, silent, words
+from tests.services.client.fake_engine import LIMIT, Row, answering, batch, silent, words
 from tests.services.http.process import Api, Tokenizer, api, start
 
 HELLO = [{"role": "user", "content": "Hello"}]

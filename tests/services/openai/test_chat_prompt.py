@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.protocol import limits
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.engine_core.models.pooler import Pooler
 from penstock.protocol.messages import Finish, SubmitText
-from tests.services.client.pipe import MODEL, FakePort, Row, answering, client, service
+from tests.services.client.fake_engine import MODEL, FakePort, Row, answering, client, service
 from tests.services.openai.shapes import check_error
 
 VECTOR = np.array([3.0, -4.0, 0.0, 12.0, -1.0, 1.0, -1.0, -1.0], np.float32)

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.protocol import limits
 from penstock.protocol.messages import Finish, SubmitText
-from tests.services.client.pipe import FakePort, Row, answering, client, position, service, silent, words
+from tests.services.client.fake_engine import FakePort, Row, answering, client, position, service, silent, words
 from tests.services.openai.shapes import check, check_completion_chunks, check_error, events, texts
 
 PATH = "/v1/completions"

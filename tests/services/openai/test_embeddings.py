@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from penstock.engine_core.models.pooler import Pooler
 from penstock.protocol import limits
 from penstock.protocol.messages import Abort, Finish, SubmitText
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai import embeddings
-from tests.services.client.pipe import MODEL, FakePort, Row, answering, client, service, silent
+from tests.services.client.fake_engine import MODEL, FakePort, Row, answering, client, service, silent
 from tests.services.openai.shapes import check, check_error
 
 PATH = "/v1/embeddings"
@@ -49,7 +49,7 @@ def unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     return vector / np.linalg.norm(vector)
 
 
-async def post(body: dict[str, Any], port: FakePort | None = None, model: ServedModel = POOLED) -> tuple[int, Any]:
+async def post(body: dict[str, Any], port: FakePort | None = None, model: ModelInfo = POOLED) -> tuple[int, Any]:
     port = port or FakePort(answering(pooled))
     async with client(replace(service(port), model=model)) as http:
         answer = await http.post(PATH, json=body)

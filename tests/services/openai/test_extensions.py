@@ -11,7 +11,17 @@ import pytest
 
 from penstock.protocol.messages import Finish, SubmitText
 from penstock.services.openai.answers import unpacked
-from tests.services.client.pipe import MAX_MODEL_LEN, FakePort, Row, answering, client, position, service, silent, words
+from tests.services.client.fake_engine import (
+    MAX_MODEL_LEN,
+    FakePort,
+    Row,
+    answering,
+    client,
+    position,
+    service,
+    silent,
+    words,
+)
 from tests.services.openai.shapes import check_error, events
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})

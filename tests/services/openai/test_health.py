@@ -9,9 +9,9 @@ import msgspec
 
 from penstock.protocol.config import RunConfig
 from penstock.protocol.links import Role
-from penstock.services.client.replicas import Engines
+from penstock.services.client.replicas import ReplicaSet
 from penstock.services.supervisor.restart_policy import LIMIT, RestartPolicy
-from tests.services.client.pipe import FakePort, client, service, silent, status
+from tests.services.client.fake_engine import FakePort, client, service, silent, status
 from tests.services.openai.shapes import check_error
 
 
@@ -64,7 +64,7 @@ async def test_a_replica_that_is_missing_degrades_the_server(tmp_path: Path) -> 
     model = msgspec.structs.replace(parts.config.model, data_parallel_size=2, tensor_parallel_size=2)
     config = msgspec.structs.replace(parts.config, model=model, run=RunConfig(run_dir=str(tmp_path)))
     parts = replace(parts, config=config)
-    parts.pipeline.engines = Engines(2, 2.0)
+    parts.engine_client.replicas = ReplicaSet(2, 2.0)
     port.arrive(msgspec.structs.replace(status(), replica=1))
     restarts = RestartPolicy(tmp_path)
     async with client(parts) as http:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.protocol.messages import SubmitText
-from tests.services.client.pipe import MODEL, FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import MODEL, FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error, events
 from tests.services.openai.test_cohere import pooled
 

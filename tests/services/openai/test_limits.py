@@ -12,7 +12,7 @@ from penstock.protocol.config import fields
 from penstock.protocol.messages import SubmitText
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.validation import LIMIT_OPTIONS
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})

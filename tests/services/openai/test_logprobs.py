@@ -13,7 +13,7 @@ from penstock.services.openai.answers import (
     prompt_positions,
     with_prompt,
 )
-from tests.services.client.pipe import position
+from tests.services.client.fake_engine import position
 
 
 def test_the_chosen_token_stands_among_the_top_ones_of_a_completion() -> None:

@@ -9,7 +9,7 @@ import anthropic.types as anthropic
 import openai.types as types
 import pytest
 
-from tests.services.client.pipe import FakePort, client, service, silent
+from tests.services.client.fake_engine import FakePort, client, service, silent
 from tests.services.openai.shapes import check, check_error, strangers
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}

@@ -17,7 +17,7 @@ from penstock.services.openai.responses.request import REFUSALS as RESPONSE_REFU
 from penstock.services.openai.responses.request import ResponseRequest
 from penstock.services.openai.routes import ROUTES
 from penstock.services.openai.schema import ChatRequest
-from tests.services.client.pipe import FakePort, client, service, silent
+from tests.services.client.fake_engine import FakePort, client, service, silent
 
 
 async def test_the_description_names_every_route_and_every_reference_resolves() -> None:

@@ -13,7 +13,7 @@ from penstock.services.openai.chat import REQUEST as CHAT
 from penstock.services.openai.chat import chat_submission
 from penstock.services.openai.completions import REQUEST, lengths, prompt_submission
 from penstock.services.openai.parameters import submission, with_own_seed
-from tests.services.client.pipe import MODEL
+from tests.services.client.fake_engine import MODEL
 
 TRACE = TraceContext("00-" + "1" * 32 + "-" + "2" * 16 + "-01")
 

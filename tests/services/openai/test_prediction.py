@@ -10,7 +10,7 @@ import openai.types.chat as chat
 import pytest
 
 from penstock.protocol.messages import Finish, SubmitText
-from tests.services.client.pipe import FakePort, Row, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakePort, Row, answering, client, service, silent, words
 from tests.services.openai.shapes import check, check_chat_chunks, check_completion_chunks, check_error, events
 
 CHAT = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}

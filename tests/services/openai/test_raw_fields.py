@@ -14,7 +14,7 @@ from penstock.services.openai.parameters import UNSUPPORTED_IN_COMPLETIONS, chec
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.structured_output import FORMS, UNREAD, grammar_of
 from penstock.services.openai.validation import LONG, RawFields, read_fields
-from tests.services.client.pipe import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, words
 
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 CHAT = msgspec.json.Decoder(ChatRequest)

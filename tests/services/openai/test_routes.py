@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
 

@@ -13,9 +13,9 @@ import pytest
 from penstock.engine_core.models.pooler import Pooler
 from penstock.protocol import limits
 from penstock.protocol.messages import Finish, SubmitText
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai.scoring import CLOSING, chance
-from tests.services.client.pipe import MODEL, FakePort, Row, answering, client, service
+from tests.services.client.fake_engine import MODEL, FakePort, Row, answering, client, service
 from tests.services.openai.shapes import check_error
 
 POOLED = msgspec.structs.replace(MODEL, hidden=2)
@@ -38,7 +38,7 @@ def pooled(request: SubmitText) -> list[list[Row]]:
 
 
 async def post(
-    path: str, body: dict[str, Any], port: FakePort | None = None, model: ServedModel = POOLED
+    path: str, body: dict[str, Any], port: FakePort | None = None, model: ModelInfo = POOLED
 ) -> tuple[int, Any]:
     port = port or FakePort(answering(pooled))
     async with client(replace(service(port), model=model)) as http:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.protocol.messages import Piece, PieceKind
-from penstock.services.client.output_collector import Segment, Segments, output_of
+from penstock.services.client.output_collector import Segment, Segments, parsed_output
 
 C, R, CALL, A = PieceKind.CONTENT, PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS
 
@@ -34,8 +34,8 @@ def test_the_whole_output_by_kind() -> None:
     segments.push((Piece(R, "why"), Piece(C, "so"), Piece(CALL, "f"), Piece(A, '{"a":')))
     segments.push((Piece(CALL, "g"), Piece(C, "!")))
     taken = segments.take("")
-    output = output_of(taken)
+    output = parsed_output(taken)
     assert (output.content, output.reasoning) == ("so!", "why")
     assert [(call.name, call.arguments) for call in output.calls] == [("f", '{"a":'), ("g", "")]
     assert [call.id for call in output.calls] == [each.id for each in taken if each.kind == CALL]
-    assert output_of([Segment(C, "x")]).calls == ()
+    assert parsed_output([Segment(C, "x")]).calls == ()

@@ -11,12 +11,12 @@ from starlette.types import Message
 
 from penstock.protocol.links import TEXT, decoder
 from penstock.protocol.messages import Finish, Sampling, SubmitText, TextBatch, TextExtra
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import BODY_WRITER
 from penstock.services.http.stream_writer import attended, stream
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.sse import Frames
-from tests.services.client.pipe import FakePort, request_context, service, silent
+from tests.services.client.fake_engine import FakePort, request_context, service, silent
 
 STREAMS = 256
 STEPS = 60
@@ -67,19 +67,19 @@ async def run() -> tuple[float, int]:
     async def receive() -> Message:
         return await asyncio.Future()
 
-    async def answer(reply: Reply) -> None:
+    async def answer(collector: OutputCollector) -> None:
         context = request_context(receive=receive, send=send, **{BODY_WRITER: Wire()})
-        async with attended(reply, parts.pipeline, context):
+        async with attended(collector, parts.engine_client, context):
             frames = Frames(IDENTITY, chat=True, choices=1)
-            await stream(reply, frames, context)
+            await stream(collector, frames, context)
 
     answers, ids = [], []
     for _ in range(STREAMS):
-        reply = Reply(1, 1, stream=True, timings=parts.traffic.timings, now=time.monotonic())
-        request = SubmitText(id=parts.pipeline.new_id(), prompt="a", sampling=Sampling(), stream=True)
-        parts.pipeline.submit([request], reply, time.monotonic())
+        collector = OutputCollector(1, 1, stream=True, timings=parts.traffic.timings, now=time.monotonic())
+        request = SubmitText(id=parts.engine_client.new_id(), prompt="a", sampling=Sampling(), stream=True)
+        parts.engine_client.submit([request], collector, time.monotonic())
         ids.append(request.id)
-        answers.append(asyncio.create_task(answer(reply)))
+        answers.append(asyncio.create_task(answer(collector)))
     await asyncio.sleep(0)
     link = decoder(TEXT, at_binder=False)
     steps = batches(ids)

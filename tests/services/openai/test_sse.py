@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from penstock.protocol.errors import EngineFailure
 from penstock.protocol.messages import Finish, TextExtra
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.answers import Identity, Told, chat_answer, completion_answer
 from penstock.services.openai.parameters import UsageWanted
 from penstock.services.openai.sse import Frames, encode_text
-from tests.services.client.pipe import position
+from tests.services.client.fake_engine import position
 from tests.services.openai.shapes import (
     check,
     check_chat_chunks,
@@ -65,16 +65,18 @@ def lives(draw: st.DrawFn) -> list[tuple[int, str, int, int, TextExtra | None, b
     return rows
 
 
-def replay(rows: list[tuple[int, str, int, int, TextExtra | None, bool]], frames: Frames | None) -> tuple[Reply, str]:
+def replay(
+    rows: list[tuple[int, str, int, int, TextExtra | None, bool]], frames: Frames | None
+) -> tuple[OutputCollector, str]:
     """The reply that `rows` make, and the stream if it is taken where the rows say."""
     choices = max(row[0] for row in rows) + 1
-    reply = Reply(1, choices, stream=frames is not None, timings=Timings(), now=1.0)
+    collector = OutputCollector(1, choices, stream=frames is not None, timings=Timings(), now=1.0)
     sent = b""
     for step, (index, text, tokens, finish, extra, taken) in enumerate(rows):
-        reply.push(index, text, tokens, finish, extra, 2.0 + step)
+        collector.put(index, text, tokens, finish, extra, 2.0 + step)
         if frames is not None and (taken or step == len(rows) - 1):
-            sent += frames.take(reply, reply.take_news())
-    return reply, (sent + (frames.end(reply) if frames else b"")).decode()
+            sent += frames.take(collector, collector.get_nowait())
+    return collector, (sent + (frames.end(collector) if frames else b"")).decode()
 
 
 @settings(max_examples=200)
@@ -82,11 +84,11 @@ def replay(rows: list[tuple[int, str, int, int, TextExtra | None, bool]], frames
 def test_a_chat_stream_says_what_the_whole_says(rows: Any) -> None:
     choices = max(row[0] for row in rows) + 1
     told = any(row[4] is not None and row[4].logprobs for row in rows)
-    reply, stream = replay(rows, Frames(IDENTITY, chat=True, choices=choices, usage=USAGE))
+    collector, stream = replay(rows, Frames(IDENTITY, chat=True, choices=choices, usage=USAGE))
     chunks = events(stream)
     check_chat_chunks(chunks, usage=True)
-    reply, _ = replay(rows, None)
-    whole = json.loads(json_of(chat_answer(IDENTITY, reply, Told(logprobs=told))))
+    collector, _ = replay(rows, None)
+    whole = json.loads(json_of(chat_answer(IDENTITY, collector, Told(logprobs=told))))
     check(chat.ChatCompletion, whole)
     assert texts(chunks) == {c["index"]: c["message"]["content"] for c in whole["choices"]}
     assert ends(chunks) == {c["index"]: (c["finish_reason"], c.get("stop_reason")) for c in whole["choices"]}
@@ -101,11 +103,11 @@ def test_a_chat_stream_says_what_the_whole_says(rows: Any) -> None:
 def test_a_completion_stream_says_what_the_whole_says(rows: Any) -> None:
     choices = max(row[0] for row in rows) + 1
     told = any(row[4] is not None and row[4].logprobs for row in rows)
-    reply, stream = replay(rows, Frames(IDENTITY, chat=False, choices=choices, usage=USAGE))
+    collector, stream = replay(rows, Frames(IDENTITY, chat=False, choices=choices, usage=USAGE))
     chunks = events(stream)
     check_completion_chunks(chunks, usage=True)
-    reply, _ = replay(rows, None)
-    answer = completion_answer(IDENTITY, reply, Told(logprobs=told))
+    collector, _ = replay(rows, None)
+    answer = completion_answer(IDENTITY, collector, Told(logprobs=told))
     whole = json.loads(json_of(answer))
     check(completions.Completion, whole)
     assert texts(chunks) == {c["index"]: c["text"] for c in whole["choices"]}
@@ -138,24 +140,24 @@ def test_text_is_one_line_for_every_reader(text: str) -> None:
 
 
 def test_an_error_in_a_stream() -> None:
-    reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
+    collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=0.0)
     frames = Frames(IDENTITY, chat=True, choices=1)
-    first, last, rest = frames.failure(reply, EngineFailure("line\u2028break")).decode().split("\n\n")
+    first, last, rest = frames.failure(collector, EngineFailure("line\u2028break")).decode().split("\n\n")
     assert (last, rest) == ("data: [DONE]", "")
     assert "\u2028" not in first
     check_error(json.loads(first.removeprefix("data: ")), "server_error", None)
 
 
 def test_deltas_that_were_not_taken_are_merged() -> None:
-    reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
+    collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=0.0)
     frames = Frames(IDENTITY, chat=True, choices=1)
     for step in range(5):
-        reply.push(0, str(step), 1, Finish.NONE, None, 1.0 + step)
-    first = frames.take(reply, reply.take_news()).decode()
+        collector.put(0, str(step), 1, Finish.NONE, None, 1.0 + step)
+    first = frames.take(collector, collector.get_nowait()).decode()
     assert first.count("data: ") == 2  # the role, then all of the text
     assert '"content":"01234"' in first
-    reply.push(0, "", 1, Finish.NONE, None, 9.0)
-    assert frames.take(reply, reply.take_news()) == b""  # a token that decodes to nothing yet
+    collector.put(0, "", 1, Finish.NONE, None, 9.0)
+    assert frames.take(collector, collector.get_nowait()) == b""  # a token that decodes to nothing yet
 
 
 @settings(max_examples=200)
@@ -164,8 +166,8 @@ def test_reasoning_and_calls_of_a_stream_are_those_of_the_whole(rows: Any, finis
     _, stream = replayed(rows, finish, Frames(IDENTITY, chat=True, choices=1, usage=USAGE))
     chunks = events(stream)
     check_chat_chunks(chunks, usage=True)
-    reply, _ = replayed(rows, finish, None)
-    whole = json.loads(json_of(chat_answer(IDENTITY, reply, Told())))
+    collector, _ = replayed(rows, finish, None)
+    whole = json.loads(json_of(chat_answer(IDENTITY, collector, Told())))
     check(chat.ChatCompletion, whole)
     (choice,) = whole["choices"]
     content, reasoning, calls = "", "", []
@@ -193,8 +195,8 @@ def test_where_reasoning_is_looked_for_every_delta_tells(rows: Any, finish: Fini
     _, stream = replayed(rows, finish, frames, reasons=True)
     chunks = events(stream)
     check_chat_chunks(chunks)
-    reply, _ = replayed(rows, finish, None, reasons=True)
-    message = json.loads(json_of(chat_answer(IDENTITY, reply, Told(reasoning=told))))["choices"][0]["message"]
+    collector, _ = replayed(rows, finish, None, reasons=True)
+    message = json.loads(json_of(chat_answer(IDENTITY, collector, Told(reasoning=told))))["choices"][0]["message"]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert all(("reasoning_content" in delta) == told for delta in (*deltas, message))
     if told:

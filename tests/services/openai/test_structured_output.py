@@ -13,7 +13,7 @@ from penstock.protocol.messages import Finish, Grammar, SubmitText
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.structured_output import FORMS, grammar_of
 from penstock.services.openai.validation import decode
-from tests.services.client.pipe import FakePort, Row, answering, client, service
+from tests.services.client.fake_engine import FakePort, Row, answering, client, service
 from tests.services.openai.shapes import events
 
 CHAT = msgspec.json.Decoder(ChatRequest)

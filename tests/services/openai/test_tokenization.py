@@ -14,8 +14,8 @@ from penstock.engine_core.embedded import demo_folder
 from penstock.protocol.config import Config, TokenizerConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.messages import Detokenize, Tokenize
-from penstock.services.client.model_info import served_model, tokenizer_info
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from penstock.services.client.model_info import read_model_info, tokenizer_info
+from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -83,8 +83,8 @@ async def test_token_ids_travel_as_int32() -> None:
 async def test_the_tokenizers_configuration(tmp_path: Path) -> None:
     file = tmp_path / "mine.jinja"
     file.write_text("{{ messages }}")
-    model = served_model(Config())
-    ours = served_model(Config(tokenizer=TokenizerConfig(chat_template=str(file))))
+    model = read_model_info(Config())
+    ours = read_model_info(Config(tokenizer=TokenizerConfig(chat_template=str(file))))
     async with client(replace(service(FakePort(silent)), model=model)) as http:
         info = (await http.get("/tokenizer_info")).json()
     stated = json.loads((demo_folder() / "tokenizer_config.json").read_text())

@@ -14,7 +14,7 @@ import pytest
 from penstock.protocol import limits
 from penstock.protocol.messages import CustomInput, Finish, Piece, PieceKind, SubmitText, ToolUse
 from penstock.services.openai.structured_output import FORMS
-from tests.services.client.pipe import FakePort, Row, answering, client, position, service, silent, words
+from tests.services.client.fake_engine import FakePort, Row, answering, client, position, service, silent, words
 from tests.services.openai.shapes import check, check_chat_chunks, check_error, events
 
 CHAT = "/v1/chat/completions"

@@ -20,7 +20,7 @@ from penstock.services.openai.parameters import UNSUPPORTED
 from penstock.services.openai.routes import application
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.validation import check_depth
-from tests.services.client.pipe import FakePort, answering, client, request_context, service, silent, words
+from tests.services.client.fake_engine import FakePort, answering, client, request_context, service, silent, words
 from tests.services.openai.shapes import check_error
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from penstock.protocol.messages import Finish, Piece, PieceKind, TextExtra
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.stream_writer import Framing
 from penstock.services.metrics.requests import Timings
 
@@ -36,19 +36,19 @@ def outputs(draw: st.DrawFn) -> list[tuple[list[Piece], bool]]:
 
 def replay(
     rows: list[tuple[list[Piece], bool]], finish: Finish, framing: Framing | None, *, reasons: bool = False
-) -> tuple[Reply, str]:
+) -> tuple[OutputCollector, str]:
     """The reply that the rows make, and the stream where there is a framing."""
-    reply = Reply(1, 1, stream=framing is not None, timings=Timings(), now=1.0)
+    collector = OutputCollector(1, 1, stream=framing is not None, timings=Timings(), now=1.0)
     sent = b""
     for step, (pieces, taken) in enumerate(rows):
         last = step == len(rows) - 1
         extra = TextExtra(row=0, prompt_tokens=7, cached_tokens=3, reasons=reasons) if step == 0 else None
         plain = all(piece.kind == PieceKind.CONTENT for piece in pieces) and step % 2 == 0
         text = "".join(piece.text for piece in pieces) if plain else ""  # as a choice that nothing was parsed of
-        reply.push(0, text, 1, finish if last else Finish.NONE, extra, 2.0 + step, [] if plain else pieces)
+        collector.put(0, text, 1, finish if last else Finish.NONE, extra, 2.0 + step, [] if plain else pieces)
         if framing is not None and (taken or last):
-            sent += framing.take(reply, reply.take_news())
-    return reply, (sent + (framing.end(reply) if framing is not None else b"")).decode()
+            sent += framing.take(collector, collector.get_nowait())
+    return collector, (sent + (framing.end(collector) if framing is not None else b"")).decode()
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from penstock.protocol.errors import DeadlineExceeded, Unavailable
 from penstock.protocol.messages import Finish, Pooling, SubmitText, TraceContext
 from penstock.protocol.messages import Sampling as Sampled
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.tracing import names
 from penstock.services.tracing.request import MAX_PROMPTS, Operation, Operations, ServerSpan, operation_of
@@ -103,17 +103,17 @@ def asked(number: int = 1, **given: Any) -> SubmitText:
     return SubmitText(id=number, **fields | given)
 
 
-def replied(**given: Any) -> Reply:
-    reply = Reply(1, 1, stream=True, timings=Timings(), now=1.0, name="chatcmpl-1")
-    reply.prompts[0].tokens, reply.prompts[0].cached_tokens = 10, 4
-    reply.choices[0].tokens, reply.choices[0].finish = 21, given.pop("finish", Finish.STOP)
-    reply.choices[0].drafted = given.pop("drafted", (0, 0))
+def replied(**given: Any) -> OutputCollector:
+    collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=1.0, name="chatcmpl-1")
+    collector.prompts[0].tokens, collector.prompts[0].cached_tokens = 10, 4
+    collector.choices[0].tokens, collector.choices[0].finish = 21, given.pop("finish", Finish.STOP)
+    collector.choices[0].drafted = given.pop("drafted", (0, 0))
     for name, value in given.items():
-        setattr(reply, name, value)
-    return reply
+        setattr(collector, name, value)
+    return collector
 
 
-def spans(*requests: SubmitText, ended: Reply | None = None) -> tuple[list[Span], Operation]:
+def spans(*requests: SubmitText, ended: OutputCollector | None = None) -> tuple[list[Span], Operation]:
     bench = Bench()
     operation = Operation(bench.tracer, requests or (asked(),), "demo", 1.0)
     operation.end(ended if ended is not None else replied(), 5.0)
@@ -185,7 +185,7 @@ def test_drafts_are_counted() -> None:
 
 
 def test_a_client_that_left() -> None:
-    (span,), _ = spans(ended=replied(left=True, finish=Finish.NONE))
+    (span,), _ = spans(ended=replied(disconnected=True, finish=Finish.NONE))
     assert events(span) == [names.CLIENT_LEFT]
     assert span.attributes[names.ERROR_TYPE] == "client_left"
     assert names.GEN_AI_FINISH_REASONS not in span.attributes
@@ -230,9 +230,9 @@ def test_one_that_begins_a_trace() -> None:
 def test_a_refusal_is_an_operation_that_failed() -> None:
     bench = Bench()
     operation = Operation(bench.tracer, (asked(),), "demo", 1.0)
-    reply = Reply(1, 1, stream=True, timings=Timings(), now=1.0, name="chatcmpl-1")
-    operation.end(reply, 3.0, Unavailable("gone", code="part_lost"))
+    collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=1.0, name="chatcmpl-1")
+    operation.end(collector, 3.0, Unavailable("gone", code="part_lost"))
     (span,) = bench.told()
     assert (span.error, span.attributes[names.ERROR_TYPE]) == ("gone", "part_lost")
     assert names.GEN_AI_RESPONSE_ID not in span.attributes, "there is none"
-    assert reply.error is None, "it may be submitted again"
+    assert collector.error is None, "it may be submitted again"

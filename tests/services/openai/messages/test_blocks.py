@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.protocol.messages import SubmitText
-from tests.services.client.pipe import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, words
 
 PLAIN = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Rain."}}
 BLOCKS = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Snow."}]}}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.protocol.messages import SubmitText
-from tests.services.client.pipe import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, words
 
 THOUGHT = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "so"}]
 CALLS = [{"type": "tool_use", "id": f"t{number}", "name": "f", "input": {}} for number in range(4)]

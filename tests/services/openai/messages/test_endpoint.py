@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.protocol.messages import ContextLength, Rejected, SubmitText, Tokenize
-from tests.services.client.pipe import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, words
 
 SAY: dict[str, Any] = {"max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from penstock.protocol.errors import EngineFailure
 from penstock.protocol.messages import Finish, Piece, PieceKind
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.messages.output import UNPARSED, MessageEvents, Told, arguments, message_answer
@@ -62,8 +62,8 @@ def test_a_stream_says_what_the_whole_says(
     rows: list[tuple[list[Piece], bool]], finish: Finish, thinking: bool
 ) -> None:
     _, text = replay(rows, finish, MessageEvents(IDENTITY, Told(thinking=thinking)))
-    reply, _ = replay(rows, finish, None)
-    whole = json.loads(msgspec.json.encode(message_answer(IDENTITY, reply, Told(thinking=thinking))))
+    collector, _ = replay(rows, finish, None)
+    whole = json.loads(msgspec.json.encode(message_answer(IDENTITY, collector, Told(thinking=thinking))))
     assert list(strangers(shapes.Message.model_validate(whole, strict=True))) == []
     told = events(text)
     assert [event["type"] for event in told[:2]] == ["message_start", "ping"]
@@ -96,9 +96,9 @@ def test_arguments_are_an_object(text: str, expected: dict[str, Any]) -> None:
      (Finish.LENGTH, None, "max_tokens"), (Finish.CALLS, None, "tool_use")],
 )  # fmt: skip
 def test_why_it_ended(finish: Finish, stopped: str | int | None, reason: str) -> None:
-    reply, _ = replay([([Piece(PieceKind.CONTENT, "so")], True)], finish, None)
-    reply.choices[0].stop_reason = stopped
-    answer = message_answer(IDENTITY, reply)
+    collector, _ = replay([([Piece(PieceKind.CONTENT, "so")], True)], finish, None)
+    collector.choices[0].stop_reason = stopped
+    answer = message_answer(IDENTITY, collector)
     assert answer.stop_reason == reason
     assert answer.stop_sequence == ("END" if stopped == "END" else None)
 
@@ -107,10 +107,10 @@ def test_why_it_ended(finish: Finish, stopped: str | int | None, reason: str) ->
 def test_an_output_that_fills_the_context(asked: int, reason: str) -> None:
     told = Told(max_tokens=asked)
     rows = [([Piece(PieceKind.CONTENT, "so")], True)]
-    reply, text = replay(rows, Finish.LENGTH, MessageEvents(IDENTITY, told))
-    assert reply.choices[0].tokens == 1
+    collector, text = replay(rows, Finish.LENGTH, MessageEvents(IDENTITY, told))
+    assert collector.choices[0].tokens == 1
     assert events(text)[-2]["delta"]["stop_reason"] == reason
-    assert message_answer(IDENTITY, reply, told).stop_reason == reason
+    assert message_answer(IDENTITY, collector, told).stop_reason == reason
 
 
 def test_no_key_is_null_that_anthropic_leaves_out() -> None:
@@ -131,9 +131,9 @@ def nulls(value: Any) -> Iterator[str]:
 
 def test_a_failure_is_told_in_the_stream() -> None:
     framing = MessageEvents(IDENTITY, Told(request_id="req"))
-    reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
-    reply.push(0, "so", 1, Finish.NONE, None, 1.0)
-    sent = framing.take(reply, reply.take_news()) + framing.failure(reply, EngineFailure("it broke"))
+    collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=0.0)
+    collector.put(0, "so", 1, Finish.NONE, None, 1.0)
+    sent = framing.take(collector, collector.get_nowait()) + framing.failure(collector, EngineFailure("it broke"))
     assert events(sent.decode())[-1] == {
         "type": "error", "error": {"type": "api_error", "message": "it broke"}, "request_id": "req",
     }  # fmt: skip

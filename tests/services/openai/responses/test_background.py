@@ -11,7 +11,7 @@ import pytest
 from penstock.protocol.messages import Abort, Finish, SubmitText
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.turn import Turn
-from tests.services.client.pipe import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
+from tests.services.client.fake_engine import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
 
 ASKED = {"input": "hi", "background": True}
 
@@ -83,7 +83,7 @@ async def test_to_delete_one_ends_it_and_it_stays_deleted() -> None:
         (asked,) = port.of(SubmitText)
         assert (await asking.delete(f"/v1/responses/{name}")).json()["deleted"] is True
         assert port.of(Abort) == [Abort(asked.id)]
-        assert parts.pipeline.statistics().unfinished == 0
+        assert parts.engine_client.statistics().unfinished == 0
         port.arrive(batch([(asked.id, Row(text="late", finish=Finish.STOP))]))
         await asyncio.sleep(0)
         assert (await asking.get(f"/v1/responses/{name}")).status_code == 404
@@ -118,7 +118,7 @@ async def test_a_bug_of_ours_fails_it_instead_of_leaving_it_in_progress(
     (line,) = lines(caplog, "request_failed")
     assert line["route"] == "/v1/responses"
     assert parts.traffic.rejections == {"internal_error": 1}
-    assert parts.pipeline.statistics().unfinished == 0
+    assert parts.engine_client.statistics().unfinished == 0
 
 
 async def test_its_body_counts_until_it_has_ended() -> None:

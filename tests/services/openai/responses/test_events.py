@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import EngineFailure
 from penstock.protocol.messages import Finish, Piece, PieceKind, Sampling
-from penstock.services.client.output_collector import Reply
+from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.responses.endpoint import REQUEST
 from penstock.services.openai.responses.events import ResponseEvents
@@ -51,8 +51,8 @@ def plain(value: Any) -> Any:
 def test_a_stream_says_what_the_whole_says(rows: list[tuple[list[Piece], bool]], finish: Finish) -> None:
     one, other = turn(), turn()
     _, text = replay(rows, finish, ResponseEvents(one))
-    reply, _ = replay(rows, finish, None)
-    whole = json.loads(msgspec.json.encode(other.whole(reply)))
+    collector, _ = replay(rows, finish, None)
+    whole = json.loads(msgspec.json.encode(other.whole(collector)))
     told = events(text)
     for event in told:
         assert list(strangers(EVENT.validate_python(event, strict=True))) == []
@@ -145,9 +145,11 @@ def test_what_was_cut_off_is_incomplete() -> None:
 def test_a_failure_is_told_and_ends_the_stream() -> None:
     told = turn()
     framing = ResponseEvents(told)
-    reply = Reply(1, 1, stream=True, timings=Timings(), now=0.0)
-    reply.push(0, "so", 1, Finish.NONE, None, 1.0)
-    sent = framing.take(reply, reply.take_news()) + framing.failure(reply, EngineFailure("it broke\u2028", code="x"))
+    collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=0.0)
+    collector.put(0, "so", 1, Finish.NONE, None, 1.0)
+    sent = framing.take(collector, collector.get_nowait()) + framing.failure(
+        collector, EngineFailure("it broke\u2028", code="x")
+    )
     found = events(sent.decode())
     assert [event["type"] for event in found[-2:]] == ["error", "response.failed"]
     assert found[-2]["message"] == "it broke\u2028"

@@ -11,7 +11,7 @@ import pytest
 from penstock.protocol.messages import CustomInput, SubmitText
 from penstock.services.openai.responses.request import ResponseTool
 from penstock.services.openai.responses.tools import ToolName, toolbox
-from tests.services.client.pipe import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
 from tests.services.openai.shapes import check_error
 
 RESPONSES = "/v1/responses"

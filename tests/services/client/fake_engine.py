@@ -35,8 +35,8 @@ from penstock.protocol.messages import (
     Tokenized,
     TokenLogprob,
 )
-from penstock.services.client.engine_client import Pipeline
-from penstock.services.client.model_info import ServedModel
+from penstock.services.client.engine_client import EngineClient
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import BodyBudget, RequestContext
 from penstock.services.http.security import Keys
 from penstock.services.http.server import ConnectionLimiter
@@ -54,7 +54,7 @@ from penstock.services.tracing.tracer import Tracer
 LIMIT = 60.0  # seconds, after which something has hung; a loaded machine needs some of them
 VOCABULARY = 1000
 MAX_MODEL_LEN = 512
-MODEL = ServedModel(
+MODEL = ModelInfo(
     names=("demo", "demo-alias"), max_model_len=MAX_MODEL_LEN, vocab_size=VOCABULARY, created=1_700_000_000
 )
 
@@ -207,19 +207,19 @@ def service(
     ports = [port] if isinstance(port, FakePort) else list(port)
     options.setdefault("allowed_hosts", "*")
     config = sized(Config(api=ApiConfig(**options)), cores=1)
-    pipeline = Pipeline(ports, 0, 1, config.api.max_queued_requests, LIMIT, processes=1)
+    engine_client = EngineClient(ports, 0, 1, config.api.max_queued_requests, LIMIT, processes=1)
     for each in ports:
-        each.deliver = lambda arrivals: pipeline.receive(arrivals, time.monotonic())
+        each.deliver = lambda arrivals: engine_client.receive(arrivals, time.monotonic())
     ports[0].arrive(status())
     model = msgspec.structs.replace(MODEL, generation=generation or Generation(), wrong_output=wrong_output)
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
     traffic, limiter, run_dir = Traffic(), ConnectionLimiter(), Path(config.run.run_dir)
-    collector = partial(collect_api, pipeline, ports, traffic, limiter, responses)
+    collector = partial(collect_api, engine_client, ports, traffic, limiter, responses)
     me = Identity(Role.API, 0, 1, 7)
-    exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=pipeline.remote)
-    background = BackgroundWork(pipeline, traffic)
+    exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=engine_client.remote)
+    background = BackgroundWork(engine_client, traffic)
     keys = Keys(config.api)
-    return AppState(config, 0, model, pipeline, traffic, exporter, keys, responses, background, limiter=limiter)
+    return AppState(config, 0, model, engine_client, traffic, exporter, keys, responses, background, limiter=limiter)
 
 
 def request_context(
