@@ -57,20 +57,21 @@ class Dispatch:
 
     def send(self, request: Request) -> None:
         """Have a scheduler begin it, or go on with it; hold it while there is none."""
-        assert request.replica is None
-        number = self._placement.place(self._asked(request), request.former.keys() | request.refused)
+        assert request.placement.replica is None
+        without = request.placement.former.keys() | request.placement.refused
+        number = self._placement.place(self._asked(request), without)
         if number is None:
             self._held[request.id] = request
             return
         self._held.pop(request.id, None)
-        request.replica = number
+        request.placement.replica = number
         self._had[number][request.id] = request
         self.upward[number].append(request.handover())
 
     def tell(self, request: Request, message: Message) -> None:
         """Say something about a request to who has it."""
-        if request.replica is not None:
-            self.upward[request.replica].append(message)
+        if request.placement.replica is not None:
+            self.upward[request.placement.replica].append(message)
 
     def holds(self, request: Request) -> bool:
         """Whether no scheduler has it."""
@@ -79,10 +80,11 @@ class Dispatch:
     def end(self, request: Request) -> None:
         """It is over here: what it has written may be the beginning of another prompt."""
         self._held.pop(request.id, None)
-        if request.replica is not None:
+        replica = request.placement.replica
+        if replica is not None:
             if self._placement.chains:
                 for choice in request.choices:
-                    self._placement.learn(request.replica, self._written(request, choice, len(choice.written) - 1))
+                    self._placement.learn(replica, self._written(request, choice, len(choice.written) - 1))
             self._release(request)
 
     def take_back(self, request: Request) -> None:
@@ -91,12 +93,13 @@ class Dispatch:
 
     def is_former(self, request: Request, number: int, *, rows: int) -> bool:
         """Whether a scheduler speaks of a life that is over; `rows`: how many of its choices it ends there."""
-        if request.replica == number:
+        if request.placement.replica == number:
             return False
-        if number in request.former:
-            request.former[number] -= rows
-            if request.former[number] <= 0:
-                del request.former[number]
+        former = request.placement.former
+        if number in former:
+            former[number] -= rows
+            if former[number] <= 0:
+                del former[number]
         return True
 
     def unwilling(self, number: int) -> None:
@@ -105,7 +108,7 @@ class Dispatch:
 
     def willing(self, request: Request) -> bool:
         """Whether somebody takes requests who has not refused this one."""
-        without = request.former.keys() | request.refused
+        without = request.placement.former.keys() | request.placement.refused
         return any(replica.taking for number, replica in enumerate(self._placement.replicas) if number not in without)
 
     def leave(self, number: int) -> list[Request]:
@@ -115,11 +118,11 @@ class Dispatch:
         lost = list(self._had[number].values())
         self._had[number].clear()
         for request in lost:
-            request.replica = None
+            request.placement.replica = None
             self._moved += 1
         for requests in (self._held, *self._had):
             for request in requests.values():
-                request.former.pop(number, None)
+                request.placement.former.pop(number, None)
         return lost
 
     def report(self, status: EngineStatus) -> list[Request]:
@@ -138,11 +141,11 @@ class Dispatch:
 
     def move(self, request: Request) -> None:
         """Have another scheduler go on with it. The one that has it is told to end it."""
-        assert request.replica is not None
+        assert request.placement.replica is not None
         self._moved += 1
-        request.mark = sum(choice.tokens for choice in request.choices)
-        request.former[request.replica] = len(request.choices) - request.confirmed
-        self.upward[request.replica].append(Abort(request.id))
+        request.placement.mark = sum(choice.tokens for choice in request.choices)
+        request.placement.former[request.placement.replica] = len(request.choices) - request.confirmed
+        self.upward[request.placement.replica].append(Abort(request.id))
         self._release(request)
         self.send(request)
 
@@ -150,42 +153,44 @@ class Dispatch:
         return not any(self.upward)
 
     def _may_move(self, request: Request, ready: set[int]) -> bool:
-        if ready <= request.former.keys():
+        placement = request.placement
+        if ready <= placement.former.keys():
             return False
         ahead = AHEAD * len(request.choices)
-        if request.mark < 0 or sum(choice.tokens for choice in request.choices) > request.mark + ahead:
+        if placement.mark < 0 or sum(choice.tokens for choice in request.choices) > placement.mark + ahead:
             return True
-        if not request.stayed:
-            request.stayed = True
+        if not placement.stayed:
+            placement.stayed = True
             self._stayed += 1
         return False
 
     def _release(self, request: Request) -> None:
         """Its scheduler does not have it any more."""
-        assert request.replica is not None
-        del self._had[request.replica][request.id]
-        self._placement.replicas[request.replica].give(request.booked)
-        request.replica = None
+        placement = request.placement
+        assert placement.replica is not None
+        del self._had[placement.replica][request.id]
+        self._placement.replicas[placement.replica].give(placement.booked)
+        placement.replica = None
 
     def _asked(self, request: Request) -> Asked:
         """What decides where it goes: of a request that goes on, its first choice that does."""
         choice = next(choice for choice in request.choices if not choice.ended)
         prompt = len(request.message.token_ids) // 4
-        request.booked = sum(not choice.ended for choice in request.choices)
+        request.placement.booked = sum(not choice.ended for choice in request.choices)
         return Asked(
             tokens=prompt + choice.tokens,
-            chain=self._written(request, choice, choice.tokens) if choice.tokens else request.chain,
+            chain=self._written(request, choice, choice.tokens) if choice.tokens else request.placement.chain,
             session=request.session,
-            choices=request.booked,
+            choices=request.placement.booked,
         )
 
     def _written(self, request: Request, choice: Choice, count: int) -> list[bytes]:
         """Identities of a choice's full blocks, with the first `count` tokens that it has written."""
         message, size = request.message, self._placement.block_size
         if not self._placement.chains or count <= 0 or (message.pooling is not None and message.pooling.whole):
-            return request.chain
+            return request.placement.chain
         tokens = array("i", message.token_ids) + choice.written[:count]
-        found = request.chain[:]
+        found = request.placement.chain[:]
         extend(found, root(message.cache_salt), tokens, len(tokens) // size, size)
         return found
 

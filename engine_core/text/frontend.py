@@ -189,8 +189,8 @@ class Frontend:
         if rejected.status == Unavailable.status:
             self._dispatch.unwilling(replica)
         elif rejected.status == Overloaded.status:
-            request.refused.add(replica)
-        if rejected.status not in ELSEWHERE or (request.refused and not self._dispatch.willing(request)):
+            request.placement.refused.add(replica)
+        if rejected.status not in ELSEWHERE or (request.placement.refused and not self._dispatch.willing(request)):
             self._reject(request, rejected)
         elif request.aborted:
             self._drop(request)

@@ -84,13 +84,27 @@ class Kept:
         return Delta("".join(self._texts), self._tokens, last.finish, extra, pieces=merged(self._pieces))
 
 
+class RequestPlacement:
+    """Which replica a request is at, and which it has been at. Kept by the dispatch."""
+
+    __slots__ = ("booked", "chain", "former", "mark", "refused", "replica", "stayed")
+
+    def __init__(self) -> None:
+        self.replica: int | None = None  # whose scheduler has it
+        self.booked = 0  # choices that count as load there
+        self.chain: list[bytes] = []  # identities of its prompt's full blocks
+        self.former: dict[int, int] = {}  # replicas it was taken from: how many of its choices they have yet to end
+        self.refused: set[int] = set()  # replicas that had no room for it
+        self.mark = -1  # tokens that it had when it moved for want of executors; -1: it has not
+        self.stayed = False  # the next time it did not
+
+
 class Request:
     """State of one request. Owned by the frontend."""
 
     __slots__ = (
-        "_message", "_text", "aborted", "api", "booked", "chain", "choices", "confirmed", "former", "id", "kept",
-        "mark", "prompt_ids", "refused", "replica", "seats", "session", "skip_special_tokens", "stayed", "token_ids",
-        "trace",
+        "_message", "_text", "aborted", "api", "choices", "confirmed", "id", "kept", "placement", "prompt_ids", "seats",
+        "session", "skip_special_tokens", "token_ids", "trace",
     )  # fmt: skip
 
     def __init__(self, api: int, text: SubmitText) -> None:
@@ -108,14 +122,7 @@ class Request:
         self.kept = [] if text.stream else [Kept() for _ in range(text.n)]
         self.session = text.session
         self.trace = text.trace
-        # Where it is, kept by the dispatch.
-        self.replica: int | None = None  # whose scheduler has it
-        self.booked = 0  # choices that count as load there
-        self.chain: list[bytes] = []  # identities of its prompt's full blocks
-        self.former: dict[int, int] = {}  # replicas it was taken from: how many of its choices they have yet to end
-        self.refused: set[int] = set()  # replicas that had no room for it
-        self.mark = -1  # tokens that it had when it moved for want of executors; -1: it has not
-        self.stayed = False  # the next time it did not
+        self.placement = RequestPlacement()
 
     @property
     def encoding(self) -> bool:
@@ -133,7 +140,7 @@ class Request:
         text, self._text = self._text, None
         assert text is not None
         self._message = prepared.request
-        self.chain = prepared.chain
+        self.placement.chain = prepared.chain
         stops = compile_stops(text.stop) if text.stop else None
         if text.sampling.prompt_logprobs >= 0:
             self.token_ids = prepared.token_ids
