@@ -35,7 +35,8 @@ from penstock.engine_core.loading import load
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.kernels.records import AttentionBatch
-from penstock.services.executor.process_groups import ENVIRONMENT, ONE_HOST
+from penstock.services.executor.process_groups import ENVIRONMENT
+from penstock.services.executor.rendezvous import LOOPBACK, choose
 
 RANKS = (2, 4, 8)
 HIDDEN = (4096, 8192)
@@ -136,7 +137,8 @@ def compare_passes(group: Group, exchange: Exchange, shape: Shape, folder: Path,
 def measure(rank: int, ranks: int, hidden: Sequence[int], whole: bool, place: str, link: Connection) -> None:
     """One rank: what it finds at each hidden size, plainly and in the order of ranks, and of a pass if that is asked
     for."""
-    for name, value in {**ENVIRONMENT, **ONE_HOST}.items():
+    choose(LOOPBACK)
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)

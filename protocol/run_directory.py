@@ -21,7 +21,7 @@ class RunFile(msgspec.Struct, frozen=True):
 
 RUN_FILES: tuple[RunFile, ...] = (
     RunFile("lock", "launcher", "launcher, api", "the lock of the launcher that runs here", kept=True),
-    RunFile("*.sock", "binders, launcher, first executors", "their peers", "sockets of links, sd_notify and groups"),
+    RunFile("*.sock", "binders, launcher", "their peers", "sockets of links and of sd_notify"),
     RunFile("*.store", "executors of a group", "the same", "torch's FileStore of one generation of a group"),
     RunFile("*.metrics", "every process", "api", "a snapshot of its metrics"),
     RunFile("*.starts", "every process", "its next start", "how often it was started since it ended in order"),

@@ -24,9 +24,7 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
 from penstock.services.executor.device import begin_device, is_device_error, is_group_error, set_timer_slack
-from penstock.services.executor.handshake import Generation
 from penstock.services.executor.peer_liveness import PeerLiveness, leave
-from penstock.services.executor.rendezvous import choose, rendezvous
 from penstock.services.executor.watchdog import TICK as LOOK
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.links.curve import read_keys
@@ -68,27 +66,28 @@ def run(config: Config, index: int) -> int:
     stop, done, stages = Stop(), threading.Event(), StartupPhases()
     if config.links.scheduler_address:
         read_keys(config.links.link_keys)  # what is wrong with them is told now, not when the model is loaded
-    bond: PeerLiveness | None = None
-    life: Generation | None = None
-    if groups.group_size(config.model) > 1:
-        met = rendezvous(config, groups.place(index, config.model)).meet(stop)
-        if met is None:
-            return ExitCode.ORDERLY
-        life, bond = met
-        if bond.address and not choose(bond.address):
-            logs.warning(log, "no_interface", address=bond.address)
-        Thread(target=bond.watch, args=(stop, done), name="bond", daemon=True).start()
     if config.executor.device != "cpu":
         # Torch takes longer to be imported than the GPU's driver to begin, and finds it done.
         Thread(target=begin_device, args=(index - config.executor.first_executor,), daemon=True).start()
+    generation, liveness = None, None
+    if groups.group_size(config.model) > 1:
+        from penstock.services.executor.rendezvous import choose, rendezvous
+
+        generation = rendezvous(config, groups.place(index, config.model)).meet(stop)
+        if generation is None:
+            return ExitCode.ORDERLY
+        liveness = generation.liveness
+        if not choose(liveness.address):
+            logs.warning(log, "no_interface", address=liveness.address)
+        Thread(target=liveness.watch, args=(stop, done), name="liveness", daemon=True).start()
     from penstock.services.executor.startup import start
 
     try:
-        serve(config, index, start(config, index, life, stages), stop, stages, bond)
+        serve(config, index, start(config, index, generation, stages), stop, stages, liveness)
     except PenstockError:
         raise
     except Exception as error:
-        if bond is not None and is_group_error(error) and bond.broken(BROKEN_SECONDS):
+        if liveness is not None and is_group_error(error) and liveness.broken(BROKEN_SECONDS):
             leave()
         logs.exception(log, "executor_failed")
         return ExitCode.DEVICE if is_device_error(error) else ExitCode.FAILED
@@ -101,7 +100,7 @@ def run(config: Config, index: int) -> int:
 
 
 def serve(
-    config: Config, index: int, engine: Engine, stop: Stop, stages: StartupPhases, bond: PeerLiveness | None = None
+    config: Config, index: int, engine: Engine, stop: Stop, stages: StartupPhases, liveness: PeerLiveness | None = None
 ) -> None:
     """Join the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -145,7 +144,7 @@ def serve(
     except PenstockError:
         raise
     except Exception as error:
-        if bond is not None and is_group_error(error) and bond.broken(BROKEN_SECONDS):
+        if liveness is not None and is_group_error(error) and liveness.broken(BROKEN_SECONDS):
             leave()
         reports.write("crashed", traceback.format_exc(), tuple(steps.decoding))
         raise

@@ -1,7 +1,7 @@
-"""How the executors of a group hear of one another's ends.
+"""How the executors of a group notice that one of them has ended.
 
-Whatever ends a process closes its end of a connection, at once and by the kernel, whether its threads turn, hang, or
-wait for a device; and one member's end is the end of the life of all.
+The kernel closes a connection as soon as the process at its end is gone, whether that process's threads run, hang, or
+wait for a device. The end of one member is the end of the generation for all.
 """
 
 from __future__ import annotations
@@ -18,34 +18,33 @@ from penstock.services.supervisor.process import ExitCode, Stop
 
 log = logging.getLogger(__name__)
 
-LOOK = 0.1  # seconds between looks at whether there is anything left to watch
-FAREWELL_SECONDS = 0.2  # after another's end, in which we may turn out to end, too
-LAST_SECONDS = 3.0  # the same where we have been told to end, and what is left to do may need the others
-KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))  # a host's end in 11 s
+POLL_SECONDS = 0.1  # between looks at whether there is anything left to watch
+GRACE_SECONDS = 0.2  # after another member's end, in which this process may turn out to end, too
+DRAIN_SECONDS = 3.0  # the same where this process was told to end: what it still has to do may need the others
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))  # a lost host shows in 11 s
 
 
 class PeerLiveness:
-    """A member's connections: the first one's to each other, any other's to the first."""
+    """A member's connections: those of the first member to all others, that of any other to the first."""
 
     def __init__(self, links: list[socket.socket]) -> None:
         self._links = links
 
     @property
     def address(self) -> str:
-        """Of this host, as the others of the group reach it; empty where all are on one."""
-        link = next(iter(self._links), None)
-        return "" if link is None or link.family == socket.AF_UNIX else str(link.getsockname()[0])
+        """The address of this host by which the other members reach it."""
+        return str(self._links[0].getsockname()[0])
 
     def broken(self, seconds: float) -> bool:
-        """Whether another member has ended, or does within this time. Nobody says anything, so reading means an end."""
+        """Whether another member has ended, or ends within this time. Nobody sends: readable means ended."""
         return bool(select.select(self._links, [], [], seconds)[0])
 
     def watch(self, stop: Stop, done: Event) -> None:
-        """For a thread of its own: end this process when another member ends. One that is told to end itself gets the
+        """For a thread of its own: end this process when another member ends. A process that was told to end gets the
         time to do so, unless it waits for the others."""
         while not done.is_set():
-            if self.broken(LOOK):
-                if not done.wait(LAST_SECONDS if stop.asked else FAREWELL_SECONDS):
+            if self.broken(POLL_SECONDS):
+                if not done.wait(DRAIN_SECONDS if stop.asked else GRACE_SECONDS):
                     leave(ExitCode.ORDERLY if stop.asked else ExitCode.GROUP)
                 return
 
@@ -55,16 +54,14 @@ class PeerLiveness:
 
 
 def leave(code: ExitCode = ExitCode.GROUP, reason: str = "another executor of the group has ended") -> NoReturn:
-    """End this process, whatever its threads do: the life of its group is over, and the next one needs it anew."""
+    """End this process, whatever its threads do: the next generation of its group needs a new one."""
     logs.warning(log, "group_broken", reason=reason)
     logging.shutdown()
     os._exit(code)
 
 
 def keep_alive(link: socket.socket) -> None:
-    """Have the kernel find out when the other's host is gone; on one machine it knows."""
-    if link.family == socket.AF_UNIX:
-        return
+    """Have the kernel find out when the host at the other end is gone."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE:
         link.setsockopt(socket.IPPROTO_TCP, option, value)

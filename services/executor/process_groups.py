@@ -6,11 +6,10 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from penstock.engine_core.distributed.custom_all_reduce import open_exchange
 from penstock.engine_core.distributed.group import Group
@@ -18,8 +17,7 @@ from penstock.engine_core.distributed.peer_memory import CudaMemory, DeviceMemor
 from penstock.engine_core.execution.all_reduce_tuning import Trial, quickest
 from penstock.protocol.config import Config
 from penstock.protocol.groups import Place
-from penstock.services.executor.handshake import Generation
-from penstock.services.executor.rendezvous import host_and_port
+from penstock.services.executor.rendezvous import Generation
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -27,32 +25,22 @@ log = logging.getLogger(__name__)
 COLLECTIVE_SECONDS = 600.0  # that a member may wait in one for the others; whose step hangs the watchdog knows sooner
 # NVLink's multicast is off unless the operator wants it: on some machines it stays broken until the next boot.
 ENVIRONMENT: Mapping[str, str] = {"NCCL_NVLS_ENABLE": "0"}
-ONE_HOST: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 DISABLED = "NCCL_P2P_DISABLE"  # of the environment: devices are not to reach one another's memory
 
 
-def begin(config: Config, place: Place, life: Generation, device: torch.device) -> Group:
-    """The group of a life that has begun, as this member sees it: torch's process groups over a store of this life.
+def begin(config: Config, place: Place, generation: Generation, device: torch.device) -> Group:
+    """The group of a generation as this member sees it: torch's process groups over the generation's store.
 
     Raises torch's RuntimeError when another member ends meanwhile.
     """
-    where, model = config.executor.rendezvous, config.model
-    for name, value in (ENVIRONMENT if where else {**ENVIRONMENT, **ONE_HOST}).items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    ranks, stages = model.tensor_parallel_size, model.pipeline_parallel_size
+    ranks, stages = config.model.tensor_parallel_size, config.model.pipeline_parallel_size
     member, wait = place.stage * ranks + place.rank, timedelta(seconds=COLLECTIVE_SECONDS)
-    store: Store
-    if life.port:
-        store = TCPStore(host_and_port(where)[0], life.port, ranks * stages, member == 0, wait)
-    else:
-        file = store_file(Path(config.run.run_dir), place.replica, life)
-        if member == 0:
-            remove_others(file)
-        store = FileStore(str(file))
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(
-        backend, store=PrefixStore(life.name, store), rank=member, world_size=ranks * stages, timeout=wait
-    )
+    store = PrefixStore(generation.name, generation.store)
+    store.set_timeout(wait)
+    dist.init_process_group(backend, store=store, rank=member, world_size=ranks * stages, timeout=wait)
     members = mine = dist.group.WORLD
     forwards = backwards = None
     if stages > 1:  # everybody makes all of them, in one order
@@ -64,18 +52,6 @@ def begin(config: Config, place: Place, life: Generation, device: torch.device) 
         place.rank, ranks, place.stage, stages, mine if ranks > 1 else None, members, forwards, backwards,
         config.model.batch_invariant,
     )  # fmt: skip
-
-
-def store_file(run_dir: Path, replica: int, life: Generation) -> Path:
-    """Where the members of a life on one machine tell one another their addresses."""
-    return run_dir / f"group-{replica}-{life.name}.store"
-
-
-def remove_others(file: Path) -> None:
-    """The stores of lives that are over."""
-    for other in file.parent.glob(f"{file.name.rpartition('-')[0]}-*.store"):
-        if other != file:
-            other.unlink(missing_ok=True)
 
 
 def with_exchange(

@@ -1,12 +1,17 @@
-"""How the executors of a group find one another.
+"""How the executors of a group meet: through torch's store, by torchelastic's rules.
 
-The first member listens, the others come to it and each proves to the other that it has the same keys
-(services/executor/handshake.py); when all have come their group begins its life, and nobody can join any more. So a
-member that was started again waits for the next life, and never meets members of an older one. The connections stay
-open: by them members notice one another's ends (services/executor/peer_liveness.py).
+The first member opens the store: a TCPStore at --rendezvous, or a FileStore in the run directory where all members are
+on one machine. The others write their records into it. When all have joined, the first member writes the generation,
+with the ids of its members, and nobody else can join it. A member that was started again waits for the next generation.
+Every generation has a store of its own, because a group restarts as a whole: its first member ends with it.
 
-gloo and NCCL use the network interface over which the members met. By themselves they choose one by the host's name or
-by the order of interfaces, which may lead nowhere.
+A store does not report that a client has ended, and torchelastic's heartbeats take seconds to find out. So the first
+member connects to each of the others, and both sides watch that connection (services/executor/peer_liveness.py).
+
+torch's store authenticates nobody: its port, like those of NCCL and gloo, belongs on a private network. Comparing the
+link keys only finds an operator's mistake.
+
+Sources: PyTorch documentation, "Distributed communication package" and "Rendezvous" (torch.distributed.elastic).
 """
 
 from __future__ import annotations
@@ -20,20 +25,21 @@ import secrets
 import select
 import socket
 import struct
-import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from penstock.protocol.addresses import read_address
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.protocol.groups import Place, group_size
 from penstock.protocol.links import shared_hash
-from penstock.services.executor.handshake import Challenge, Generation, Member, Refusal, Response
 from penstock.services.executor.peer_liveness import PeerLiveness, keep_alive
 from penstock.services.links.curve import read_keys
 from penstock.services.supervisor import logs
@@ -42,262 +48,253 @@ from penstock.services.supervisor.sd_notify import progress
 
 log = logging.getLogger(__name__)
 
-RETRY = 0.1  # seconds between tries to reach the first member
-HELLO_SECONDS = 10.0  # that one who has connected may take to prove who it is
-MOST_PENDING = 64  # connections that have not done so; of more the oldest is closed
-WARN_SECONDS = 10.0  # between words in the log about those who are refused
-CHUNK = 4096  # bytes read at once
-Come = dict[int, tuple[socket.socket, Challenge]]  # members that have proved themselves, by number
+RETRY = 0.1  # seconds between looks at the store, and between attempts to reach it
+STORE_TIMEOUT = timedelta(seconds=10)  # of one operation of the store
+CONNECT_SECONDS = 5.0
+ID_SECONDS = 1.0  # that a connection may take to send a member's id
+LOOPBACK = "127.0.0.1"
+GENERATION = "generation"  # key of the store
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SIOCGIFCONF = 0x8912  # netdevice(7)
 IFCONF = struct.Struct("@iP")  # bytes of a buffer, its address
 IFREQ = struct.Struct("@16s2x2x4s16x")  # an interface's name and a sockaddr_in: family, port, address, padding
-MOST_ADDRESSES = 4096
+MAX_ADDRESSES = 4096
 IF_INET6 = Path("/proc/net/if_inet6")  # proc(5)
 
 
-class RendezvousStatistics(msgspec.Struct, frozen=True):
-    """Of the first member: connections that were refused since it listens, and now those that have proved nothing."""
-
-    refused: int
-    pending: int
+Record = TypeVar("Record")
 
 
-@dataclass(slots=True)
-class Pending:
-    """A connection that has not proved itself."""
+class Member(msgspec.Struct, frozen=True):
+    """A member's record in the store."""
 
-    challenge: Challenge
-    peer: str  # its address, for the log
-    until: float  # monotonic seconds
+    replica: int
+    options: int  # hash of the shared options
+    keys: str  # the public link key; empty on one machine
+    id: str = ""  # a new one each time that it joins
+    address: tuple[str, int] = ("", 0)  # where it waits for the first member's connection
+
+
+class Roll(msgspec.Struct, frozen=True):
+    """A generation in the store: its name and the ids of its members but the first."""
+
+    name: str
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A group that has begun, as one of its members holds it."""
+
+    name: str
+    store: Store
+    liveness: PeerLiveness
 
 
 class Rendezvous:
-    """One member's part in the beginning of a life. `where` is a socket file, or tcp://host:port for several hosts;
-    `secret` is what all members have, and empty at a file."""
+    """One member's part in the beginning of a generation. `where` is tcp://host:port, or for members on one machine
+    the path in front of `-NAME.store`."""
 
-    def __init__(self, where: str, member: int, size: int, shared: int, secret: bytes = b"", replica: int = 0) -> None:
-        assert is_file(where) or secret, "the options were checked"
+    def __init__(self, where: str, member: int, size: int, me: Member) -> None:
         self._where = where
         self._member = member
         self._size = size
-        self._shared = shared
-        self._secret = secret
-        self._replica = replica
-        self._pending: dict[socket.socket, Pending] = {}
-        self._refused = 0
-        self._warned = float("-inf")
+        self._me = me
+        self._file: Path | None = None  # of the store, where it is one
+        self._refused: set[str] = set()  # ids that were logged
 
-    def meet(self, stop: Stop) -> tuple[Generation, PeerLiveness] | None:
-        """Wait until all members have come; None: we were told to end.
+    def meet(self, stop: Stop) -> Generation | None:
+        """Wait until all members have joined; None: this process was told to end.
 
-        Raises LinkError when this member was started with other options or keys, ConfigError where nobody can listen.
+        Raises LinkError when this member was started with other options or keys, ConfigError when the first member
+        cannot open the store.
         """
-        return self._gather(stop) if self._member == 0 else self._join(stop)
-
-    def statistics(self) -> RendezvousStatistics:
-        return RendezvousStatistics(self._refused, len(self._pending))
-
-    def _gather(self, stop: Stop) -> tuple[Generation, PeerLiveness] | None:
-        listener = self._listen()
-        come: Come = {}
-        try:
-            while len(come) < self._size - 1:
-                links = [link for link, _ in come.values()]
-                readable = select.select([listener, *self._pending, *links], [], [], RETRY)[0]
-                if stop.asked:
-                    PeerLiveness(links).close()
-                    return None
-                for number, (link, _) in tuple(come.items()):
-                    if link in readable:  # it has ended before the life began; its successor will come
-                        come.pop(number)[0].close()
-                for link in tuple(self._pending):
-                    if link in readable:
-                        self._hear(link, come)
-                if listener in readable:
-                    self._accept(listener)
-                self._expire()
-            life = Generation(secrets.token_hex(8), 0 if is_file(self._where) else free_port(listener))
-            for link, challenge in come.values():
-                link.setblocking(True)
-                with suppress(OSError):  # it has ended at this very moment, as the bond will say
-                    link.sendall(challenge.seal(life))
-        finally:
-            listener.close()
-            for link in tuple(self._pending):
-                self._drop(link)
-            if is_file(self._where):
-                Path(self._where).unlink(missing_ok=True)
-        return life, PeerLiveness([link for link, _ in come.values()])
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            link, peer = listener.accept()
-        except OSError:
-            return  # it has gone again
-        link.setblocking(False)
-        keep_alive(link)
-        if len(self._pending) >= MOST_PENDING:
-            self._refuse(next(iter(self._pending)), "too many come at once")
-        peer = str(peer[0]) if peer else "this machine"
-        self._pending[link] = Pending(Challenge(self._secret), peer, time.monotonic() + HELLO_SECONDS)
-
-    def _hear(self, link: socket.socket, come: Come) -> None:
-        """Go on with one who has not proved itself; one that has is taken if it is a member that has not come yet."""
-        challenge = self._pending[link].challenge
-        try:
-            data = link.recv(CHUNK)
-            if not data:
-                self._refuse(link, "it left before it had proved that it has our link keys")
-                return
-            link.sendall(challenge.feed(data))
-        except BlockingIOError:
-            return
-        except OSError:
-            self._drop(link)
-            return
-        if challenge.fault:
-            self._refuse(link, challenge.fault)
-        elif challenge.proved:
-            self._admit(link, challenge, come)
-
-    def _admit(self, link: socket.socket, challenge: Challenge, come: Come) -> None:
-        guest = challenge.guest
-        assert guest is not None
-        if reason := self._refusal(guest):
-            with suppress(OSError):
-                link.sendall(challenge.seal(Refusal(reason)))
-            self._refuse(link, reason)
-        elif guest.member in come:
-            self._drop(link)  # its predecessor's end has not been heard of yet; it comes again
-        else:
-            del self._pending[link]
-            come[guest.member] = link, challenge
-            progress(f"waiting for {self._size - 1 - len(come)} more executors of the group")
-
-    def _refusal(self, guest: Member) -> str:
-        """Why one who has our keys is no member of this group; empty for one that is."""
-        if guest.shared != self._shared:
-            return (
-                f"executor {guest.member} was started with other model options than the first of its group; give both "
-                "the same (compare `penstock config` on each side)"
-            )
-        if guest.replica != self._replica or not 0 < guest.member < self._size:
-            return (
-                f"executor {guest.member} of replica {guest.replica} came to where replica {self._replica} meets; give "
-                "all the same --rendezvous and let two processes have no number twice"
-            )
-        return ""
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for link, pending in tuple(self._pending.items()):
-            if now >= pending.until:
-                self._refuse(link, "it said nothing for too long")
-
-    def _refuse(self, link: socket.socket, reason: str) -> None:
-        """Somebody came who is no member."""
-        self._refused += 1
-        if (now := time.monotonic()) - self._warned >= WARN_SECONDS:
-            self._warned = now
-            peer = self._pending[link].peer
-            logs.warning(log, "refused", address=peer, reason=reason, refused=self._refused)
-        self._drop(link)
-
-    def _drop(self, link: socket.socket) -> None:
-        del self._pending[link]
-        link.close()
-
-    def _listen(self) -> socket.socket:
-        """Raises ConfigError where nobody can."""
-        try:
-            if not is_file(self._where):
-                host, port = host_and_port(self._where)
-                family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-                return socket.create_server(address[:2], family=family, backlog=MOST_PENDING)
-            Path(self._where).unlink(missing_ok=True)
-            with ExitStack() as failing:
-                listener = failing.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                listener.bind(self._where)
-                listener.listen(MOST_PENDING)
-                failing.pop_all()
-                return listener
-        except OSError as error:
-            raise ConfigError("--rendezvous", self._where, f"it cannot be listened at: {error.strerror}") from error
-
-    def _join(self, stop: Stop) -> tuple[Generation, PeerLiveness] | None:
+        if self._member == 0:
+            return self._lead(stop)
         progress("waiting for the first executor of the group")
         while not stop.asked:
-            link = self._connect()
-            if link is not None:
-                response = Response(self._secret, Member(self._replica, self._member, self._shared))
-                with suppress(OSError):
-                    self._introduce(link, response, stop)
-                if isinstance(response.told, Generation):
-                    return response.told, PeerLiveness([link])
-                link.close()
-                if isinstance(response.told, Refusal):
-                    raise LinkError(response.told.reason)
-                if response.fault:
-                    raise LinkError(
-                        f"who listens at {self._where} has other link keys than executor {self._member} of its group; "
-                        "give all hosts the same file as --link-keys, made once by `penstock keys`"
-                    )
-            select.select([stop.fileno()], [], [], RETRY)
+            with suppress(OSError, RuntimeError):  # torch's errors: the first member has ended
+                if (found := self._join(stop)) is not None:
+                    return found
+            readable(stop)
         return None
 
-    def _connect(self) -> socket.socket | None:
-        """To the first member, if it listens."""
-        if not is_file(self._where):
-            try:
-                return socket.create_connection(host_and_port(self._where), HELLO_SECONDS)
-            except OSError:
+    def _lead(self, stop: Stop) -> Generation | None:
+        store = self._open()
+        write(store, key(0), self._me)
+        joined: dict[int, tuple[str, socket.socket]] = {}  # a member's id and the connection to it
+        while len(joined) < self._size - 1:
+            ended = readable(stop, *(link for _, link in joined.values()))
+            if stop.asked:
+                PeerLiveness([link for _, link in joined.values()]).close()
                 return None
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            if self._file is not None:
+                remove_others(self._file)
+            for member, (_, link) in tuple(joined.items()):
+                if link in ended:  # it has ended; its successor will join
+                    joined.pop(member)[1].close()
+            for member in range(1, self._size):
+                if member not in joined and store.check([key(member)]):
+                    record = read(store, key(member), Member)
+                    if (admitted := self._admit(member, record)) is not None:
+                        joined[member] = record.id, admitted
+                        progress(f"waiting for {self._size - 1 - len(joined)} more executors of the group")
+        roll = Roll(secrets.token_hex(8), tuple(found for found, _ in joined.values()))
+        write(store, GENERATION, roll)
+        return Generation(roll.name, store, PeerLiveness([link for _, link in joined.values()]))
+
+    def _admit(self, member: int, record: Member) -> socket.socket | None:
+        """A connection to a member that has joined; None for one that is refused, or has ended."""
+        if record.id in self._refused:
+            return None
         try:
-            link.connect(self._where)
+            link = socket.create_connection(record.address, CONNECT_SECONDS)
         except OSError:
+            return None
+        keep_alive(link)
+        link.settimeout(None)
+        with suppress(OSError):  # it has ended, as the next look at the connection shows
+            link.sendall(record.id.encode())
+        if reason := self._refusal(member, self._me, record):
+            self._refused.add(record.id)
             link.close()
+            logs.warning(log, "refused", address=record.address[0], reason=reason, refused=len(self._refused))
             return None
         return link
 
-    def _introduce(self, link: socket.socket, response: Response, stop: Stop) -> None:
-        """Say who we are, hear who the other is, and wait for the beginning; less where the first member ends
-        meanwhile, or never says anything."""
-        keep_alive(link)
-        link.settimeout(None)
-        link.sendall(response.hello)
-        until = time.monotonic() + HELLO_SECONDS
-        while response.told is None and not response.fault and not stop.asked:
-            if not select.select([link], [], [], RETRY)[0]:
-                if not response.answered and time.monotonic() >= until:
-                    return
-                continue
-            data = link.recv(CHUNK)
-            if not data:
-                return
-            if answer := response.feed(data):
-                link.sendall(answer)
+    def _join(self, stop: Stop) -> Generation | None:
+        """Join the generation that the first member prepares. None when it ends before, or when there is no store."""
+        found = self._find()
+        if found is None:
+            return None
+        store, host = found
+        with ExitStack() as held:
+            listener = held.enter_context(socket.create_server((host, 0), family=family_of(host)))
+            me = msgspec.structs.replace(self._me, id=secrets.token_hex(16), address=listener.getsockname()[:2])
+            write(store, key(self._member), me)
+            link = self._connected(store, listener, me.id, stop)
+            if link is None:
+                return None
+            held.enter_context(link)
+            # Only now: a store in the run directory may be what a group of other options left behind.
+            first = read(store, key(0), Member)
+            if reason := self._refusal(self._member, first, me):
+                raise LinkError(reason)
+            while not readable(stop, link):  # the link is readable once the first member has ended
+                if store.check([GENERATION]):
+                    roll = read(store, GENERATION, Roll)
+                    if me.id in roll.ids:
+                        listener.close()
+                        held.pop_all()
+                        return Generation(roll.name, store, PeerLiveness([link]))
+        return None
+
+    def _connected(self, store: Store, listener: socket.socket, expected: str, stop: Stop) -> socket.socket | None:
+        """The first member's connection; None when there is another store by now. Raises torch's error when the first
+        member has ended."""
+        while not stop.asked and self._current():
+            if listener in readable(stop, listener) and (link := accepted(listener, expected)) is not None:
+                return link
+            store.check([GENERATION])
+        return None
+
+    def _open(self) -> Store:
+        """The first member's store. Raises ConfigError when it cannot be opened."""
+        try:
+            if is_file(self._where):
+                self._file = Path(f"{self._where}-{secrets.token_hex(8)}.store")
+                self._file.touch(mode=0o600, exist_ok=False)
+                return FileStore(str(self._file))
+            host, port = host_and_port(self._where)
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            # By itself torch listens at all addresses of the host.
+            listener = socket.create_server(address[:2], family=family)
+        except OSError as error:
+            raise ConfigError("--rendezvous", self._where, f"it cannot be listened at: {error.strerror}") from error
+        return TCPStore(
+            str(address[0]), port, is_master=True, timeout=STORE_TIMEOUT, wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+
+    def _find(self) -> tuple[Store, str] | None:
+        """The store that the first member has opened, if any, and this host's address on the way to it."""
+        if is_file(self._where):
+            self._file = next(iter(stores(self._where)), None)
+            return None if self._file is None else (FileStore(str(self._file)), LOOPBACK)
+        # torch logs every attempt to connect with a stack trace, so find out first whether anybody listens.
+        with socket.create_connection(host_and_port(self._where), CONNECT_SECONDS) as probe:
+            here, (host, port, *_) = probe.getsockname()[0], probe.getpeername()
+        store = TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False)
+        return store, str(here)
+
+    def _current(self) -> bool:
+        """Whether the first member has not opened another store. A lost TCPStore raises torch's error by itself."""
+        return self._file is None or stores(self._where) == [self._file]
+
+    def _refusal(self, member: int, first: Member, record: Member) -> str:
+        """Why a member cannot join the first one, in words that say which side to fix; empty if it can."""
+        if record.keys != first.keys:
+            return (
+                f"the executor that listens at {self._where} has other link keys than executor {member} of its group; "
+                "give all hosts the same file as --link-keys, made once by `penstock keys`"
+            )
+        if record.options != first.options:
+            return (
+                f"executor {member} was started with other model options than the first of its group; give both "
+                "the same (compare `penstock config` on each side)"
+            )
+        if record.replica != first.replica:
+            return (
+                f"executor {member} of replica {record.replica} came to where replica {first.replica} meets; give "
+                "all the same --rendezvous"
+            )
+        return ""
 
 
 def rendezvous(config: Config, place: Place) -> Rendezvous:
-    """Of the executor at a place, in its replica's group. Of a given address replica r has the r-th port.
+    """Of the executor at a place, in its replica's group. At a given address replica r has the r-th port.
 
     Raises ConfigError for a file of keys that cannot be used.
     """
     model = config.model
-    where, secret = config.executor.rendezvous, b""
+    where, keys = config.executor.rendezvous, ""
     if where:
         where = str(read_address("--rendezvous", where).after(place.replica))
-        secret = read_keys(config.links.link_keys).derived("rendezvous")
+        keys = read_keys(config.links.link_keys).public.decode()
     else:
-        where = str(Path(config.run.run_dir) / f"group-{place.replica}.sock")
+        where = str(Path(config.run.run_dir) / f"group-{place.replica}")
     member = place.stage * model.tensor_parallel_size + place.rank
-    return Rendezvous(where, member, group_size(model), shared_hash(model), secret, place.replica)
+    return Rendezvous(where, member, group_size(model), Member(place.replica, shared_hash(model), keys))
+
+
+def key(member: int) -> str:
+    return f"member/{member}"
+
+
+def write(store: Store, name: str, record: Member | Roll) -> None:
+    store.set(name, msgspec.json.encode(record).decode())
+
+
+def read(store: Store, name: str, kind: type[Record]) -> Record:
+    return msgspec.json.decode(store.get(name), type=kind)
 
 
 def is_file(where: str) -> bool:
     return not where.startswith("tcp://")
+
+
+def stores(where: str) -> list[Path]:
+    """Stores of members on one machine, the newest first. There are several only while a generation is replaced."""
+    path = Path(where)
+    found = [(file.stat().st_mtime_ns, file) for file in path.parent.glob(f"{path.name}-*.store")]
+    return [file for _, file in sorted(found, reverse=True)]
+
+
+def remove_others(current: Path) -> None:
+    """Remove the stores of earlier generations. A member that comes upon one at this moment may write it again."""
+    for file in current.parent.glob(f"{current.name.rpartition('-')[0]}-*.store"):
+        if file != current:
+            file.unlink(missing_ok=True)
 
 
 def host_and_port(where: str) -> tuple[str, int]:
@@ -305,16 +302,31 @@ def host_and_port(where: str) -> tuple[str, int]:
     return found.bare, found.port
 
 
-def free_port(listener: socket.socket) -> int:
-    """One that nobody listens at now, at the address of this listener."""
-    with socket.create_server((listener.getsockname()[0], 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+def family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def readable(*watched: Stop | socket.socket) -> list[Stop | socket.socket]:
+    """Those that become readable within the time between two looks at the store."""
+    return select.select(watched, [], [], RETRY)[0]
+
+
+def accepted(listener: socket.socket, expected: str) -> socket.socket | None:
+    """The connection that waits at a listener, if it sends this id."""
+    link, _ = listener.accept()
+    link.settimeout(ID_SECONDS)
+    with suppress(OSError), link.makefile("rb") as file:
+        if file.read(len(expected)) == expected.encode():
+            keep_alive(link)
+            link.settimeout(None)
+            return link
+    link.close()
+    return None
 
 
 def choose(address: str, environ: MutableMapping[str, str] = os.environ) -> str:
-    """Have gloo and NCCL use the interface with this address, unless the operator has named one; its name, or nothing
-    where no interface has it."""
+    """Have gloo and NCCL use the interface with this address, unless the operator has named one. Returns its name,
+    empty if no interface has the address."""
     name = interface(address)
     for variable in VARIABLES if name else ():
         environ.setdefault(variable, name)
@@ -322,15 +334,15 @@ def choose(address: str, environ: MutableMapping[str, str] = os.environ) -> str:
 
 
 def interface(address: str) -> str:
-    """Name of the interface with this IPv4 or IPv6 address; empty where none has it."""
+    """Name of the interface with this IPv4 or IPv6 address; empty if none has it."""
     wanted = ipaddress.ip_address(address.partition("%")[0])
     wanted = getattr(wanted, "ipv4_mapped", None) or wanted
     return next((name for found, name in (*ipv4_addresses(), *ipv6_addresses()) if found == wanted), "")
 
 
 def ipv4_addresses() -> Iterator[tuple[ipaddress.IPv4Address, str]]:
-    """Every IPv4 address of this host, and the interface that has it. An alias is told by its interface's name."""
-    buffer = array.array("B", bytes(IFREQ.size * MOST_ADDRESSES))
+    """Every IPv4 address of this host and the name of its interface, also of one that is an alias."""
+    buffer = array.array("B", bytes(IFREQ.size * MAX_ADDRESSES))
     place, size = buffer.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         length, _ = IFCONF.unpack(fcntl.ioctl(asking, SIOCGIFCONF, IFCONF.pack(size, place)))

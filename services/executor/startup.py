@@ -40,7 +40,6 @@ from penstock.protocol.links import Role
 from penstock.protocol.parts import parts_of
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.steps import ExecutorReady
-from penstock.services.executor.handshake import Generation
 from penstock.services.executor.kernel_compilers import compilers
 from penstock.services.executor.loading import (
     check_agreed,
@@ -51,6 +50,7 @@ from penstock.services.executor.loading import (
     verification,
 )
 from penstock.services.executor.process_groups import begin, with_exchange
+from penstock.services.executor.rendezvous import Generation
 from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import WEIGHTS
 from penstock.services.supervisor.process import StartupPhases
@@ -71,8 +71,10 @@ class Engine:
     warm: tuple[tuple[int, float], ...] = ()  # positions of the steps that warmed it up, and seconds that each took
 
 
-def start(config: Config, index: int, life: Generation | None = None, stages: StartupPhases | None = None) -> Engine:
-    """Load the model and make its runner, with the others of a group whose life has begun.
+def start(
+    config: Config, index: int, generation: Generation | None = None, stages: StartupPhases | None = None
+) -> Engine:
+    """Load the model and make its runner, with the others of its generation if it has any.
 
     Raises ModelError for a wrong folder, ConfigError for a device that is not there or a cache that is too small.
     """
@@ -84,9 +86,9 @@ def start(config: Config, index: int, life: Generation | None = None, stages: St
     spec, length, drafting = read_model(config, path)
     dtype = choose_dtype(config.model.dtype, spec, device)
     group = ALONE
-    if life is not None:
+    if generation is not None:
         stages.begin("meeting the other executors")
-        group = begin(config, groups.place(index, config.model), life, device)
+        group = begin(config, groups.place(index, config.model), generation, device)
         check_agreed(config, drafting, group)
     folders = [path] if drafting is None else [path, draft_folder(config)]
     with ExitStack() as held:

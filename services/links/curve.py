@@ -8,7 +8,6 @@ Source: CurveZMQ, ZeroMQ RFC 26; keys are written in Z85, ZeroMQ RFC 32.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import secrets
@@ -40,10 +39,6 @@ class LinkKeys(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"LinkKeys({self.public.decode()})"
-
-    def derived(self, purpose: str) -> bytes:
-        """A secret of 32 bytes for another use, which tells nothing of the keys. Source: HMAC, RFC 2104."""
-        return hmac.digest(self.secret, f"penstock {purpose}".encode(), hashlib.sha256)
 
 
 def new_keys() -> LinkKeys:

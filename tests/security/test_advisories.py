@@ -29,7 +29,7 @@ from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.links import LINKS, TEXT, LinkSpec, address, decoder
 from penstock.protocol.messages import SubmitText, request_id
 from penstock.protocol.validation import check
-from penstock.services.executor.process_groups import ONE_HOST
+from penstock.services.executor.rendezvous import LOOPBACK, choose
 from penstock.services.http import security as keys
 from penstock.services.http.routing import Access
 from penstock.services.links.link import Identity, Link
@@ -114,8 +114,10 @@ def test_nothing_listens_beyond_this_machine_by_default(tmp_path: Path) -> None:
     named = {source.module for source in product() if '"tcp://' in source.text or "'tcp://" in source.text}
     assert named == {"protocol.addresses", "protocol.config", "services.executor.rendezvous"}, "which options name"
     assert Config().links == LinksConfig(scheduler_address="", tokenizer_address="", link_keys="")
-    assert ExecutorConfig().rendezvous == "", "members of a group meet over a socket file, and talk over loopback"
-    assert ONE_HOST == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    assert ExecutorConfig().rendezvous == "", "members of a group meet over a file of the run directory"
+    environ: dict[str, str] = {}
+    assert choose(LOOPBACK, environ) == "lo", "and talk over loopback"
+    assert environ == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def test_the_sockets_are_nobody_elses(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_other_keys_on_the_other_host_are_refused_with_what_to_mend(tmp_path: Pa
         with working(hosts, tmp_path / "b", *RANKS, *shared(others)) as wrong:
             assert wrong.process.wait(120) == 5
             assert "give all hosts the same file as --link-keys" in wrong.log.read_text()
-        first.logged("it left before it had proved that it has our link keys")
+        first.logged("has other link keys than executor 1")
         with working(hosts, tmp_path / "c", *RANKS, *shared(keys)) as right:
             first.ready()
             right.ready()

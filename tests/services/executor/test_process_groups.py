@@ -1,4 +1,5 @@
-"""Process groups of a life, with real processes over gloo: whom a rank sums with, who samples, what is left behind."""
+"""Process groups of a generation, with real processes that meet and talk over gloo: whom a rank sums with, who samples,
+what is left behind."""
 
 from __future__ import annotations
 
@@ -6,15 +7,15 @@ import multiprocessing
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
+from penstock.protocol.config import Config, ExecutorConfig, LinksConfig, ModelConfig, RunConfig
 from penstock.protocol.groups import group_size, place
-from penstock.services.executor.handshake import Generation
-from penstock.services.executor.process_groups import begin, remove_others, store_file
-from penstock.services.executor.rendezvous import free_port
+from penstock.services.executor.process_groups import begin
+from penstock.services.executor.rendezvous import rendezvous
+from penstock.services.links.curve import new_keys, write_keys
+from penstock.services.supervisor.process import Stop
 from tests.services.executor.test_rendezvous import free_address
 
 SECONDS = 120.0
@@ -24,13 +25,17 @@ def configured(run_dir: Path, ranks: int, stages: int, where: str = "") -> Confi
     return Config(
         model=ModelConfig(tensor_parallel_size=ranks, pipeline_parallel_size=stages),
         executor=ExecutorConfig(device="cpu", rendezvous=where),
+        links=LinksConfig(link_keys=str(run_dir / "link.keys")),
         run=RunConfig(run_dir=str(run_dir)),
     )
 
 
-def member(config: Config, index: int, life: Generation, link) -> None:
+def member(config: Config, index: int, link) -> None:
     torch.set_num_threads(1)
-    group = begin(config, place(index, config.model), life, torch.device("cpu"))
+    where = place(index, config.model)
+    generation = rendezvous(config, where).meet(Stop())
+    assert generation is not None
+    group = begin(config, where, generation, torch.device("cpu"))
     tokens = torch.tensor([index, index + 10], dtype=torch.int32)
     group.share(tokens)
     link.send((
@@ -41,16 +46,15 @@ def member(config: Config, index: int, life: Generation, link) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "stages", "tcp"), [(2, 1, True), (2, 2, False)])
-def test_members_of_a_life(tmp_path: Path, ranks: int, stages: int, tcp: bool) -> None:
+def test_members_of_a_generation(tmp_path: Path, ranks: int, stages: int, tcp: bool) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    where = free_address() if tcp else ""
-    life = Generation("abc", int(free_address().rpartition(":")[2]) if tcp else 0)
-    config = configured(tmp_path, ranks, stages, where)
+    write_keys(tmp_path / "link.keys", new_keys())
+    config = configured(tmp_path, ranks, stages, free_address() if tcp else "")
     links, processes = [], []
     for index in range(group_size(config.model)):
         ours, theirs = context.Pipe()
-        process = context.Process(target=member, args=(config, index, life, theirs), daemon=True)
+        process = context.Process(target=member, args=(config, index, theirs), daemon=True)
         process.start()
         links.append(ours)
         processes.append(process)
@@ -71,19 +75,3 @@ def test_members_of_a_life(tmp_path: Path, ranks: int, stages: int, tcp: bool) -
         assert tokens == [firsts[stage], firsts[stage] + 10]
         assert least == 3
         assert multicast == "0"
-
-
-def test_lives_that_are_over_leave_nothing(tmp_path: Path) -> None:
-    stores = [store_file(tmp_path, replica, Generation(name)) for replica in (0, 1) for name in ("old", "new")]
-    for store in stores:
-        store.touch()
-    remove_others(stores[1])
-    assert sorted(tmp_path.iterdir()) == sorted([stores[1], *stores[2:]])
-
-
-def test_a_free_port_is_at_the_listeners_address() -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert free_port(listener) not in (0, listener.getsockname()[1])
-    assert msgspec.json.decode(msgspec.json.encode(Generation("a", 7)), type=Generation) == Generation("a", 7)

@@ -1,5 +1,5 @@
-"""Members of a group meet once per life; whoever comes late, twice, with other options or other keys stays outside, and
-nobody outside holds up those who belong there."""
+"""Members of a group meet once per generation. A member that comes late, twice, or with other options or keys stays
+outside, and what else connects holds nobody up."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.protocol.groups import Place
-from penstock.services.executor import rendezvous as module
-from penstock.services.executor.handshake import ANSWER, HELLO, PROOF, Challenge, Generation, Member, Response
-from penstock.services.executor.peer_liveness import PeerLiveness
-from penstock.services.executor.rendezvous import MOST_PENDING, Rendezvous, host_and_port, is_file, rendezvous
+from penstock.services.executor.rendezvous import (
+    Generation,
+    Member,
+    Rendezvous,
+    accepted,
+    host_and_port,
+    is_file,
+    key,
+    rendezvous,
+    stores,
+)
 from penstock.services.links.curve import new_keys, write_keys
 from tests.services.executor.test_peer_liveness import Told
 
 SECONDS = 60.0  # that anything may take
-SHARED = 77
-SECRET = b"what all hosts have"
+OPTIONS = 77
+KEYS = "the public key of all hosts"
 
 
 @pytest.fixture
@@ -51,44 +56,62 @@ def free_address() -> str:
 
 @pytest.fixture(params=["file", "tcp"])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return str(tmp_path / "group-0.sock") if request.param == "file" else free_address()
+    return str(tmp_path / "group-0") if request.param == "file" else free_address()
 
 
-def member_of(where: str, member: int, size: int, shared: int = SHARED, secret: bytes = SECRET, replica: int = 0):
-    return Rendezvous(where, member, size, shared, b"" if is_file(where) else secret, replica)
+def member_of(where: str, member: int, size: int, options: int = OPTIONS, keys: str = KEYS, replica: int = 0):
+    return Rendezvous(where, member, size, Member(replica, options, "" if is_file(where) else keys))
 
 
 def start(threads: ThreadPoolExecutor, where: str, member: int, size: int, stop: Told, **other):
     return threads.submit(member_of(where, member, size, **other).meet, stop)
 
 
-def met(found: Future) -> tuple[Generation, PeerLiveness]:
-    return found.result(SECONDS)
+def meet(threads: ThreadPoolExecutor, where: str, members: list[int], stop: Told) -> list[Generation]:
+    """All members of a group, in the order of their start."""
+    return [future.result(SECONDS) for future in [start(threads, where, one, len(members), stop) for one in members]]
+
+
+def end(*generations: Generation) -> None:
+    """As their processes' ends do; a store ends with its last reference."""
+    for generation in generations:
+        generation.liveness.close()
+
+
+def finish(*futures: Future) -> None:
+    end(*(future.result(SECONDS) for future in futures))
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_members_hear_of_the_same_life(where: str, size: int, threads: ThreadPoolExecutor, stop: Told) -> None:
-    found = [met(one) for one in [start(threads, where, member, size, stop) for member in reversed(range(size))]]
-    assert len({life.name for life, _ in found}) == 1
-    assert {bool(life.port) for life, _ in found} == {not is_file(where)}
-    assert not any(bond.broken(0.0) for _, bond in found)
-    for _, bond in found:
-        bond.close()
+def test_all_members_hear_of_the_same_generation(
+    where: str, size: int, threads: ThreadPoolExecutor, stop: Told
+) -> None:
+    found = meet(threads, where, [*reversed(range(size))], stop)
+    assert len({generation.name for generation in found}) == 1
+    assert not any(generation.liveness.broken(0.0) for generation in found)
+    assert {generation.liveness.address for generation in found} == {"127.0.0.1"}
+    found[0].store.set("said", "by one")
+    assert [generation.store.get("said") for generation in found] == [b"by one"] * size
+    end(*found)
 
 
-def test_every_life_has_a_name_of_its_own(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
+def test_every_generation_has_a_name_and_a_store_of_its_own(
+    where: str, threads: ThreadPoolExecutor, stop: Told
+) -> None:
     names = set()
     for _ in range(3):
-        found = [met(one) for one in [start(threads, where, member, 2, stop) for member in (0, 1)]]
-        names.add(found[0][0].name)
-        for _, bond in found:
-            bond.close()
+        found = meet(threads, where, [0, 1], stop)
+        assert not found[1].store.check(["said"])
+        found[0].store.set("said", "in this generation")
+        names.add(found[0].name)
+        end(*found)
+        del found
     assert len(names) == 3
+    assert len(stores(where)) == is_file(where), "those of generations that are over are gone"
 
 
-def test_an_end_breaks_the_bond_of_all_through_the_first(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
-    found = [met(one) for one in [start(threads, where, member, 3, stop) for member in range(3)]]
-    first, second, third = (bond for _, bond in found)
+def test_an_end_reaches_all_through_the_first_member(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
+    first, second, third = (generation.liveness for generation in meet(threads, where, [0, 1, 2], stop))
     third.close()
     assert first.broken(SECONDS)
     assert not second.broken(0.0)
@@ -97,176 +120,123 @@ def test_an_end_breaks_the_bond_of_all_through_the_first(where: str, threads: Th
     second.close()
 
 
-def test_who_comes_late_waits_for_the_next_life(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
-    old = [met(one) for one in [start(threads, where, member, 2, stop) for member in (0, 1)]]
+def test_a_late_member_waits_for_the_next_generation(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
+    old = meet(threads, where, [0, 1], stop)
     late = start(threads, where, 1, 2, stop)
+    select.select([], [], [], 0.5)
     assert not late.done()
-    for _, bond in old:
-        bond.close()
-    again = met(start(threads, where, 0, 2, stop))
-    assert met(late)[0] == again[0] != old[0][0]
-    for _, bond in (again, met(late)):
-        bond.close()
+    name = old[0].name
+    end(*old)
+    del old
+    again = start(threads, where, 0, 2, stop).result(SECONDS)
+    assert late.result(SECONDS).name == again.name != name
+    end(again, late.result())
 
 
-def test_other_options_are_refused_with_words(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
+def test_what_a_killed_group_left_behind_misleads_nobody(tmp_path: Path, threads, stop: Told) -> None:
+    """Its store says that the group had other options, and that its generation has begun."""
+    where = str(tmp_path / "group-0")
+    old = [start(threads, where, member, 2, stop, options=1).result for member in (0, 1)]
+    end(*(wait(SECONDS) for wait in old))
+    assert len(stores(where)) == 1
+    early = start(threads, where, 1, 2, stop)
+    select.select([], [], [], 0.5)
+    assert not early.done()
+    finish(start(threads, where, 0, 2, stop), early)
+
+
+def test_other_options_are_refused_with_words(
+    where: str, threads: ThreadPoolExecutor, stop: Told, caplog: pytest.LogCaptureFixture
+) -> None:
     first = start(threads, where, 0, 2, stop)
     with pytest.raises(LinkError, match="executor 1 was started with other model options"):
-        start(threads, where, 1, 2, stop, shared=78).result(SECONDS)
-    stop.tell()
-    assert first.result(SECONDS) is None
+        start(threads, where, 1, 2, stop, options=78).result(SECONDS)
+    finish(first, start(threads, where, 1, 2, stop))
+    assert [record.getMessage() for record in caplog.records] == ["refused"], "once for each process that tries"
 
 
 @pytest.mark.parametrize("member", [0, 1])
-def test_who_waits_can_be_told_to_end(where: str, member: int, threads: ThreadPoolExecutor, stop: Told) -> None:
+def test_a_waiting_member_can_be_told_to_end(where: str, member: int, threads: ThreadPoolExecutor, stop: Told) -> None:
     waiting = start(threads, where, member, 2, stop)
     stop.tell()
     assert waiting.result(SECONDS) is None
 
 
-def test_where_nobody_can_listen_is_an_option_to_mend(tmp_path: Path, stop: Told) -> None:
-    with pytest.raises(ConfigError, match="--rendezvous"):
-        member_of(str(tmp_path / "missing" / "x.sock"), 0, 2).meet(stop)
+def test_a_joined_member_can_be_told_to_end(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
+    waiting = [start(threads, where, member, 3, stop) for member in (0, 1)]
+    select.select([], [], [], 0.5)
+    stop.tell()
+    assert [one.result(SECONDS) for one in waiting] == [None, None]
+
+
+@pytest.mark.parametrize("where", ["missing/group-0", "tcp://192.0.2.77:29500"])
+def test_where_nobody_can_listen_is_an_option_to_mend(where: str, tmp_path: Path, stop: Told) -> None:
+    with pytest.raises(ConfigError, match=r"--rendezvous.*it cannot be listened at"):
+        member_of(where if not is_file(where) else str(tmp_path / where), 0, 2).meet(stop)
+
+
+def test_the_store_listens_at_its_address_alone(threads: ThreadPoolExecutor, stop: Told) -> None:
+    where = free_address()
+    first = start(threads, where, 0, 2, stop)
+    with connected(where):
+        listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    port = f":{host_and_port(where)[1]:04X}"
+    addresses = [words[1] for words in map(str.split, listening.splitlines()) if words[3] == "0A" and port in words[1]]
+    assert addresses == [f"0100007F{port}"]
+    finish(first, start(threads, where, 1, 2, stop))
 
 
 def connected(where: str) -> socket.socket:
-    """A connection to the first member, once it listens. Whoever waits at it waits for long enough."""
-    one = member_of(where, 1, 2)
-    while (link := one._connect()) is None:
+    """A connection to the first member's store, once it listens."""
+    while True:
+        try:
+            return socket.create_connection(host_and_port(where), SECONDS)
+        except ConnectionRefusedError:
+            select.select([], [], [], 0.01)
+
+
+def joined(where: str, member: int) -> socket.socket:
+    """The first member's connection to one that has joined and does nothing else."""
+    one = member_of(where, member, 3)
+    while (found := one._find()) is None:
         select.select([], [], [], 0.01)
-    link.settimeout(SECONDS)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        record = msgspec.structs.replace(one._me, id="abc", address=listener.getsockname())
+        found[0].set(key(member), msgspec.json.encode(record))
+        listener.settimeout(SECONDS)
+        link = accepted(listener, "abc")
+    assert link is not None
     return link
 
 
-def introduced(where: str, member: int, shared: int = SHARED) -> socket.socket:
-    """A connection of one that has proved itself."""
-    link = connected(where)
-    response = Response(b"" if is_file(where) else SECRET, Member(0, member, shared))
-    link.sendall(response.hello)
-    link.sendall(response.feed(exactly(link, ANSWER.size)))
-    return link
-
-
-def exactly(link: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        more = link.recv(count - len(found))
-        assert more, "the other end has closed it"
-        found += more
-    return found
-
-
-def closed(link: socket.socket) -> bool:
-    """Whether the other end closes it; what it says before does not matter."""
-    try:
-        while link.recv(4096):
-            pass
-    except ConnectionError:
-        pass
-    return True
-
-
-def finish(*futures: Future) -> None:
-    for _, bond in [met(future) for future in futures]:
-        bond.close()
-
-
-def test_one_that_ends_while_it_waits_is_replaced(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
+def test_a_member_that_ends_while_it_waits_is_replaced(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
     first = start(threads, where, 0, 3, stop)
-    introduced(where, 1).close()
+    while True:  # until the store is open
+        try:
+            joined(where, 1).close()
+            break
+        except OSError:
+            select.select([], [], [], 0.01)
     finish(first, *(start(threads, where, member, 3, stop) for member in (1, 2)))
 
 
-def test_one_that_comes_twice_waits_for_its_predecessors_end(
+def test_a_second_process_of_a_member_waits_for_the_end_of_the_first(
     where: str, threads: ThreadPoolExecutor, stop: Told
 ) -> None:
     first = start(threads, where, 0, 3, stop)
-    before = introduced(where, 1)
-    with introduced(where, 1) as again:
-        assert closed(again)
-    before.close()
-    finish(first, *(start(threads, where, member, 3, stop) for member in (1, 2)))
+    before = start(threads, where, 1, 3, stop)
+    select.select([], [], [], 1.0)
+    again = start(threads, where, 1, 3, stop)
+    finish(first, before, start(threads, where, 2, 3, stop))
+    assert not again.done()
 
 
-HELLOS = (b"short", b"GET / HTTP/1.1\r\n\r\n" * 4, HELLO.pack(b"PEN0", 0, 1, SHARED, bytes(32)))
-
-
-@pytest.mark.parametrize("hello", HELLOS)
-def test_strangers_are_not_admitted(where: str, hello: bytes, threads: ThreadPoolExecutor, stop: Told) -> None:
-    first = start(threads, where, 0, 2, stop)
-    with connected(where) as stranger:
-        stranger.sendall(hello)
-        stranger.shutdown(socket.SHUT_WR)
-        assert closed(stranger)
-    finish(first, start(threads, where, 1, 2, stop))
-
-
-@pytest.mark.parametrize(("replica", "member"), [(0, 5), (0, 0), (1, 1)])
 def test_members_of_other_groups_are_sent_away_with_words(
-    where: str, replica: int, member: int, threads: ThreadPoolExecutor, stop: Told
+    where: str, threads: ThreadPoolExecutor, stop: Told
 ) -> None:
     first = start(threads, where, 0, 2, stop)
-    with connected(where) as link:
-        response = Response(b"" if is_file(where) else SECRET, Member(replica, member, SHARED))
-        link.sendall(response.hello)
-        link.sendall(response.feed(exactly(link, ANSWER.size)))
-        while response.told is None:
-            response.feed(exactly(link, 1))
-        assert "give all the same --rendezvous" in response.told.reason
-    finish(first, start(threads, where, 1, 2, stop))
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(garbage=st.lists(st.binary(max_size=200), min_size=1, max_size=6), hello=st.booleans())
-def test_no_garbage_comes_in_or_holds_anybody_up(
-    garbage: list[bytes], hello: bool, threads: ThreadPoolExecutor, stop: Told
-) -> None:
-    """With or without a hello before it that is right."""
-    where = free_address()
-    first = start(threads, where, 0, 2, stop)
-    with ExitStack() as links:
-        for data in garbage:
-            link = links.enter_context(connected(where))
-            link.sendall((Response(SECRET, Member(0, 1, SHARED)).hello if hello else b"") + data)
-        finish(first, start(threads, where, 1, 2, stop))
-
-
-def test_what_was_overheard_is_not_taken_again(threads: ThreadPoolExecutor, stop: Told) -> None:
-    where = free_address()
-    response = Response(SECRET, Member(0, 1, SHARED))
-    said = response.feed(Challenge(SECRET).feed(response.hello))
-    assert len(said) == PROOF
-    first = start(threads, where, 0, 2, stop)
-    with connected(where) as link:
-        link.sendall(response.hello + said)
-        assert closed(link)
-    finish(first, start(threads, where, 1, 2, stop))
-
-
-def test_slow_ones_hold_nobody_up_and_the_oldest_of_too_many_goes(
-    threads: ThreadPoolExecutor, stop: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "HELLO_SECONDS", SECONDS)
-    where = free_address()
-    meeting = member_of(where, 0, 2)
-    first = threads.submit(meeting.meet, stop)
-    with ExitStack() as links:
-        slow = [links.enter_context(connected(where)) for _ in range(MOST_PENDING + 1)]
-        slow[-1].sendall(Response(SECRET, Member(0, 1, SHARED)).hello[:7])
-        assert closed(slow[0])
-        assert meeting.statistics().refused == 1
-        finish(first, start(threads, where, 1, 2, stop))
-        assert all(closed(link) for link in slow), "they are nobody's any more"
-
-
-def test_one_that_says_nothing_is_let_go(
-    where: str, threads: ThreadPoolExecutor, stop: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "HELLO_SECONDS", 0.2)
-    first = start(threads, where, 0, 2, stop)
-    with connected(where) as silent:
-        assert closed(silent)
-    monkeypatch.setattr(module, "HELLO_SECONDS", SECONDS)
+    with pytest.raises(LinkError, match=r"executor 1 of replica 1 .* give all the same --rendezvous"):
+        start(threads, where, 1, 2, stop, replica=1).result(SECONDS)
     finish(first, start(threads, where, 1, 2, stop))
 
 
@@ -276,15 +246,29 @@ def test_other_keys_are_refused_with_words_on_both_sides(
     where = free_address()
     first = start(threads, where, 0, 2, stop)
     with pytest.raises(LinkError, match=r"has other link keys than executor 1 .* the same file as --link-keys"):
-        start(threads, where, 1, 2, stop, secret=b"another deployment's").result(SECONDS)
+        start(threads, where, 1, 2, stop, keys="another deployment's").result(SECONDS)
     finish(first, start(threads, where, 1, 2, stop))
-    reasons = [record.fields["reason"] for record in caplog.records if record.getMessage() == "refused"]
-    assert reasons == ["it left before it had proved that it has our link keys"]
+    (reason,) = [record.fields["reason"] for record in caplog.records if record.getMessage() == "refused"]
+    assert "has other link keys than executor 1" in reason
 
 
-def test_an_address_without_keys_is_our_own_mistake() -> None:
-    with pytest.raises(AssertionError):
-        Rendezvous(free_address(), 0, 2, SHARED)
+@pytest.mark.parametrize("data", [b"", b"short", b"GET / HTTP/1.1\r\n\r\n" * 4, bytes(200)])
+def test_what_else_connects_holds_nobody_up(data: bytes, threads: ThreadPoolExecutor, stop: Told) -> None:
+    """To the store, and to a member that waits for the first one."""
+    where = free_address()
+    first = start(threads, where, 0, 2, stop)
+    with ExitStack() as links:
+        for _ in range(8):
+            links.enter_context(connected(where)).sendall(data)
+        finish(first, start(threads, where, 1, 2, stop))
+
+
+@pytest.mark.parametrize("data", [b"", b"short", b"another id, as long as it has to be"])
+def test_a_connection_without_the_members_id_is_closed(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as link:
+        link.sendall(data)
+        link.shutdown(socket.SHUT_WR)
+        assert accepted(listener, "an id that nobody else has seen....") is None
 
 
 def test_where_a_replicas_members_meet(tmp_path: Path) -> None:
@@ -293,11 +277,11 @@ def test_where_a_replicas_members_meet(tmp_path: Path) -> None:
     run = msgspec.structs.replace(config.run, run_dir=str(tmp_path))
     config = msgspec.structs.replace(config, model=model, run=run)
     found = rendezvous(config, Place(1, 1, 0))
-    assert (found._where, found._member, found._size) == (str(tmp_path / "group-1.sock"), 2, 4)
-    keys = tmp_path / "link.keys"
-    write_keys(keys, new_keys())
+    assert (found._where, found._member, found._size) == (str(tmp_path / "group-1"), 2, 4)
+    keys, pair = tmp_path / "link.keys", new_keys()
+    write_keys(keys, pair)
     executor = msgspec.structs.replace(config.executor, rendezvous="tcp://[::1]:29500")
     links = msgspec.structs.replace(config.links, link_keys=str(keys))
     found = rendezvous(msgspec.structs.replace(config, executor=executor, links=links), Place(3, 0, 1))
     assert host_and_port(found._where) == ("::1", 29503)
-    assert (found._replica, len(found._secret)) == (3, 32)
+    assert (found._me.replica, found._me.keys) == (3, pair.public.decode())

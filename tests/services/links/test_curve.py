@@ -159,11 +159,3 @@ def test_the_secret_is_not_shown(caplog: pytest.LogCaptureFixture) -> None:
     for shown in (repr(keys), str(keys), f"{keys}", f"{keys!r}", repr([keys]), repr(copy.copy(keys))):
         assert secret not in shown
     assert secret in as_file(keys)
-
-
-def test_derived_secrets_are_apart() -> None:
-    keys, other = new_keys(), new_keys()
-    derived = {keys.derived("rendezvous"), keys.derived("other"), other.derived("rendezvous")}
-    assert len(derived) == 3
-    assert keys.derived("rendezvous") == LinkKeys(keys.public, keys.secret).derived("rendezvous")
-    assert all(len(secret) == 32 and secret not in (keys.secret, keys.public) for secret in derived)
