@@ -113,7 +113,7 @@ class Engine:
         load(self._model, folder, load_format, 0)
         self._draft: Draft | None = None
         if drafting is not None and draft is not None:
-            self._draft = Draft(None, drafting.layers, cell.draft_tokens, taps=drafting.taps)
+            self._draft = Draft(None, drafting.layers, cell.draft_tokens, aux_layers=drafting.aux_layers)
             if group.ends:
                 self._draft = dataclasses.replace(self._draft, model=self._drafter(drafting, draft, draft_format))
         self.scheduled: SchedulerStatistics | None = None  # of the last batch

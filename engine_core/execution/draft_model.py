@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch.nn.functional import pad
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.cuda_graphs import GraphSizes
 from penstock.engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
-from penstock.engine_core.execution.forward import Forward, Network, Pages, kv_pages, zeros
+from penstock.engine_core.execution.forward import Forward, Network, StageModel, kv_pages, zeros
 from penstock.engine_core.execution.input_batch import (
     Column,
     HostRows,
@@ -35,6 +34,7 @@ from penstock.engine_core.execution.input_batch import (
 )
 from penstock.engine_core.execution.sampler import Sampler
 from penstock.engine_core.execution.transfer import Upload
+from penstock.engine_core.models.decoder import Decoder, Pages
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.memory_estimate import drafting_bytes
 from penstock.engine_core.models.spec import ModelSpec
@@ -49,14 +49,14 @@ LEAST = -30000.0  # logit of an id that the draft model lacks; in range of every
 class Draft:
     """A draft model, or an EAGLE head of the model itself, and the most drafts that it makes for a row.
 
-    It is the last stage's of a pipeline; the others are told what it makes, and what it wants to hear of their layers.
+    In a pipeline the last stage has it; the others receive its drafts, and send it their auxiliary hidden states.
     """
 
     model: Network | EagleHead | None  # None: a stage before the last
     spec: ModelSpec
     tokens: int
     weight_bytes: int = 0
-    taps: tuple[int, ...] = ()  # layers at whose beginning a head hears the residual stream
+    aux_layers: tuple[int, ...] = ()  # layers of the model whose inputs an EAGLE-3 head reads
 
 
 class Drafting:
@@ -197,26 +197,6 @@ class PaddedModel:
         return pad(logits, (0, self._wanted - self._own), value=LEAST)
 
 
-class TappedNetwork(Protocol):
-    """A model that a head may listen to: a decoder, or the last stage of one."""
-
-    def forward_tapped(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        attention: AttentionBatch,
-        cache: Sequence[Pages],
-        taps: Sequence[int],
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden states of the step's tokens, and the residual stream as each layer of `taps` finds it:
-        [tokens, hidden] each."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocabulary]."""
-        ...
-
-
 @dataclass(frozen=True)
 class StatePages:
     """The states of all positions of all blocks."""
@@ -231,13 +211,13 @@ class StatePages:
 
 
 def attach(
-    head: EagleHead, model: TappedNetwork, blocks: int, block_size: int, known: Tensor
-) -> tuple[WatchedModel, PagedHead]:
+    head: EagleHead, model: Decoder | StageModel, blocks: int, block_size: int, known: Tensor
+) -> tuple[TargetModel, PagedHead]:
     """The head's target, as the runner has it, and the head, over the same states. known: int32 [slots], tokens that
     each slot has."""
     shape = (blocks + 1) * block_size + 1, head.spec.layers.hidden
     pages = StatePages(zeros(shape, head.target.dtype, known.device), known, block_size)
-    return WatchedModel(model, head, pages), PagedHead(head, pages)
+    return TargetModel(model, head, pages), PagedHead(head, pages)
 
 
 def draft_block_bytes(draft: Draft, block_size: int, item_bytes: int) -> int:
@@ -247,10 +227,10 @@ def draft_block_bytes(draft: Draft, block_size: int, item_bytes: int) -> int:
     return drafting_bytes(draft.spec, block_size, item_bytes, states=isinstance(draft.model, EagleHead))
 
 
-class WatchedModel:
+class TargetModel:
     """The model a head drafts for, as the runner wants one: it leaves its states where the head finds them."""
 
-    def __init__(self, model: TappedNetwork, head: EagleHead, pages: StatePages) -> None:
+    def __init__(self, model: Decoder | StageModel, head: EagleHead, pages: StatePages) -> None:
         self._model = model
         self._head = head
         self._pages = pages
@@ -259,9 +239,9 @@ class WatchedModel:
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
     ) -> Tensor:
         """Hidden states of the step's tokens: [tokens, hidden]."""
-        taps = self._head.spec.taps
-        hidden, tapped = self._model.forward_tapped(input_ids, positions, attention, cache, taps)
-        self._pages.lines.index_copy_(0, attention.slot_mapping, self._head.states(hidden, tapped))
+        aux_layers = self._head.spec.aux_layers
+        hidden, aux_states = self._model.forward_aux(input_ids, positions, attention, cache, aux_layers)
+        self._pages.lines.index_copy_(0, attention.slot_mapping, self._head.combine(hidden, aux_states))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.models.decoder import Decoder, Pages
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.gather import gather_inputs
 from penstock.kernels.records import AttentionBatch, InputRows
 from penstock.kernels.sampling_tables import SlotHistory
 
 CACHE_LINE = 64  # bytes
-Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks + 1, block_size, kv_heads, head_dim] each
 
 
 class Network(Protocol):
@@ -63,6 +65,57 @@ class Forward:
             arrivals=self._arrivals,
         )
         return self._model.forward(inputs.input_ids, inputs.positions, attention, self._cache)
+
+
+class StageModel:
+    """One pipeline stage's layers as the runner wants a model: it reads the previous stage's hidden states from `inbox`
+    and leaves its own for the next stage in `outbox`. Both stay where they are, so that CUDA graphs find them.
+
+    aux_layers: layers of the whole model whose inputs are auxiliary hidden states of an EAGLE head on the last stage.
+    """
+
+    def __init__(self, model: Decoder, tokens: int, aux_layers: Sequence[int] = ()) -> None:
+        group, hidden = model.placement.group, model.spec.hidden
+        memory = partial(torch.zeros, dtype=model.dtype, device=model.placement.device)
+        before, after = (
+            sum(aux < layer for aux in aux_layers) for layer in (model.first, model.first + len(model.blocks))
+        )
+        self._model = model
+        self._aux_layers = tuple(aux_layers)
+        self.inbox = None if group.begins else memory(1 + before, tokens, hidden)
+        self.outbox = None if group.ends else memory(1 + after, tokens, hidden)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        """Hidden states of the step's tokens: [tokens, hidden]; meaningless before the last stage."""
+        return self.forward_aux(input_ids, positions, attention, cache, self._aux_layers)[0]
+
+    def forward_aux(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages],
+        aux_layers: Sequence[int],
+    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+        """The same, and the auxiliary hidden states of all stages up to this one: [tokens, hidden] each."""
+        assert tuple(aux_layers) == self._aux_layers, "every stage serves the same head"
+        count = len(input_ids)
+        stream = None if self.inbox is None else self.inbox[:, :count]
+        found, aux_states = self._model.forward_aux(input_ids, positions, attention, cache, aux_layers, stream)
+        if self.outbox is None:
+            return found, aux_states
+        self.outbox[:, :count] = found
+        return found[0], aux_states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocabulary], of the last stage."""
+        return self._model.logits(hidden)
+
+
+def stage_model(model: Network, group: Group, tokens: int, aux_layers: Sequence[int] = ()) -> StageModel | None:
+    """The model as a stage of a pipeline, for steps of at most `tokens`; None where one stage holds all of it."""
+    if group.stages == 1:
+        return None
+    assert isinstance(model, Decoder), "the layers of one stage"
+    return StageModel(model, tokens, aux_layers)
 
 
 def kv_pages(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Pages]:

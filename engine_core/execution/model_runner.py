@@ -24,7 +24,7 @@ from penstock.engine_core.execution.cuda_graphs import Graphs, GraphSizes
 from penstock.engine_core.execution.draft_graphs import DraftGraphs
 from penstock.engine_core.execution.draft_model import Draft, Drafting, DraftRows, attach, draft_rows
 from penstock.engine_core.execution.dummy_runs import with_drafting
-from penstock.engine_core.execution.forward import Forward, Network, kv_pages
+from penstock.engine_core.execution.forward import Forward, Network, kv_pages, stage_model
 from penstock.engine_core.execution.input_batch import (
     Column,
     HostRows,
@@ -37,7 +37,7 @@ from penstock.engine_core.execution.input_batch import (
     step_inputs,
     store_masks,
 )
-from penstock.engine_core.execution.pipeline import Pipeline, staged
+from penstock.engine_core.execution.pipeline import Pipeline
 from penstock.engine_core.execution.sampler import Sampled, Sampler
 from penstock.engine_core.execution.step_output import (
     NO_TIMES,
@@ -120,7 +120,8 @@ class Runner:
         history, sampling = self._slots.history, self._slots.parameters.sampling
         self._pipeline: Pipeline | None = None  # one stage exchanges nothing
         whole = model
-        if (stage := staged(model, group, options.step_tokens, () if draft is None else draft.taps)) is not None:
+        stage = stage_model(model, group, options.step_tokens, () if draft is None else draft.aux_layers)
+        if stage is not None:
             self._pipeline = Pipeline(stage, group, self.sizes.scratch + 1, sampling, history, self._upload)
             model = stage
         if draft is not None and isinstance(draft.model, EagleHead):

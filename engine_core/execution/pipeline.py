@@ -5,9 +5,9 @@ tokens of every step into its slots, in the order of the steps. It does so as la
 their way while the stage runs steps that need none of them, and are taken before the first one that does, or that
 gives one of their slots to somebody else. No more than `stages` steps are on their way before a further one begins.
 
-A draft model drafts on the last stage, where tokens are known first. What it makes behind a step comes back behind the
-step's tokens in the same way, and stands in every stage's slots as it does where it was made. A head that listens to
-layers of other stages finds what they have heard beside the hidden states.
+A draft model drafts on the last stage, where tokens are known first. Its drafts come back behind the step's tokens in
+the same way, and stand in every stage's slots as they do there. Auxiliary hidden states that an EAGLE-3 head reads from
+layers of earlier stages travel beside the hidden states.
 
 What goes forwards crosses the network once: each rank sends its columns to the next stage's member of its rank, and the
 ranks there put them side by side.
@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -32,12 +31,10 @@ from torch import Tensor
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.draft_model import DraftRows
-from penstock.engine_core.execution.forward import Network, Pages
+from penstock.engine_core.execution.forward import StageModel
 from penstock.engine_core.execution.input_batch import HostRows, entry_columns
 from penstock.engine_core.execution.transfer import Upload
-from penstock.engine_core.models.decoder import Decoder
 from penstock.kernels.gather import place_drafts
-from penstock.kernels.records import AttentionBatch
 from penstock.kernels.sampling import accept, marked_entries
 from penstock.kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
@@ -69,51 +66,6 @@ class Awaited:
     tokens: Tensor
     work: dist.Work
     drafts: bool = False
-
-
-class StageModel:
-    """One stage's layers as the runner wants a model. What the stage before has made stands in `inbox` when it runs;
-    what it makes for the next one it leaves in `outbox`, so that graphs find both where they were.
-
-    taps: layers of the whole model at whose beginning a head on the last stage hears the residual stream.
-    """
-
-    def __init__(self, model: Decoder, tokens: int, taps: Sequence[int] = ()) -> None:
-        group, hidden = model.placement.group, model.spec.hidden
-        memory = partial(torch.zeros, dtype=model.dtype, device=model.placement.device)
-        heard = [sum(tap < layer for tap in taps) for layer in (model.first, model.first + len(model.blocks))]
-        self._model = model
-        self._taps = tuple(taps)
-        self.inbox = None if group.begins else memory(1 + heard[0], tokens, hidden)
-        self.outbox = None if group.ends else memory(1 + heard[1], tokens, hidden)
-
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
-    ) -> Tensor:
-        """Hidden states of the step's tokens: [tokens, hidden]; before the last stage nobody may read them."""
-        return self.forward_tapped(input_ids, positions, attention, cache, self._taps)[0]
-
-    def forward_tapped(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        attention: AttentionBatch,
-        cache: Sequence[Pages],
-        taps: Sequence[int],
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The same, and what every stage up to this one has heard: [tokens, hidden] each."""
-        assert tuple(taps) == self._taps, "every stage listens for the same head"
-        count = len(input_ids)
-        stream = None if self.inbox is None else self.inbox[:, :count]
-        found, tapped = self._model.forward_tapped(input_ids, positions, attention, cache, taps, stream)
-        if self.outbox is None:
-            return found, tapped
-        self.outbox[:, :count] = found
-        return found[0], tapped
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocabulary], of the last stage."""
-        return self._model.logits(hidden)
 
 
 class Pipeline:
@@ -234,12 +186,3 @@ class Pipeline:
         self._sent.append(Sent(tensor, work))
         while self._sent and (self._sent[0].work.is_completed() or len(self._sent) > 4 * self._group.stages):
             self._sent.popleft().work.wait()
-
-
-def staged(model: Network, group: Group, tokens: int, taps: Sequence[int] = ()) -> StageModel | None:
-    """The model as a stage of a pipeline, for steps of at most so many tokens, in which a head hears the layers `taps`;
-    None: it is whole."""
-    if group.stages == 1:
-        return None
-    assert isinstance(model, Decoder), "the layers of one stage"
-    return StageModel(model, tokens, taps)

@@ -103,7 +103,7 @@ def compile_steps(
 
 def shallow_draft(draft: Draft, model: Decoder) -> Draft:
     """The same with one layer of each kind, beside the model with one of each kind."""
-    draft = replace(draft, taps=(0,) * len(draft.taps))
+    draft = replace(draft, aux_layers=(0,) * len(draft.aux_layers))
     if draft.model is None:
         return draft
     if isinstance(draft.model, EagleHead):

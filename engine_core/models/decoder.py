@@ -120,50 +120,42 @@ class Decoder:
         self.rope = rope_table(spec, length, placement.device)  # fp32 [length, head_dim]
 
     def forward(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        attention: AttentionBatch,
-        cache: Sequence[Pages],
-        stream: Tensor | None = None,
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
     ) -> Tensor:
         """One step: `input_ids, positions  # [tokens]` in the order of the batch's rows -> hidden `[tokens, hidden]`.
 
         Keys and values of the tokens are written to the pages of `cache`, one pair per layer, before they are read.
-        A stage behind another begins with what that one has made, `stream  # [1, tokens, hidden]`: the residual stream,
-        the same on each rank. One before another returns the same.
         """
-        return self.forward_tapped(input_ids, positions, attention, cache, (), stream)[0]
+        return self.forward_aux(input_ids, positions, attention, cache, ())[0]
 
-    def forward_tapped(
-        self,
-        input_ids: Tensor,
-        positions: Tensor,
-        attention: AttentionBatch,
-        cache: Sequence[Pages],
-        taps: Sequence[int],
-        stream: Tensor | None = None,
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The same, and the residual stream `[tokens, hidden]` as each layer of `taps` finds it, the lowest first. Taps
-        are counted in the whole model; what stages before this one have heard stands behind the stream's first line, as
-        all of it does in what goes on."""
+    def forward_aux(
+        self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages],
+        aux_layers: Sequence[int], stream: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+        """The same, and the auxiliary hidden states: the residual stream `[tokens, hidden]` at the input of each of
+        `aux_layers`, which are numbered within the whole model, the lowest first.
+
+        A stage behind another gets its `stream  # [1 + auxiliary, tokens, hidden]`, the same on each rank: the residual
+        stream, then the auxiliary hidden states so far. A stage before another returns the same in place of the hidden
+        states.
+        """
         attention = replace(attention, invariant=attention.invariant or self.placement.invariant)
         residual: Tensor | None = None
-        tapped: list[Tensor] = []
+        aux_states: list[Tensor] = []
         if stream is None:
             assert self.embedding is not None, "the first stage"
             delta = self.embedding.forward(input_ids)
         else:
-            delta, *tapped = stream.unbind()
+            delta, *aux_states = stream.unbind()
         rotation, group = gather_rotation(self.rope, positions), self.placement.group
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
-            if layer in taps:
-                tapped += [delta if residual is None else group.sum(delta.clone()) + residual] * taps.count(layer)
+            if count := aux_layers.count(layer):
+                aux_states += [delta if residual is None else group.sum(delta.clone()) + residual] * count
             delta, residual = block.forward(delta, residual, rotation, attention, pages)
         assert residual is not None
         if self.norm is None:
-            return torch.stack((group.sum(delta) + residual, *tapped)), tapped
-        return self.norm.add(delta, residual)[0], tapped
+            return torch.stack((group.sum(delta) + residual, *aux_states)), aux_states
+        return self.norm.add(delta, residual)[0], aux_states
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden] -> [rows, vocab]`, of all ranks: on a GPU in the model's type, elsewhere in fp32."""

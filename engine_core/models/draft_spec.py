@@ -40,9 +40,9 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
         return weights(self.layers) if self.head is None else head_weights(self.head)
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """The model's layers at whose beginning a head hears the residual stream."""
-        return () if self.head is None else self.head.taps
+    def aux_layers(self) -> tuple[int, ...]:
+        """The model's layers whose inputs an EAGLE-3 head reads."""
+        return () if self.head is None else self.head.aux_layers
 
 
 def read_draft(method: str, folder: Path, target: ModelSpec, names: Collection[str] | None) -> DraftSpec:
@@ -59,7 +59,7 @@ class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     layers: ModelSpec  # its own
-    taps: tuple[int, ...] = ()  # EAGLE-3: the target's layers at whose beginning the residual stream is read
+    aux_layers: tuple[int, ...] = ()  # EAGLE-3: the target's layers whose inputs it reads
     fc_bias: bool = False
     vocabulary: int = 0  # of its own output embedding; 0: it has the target's
 
@@ -93,7 +93,8 @@ def read_head(folder: Path, target: ModelSpec, names: Collection[str] | None) ->
     vocabulary = file.integer("draft_vocab_size", spec.vocab_size, high=spec.vocab_size)
     if vocabulary == spec.vocab_size and names is not None and "lm_head.weight" not in names:
         vocabulary = 0
-    return HeadSpec(version=version, layers=spec, taps=read_taps(file, target), fc_bias=bias, vocabulary=vocabulary)
+    aux_layers = read_aux_layers(file, target)
+    return HeadSpec(version=version, layers=spec, aux_layers=aux_layers, fc_bias=bias, vocabulary=vocabulary)
 
 
 def read_version(file: ConfigFile) -> int:
@@ -105,19 +106,18 @@ def read_version(file: ConfigFile) -> int:
     return THIRD if file.get("draft_vocab_size") is not None else versions[0]
 
 
-def read_taps(file: ConfigFile, target: ModelSpec) -> tuple[int, ...]:
-    """The target's layers that the head listens to: given, or the third, the middle one and the last but two."""
-    nested = file.get("eagle_config")
-    given = file.get("eagle_aux_hidden_state_layer_ids")
-    if given is None and isinstance(nested, dict):
-        given = nested.get("eagle_aux_hidden_state_layer_ids")
-    taps = (2, target.layers // 2, target.layers - 3) if given is None else given
+def read_aux_layers(file: ConfigFile, target: ModelSpec) -> tuple[int, ...]:
+    """The target's layers whose inputs the head reads: as given, or the third, the middle one and the last but two."""
     key = "eagle_aux_hidden_state_layer_ids"
-    if not isinstance(taps, (list, tuple)) or not all(type(tap) is int and 0 <= tap < target.layers for tap in taps):
+    nested, given = file.get("eagle_config"), file.get(key)
+    if given is None and isinstance(nested, dict):
+        given = nested.get(key)
+    found = (2, target.layers // 2, target.layers - 3) if given is None else given
+    if not isinstance(found, (list, tuple)) or not all(type(at) is int and 0 <= at < target.layers for at in found):
         raise file.error(key, f"three of the target's {target.layers} layers are expected")
-    if len(set(taps)) != DEPTHS or list(taps) != sorted(taps):
-        raise file.error(key, f"three different layers, ascending, are expected; without the key they are {taps}")
-    return tuple(taps)
+    if len(set(found)) != DEPTHS or list(found) != sorted(found):
+        raise file.error(key, f"three different layers, ascending, are expected; without the key they are {found}")
+    return tuple(found)
 
 
 def head_weights(spec: HeadSpec) -> int:

@@ -108,7 +108,7 @@ class FirstHead:
             for layer in range(1, spec.layers.layers)
         )
 
-    def states(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Tensor:
+    def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
         return hidden
 
     def forward(
@@ -151,8 +151,8 @@ class ThirdHead:
     def tokens(self) -> Tensor | None:
         return None if self.offsets is None else self.places + self.offsets
 
-    def states(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Tensor:
-        return self.fc.forward(torch.cat(tuple(tapped), dim=-1))
+    def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
+        return self.fc.forward(torch.cat(tuple(aux_states), dim=-1))
 
     def forward(
         self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
@@ -193,16 +193,16 @@ class EagleHead:
         self._rope = rope_table(spec.layers, length, target.placement.device)  # fp32 [length, head_dim]
 
     def over(self, target: Decoder) -> EagleHead:
-        """The same head over as few of the target's layers as `Decoder.shallow` keeps, all of its ears at the first."""
+        """The same head over the layers that `Decoder.shallow` keeps of the target, with the first for `aux_layers`."""
         short = copy(self)
         short.target = target
-        short.spec = msgspec.structs.replace(self.spec, taps=(0,) * len(self.spec.taps))
+        short.spec = msgspec.structs.replace(self.spec, aux_layers=(0,) * len(self.spec.aux_layers))
         return short
 
-    def states(self, hidden: Tensor, tapped: Sequence[Tensor]) -> Tensor:
-        """What the head is told of the target: of its `hidden` and of its residual stream at `spec.taps`, each
-        `[tokens, hidden]`, as `Decoder.forward_tapped` gives them -> `[tokens, hidden]`."""
-        return self._head.states(hidden, tapped)
+    def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
+        """The target's state as the head reads it, `[tokens, hidden]`: its hidden states, or what the head makes of its
+        auxiliary ones. Both as `Decoder.forward_aux` returns them."""
+        return self._head.combine(hidden, aux_states)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, states: Tensor, attention: AttentionBatch, cache: Sequence[Pages]

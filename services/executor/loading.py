@@ -68,7 +68,7 @@ def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: i
     if spec is None:
         return None
     asked = read_speculative(config.scheduler.speculative_config)
-    found = Draft(None, spec.layers, asked.num_speculative_tokens, taps=spec.taps)
+    found = Draft(None, spec.layers, asked.num_speculative_tokens, aux_layers=spec.aux_layers)
     placement = model.placement
     if not placement.group.ends:
         return found

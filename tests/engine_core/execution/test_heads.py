@@ -113,8 +113,8 @@ def target_states(model: Decoder, head: EagleHead, ids: list[int]) -> Tensor:
         spec, dtype, logits = model.spec, model.dtype, model.logits
 
         def forward(self, *inputs: object) -> Tensor:
-            hidden, tapped = model.forward_tapped(*inputs, head.spec.taps)  # type: ignore[arg-type]
-            found.append(head.states(hidden, tapped))
+            hidden, aux_states = model.forward_aux(*inputs, head.spec.aux_layers)  # type: ignore[arg-type]
+            found.append(head.combine(hidden, aux_states))
             return hidden
 
     run = PagedRun(model, [ids])

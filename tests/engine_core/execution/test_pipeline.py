@@ -16,9 +16,10 @@ from penstock.engine_core import embedded, loading
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.dummy_runs import trial_step
+from penstock.engine_core.execution.forward import StageModel, stage_model
 from penstock.engine_core.execution.input_batch import decode_rows
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
-from penstock.engine_core.execution.pipeline import Pipeline, PipelineStatistics, StageModel, staged
+from penstock.engine_core.execution.pipeline import Pipeline, PipelineStatistics
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.execution.warmup import shallow_draft
 from penstock.engine_core.loading.heads import load_head
@@ -54,14 +55,14 @@ def model_of(group: Group, draft: DraftSpec | None = None) -> Decoder:
 
 def draft_of(method: str, folder: Path, spec: DraftSpec, model: Decoder) -> Draft:
     """What this member drafts with: random weights for a head that hears three depths."""
-    found = Draft(None, spec.layers, DRAFTS, taps=spec.taps)
+    found = Draft(None, spec.layers, DRAFTS, aux_layers=spec.aux_layers)
     if not model.placement.group.ends:
         return found
     if method == "draft_model":
         drafter = registry.build(spec.layers, torch.float32, torch.device("cpu"), LENGTH)
         loading.load(drafter, folder)
         return replace(found, model=drafter)
-    return replace(found, model=load_head(folder, model, LENGTH, "dummy" if spec.taps else "auto", 3, spec.head))
+    return replace(found, model=load_head(folder, model, LENGTH, "dummy" if spec.aux_layers else "auto", 3, spec.head))
 
 
 def runner_of(group: Group, method: str = "", folder: Path = FOLDER) -> Runner:
@@ -245,7 +246,7 @@ def test_every_stage_keeps_the_drafts_that_the_last_one_keeps(ranks: Ranks) -> N
 
 
 def test_a_whole_model_is_no_stage() -> None:
-    assert staged(model_of(ALONE), ALONE, 64) is None
+    assert stage_model(model_of(ALONE), ALONE, 64) is None
     assert runner_of(ALONE)._pipeline is None
 
 

@@ -21,7 +21,7 @@ def test_a_draft_model_is_a_model() -> None:
     found = read_draft("draft_model", draft_folder(), TARGET, None)
     assert found == DraftSpec(layers=read_spec(draft_folder()))
     assert found.weights == weights(read_spec(draft_folder()))
-    assert found.taps == ()
+    assert found.aux_layers == ()
 
 
 def test_a_head_is_its_targets() -> None:
@@ -30,12 +30,12 @@ def test_a_head_is_its_targets() -> None:
     assert found.head.version == FIRST
     assert found.layers == found.head.layers
     assert found.weights == head_weights(found.head)
-    assert found.taps == ()
+    assert found.aux_layers == ()
 
 
 def test_a_head_that_listens(tmp_path: Path) -> None:
     config = head_config(TARGET.vocab_size, True, hidden_size=TARGET.hidden, eagle_aux_hidden_state_layer_ids=[1, 3, 5])
-    assert read_draft("eagle", write_head(tmp_path, config, {}), TARGET, None).taps == (1, 3, 5)
+    assert read_draft("eagle", write_head(tmp_path, config, {}), TARGET, None).aux_layers == (1, 3, 5)
 
 
 def test_what_is_none(tmp_path: Path) -> None:

@@ -91,29 +91,29 @@ def test_the_third_version(target: Decoder, tmp_path: Path) -> None:
 def test_what_a_head_hears_of_its_target(target: Decoder, tmp_path: Path) -> None:
     """The first version what the last norm gives; the third the residual stream before layers 2, 4 and 5, joined."""
     run = PagedRun(target, random_prompts(1, 10))
-    tapped: list[Tensor] = []
+    aux_states: list[Tensor] = []
 
     class Tapped:
         spec, dtype, logits = target.spec, target.dtype, target.logits
 
         def forward(self, *inputs: Any) -> Tensor:
-            hidden, taps = target.forward_tapped(*inputs, (2, 4, 5))
-            tapped.extend([hidden, *taps])
+            hidden, aux = target.forward_aux(*inputs, (2, 4, 5))
+            aux_states.extend([hidden, *aux])
             return hidden
 
     run.model = Tapped()  # type: ignore[assignment]
     run.step([10])
     first = load_head(heads.write_head(tmp_path / "1", heads.head_config(VOCAB), heads.first_weights()), target, 256)
-    assert first.states(tapped[0], ()) is tapped[0]
+    assert first.combine(aux_states[0], ()) is aux_states[0]
     weights = heads.third_weights(VOCAB)
     third = load_head(heads.write_head(tmp_path / "3", heads.head_config(VOCAB, third=True), weights), target, 256)
-    assert third.spec.taps == (2, 4, 5)
-    expected = linear(torch.cat(tapped[1:], -1).double(), weights["fc.weight"].double())
-    torch.testing.assert_close(third.states(tapped[0], tapped[1:]).double(), expected, atol=1e-4, rtol=1e-4)
+    assert third.spec.aux_layers == (2, 4, 5)
+    expected = linear(torch.cat(aux_states[1:], -1).double(), weights["fc.weight"].double())
+    torch.testing.assert_close(third.combine(aux_states[0], aux_states[1:]).double(), expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
-def test_taps_are_the_sums_that_the_layers_find(target: Decoder) -> None:
+def test_auxiliary_states_are_the_sums_that_the_layers_find(target: Decoder) -> None:
     """Every layer's input, and none: the hidden states are the same whether anybody listens."""
     prompts = random_prompts(1, 9)
     plain, listened = PagedRun(target, prompts), PagedRun(target, prompts)
@@ -124,8 +124,8 @@ def test_taps_are_the_sums_that_the_layers_find(target: Decoder) -> None:
         spec, dtype, logits = target.spec, target.dtype, target.logits
 
         def forward(self, *inputs: Any) -> Tensor:
-            hidden, taps = target.forward_tapped(*inputs, range(LAYERS))
-            streams.extend(taps)
+            hidden, aux = target.forward_aux(*inputs, range(LAYERS))
+            streams.extend(aux)
             return hidden
 
     listened.model = Tapped()  # type: ignore[assignment]
@@ -150,8 +150,8 @@ def test_over_a_shallow_target_a_head_listens_to_the_first_layer(target: Decoder
         spec, dtype, logits = short.target.spec, target.dtype, target.logits
 
         def forward(self, *inputs: Any) -> Tensor:
-            hidden, taps = short.target.forward_tapped(*inputs, short.spec.taps)
-            heard.append(short.states(hidden, taps))
+            hidden, aux = short.target.forward_aux(*inputs, short.spec.aux_layers)
+            heard.append(short.combine(hidden, aux))
             return hidden
 
     run.model = Tapped()  # type: ignore[assignment]

@@ -57,10 +57,10 @@ def test_vocabularies_of_the_third_version(tmp_path: Path) -> None:
 
 
 def test_where_the_third_version_listens(tmp_path: Path) -> None:
-    assert read_head(folder_of(tmp_path / "0", True), TARGET, None).taps == (2, 6, 9)
+    assert read_head(folder_of(tmp_path / "0", True), TARGET, None).aux_layers == (2, 6, 9)
     given = {"eagle_aux_hidden_state_layer_ids": [1, 2, 11]}
-    assert read_head(folder_of(tmp_path / "1", True, **given), TARGET, None).taps == (1, 2, 11)
-    assert read_head(folder_of(tmp_path / "2", True, eagle_config=given), TARGET, None).taps == (1, 2, 11)
+    assert read_head(folder_of(tmp_path / "1", True, **given), TARGET, None).aux_layers == (1, 2, 11)
+    assert read_head(folder_of(tmp_path / "2", True, eagle_config=given), TARGET, None).aux_layers == (1, 2, 11)
 
 
 @pytest.mark.parametrize(

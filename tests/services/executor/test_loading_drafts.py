@@ -85,7 +85,7 @@ def test_the_last_stage_drafts(method: str, model: str) -> None:
     assert (first.model, first.weight_bytes) == (None, 0)
     assert last.model is not None
     assert last.weight_bytes == 4 * found.weights
-    assert (first.tokens, first.spec, first.taps) == (last.tokens, last.spec, last.taps)
+    assert (first.tokens, first.spec, first.aux_layers) == (last.tokens, last.spec, last.aux_layers)
 
 
 class Members(Group):
