@@ -31,11 +31,9 @@ from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.tracing.executor import ExecutorTraces
 from penstock.services.tracing.otlp import OtlpTracer, exporter_of
-from penstock.services.tracing.propagation import root
-from penstock.services.tracing.request import Operations, ServerSpan
 from penstock.services.tracing.scheduler import SchedulerTraces
 from penstock.services.tracing.tokenizer import TokenizerTraces
-from penstock.services.tracing.tracer import HTTP, Settings, Tracer
+from penstock.services.tracing.tracer import HTTP, Operations, ServerSpan, Settings, Tracer, root
 from penstock.services.tracing.tracer import Sampling as Share
 
 REQUESTS, PROMPT, OUTPUT = 256, 128, 512

@@ -23,7 +23,7 @@ from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Identity, Joined, Left, Link, Peer
 from penstock.services.supervisor.process import Stop
 from penstock.services.tracing.executor import ExecutorTraces
-from penstock.services.tracing.tracer import tracer_of
+from penstock.services.tracing.startup import tracer_of
 
 BLOCKS = 1 << 16
 STEP_TOKENS = 8192

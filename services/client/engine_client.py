@@ -53,7 +53,7 @@ from penstock.services.client.session import affinity
 from penstock.services.links.link import Arrival, Joined, Left, Peer
 from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.tracing.names import MOVED
-from penstock.services.tracing.request import Operations
+from penstock.services.tracing.tracer import Operations
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
 MOST_DEATHS = 3  # of tokenizers, while a request did not get further; then it ends

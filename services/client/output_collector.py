@@ -18,7 +18,7 @@ import msgspec
 from penstock.protocol.errors import EngineFailure, GrammarFailure, RequestError, Unavailable
 from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra
 from penstock.services.metrics.requests import Timings
-from penstock.services.tracing.request import Operation
+from penstock.services.tracing.tracer import Operation
 
 OWN_NAMES: Mapping[str, str] = {}
 

@@ -37,8 +37,7 @@ from penstock.services.supervisor.process import ExitCode, StartupPhases, Stop
 from penstock.services.supervisor.process import leave as leave_process
 from penstock.services.supervisor.sd_notify import Heartbeat, notify
 from penstock.services.tracing.executor import ExecutorTraces
-from penstock.services.tracing.startup import Start
-from penstock.services.tracing.tracer import tracer_of
+from penstock.services.tracing.startup import Start, tracer_of
 
 if TYPE_CHECKING:
     from penstock.services.executor.crash_report import Reports

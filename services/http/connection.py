@@ -40,7 +40,7 @@ from penstock.services.http.request_context import BODY_WRITER, REQUEST_ID_KEY, 
 from penstock.services.http.server import ConnectionLimiter
 from penstock.services.openai import errors
 from penstock.services.supervisor import logs
-from penstock.services.tracing.propagation import unsampled
+from penstock.services.tracing.tracer import unsampled
 
 log = logging.getLogger(__name__)
 

@@ -38,9 +38,7 @@ from penstock.services.http.security import Cors, Keys, TrustedHosts
 from penstock.services.metrics.requests import Traffic
 from penstock.services.supervisor import logs
 from penstock.services.tracing import names
-from penstock.services.tracing.propagation import client_context, unsampled
-from penstock.services.tracing.request import ServerSpan
-from penstock.services.tracing.tracer import Tracer
+from penstock.services.tracing.tracer import ServerSpan, Tracer, client_context, unsampled
 
 log = logging.getLogger(__name__)
 

@@ -41,9 +41,8 @@ from penstock.services.openai.completions import check_ids
 from penstock.services.openai.embeddings import Vector, vectors_of
 from penstock.services.supervisor.options import Given, did_you_mean, merge, read_file, sized, usable_cores
 from penstock.services.supervisor.preflight import resolved
-from penstock.services.tracing.request import Operations
-from penstock.services.tracing.startup import environment
-from penstock.services.tracing.tracer import tracer_of
+from penstock.services.tracing.startup import environment, tracer_of
+from penstock.services.tracing.tracer import Operations
 
 PROGRAM = "llm"  # the process's name in traces
 INDEX = 0  # of the engine's only api process, the program

@@ -30,7 +30,7 @@ from penstock.services.openai.schema import TokenId
 from penstock.services.openai.scoring import ScoreRequest, Sheet, Strings, pairs_of
 from penstock.services.openai.tools import as_functions
 from penstock.services.openai.validation import decode, misfit
-from penstock.services.tracing.propagation import parse
+from penstock.services.tracing.tracer import parse
 
 PromptForm = str | Sequence[int] | Mapping[str, Any]
 Params = SamplingParams | Sequence[SamplingParams] | None

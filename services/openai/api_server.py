@@ -52,9 +52,8 @@ from penstock.services.supervisor import logs
 from penstock.services.supervisor.banner import engine_facts
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
 from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
-from penstock.services.tracing.request import Operations
-from penstock.services.tracing.startup import Start
-from penstock.services.tracing.tracer import tracer_of
+from penstock.services.tracing.startup import Start, tracer_of
+from penstock.services.tracing.tracer import Operations
 
 log = logging.getLogger(__name__)
 

@@ -33,8 +33,7 @@ from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import StartupPhases, Stop
 from penstock.services.supervisor.sd_notify import Heartbeat, notify
 from penstock.services.tracing.scheduler import SchedulerTraces
-from penstock.services.tracing.startup import Start
-from penstock.services.tracing.tracer import tracer_of
+from penstock.services.tracing.startup import Start, tracer_of
 
 log = logging.getLogger(__name__)
 

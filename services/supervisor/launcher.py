@@ -48,8 +48,7 @@ from penstock.services.supervisor.sd_notify import (
 )
 from penstock.services.supervisor.topology import check_topology, elsewhere, executor_config
 from penstock.services.tracing import names
-from penstock.services.tracing.startup import PARENT, STATE, Start, environment
-from penstock.services.tracing.tracer import tracer_of
+from penstock.services.tracing.startup import PARENT, STATE, Start, environment, tracer_of
 
 log = logging.getLogger(__name__)
 

@@ -43,9 +43,8 @@ from penstock.services.tokenizer.server_loop import Relay
 from penstock.services.tokenizer.structure import Structure
 from penstock.services.tokenizer.template_worker import Setting
 from penstock.services.tokenizer.templates import Templates
-from penstock.services.tracing.startup import Start
+from penstock.services.tracing.startup import Start, tracer_of
 from penstock.services.tracing.tokenizer import TokenizerTraces
-from penstock.services.tracing.tracer import tracer_of
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,18 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.version import VERSION
 from penstock.services.supervisor import logs, run_directory
-from penstock.services.tracing import tracer
-from penstock.services.tracing.propagation import root
-from penstock.services.tracing.tracer import Attributes, Settings, SpanOptions, Tracer, TraceStatistics, Value
+from penstock.services.tracing.tracer import (
+    GRPC,
+    GRPC_MODULE,
+    LAST_WORDS,
+    Attributes,
+    Settings,
+    SpanOptions,
+    Tracer,
+    TraceStatistics,
+    Value,
+    root,
+)
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +221,7 @@ class OtlpTracer(Tracer):
             self._shutdown = threading.Thread(target=self._processor.shutdown, name="traces", daemon=True)
             self._shutdown.start()
 
-    def close(self, limit: float = tracer.LAST_WORDS) -> None:
+    def close(self, limit: float = LAST_WORDS) -> None:
         self.finish()
         assert self._shutdown is not None
         exporter = self._exporter
@@ -241,9 +250,9 @@ class OtlpTracer(Tracer):
 
 def exporter_of(settings: Settings) -> SpanExporter:
     """The gRPC exporter is an extra, so it is imported only here."""
-    if settings.protocol != tracer.GRPC:
+    if settings.protocol != GRPC:
         return OTLPSpanExporter(endpoint=settings.endpoint)
-    module = importlib.import_module(f"{tracer.GRPC_MODULE}.trace_exporter")
+    module = importlib.import_module(f"{GRPC_MODULE}.trace_exporter")
     exporter: SpanExporter = module.OTLPSpanExporter(endpoint=settings.endpoint, insecure=settings.insecure)
     return exporter
 

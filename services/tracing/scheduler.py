@@ -11,8 +11,7 @@ from penstock.engine_core.scheduling.tracing import Stay, StepFacts
 from penstock.protocol.messages import SubmitTokens, TraceContext
 from penstock.protocol.steps import StepPlan, StepResult
 from penstock.services.tracing import names
-from penstock.services.tracing.propagation import root
-from penstock.services.tracing.tracer import Attributes, Event, Tracer
+from penstock.services.tracing.tracer import Attributes, Event, Tracer, root
 
 MAX_LINKS = 128  # of a span; OpenTelemetry's limit
 MAX_CHUNKS = 128  # of a prompt that have a span of their own

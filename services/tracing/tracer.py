@@ -1,34 +1,37 @@
-"""The tracer of a process, and its settings: options first, then OpenTelemetry's standard OTEL_ variables.
+"""Trace contexts, the tracer of a process, and the api's spans of a request.
 
-Nothing of OpenTelemetry is imported unless spans are exported. Its exporters read the variables of headers,
-certificates, compression, timeout and resource themselves. Source: OpenTelemetry specification, "Environment Variable
-Specification" and "OpenTelemetry Protocol Exporter".
+Nothing of OpenTelemetry is imported here, so that a process whose traces are off does not load it; a client's trace id
+stands in the log either way. Source: W3C Trace Context, sections 3.2 and 3.3; OpenTelemetry semantic conventions, "HTTP
+server" and "Generative AI spans", kind "inference".
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import socket
+import re
+import secrets
 from collections.abc import Mapping, Sequence
-from typing import TypedDict, Unpack
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import msgspec
 
-from penstock.protocol.config import TraceConfig
-from penstock.protocol.errors import ConfigError
-from penstock.protocol.messages import TraceContext
-from penstock.protocol.version import VERSION
+from penstock.protocol.errors import DeadlineExceeded, RequestError
+from penstock.protocol.messages import Finish, SubmitText, TraceContext
+from penstock.services.tracing import names
+
+if TYPE_CHECKING:
+    from penstock.services.client.output_collector import OutputCollector
 
 Value = str | bool | int | float | tuple[str, ...]
 Attributes = dict[str, Value]
 Event = tuple[str, float, Attributes]  # name, monotonic seconds, attributes
 
+
+TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+MAX_TRACEPARENT = 128
+MAX_TRACESTATE = 512  # bytes that a participant must propagate; a longer one is left out
+MAX_PROMPTS = 32  # of one operation that have a span of their own
+REASONS: Mapping[Finish, str] = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}
 HTTP, GRPC = "http/protobuf", "grpc"
-TRACES_PATH = "/v1/traces"
-PREFIX = "penstock"  # of service names
-PARENT_BASED = "parentbased_"
 QUEUE, BATCH, DELAY = 8192, 512, 1000  # spans, spans, milliseconds
 GRPC_MODULE = "opentelemetry.exporter.otlp.proto.grpc"
 LAST_WORDS = 1.0  # seconds that the end of a process waits for the collector
@@ -110,108 +113,173 @@ class Tracer:
         """Export what waits, for `limit` seconds at most; what is left is dropped and logged."""
 
 
-def tracer_of(config: TraceConfig, role: str, index: int) -> Tracer:
-    """The tracer of a process. Raises ConfigError."""
-    settings = settings_of(config)
-    if settings is None:
-        return Tracer()
-    from penstock.services.tracing.otlp import OtlpTracer
-
-    return OtlpTracer(settings, service_attributes(settings, role, index))
-
-
-def settings_of(config: TraceConfig, environ: Mapping[str, str] = os.environ) -> Settings | None:
-    """None where traces are off. Raises ConfigError."""
-    variables = {name: text.strip() for name, text in environ.items() if name.startswith("OTEL_") and text.strip()}
-    if variables.get("OTEL_SDK_DISABLED", "").lower() == "true" or variables.get("OTEL_TRACES_EXPORTER") == "none":
-        return None
-    protocol = protocol_of(config, variables)
-    endpoint = endpoint_of(config, variables, protocol)
-    if not endpoint:
-        return None
-    if protocol == GRPC and importlib.util.find_spec(GRPC_MODULE) is None:
-        raise ConfigError("--otlp-protocol", GRPC, "it needs an extra: pip install 'penstock[otlp-grpc]'")
-    queue = positive("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE, variables)
-    return Settings(
-        endpoint=endpoint,
-        protocol=protocol,
-        sampling=sampling_of(config, variables),
-        service=variables.get("OTEL_SERVICE_NAME", PREFIX),
-        insecure=True if "://" not in endpoint and not exporter_variable("INSECURE", variables) else None,
-        queue=queue,
-        batch=min(queue, positive("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", BATCH, variables)),
-        delay=positive("OTEL_BSP_SCHEDULE_DELAY", DELAY, variables) / 1000,
-        steps_per_second=config.trace_steps,
-    )  # fmt: skip
+def parse(traceparent: str, tracestate: str = "") -> TraceContext:
+    """A context from outside; empty when it is not valid, which is never an error."""
+    if len(traceparent) > MAX_TRACEPARENT or not TRACEPARENT.fullmatch(traceparent):
+        return TraceContext()
+    if traceparent.startswith("00") and len(traceparent) != 55:
+        return TraceContext()
+    return TraceContext(traceparent, tracestate if len(tracestate) <= MAX_TRACESTATE and tracestate.isascii() else "")
 
 
-def service_attributes(settings: Settings, role: str, index: int) -> dict[str, str | int]:
-    """The resource of a process: a service per role, an instance per process."""
-    return {
-        "service.name": f"{settings.service}-{role}",
-        "service.namespace": settings.service,
-        "service.instance.id": f"{role}-{index}",
-        "service.version": VERSION,
-        "host.name": socket.gethostname(),
-        "process.pid": os.getpid(),
+def client_context(headers: Mapping[bytes, Sequence[bytes]]) -> TraceContext:
+    """The context of a request's headers; empty without a valid one."""
+    parents = headers.get(b"traceparent", ())
+    if len(parents) != 1:
+        return TraceContext()
+    states = (value.decode("latin-1").strip() for value in headers.get(b"tracestate", ()))
+    return parse(parents[0].decode("latin-1").strip(), ",".join(states))
+
+
+def root() -> TraceContext:
+    """The parent of the first span of a new trace."""
+    return TraceContext(f"00-{secrets.token_hex(16)}")
+
+
+def unsampled() -> TraceContext:
+    """A new context of which nothing is recorded: its trace id joins log lines of all processes."""
+    return TraceContext(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
+
+
+class ServerSpan:
+    """The span of one HTTP exchange. `context` is what its requests carry, whether it is recorded or not."""
+
+    def __init__(self, tracer: Tracer, context: TraceContext) -> None:
+        self._tracer = tracer
+        self._parent = tracer.sample(context)
+        self.recording = self._parent is not None
+        if self._parent is not None:
+            self.context = self._parent.child()
+        else:
+            self.context = context.unsampled() if tracer.enabled else context
+
+    def end(self, method: str, route: str, status: int, attributes: Attributes, times: tuple[float, float]) -> None:
+        """`route` as in the log, `times` of its beginning and end."""
+        if self._parent is None:
+            return
+        told: Attributes = {names.HTTP_METHOD: method, names.HTTP_ROUTE: route, names.HTTP_STATUS: status, **attributes}
+        if status >= 400:
+            told[names.ERROR_TYPE] = str(status)
+        self._tracer.record(
+            f"{method} {route}", self._parent, *times, told, context=self.context, server=True,
+            remote=not self._parent.is_root, error="" if status >= 500 else None,
+        )  # fmt: skip
+
+
+class Operation:
+    """What one HTTP request or one call of a program asks of the engine: one request per prompt. `requests` carry the
+    contexts of its spans."""
+
+    def __init__(self, tracer: Tracer, requests: Sequence[SubmitText], model: str, now: float) -> None:
+        self._tracer = tracer
+        self._parent = requests[0].trace
+        self._asked = requests[0]
+        self._model = model
+        self._began = now
+        self._events: list[Event] = []
+        self.context = self._parent.child()
+        count = min(len(requests), MAX_PROMPTS) if len(requests) > 1 else 0
+        self._prompts = [self.context.child() for _ in range(count)]
+        contexts = self._prompts or [self.context]
+        contexts = contexts + [TraceContext()] * (len(requests) - len(contexts))
+        self.requests = [
+            msgspec.structs.replace(request, trace=context)
+            for request, context in zip(requests, contexts, strict=True)
+        ]  # fmt: skip
+
+    def add_event(self, name: str, now: float) -> None:
+        self._events.append((name, now, {}))
+
+    def end(self, collector: OutputCollector, now: float, refusal: RequestError | None = None) -> None:
+        """Record it and its children. `refusal` is the error if no engine took the requests. Called once."""
+        kind = operation_of(self._asked)
+        error = refusal or collector.error
+        if collector.disconnected:
+            self.add_event(names.CLIENT_LEFT, now)
+        elif isinstance(error, DeadlineExceeded):
+            self.add_event(names.DEADLINE, now)
+        attributes = request_attributes(self._asked, kind, self._model) | reply_attributes(collector, self._began, now)
+        if collector.name and refusal is None:
+            attributes[names.GEN_AI_RESPONSE_ID] = collector.name
+        if error is not None:
+            attributes[names.ERROR_TYPE] = error.code or error.type
+        elif collector.disconnected:
+            attributes[names.ERROR_TYPE] = "client_left"
+        if self._prompts:
+            attributes[names.PROMPTS] = len(self.requests)
+            if len(self.requests) > MAX_PROMPTS:
+                attributes[names.SKIPPED_PROMPTS] = len(self.requests) - MAX_PROMPTS
+        else:
+            attributes[names.REQUEST] = f"{self._asked.id:x}"
+        record = self._tracer.record
+        record(f"{kind} {self._model}", self._parent, self._began, now, attributes, context=self.context,
+               events=self._events, error=None if error is None else error.message)  # fmt: skip
+        for index, context in enumerate(self._prompts):
+            prompt: Attributes = {names.PROMPT_INDEX: index, names.REQUEST: f"{self.requests[index].id:x}"}
+            record(names.PROMPT, self.context, self._began, now, prompt, context=context)
+        if collector.first_token is not None:
+            tokens = attributes[names.GEN_AI_OUTPUT_TOKENS]
+            record(names.STREAM, self.context, collector.first_token, now, {names.OUTPUT_TOKENS: tokens})
+
+
+class Operations:
+    """Begins the operations of one api process or one program. Without a tracer none is recorded."""
+
+    def __init__(self, tracer: Tracer | None = None, model: str = "") -> None:
+        self._tracer = tracer if tracer is not None else Tracer()
+        self._model = model
+        self.enabled = self._tracer.enabled
+
+    def begin(self, requests: Sequence[SubmitText], now: float) -> Operation | None:
+        """None where they are not traced; they came together, so all are or none is."""
+        traced = self._tracer.records(requests[0].trace)
+        return Operation(self._tracer, requests, self._model, now) if traced else None
+
+
+def operation_of(request: SubmitText) -> str:
+    """Its name in the conventions."""
+    if request.pooling is not None:
+        return "embeddings"
+    return "chat" if request.messages is not None else "text_completion"
+
+
+def request_attributes(request: SubmitText, kind: str, model: str) -> Attributes:
+    attributes: Attributes = {
+        names.GEN_AI_OPERATION: kind,
+        names.GEN_AI_PROVIDER: names.PROVIDER,
+        names.GEN_AI_MODEL: model,
+        names.GEN_AI_RESPONSE_MODEL: model,
     }
+    if request.pooling is not None:
+        return attributes
+    sampling = request.sampling
+    optional: dict[str, int | float | None] = {
+        names.GEN_AI_TEMPERATURE: sampling.temperature,
+        names.GEN_AI_TOP_P: sampling.top_p,
+        names.GEN_AI_SEED: sampling.seed,
+        names.GEN_AI_MAX_TOKENS: sampling.max_tokens,
+        names.GEN_AI_TOP_K: sampling.top_k or None,
+        names.GEN_AI_CHOICES: request.n if request.n > 1 else None,
+        names.GEN_AI_FREQUENCY_PENALTY: sampling.frequency_penalty or None,
+        names.GEN_AI_PRESENCE_PENALTY: sampling.presence_penalty or None,
+    }
+    return attributes | {name: value for name, value in optional.items() if value is not None}
 
 
-def exporter_variable(name: str, variables: Mapping[str, str], default: str = "") -> str:
-    """A variable of the exporter: that of traces, else that of all signals."""
-    return variables.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or variables.get(f"OTEL_EXPORTER_OTLP_{name}") or default
-
-
-def protocol_of(config: TraceConfig, variables: Mapping[str, str]) -> str:
-    if config.otlp_protocol != "auto":
-        return config.otlp_protocol
-    found = exporter_variable("PROTOCOL", variables, HTTP)
-    if found not in (HTTP, GRPC):
-        raise ConfigError("OTEL_EXPORTER_OTLP_PROTOCOL", found, f"it must be {HTTP} or {GRPC}")
-    return found
-
-
-def endpoint_of(config: TraceConfig, variables: Mapping[str, str], protocol: str) -> str:
-    """The URL that spans go to, empty without one. The variable of traces is used unchanged; the others name a
-    collector, and over HTTP the path of traces is appended."""
-    exact = "" if config.otlp_endpoint else variables.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
-    source = "--otlp-endpoint" if config.otlp_endpoint else "OTEL_EXPORTER_OTLP_ENDPOINT"
-    found = config.otlp_endpoint or exact or variables.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-    if not found:
-        return ""
-    parts = urlsplit(found)
-    bare = protocol == GRPC and "://" not in found  # host:port
-    if not bare and (parts.scheme not in ("http", "https") or not parts.netloc):
-        raise ConfigError(source, found, "it must be like http://localhost:4318")
-    if protocol == GRPC or exact or parts.path.rstrip("/").endswith(TRACES_PATH):
-        return found
-    return found.rstrip("/") + TRACES_PATH
-
-
-def sampling_of(config: TraceConfig, variables: Mapping[str, str]) -> Sampling:
-    """`--trace-sampling-ratio` below 1, else OTEL_TRACES_SAMPLER. Raises ConfigError."""
-    if config.trace_sampling_ratio < 1.0:
-        return Sampling(config.trace_sampling_ratio)
-    name = variables.get("OTEL_TRACES_SAMPLER", "parentbased_always_on")
-    parent_based, root = name.startswith(PARENT_BASED), name.removeprefix(PARENT_BASED)
-    if root == "traceidratio":
-        text = variables.get("OTEL_TRACES_SAMPLER_ARG", "1")
-        try:
-            ratio = float(text)
-        except ValueError:
-            ratio = -1.0
-        if not 0.0 <= ratio <= 1.0:
-            raise ConfigError("OTEL_TRACES_SAMPLER_ARG", text, "it must be between 0 and 1")
-        return Sampling(ratio, parent_based)
-    if root not in ("always_on", "always_off"):
-        allowed = "it must be always_on, always_off or traceidratio, or one of these behind parentbased_"
-        raise ConfigError("OTEL_TRACES_SAMPLER", name, allowed)
-    return Sampling(float(root == "always_on"), parent_based)
-
-
-def positive(name: str, default: int, variables: Mapping[str, str]) -> int:
-    """A whole number above 0. Raises ConfigError."""
-    text = variables.get(name, str(default))
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 31):
-        raise ConfigError(name, text, "it must be a whole number above 0")
-    return int(text)
+def reply_attributes(collector: OutputCollector, began: float, now: float) -> Attributes:
+    usage, first = collector.usage, collector.first_token
+    attributes: Attributes = {
+        names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,
+        names.GEN_AI_OUTPUT_TOKENS: usage.completion_tokens,
+    }
+    if reasons := tuple([REASONS[choice.finish] for choice in collector.choices if choice.finish in REASONS]):
+        attributes[names.GEN_AI_FINISH_REASONS] = reasons
+    if usage.cached_tokens is not None:
+        attributes[names.GEN_AI_CACHED_TOKENS] = usage.cached_tokens
+    if usage.accepted_tokens or usage.rejected_tokens:
+        attributes |= {names.ACCEPTED_DRAFTS: usage.accepted_tokens, names.REJECTED_DRAFTS: usage.rejected_tokens}
+    if first is not None:
+        attributes[names.GEN_AI_TIME_TO_FIRST_TOKEN] = first - began
+        if usage.completion_tokens > 1:
+            attributes[names.GEN_AI_TIME_PER_TOKEN] = (now - first) / (usage.completion_tokens - 1)
+    return attributes

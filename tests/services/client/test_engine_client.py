@@ -31,7 +31,7 @@ from penstock.services.client.output_collector import OutputCollector
 from penstock.services.client.replicas import ReplicaSet
 from penstock.services.links.link import Arrival, Joined, Left
 from penstock.services.metrics.requests import Timings
-from penstock.services.tracing.request import Operations
+from penstock.services.tracing.tracer import Operations
 from tests.services.client.fake_engine import FakePort, Row, answering, batch, new_peer, silent, status, words
 from tests.services.tracing.tracing import SAMPLED, Bench
 

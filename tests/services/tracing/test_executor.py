@@ -12,7 +12,7 @@ from penstock.protocol.messages import Sampling, TraceContext
 from penstock.protocol.steps import SlotStart, StepPlan, StepResult
 from penstock.services.tracing import names
 from penstock.services.tracing.executor import CALM, ExecutorTraces
-from penstock.services.tracing.propagation import root
+from penstock.services.tracing.tracer import root
 from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, child_of, named
 
 

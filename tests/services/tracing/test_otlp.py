@@ -22,7 +22,8 @@ from penstock.services.metrics.definitions import LAG, METRICS
 from penstock.services.metrics.exporter import Exporter
 from penstock.services.supervisor import process, run_directory
 from penstock.services.tracing.otlp import HANGS, LATE, PATIENCE, RECENT, SILENT, OtlpTracer, wall_offset
-from penstock.services.tracing.tracer import LAST_WORDS, Sampling, Tracer, tracer_of
+from penstock.services.tracing.startup import tracer_of
+from penstock.services.tracing.tracer import LAST_WORDS, Sampling, Tracer
 from tests.e2e.collector import Collector, collecting
 from tests.services.tracing.tracing import PARENT, ROOT, SAMPLED, TRACE, Bench, settings
 

@@ -10,8 +10,8 @@ from penstock.engine_core.scheduling.tracing import PrefillChunk, Stay, StepFact
 from penstock.protocol.messages import Sampling, SubmitTokens, TraceContext
 from penstock.protocol.steps import StepPlan, StepResult
 from penstock.services.tracing import names
-from penstock.services.tracing.propagation import root
 from penstock.services.tracing.scheduler import LOST, MAX_CHUNKS, MAX_LINKS, SchedulerTraces, record_stay
+from penstock.services.tracing.tracer import root
 from tests.services.tracing.tracing import PARENT, SAMPLED, UNSAMPLED, Bench, Span, child_of, events, named
 
 

@@ -12,8 +12,15 @@ from penstock.protocol.messages import Sampling as Sampled
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.tracing import names
-from penstock.services.tracing.request import MAX_PROMPTS, Operation, Operations, ServerSpan, operation_of
-from penstock.services.tracing.tracer import Sampling, Tracer
+from penstock.services.tracing.tracer import (
+    MAX_PROMPTS,
+    Operation,
+    Operations,
+    Sampling,
+    ServerSpan,
+    Tracer,
+    operation_of,
+)
 from tests.services.tracing.tracing import PARENT, ROOT, SAMPLED, TRACE, UNSAMPLED, Bench, Span, child_of, events
 
 NONE = TraceContext()

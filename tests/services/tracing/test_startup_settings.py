@@ -10,16 +10,8 @@ import pytest
 from penstock.protocol.config import TraceConfig
 from penstock.protocol.errors import ConfigError
 from penstock.services.tracing import tracer as module
-from penstock.services.tracing.tracer import (
-    GRPC,
-    HTTP,
-    Sampling,
-    Tracer,
-    TraceStatistics,
-    service_attributes,
-    settings_of,
-    tracer_of,
-)
+from penstock.services.tracing.startup import service_attributes, settings_of, tracer_of
+from penstock.services.tracing.tracer import GRPC, HTTP, Sampling, Tracer, TraceStatistics
 from tests.services.tracing.tracing import SAMPLED
 
 BASE = "http://collector:4318"

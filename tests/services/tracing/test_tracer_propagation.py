@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.messages import SubmitText, TraceContext
-from penstock.services.tracing.propagation import TRACEPARENT, client_context, parse, root, unsampled
+from penstock.services.tracing.tracer import TRACEPARENT, client_context, parse, root, unsampled
 from tests.services.client.fake_engine import FakePort, answering, client, service, words
 from tests.services.tracing.tracing import PARENT as SPAN
 from tests.services.tracing.tracing import ROOT, SAMPLED, TRACE, UNSAMPLED
