@@ -68,15 +68,16 @@ class Server:
 
 
 @contextmanager
-def serving(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """`penstock serve` on a free port, ready. Raises TimeoutError with the end of its log when it is not in time."""
+def serving(arguments: Sequence[str], environ: Mapping[str, str] | None = None, root: Path = ROOT) -> Iterator[Server]:
+    """`penstock serve` of the tree `root` on a free port, ready. Raises TimeoutError with the end of its log when it is
+    not in time."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
         notices, log = NoticeSocket(Path(place) / "notify.sock"), Path(place) / "log"
         environment = {**os.environ, **(environ or {}), "NOTIFY_SOCKET": str(notices.path), "NO_COLOR": "1"}
         command = [sys.executable, "-m", "penstock", "serve", "--port", "0", *arguments]
         start = time.monotonic()
         with log.open("wb") as out:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, cwd=root, env=environment, stdout=out, stderr=subprocess.STDOUT)
         try:
             url = ready_url(process, notices, start + START_LIMIT)
             server = Server(process, url, time.monotonic() - start, log)
