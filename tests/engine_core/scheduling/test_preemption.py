@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Several
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from penstock.engine_core.scheduling.preemption import preempt_for_blocks
+from penstock.engine_core.scheduling.request import Sequence
 from penstock.protocol.messages import Finish
 from tests.sim.executor import ints
 from tests.sim.server import ROOMY, Server
@@ -168,3 +172,89 @@ def test_a_queued_request_that_no_longer_fits_ends_with_an_error() -> None:
     assert server.plan() is None
     assert server.seen(number).finish == Finish.ERROR
     assert server.scheduler.idle
+
+
+def only(server: Server, number: int) -> Sequence:
+    """The one sequence of a request."""
+    return server.scheduler._state.requests[number].sequences[0]
+
+
+def decide(
+    server: Server, short: Several[Sequence], available: int, prompt: tuple[Sequence, int, int] | None = None
+) -> tuple[list[int], list[int]]:
+    """The slots that decode and those whose prompts go on when so many blocks are left, the slots of `short` need one each, and a
+    prompt (sequence, positions, blocks) needs several."""
+    state = server.scheduler._state
+    state.kv.pool.take(state.kv.pool.available - available)
+    slots = np.array([sequence.slot for sequence in short], np.int64)
+    chunks = [] if prompt is None else [prompt[:2]]
+    needs = [] if prompt is None else [prompt[2]]
+    batch, kept = preempt_for_blocks(state, state.slots.decoding(), slots, chunks, needs)
+    return batch.slots.tolist(), [sequence.slot for sequence, _ in kept]
+
+
+def decoding(count: int, **world: object) -> tuple[Server, list[Sequence]]:
+    """A server with rows that hold one block each, in order of their arrival."""
+    server = Server(replace(TIGHT, **world))  # type: ignore[arg-type]
+    numbers = [server.submit([3 + number], max_tokens=8) for number in range(count)]
+    server.step()
+    return server, [only(server, number) for number in numbers]
+
+
+def test_the_senior_row_has_the_last_block_whatever_its_slot() -> None:
+    server = Server(TIGHT)
+    gone = server.submit([3], max_tokens=1)
+    senior = server.submit([4], max_tokens=8)
+    server.step()
+    assert server.seen(gone).finish == Finish.LENGTH
+    junior = server.submit([5], max_tokens=8)
+    server.step()
+    rows = [only(server, junior), only(server, senior)]
+    assert rows[0].slot < rows[1].slot
+    assert decide(server, rows, available=1) == ([rows[1].slot], [])
+    assert server.scheduler.statistics().preemptions == 0
+
+
+def test_a_row_that_was_preempted_wants_nothing_more() -> None:
+    server, rows = decoding(3)
+    server.plan()  # in flight: what is given up comes back later
+    decide(server, [rows[0], rows[2]], available=0)
+    assert [row.slot >= 0 for row in rows] == [True, True, False]
+
+
+def test_a_block_is_granted_once() -> None:
+    server, rows = decoding(3)
+    assert decide(server, rows[:2], available=1) == ([0, 1], [])
+    assert rows[2].slot < 0
+
+
+def test_blocks_that_came_back_at_once_do_not_count_as_coming_too() -> None:
+    server, rows = decoding(2, policy="priority", budget=4, blocks=16)
+    prompt = only(server, server.submit(list(range(3, 15)), max_tokens=1, priority=4))
+    server.step()
+    assert decide(server, [], 0, (prompt, 4, 2)) == ([], [2])
+    assert [row.slot for row in rows] == [-1, -1]
+
+
+def test_what_a_waiting_senior_is_promised_no_junior_takes() -> None:
+    server, rows = decoding(2, policy="priority", budget=5, blocks=16)
+    server.submit([9], max_tokens=1, priority=5)  # planned to its end with its first step: a block comes back
+    prompt = only(server, server.submit(list(range(3, 15)), max_tokens=1, priority=4))
+    server.plan()
+    assert decide(server, rows[1:], 1, (prompt, 4, 2)) == ([0], [])
+    assert server.scheduler.statistics().preemptions == 0
+
+
+def test_a_preemption_makes_admission_more_careful() -> None:
+    server, rows = decoding(2)
+    before = server.scheduler.statistics().forecast.share
+    decide(server, rows[:1], available=0)
+    assert server.scheduler.statistics().forecast.share > before
+
+
+def test_what_is_left_of_coming_blocks_counts_for_the_next_row() -> None:
+    server, rows = decoding(3, blocks=16)
+    server.submit([9, 8, 7], max_tokens=1)  # planned to its end with its first step: two blocks come back
+    server.plan()
+    assert decide(server, rows[:2], available=0) == ([2], [])
+    assert server.scheduler.statistics().preemptions == 0
