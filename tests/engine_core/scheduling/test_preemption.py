@@ -182,8 +182,8 @@ def only(server: Server, number: int) -> Sequence:
 def decide(
     server: Server, short: Several[Sequence], available: int, prompt: tuple[Sequence, int, int] | None = None
 ) -> tuple[list[int], list[int]]:
-    """The slots that decode and those whose prompts go on when so many blocks are left, the slots of `short` need one each, and a
-    prompt (sequence, positions, blocks) needs several."""
+    """The slots that decode and those whose prompts go on when so many blocks are left, the slots of `short` need one
+    each, and a prompt (sequence, positions, blocks) needs several."""
     state = server.scheduler._state
     state.kv.pool.take(state.kv.pool.available - available)
     slots = np.array([sequence.slot for sequence in short], np.int64)
