@@ -370,7 +370,7 @@ def test_without_a_tokenizer_requests_wait_in_order_for_the_next() -> None:
     with pytest.raises(Overloaded):
         submit(made)
     port.peer.credit = 5
-    made.flush()
+    made._router.flush()
     assert [message.id for message in port.of(SubmitText)] == [moved.id, last.id]
     assert not port.of(Abort)
 
@@ -392,7 +392,7 @@ def test_what_waits_is_not_looked_through_for_every_newcomer() -> None:
     made = engine_client(port, limit=1000)
     made.abort(submit(made)[0])  # it has served once, so that others may wait
     port.lose()
-    made._held = Counted()
+    made._router.waiting = Counted()
     port.sent.clear()
     replies = [submit(made)[0] for _ in range(500)]
     for waiting in replies[::2]:
@@ -420,10 +420,10 @@ def test_aborts_that_are_owed_are_not_all_tried_for_every_newcomer() -> None:
     assert made.statistics().aborts_owed == 300
     assert len(tries) == 300
     port.peer.credit = 200
-    made.flush()
+    made._router.flush()
     assert len(tries) == 501
     port.peer.credit = 200
-    made.flush()
+    made._router.flush()
     assert [abort.id for abort in port.of(Abort)] == [request.id for request in port.of(SubmitText)]
     assert made.statistics().aborts_owed == 0
 

@@ -128,7 +128,7 @@ async def test_an_abort_waits_for_credit_and_is_then_sent() -> None:
     assert port.of(Abort) == []
     assert parts.engine_client.statistics().aborts_owed == 1
     port.peer.credit = 1
-    parts.engine_client.flush()
+    parts.engine_client._router.flush()
     assert port.of(Abort) == [Abort(request_of(port).id)]
     assert parts.engine_client.statistics().aborts_owed == 0
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Client, Finish, Sampling, SubmitText
-from penstock.services.client.session import affinity
+from penstock.services.client.tokenizer_router import affinity
 from penstock.services.http.request_context import RequestContext, digest
 from penstock.services.openai.routes import application
 from tests.services.client.fake_engine import FakePort, Row, answering, request_context, service, words

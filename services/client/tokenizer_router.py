@@ -1,0 +1,116 @@
+"""Sends requests and calls to tokenizers, and keeps what cannot be sent yet.
+
+The tokenizers are shared out among the api processes, so that a step's text arrives in few messages; a process turns to
+the others when its own accept no more. With several replicas a conversation keeps to one tokenizer instead, which knows
+the replica that has its prefix cached.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.protocol.messages import Abort, Detokenize, SubmitText, Tokenize
+from penstock.services.client.request_state import Call, RequestState
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.link import Link, Peer
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """The part of a chat message that affinity depends on."""
+
+    role: str = ""
+
+
+MESSAGES = msgspec.json.Decoder(list[msgspec.Raw])
+MESSAGE = msgspec.json.Decoder(ChatMessage)
+
+
+class TokenizerRouter:
+    """Requests and calls that wait for a tokenizer, in order, and aborts that wait for credit, by tokenizer."""
+
+    def __init__(
+        self, links: Sequence[Link | AsyncLink], api_index: int, *, processes: int, keep_conversations: bool
+    ) -> None:
+        shares = 1 if keep_conversations else min(len(links), processes)
+        assert shares > 0
+        self._links = tuple(links)
+        self._own = self._links[api_index % shares :: shares]
+        self._others = tuple(link for link in self._links if link not in self._own)
+        self._keep_conversations = keep_conversations
+        self.waiting: OrderedDict[int, RequestState | Call] = OrderedDict()
+        self.aborts: dict[Peer, deque[Abort]] = {}
+
+    @property
+    def connected(self) -> int:
+        """Tokenizers that are connected."""
+        return sum(bool(link.peers) for link in self._links)
+
+    def route(self, state: RequestState | Call, message: SubmitText | Tokenize | Detokenize) -> bool:
+        """Send `message`, or have it wait while there is no tokenizer; False when all are full."""
+        if self.waiting or self.aborts:
+            self.flush()
+        if not self.waiting:
+            state.peer = self._send(message)
+        if state.peer is None and not self.connected:
+            self.waiting[state.id] = state
+            return True
+        return state.peer is not None
+
+    def requeue(self, state: RequestState | Call) -> None:
+        """Its tokenizer is gone: it waits for another one."""
+        state.peer = None
+        self.waiting[state.id] = state
+
+    def abort(self, state: RequestState) -> None:
+        """Tell its tokenizer, once there is credit, that nobody wants its output any more."""
+        self.waiting.pop(state.id, None)
+        if state.peer is not None:
+            self.aborts.setdefault(state.peer, deque()).append(Abort(state.id))
+
+    def flush(self) -> None:
+        """Send as much of what waits as there is credit for. It is called for every request, so it looks at no more
+        messages than it sends, and at the first one that it cannot send."""
+        while self.waiting:
+            number, state = next(iter(self.waiting.items()))
+            state.peer = self._send(state.message())
+            if state.peer is None:
+                break
+            del self.waiting[number]
+        for peer, aborts in list(self.aborts.items()):
+            link = next((link for link in self._links if peer in link.peers), None)
+            while aborts and (link is None or link.send(peer, aborts[0])):  # a lost peer needs none
+                aborts.popleft()
+            if not aborts:
+                del self.aborts[peer]
+
+    def _send(self, message: SubmitText | Tokenize | Detokenize) -> Peer | None:
+        """Send to the tokenizer that the message's number selects, or the next one with credit; None without any."""
+        first = affinity(message) if self._keep_conversations and isinstance(message, SubmitText) else message.id
+        for links in (self._own, self._others):
+            candidates = [(link, peer) for link in links for peer in link.peers]
+            for step in range(len(candidates)):
+                link, peer = candidates[(first + step) % len(candidates)]
+                if link.send(peer, message):
+                    return peer
+        return None
+
+
+def affinity(request: SubmitText) -> int:
+    """The same number for all requests of a session, or of one conversation.
+
+    A conversation is known by its messages up to the first answer; a prompt without a session has a number of its own.
+    """
+    if request.session:
+        return zlib.crc32(request.session.encode())
+    if request.messages is None:
+        return request.id
+    number = 0
+    for message in MESSAGES.decode(request.messages):
+        number = zlib.crc32(message, number)
+        if MESSAGE.decode(message).role == "user":
+            break
+    return number
