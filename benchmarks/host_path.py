@@ -45,7 +45,8 @@ from penstock.services.executor.steps import Steps
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.http.connection import Connection
 from penstock.services.http.security import Keys
-from penstock.services.links.link import Arrival, Identity, Joined, Peer, SocketStatistics
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Arrival, Joined, Peer, SocketStatistics
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic

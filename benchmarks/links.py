@@ -29,7 +29,8 @@ from penstock.protocol.errors import AddressError
 from penstock.protocol.links import TEXT, Role
 from penstock.protocol.messages import Abort, Rejected
 from penstock.services.links.curve import new_keys, write_keys
-from penstock.services.links.link import Identity, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Link
 from penstock.services.links.tcp import network_of
 
 FIRST_PORT, LAST_PORT = 29_600, 29_700

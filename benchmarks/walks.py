@@ -43,7 +43,8 @@ from penstock.protocol.links import TEXT, Role, shared_hash
 from penstock.protocol.messages import EngineStatus, Finish, Sampling, SubmitText, SubmitTokens, TextBatch, TextExtra
 from penstock.protocol.steps import StepPlan
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.link import Arrival, Identity, Joined, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Arrival, Joined, Link
 from penstock.services.openai import api_server as api
 from penstock.services.supervisor.options import sized
 

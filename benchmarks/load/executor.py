@@ -20,7 +20,8 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import ModelConfig, TraceConfig
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
-from penstock.services.links.link import Arrival, Identity, Joined, Left, Link, Peer
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Arrival, Joined, Left, Link, Peer
 from penstock.services.supervisor.process import Stop
 from penstock.services.tracing.executor import ExecutorTraces
 from penstock.services.tracing.startup import tracer_of

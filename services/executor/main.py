@@ -28,7 +28,8 @@ from penstock.services.executor.peer_liveness import PeerLiveness, leave
 from penstock.services.executor.watchdog import TICK as LOOK
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.links.curve import read_keys
-from penstock.services.links.link import Identity, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, collect_executor

@@ -1,6 +1,6 @@
-"""The handshake of a link: what both ends say first, and why one may refuse the other.
+"""The handshake of a link: the first message of each end, and why one end may refuse the other.
 
-Each end also says in which pid namespace its pid counts. Only there can the other end watch its process: the same
+Each end also names the pid namespace of its pid. Only a peer in the same namespace can watch the process: the same
 number in another container or on another host is another process.
 """
 
@@ -10,15 +10,32 @@ import os
 import select
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from penstock.protocol.links import PROTOCOL_VERSION, Hello, LinkSpec, Welcome
+import msgspec
 
-if TYPE_CHECKING:
-    from penstock.services.links.link import Identity
+from penstock.protocol.links import PROTOCOL_VERSION, Hello, LinkSpec, Role, Welcome
 
 NAMESPACE = Path("/proc/self/ns/pid")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def pid_namespace() -> int:
+    """A number for the pid namespace of this process on this boot of this kernel; 0 if it cannot be known. Sources:
+    namespaces(7), random(4)."""
+    try:
+        return zlib.crc32(f"{BOOT.read_text().strip()} {os.readlink(NAMESPACE)}".encode())
+    except OSError:
+        return 0
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a process says of itself in every handshake. `shared` is the hash of the options both sides share."""
+
+    role: Role
+    index: int
+    incarnation: int
+    shared: int
+    pid_namespace: int = msgspec.field(default_factory=pid_namespace)
 
 
 def hello(me: Identity, epoch: int, session: int) -> Hello:
@@ -67,15 +84,6 @@ def refusal(spec: LinkSpec, me: Identity, hello: Hello) -> str:
             "(compare `penstock config` on each side)"
         )
     return ""
-
-
-def pid_namespace() -> int:
-    """A number for the pid namespace of this process on this boot of this kernel; 0 if it cannot be known. Sources:
-    namespaces(7), random(4)."""
-    try:
-        return zlib.crc32(f"{BOOT.read_text().strip()} {os.readlink(NAMESPACE)}".encode())
-    except OSError:
-        return 0
 
 
 def open_pidfd(pid: int, namespace: int) -> int | None:

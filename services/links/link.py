@@ -30,7 +30,6 @@ from penstock.protocol.links import (
     Hello,
     LinkSpec,
     Refused,
-    Role,
     Welcome,
     address,
     decoder,
@@ -39,7 +38,7 @@ from penstock.protocol.links import (
 from penstock.protocol.messages import Message
 from penstock.services.links import handshake
 from penstock.services.links.authenticator import ListenerMonitor
-from penstock.services.links.handshake import ended, open_pidfd, pid_namespace
+from penstock.services.links.handshake import Identity, ended, open_pidfd
 from penstock.services.links.tcp import Network, TcpConnection, open_socket
 from penstock.services.supervisor.run_directory import SocketFile
 
@@ -65,16 +64,6 @@ class Left(msgspec.Struct, frozen=True):
     """A peer is gone; nothing that it was sent will be answered."""
 
     reason: str
-
-
-class Identity(msgspec.Struct, frozen=True):
-    """What a process says of itself in every handshake. `shared` is the hash of the options both sides share."""
-
-    role: Role
-    index: int
-    incarnation: int
-    shared: int
-    pid_namespace: int = msgspec.field(default_factory=pid_namespace)
 
 
 class SocketStatistics(msgspec.Struct, frozen=True):

@@ -30,7 +30,8 @@ from penstock.services.client.engine_client import EngineClient, EngineClientSta
 from penstock.services.client.model_info import read_model_info
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.link import Arrival, Identity, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Arrival, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.llm.launcher_process import LauncherProcess
 from penstock.services.llm.outputs import OutputBuilder, RequestOutput

@@ -15,7 +15,8 @@ from penstock.engine_core.histogram import Histogram
 from penstock.protocol.links import Role
 from penstock.protocol.messages import MetricsSnapshots
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.link import Identity, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Link
 from penstock.services.metrics import definitions
 from penstock.services.metrics.definitions import LinkStatistics, ProcessStatistics
 from penstock.services.metrics.snapshot import RemoteSnapshots, Snapshot, SnapshotFile, encode, newest, read_snapshots

@@ -38,7 +38,8 @@ from penstock.services.http.server import (
     url_of,
 )
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.link import Identity, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, collect_api, keep_exporting

@@ -22,7 +22,8 @@ from penstock.protocol.errors import ModelError
 from penstock.protocol.links import STEPS, TOKENS, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import Automaton
 from penstock.protocol.speculation import read_speculative
-from penstock.services.links.link import Identity, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.exporter import Exporter, scheduler_collector
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller

@@ -31,7 +31,8 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.link import Identity, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, collect_tokenizer, keep_exporting

@@ -39,10 +39,7 @@ ENGINE_ORDER = (
     *("tokenizer", "parsers", "grammar", "text", "speculation", "scheduling", "execution"),
 )
 # Cycles that are older than the rule, by one of their modules; none is to be added.
-OLD_CYCLES = (
-    *("services.links.link", "engine_core.grammar.schema."),
-    "services.openai.validation",
-)
+OLD_CYCLES = ("engine_core.grammar.schema.", "services.openai.validation")
 LIGHT_PROCESSES = ("services.openai.api_server", "services.tokenizer.main", "services.scheduler.main")
 
 

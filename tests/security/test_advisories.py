@@ -32,7 +32,8 @@ from penstock.protocol.validation import check
 from penstock.services.executor.rendezvous import LOOPBACK, choose
 from penstock.services.http import security as keys
 from penstock.services.http.routing import Access
-from penstock.services.links.link import Identity, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Link
 from penstock.services.openai.embeddings import EmbeddingRequest
 from penstock.services.openai.messages.request import CountRequest, MessageRequest
 from penstock.services.openai.responses.request import ResponseRequest

@@ -22,7 +22,8 @@ from penstock.protocol.messages import Abort
 from penstock.services.links import handshake, tcp
 from penstock.services.links.authenticator import UNKNOWN, ListenerMonitor
 from penstock.services.links.curve import LinkKeys, new_keys, read_keys, write_keys
-from penstock.services.links.link import Identity, Left, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Left, Link
 from penstock.services.supervisor import options
 from tests.services.links.network import LIMIT, Ends, joined, left, messages, patient
 

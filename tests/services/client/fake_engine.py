@@ -40,7 +40,8 @@ from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import BodyBudget, RequestContext
 from penstock.services.http.security import Keys
 from penstock.services.http.server import ConnectionLimiter
-from penstock.services.links.link import Arrival, Identity, Joined, Left, Peer, SocketStatistics
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Arrival, Joined, Left, Peer, SocketStatistics
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, collect_api
 from penstock.services.metrics.requests import Traffic

@@ -26,7 +26,8 @@ from penstock.protocol.messages import Message, Sampling
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
 from penstock.services.executor import main
 from penstock.services.executor.main import COLLECT_SECONDS, REST, collection_due
-from penstock.services.links.link import Identity, Left, Link, Peer
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Left, Link, Peer
 from penstock.services.metrics.definitions import LAG
 from penstock.services.supervisor.process import ExitCode
 from penstock.services.supervisor.sd_notify import NoticeSocket

@@ -17,7 +17,8 @@ from penstock.protocol.config import ModelConfig
 from penstock.protocol.links import TEXT, Role, shared_hash
 from penstock.protocol.messages import Message
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.link import Arrival, Identity, Joined, Left, Link, Peer
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Arrival, Joined, Left, Link, Peer
 from penstock.services.supervisor.sd_notify import NoticeSocket
 from tests.services.client.fake_engine import LIMIT, status
 

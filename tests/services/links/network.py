@@ -19,7 +19,8 @@ from penstock.protocol.errors import AddressError
 from penstock.protocol.links import LinkSpec, Role
 from penstock.services.links import tcp
 from penstock.services.links.curve import LinkKeys, new_keys
-from penstock.services.links.link import Arrival, Identity, Joined, Left, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Arrival, Joined, Left, Link
 from penstock.services.links.tcp import Network
 
 LIMIT = 60.0  # seconds that anything may take on a busy machine

@@ -18,14 +18,16 @@ from penstock.protocol.links import TOKENS, Role
 from penstock.protocol.messages import Rejected
 from penstock.services.links import async_link
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.link import UNREACHABLE, Arrival, Identity, Joined, Left, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import UNREACHABLE, Arrival, Joined, Left, Link
 from tests.services.links.network import Ends, Proxy, patient
 
 LIMIT = 60.0  # seconds
 PEER = """
 import sys, time, zmq, pathlib
 from penstock.protocol.links import TOKENS, Role
-from penstock.services.links.link import Link, Identity
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Link
 port = Link.connect(zmq.Context(), TOKENS, Identity(Role.TOKENIZER, 0, int(sys.argv[2]), 7), pathlib.Path(sys.argv[1]))
 while True:
     port.tick(time.monotonic())

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.protocol.links import PROTOCOL_VERSION, TEXT, TOKENS, Hello, Role, decoder
 from penstock.services.links import handshake
-from penstock.services.links.link import Identity
+from penstock.services.links.handshake import Identity
 
 API = Identity(Role.API, 3, 77, 5, pid_namespace=9)
 TOKENIZER = Identity(Role.TOKENIZER, 1, 88, 5, pid_namespace=9)

@@ -19,14 +19,13 @@ from penstock.protocol.limits import MAX_BODY_BYTES
 from penstock.protocol.links import TEXT, TOKENS, Credit, Goodbye, LinkSpec, Role, Welcome
 from penstock.protocol.messages import Abort, EngineStatus, Rejected, Sampling, SubmitText
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.handshake import pid_namespace
+from penstock.services.links.handshake import Identity, pid_namespace
 from penstock.services.links.link import (
     CREDIT_INTERVAL,
     HELLO_INTERVAL,
     PROBES,
     UNREACHABLE,
     Arrival,
-    Identity,
     Joined,
     Left,
     Link,
@@ -348,7 +347,8 @@ def test_a_killed_process_is_seen_by_its_descriptor(wires: Wires) -> None:
     binder = wires.bind(TOKENS)
     script = (
         "import sys, time, zmq, pathlib; from penstock.protocol.links import TOKENS, Role;"
-        "from penstock.services.links.link import Link, Identity, Joined\n"
+        "from penstock.services.links.handshake import Identity;"
+        "from penstock.services.links.link import Link, Joined\n"
         "port = Link.connect(zmq.Context(), TOKENS, Identity(Role.TOKENIZER, 0, 5, 7), pathlib.Path(sys.argv[1]))\n"
         "while True: port.tick(time.monotonic()); port.receive(); port.socket.poll(50)"
     )

@@ -22,7 +22,8 @@ from penstock.protocol.links import STEPS, Role, Welcome
 from penstock.protocol.messages import Message, MetricsSnapshots
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor.steps import StepsStatistics
-from penstock.services.links.link import Identity, Joined, Left, Peer, SocketStatistics
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Joined, Left, Peer, SocketStatistics
 from penstock.services.metrics import exporter as module
 from penstock.services.metrics.definitions import BY_ROLE, LAG, METRICS, PART, PROCESS
 from penstock.services.metrics.exporter import (

@@ -20,7 +20,8 @@ from penstock.protocol.config import ModelConfig
 from penstock.protocol.links import STEPS, TOKENS, LinkSpec, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import EngineStatus, Finish, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
-from penstock.services.links.link import Identity, Joined, Left, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Joined, Left, Link
 from penstock.services.supervisor.sd_notify import NoticeSocket
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -35,7 +35,8 @@ from penstock.protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from penstock.services.links.link import Identity, Link
+from penstock.services.links.handshake import Identity
+from penstock.services.links.link import Link
 from penstock.services.supervisor.sd_notify import NoticeSocket
 from penstock.services.tokenizer.main import placement_of
 from tests.engine_core.tokenizer.vocabularies import tokenizer, write_folder

@@ -17,7 +17,7 @@ from penstock.engine_core.histogram import Histogram
 from penstock.protocol.config import RunConfig, TraceConfig
 from penstock.protocol.links import Role
 from penstock.protocol.messages import TraceContext
-from penstock.services.links.link import Identity
+from penstock.services.links.handshake import Identity
 from penstock.services.metrics.definitions import LAG, METRICS
 from penstock.services.metrics.exporter import Exporter
 from penstock.services.supervisor import process, run_directory
