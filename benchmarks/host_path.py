@@ -60,7 +60,7 @@ from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
 from penstock.services.supervisor.options import sized
 from penstock.services.tokenizer.main import read_frontend
-from penstock.services.tokenizer.server_loop import Relay
+from penstock.services.tokenizer.server_loop import TokenizerLoop
 from penstock.services.tracing.tracer import Tracer
 
 CREDIT = 1 << 40
@@ -209,7 +209,7 @@ class Host:
         self.steps, executor_steps = ends(STEPS)
         self.api_text, self.executor_steps = api_text, executor_steps
         frontend, _ = read_frontend(config, folder, read_vocabulary(folder))
-        self.relay = Relay(frontend, self.text, [self.tokens], threads)
+        self.tokenizer_loop = TokenizerLoop(frontend, self.text, [self.tokens], threads)
         guides, masker = GrammarQueue(None, threads), BitmaskFiller(None, threads, 1)
         facts = ModelFacts(model.max_model_len, model.vocab_size)
         self.loop = SchedulerLoop(config, facts, self.scheduler_tokens, self.steps, guides, masker, time.monotonic())
@@ -237,7 +237,7 @@ class Host:
         self.engine_client.receive(self.api_text.receive(), time.monotonic())
 
     def tokenizer_up(self) -> None:
-        self.relay.from_apis(self.text.receive())
+        self.tokenizer_loop.from_apis(self.text.receive())
 
     def scheduler(self) -> None:
         self.loop.iterate(time.monotonic(), time.time())
@@ -247,7 +247,7 @@ class Host:
         self.executor.turn()
 
     def tokenizer_down(self) -> None:
-        self.relay.from_scheduler(0, self.tokens.receive())
+        self.tokenizer_loop.from_scheduler(0, self.tokens.receive())
 
     async def settle(self) -> None:
         """Move everything until nothing moves, steps excepted."""

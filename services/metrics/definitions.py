@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from penstock.services.metrics.requests import Traffic
     from penstock.services.openai.responses.store import StoreStatistics
     from penstock.services.scheduler.server_loop import LoopStatistics
-    from penstock.services.tokenizer.grammar_compiler import CompilerStatistics
-    from penstock.services.tokenizer.server_loop import RelayStatistics
+    from penstock.services.tokenizer.grammar_compiler import GrammarCompilerStatistics
+    from penstock.services.tokenizer.server_loop import TokenizerLoopStatistics
     from penstock.services.tokenizer.templates import TemplateStatistics
     from penstock.services.tracing.tracer import TraceStatistics
 
@@ -243,7 +243,7 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
         histogram("engine_request_output_tokens", "Output tokens of choices that finished", lambda s: s.lengths.output),
     ),
 )  # fmt: skip
-RELAY: tuple[Metric[RelayStatistics], ...] = (
+TOKENIZER_LOOP: tuple[Metric[TokenizerLoopStatistics], ...] = (
     waiting(
         lambda s: {
             "text": s.frontend.encoding - s.compiling, "grammar": s.compiling, "engine": s.frontend.dispatch.held,
@@ -272,7 +272,7 @@ PLACEMENT: tuple[Metric[PlacementStatistics], ...] = (
     counter("placement_spills", "Placements that passed by the longest cached prefix, for the load of who has it",
             lambda s: s.spills),
 )  # fmt: skip
-COMPILER: tuple[Metric[CompilerStatistics], ...] = (
+GRAMMAR_COMPILER: tuple[Metric[GrammarCompilerStatistics], ...] = (
     counter("grammar_compiles", "Grammars compiled, by what came of it",
             lambda s: {"done": s.compiled, "refused": s.refused}, "outcome"),
     counter("grammar_cache_hits", "Requests whose grammar was compiled already, or just then", lambda s: s.hits),
@@ -349,7 +349,7 @@ ROOM: tuple[Metric[ConnectionStatistics], ...] = (
 
 BY_ROLE: Mapping[Role, tuple[Metric[Any], ...]] = {
     Role.API: (*PROCESS, *LINK, *TRAFFIC, *CLIENT, *API_READY, *RESPONSES, *ROOM),
-    Role.TOKENIZER: (*PROCESS, *LINK, *RELAY, *PLACEMENT, *COMPILER, *TEMPLATES),
+    Role.TOKENIZER: (*PROCESS, *LINK, *TOKENIZER_LOOP, *PLACEMENT, *GRAMMAR_COMPILER, *TEMPLATES),
     Role.SCHEDULER: (*PROCESS, *LINK, *STATUS, *DEVICE, *LOOP, *SCHEDULING),
     Role.EXECUTOR: (*PROCESS, *LINK, *READY, *STEPS),
 }

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.services.metrics.requests import Traffic
     from penstock.services.openai.responses.store import ResponseStore
     from penstock.services.scheduler.server_loop import SchedulerLoop
-    from penstock.services.tokenizer.grammar_compiler import Compiler
-    from penstock.services.tokenizer.server_loop import Relay
+    from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
+    from penstock.services.tokenizer.server_loop import TokenizerLoop
     from penstock.services.tokenizer.templates import Templates
 
 INTERVAL = 1.0  # seconds between two snapshots of one process
@@ -147,15 +147,20 @@ def scheduler_collector(loop: SchedulerLoop, tokens: End, steps: End, clock: Cal
 
 
 def collect_tokenizer(
-    relay: Relay, compiler: Compiler, templates: Templates, text: End, tokens: Sequence[End], into: Snapshot
+    loop: TokenizerLoop,
+    compiler: GrammarCompiler,
+    templates: Templates,
+    text: End,
+    tokens: Sequence[End],
+    into: Snapshot,
 ) -> None:
-    found = relay.statistics()
+    found = loop.statistics()
     dispatch = found.frontend.dispatch
     collect_link(into, "text", [text], found.frontend.outward)
     collect_link(into, "tokens", tokens, dispatch.upward)
-    into.collect(definitions.RELAY, found)
+    into.collect(definitions.TOKENIZER_LOOP, found)
     into.collect(definitions.PLACEMENT, dispatch.placement)
-    into.collect(definitions.COMPILER, compiler.statistics())
+    into.collect(definitions.GRAMMAR_COMPILER, compiler.statistics())
     into.collect(definitions.TEMPLATES, templates.statistics())
 
 

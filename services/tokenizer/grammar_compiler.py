@@ -30,7 +30,7 @@ MOST_BYTES = 64 << 20  # of remembered sources and refusals
 COMPILE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 
 
-class CompilerStatistics(msgspec.Struct, frozen=True):
+class GrammarCompilerStatistics(msgspec.Struct, frozen=True):
     """Counters since start, and what stands now."""
 
     workers: int  # now
@@ -45,7 +45,7 @@ class CompilerStatistics(msgspec.Struct, frozen=True):
     seconds: HistogramStatistics  # of CPU, of each that came to an end
 
 
-class Compiler:
+class GrammarCompiler:
     """Owner of the workers and of what they found. Lives on one asyncio loop."""
 
     def __init__(self, folder: Path, options: TokenizerConfig) -> None:
@@ -95,9 +95,9 @@ class Compiler:
             flight.cancel()
         self._pool.close()
 
-    def statistics(self) -> CompilerStatistics:
+    def statistics(self) -> GrammarCompilerStatistics:
         """Counters for metrics and tests."""
-        return CompilerStatistics(
+        return GrammarCompilerStatistics(
             workers=len(self._pool.workers),
             waiting=self._pool.waiting,
             remembered=len(self._known),

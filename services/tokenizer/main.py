@@ -39,10 +39,9 @@ from penstock.services.metrics.exporter import Exporter, collect_tokenizer, keep
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
 from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
-from penstock.services.tokenizer.grammar_compiler import Compiler
-from penstock.services.tokenizer.server_loop import Relay
-from penstock.services.tokenizer.structure import Structure
-from penstock.services.tokenizer.template_worker import Setting
+from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
+from penstock.services.tokenizer.server_loop import TokenizerLoop, Workers
+from penstock.services.tokenizer.template_worker import TemplateSettings
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tracing.startup import Start, tracer_of
 from penstock.services.tracing.tokenizer import TokenizerTraces
@@ -75,7 +74,7 @@ async def serve(config: Config, index: int) -> int:
     stages = StartupPhases()
     stages.begin("reading the tokenizer")
     path = folder.resolve(config.model.model, config.model.revision)
-    compiler = Compiler(path, config.tokenizer)
+    compiler = GrammarCompiler(path, config.tokenizer)
     compiler.start()  # its first worker reads the same files meanwhile
     vocabulary = read_vocabulary(path)
     frontend, setting = read_frontend(config, path, vocabulary)
@@ -91,11 +90,11 @@ async def serve(config: Config, index: int) -> int:
     replicas = range(config.model.data_parallel_size)
     tokens = [AsyncLink(Link.connect(context, TOKENS, me, run_dir, replica, network)) for replica in replicas]
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
-    relay = Relay(frontend, text, tokens, threads, Structure(compiler, templates),
+    loop = TokenizerLoop(frontend, text, tokens, threads, Workers(compiler, templates),
                   TokenizerTraces(tracer))  # fmt: skip
-    collector = functools.partial(collect_tokenizer, relay, compiler, templates, text, tokens)
+    collector = functools.partial(collect_tokenizer, loop, compiler, templates, text, tokens)
     other_host = text if network is not None and network.reaches(TEXT) else None
-    exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=relay.remote, other_host=other_host)
+    exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=loop.remote, other_host=other_host)
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
@@ -103,19 +102,19 @@ async def serve(config: Config, index: int) -> int:
     tasks = [background_task(each, end.fail) for each in (send_heartbeats(heartbeat), keep_exporting(exporter))]
     try:
         await compiler.warm()  # who asks for a structure first waits for no process
-        text.start(relay.from_apis)
+        text.start(loop.from_apis)
         for replica, watch in enumerate(tokens):
-            watch.start(functools.partial(relay.from_scheduler, replica))
+            watch.start(functools.partial(loop.from_scheduler, replica))
         heartbeat.tell("READY=1", "STATUS=serving")
         start.ready(time.monotonic())
         await end.wait()
         notify("STOPPING=1", "STATUS=draining")
-        await relay.drain(config.run.drain_timeout)
+        await loop.drain(config.run.drain_timeout)
     finally:
         for task in tasks:
             task.cancel()
         exporter.close()
-        relay.close()
+        loop.close()
         compiler.close()
         templates.close()
         text.close()
@@ -124,12 +123,12 @@ async def serve(config: Config, index: int) -> int:
         threads.shutdown(wait=False, cancel_futures=True)
         context.term()
         tracer.close()
-    statistics = relay.statistics().frontend
+    statistics = loop.statistics().frontend
     logs.info(log, "ended", submitted=statistics.submitted, output_tokens=statistics.output_tokens)
     return ExitCode.ORDERLY
 
 
-def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[Frontend, Setting]:
+def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[Frontend, TemplateSettings]:
     """What the model folder says about text, beside its vocabulary, and what template workers need of that.
 
     Raises ModelError and ConfigError.
@@ -146,7 +145,7 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
     controls = read_controls(vocabulary, template.source, dialect) if options.split_special_tokens else None
     texts = None if controls is None else controls.texts
-    setting = Setting(
+    setting = TemplateSettings(
         str(path), options.chat_template, limits, vocabulary.names, dialect, texts, options.template_timeout,
         options.template_memory,
     )  # fmt: skip

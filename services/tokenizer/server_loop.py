@@ -1,9 +1,7 @@
-"""Between the frontend and its links, one to the api processes and one to each scheduler.
-
-What arrives goes in, what waits goes out as far as there is credit.
+"""The tokenizer's loop between its frontend and its links, one to the api processes and one to each scheduler.
 
 Streams come first: long prompts are encoded in threads (the tokenizers library releases the GIL), short ones on the
-loop, a few milliseconds at a time, with what the links delivered in between.
+loop, a few milliseconds at a time, with messages from the links handled in between.
 """
 
 from __future__ import annotations
@@ -15,15 +13,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Protocol
 
 import msgspec
 
-from penstock.engine_core.text.frontend import Frontend, FrontendStatistics
+from penstock.engine_core.text.frontend import Frontend, FrontendStatistics, failure
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
+from penstock.engine_core.text.request import named
+from penstock.protocol.errors import Overloaded, RequestError
 from penstock.protocol.messages import (
     Abort,
+    Automaton,
     Detokenize,
     EngineStatus,
     Message,
@@ -33,49 +33,85 @@ from penstock.protocol.messages import (
     TokenBatch,
     Tokenize,
 )
-from penstock.services.links.link import Arrival, Joined, Left, Peer
+from penstock.services.links.async_link import AsyncLink
+from penstock.services.links.link import Arrival, Joined, Left, Link, Peer
 from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.supervisor import logs
-from penstock.services.tokenizer.structure import Structure
+from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
+from penstock.services.tokenizer.templates import Call, Templates
 from penstock.services.tracing.tokenizer import TokenizerTraces
 from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
-
-Question = SubmitText | Tokenize | Detokenize
 
 LONG_PROMPT = 4096  # bytes of text; encoding longer ones takes milliseconds, so a thread does it
 SLICE = 0.002  # seconds of encoding on the loop before the links are looked at again
 RETRY = 0.005  # seconds between attempts while a link has no credit
 
 
-class Link(Protocol):
-    """A link's end as far as the relay needs it: `services.links.async_link.AsyncLink` and test doubles."""
+class Workers:
+    """Has worker processes render requests' own templates and compile their grammars. `waiting` requests are being
+    compiled."""
 
-    def send(self, peer: Peer, message: Message) -> bool: ...
+    def __init__(self, compiler: GrammarCompiler, templates: Templates) -> None:
+        self._compiler = compiler
+        self._templates = templates
+        self.waiting = 0
+
+    async def render(self, text: SubmitText, now: float) -> Rendered | Rejected:
+        """The chat rendered by the request's own template, or the rejection."""
+        try:
+            return await self._templates.render(text, now)
+        except RequestError as error:
+            return rejected(text, error)
+        except Exception:  # guard: design 7, one request ends and its neighbours go on
+            log.exception("template_failed", extra=named(text.id, text.trace))
+            return failure(text.id)
+
+    async def refusal(self, call: Call, now: float, rendered: Rendered | None) -> Rejected | None:
+        """The rejection of a request that a tokenizer may have died of, if it kills a trial process too."""
+        message = await self._templates.fatal(call, now, rendered)
+        return Rejected(id=call.id, status=500, message=message, code="condemned") if message else None
+
+    async def complete(self, text: SubmitText, made: Prepared) -> Prepared | Rejected:
+        """The prompt with the automaton of its grammar, or the rejection."""
+        assert made.grammar is not None
+        self.waiting += 1
+        try:
+            found = await self._compiler.compile(made.grammar)
+        except RequestError as error:
+            return rejected(text, error)
+        except Exception:  # guard: design 7, one request ends and its neighbours go on
+            log.exception("grammar_failed", extra=named(text.id, text.trace))
+            return failure(text.id)
+        finally:
+            self.waiting -= 1
+        automaton = Automaton(source=found.source, after=made.after, memory=found.memory)
+        request = msgspec.structs.replace(made.request, automaton=automaton)
+        return msgspec.structs.replace(made, request=request, approximations=found.approximations)
 
 
-class RelayStatistics(msgspec.Struct, frozen=True):
-    """Counters since start, and what stands now."""
+class TokenizerLoopStatistics(msgspec.Struct, frozen=True):
+    """Counters since the start, and present numbers."""
 
     apis: int  # now
-    queued: int  # now: short prompts that wait for their turn on the loop
+    queued: int  # now: short prompts that wait to be encoded on the loop
     in_threads: int  # now: long prompts that are being encoded
     compiling: int  # now: requests whose grammar is being compiled
-    stalls: int  # times that a link had no credit for what waited
+    stalls: int  # times that a link had no credit for the next message
     frontend: FrontendStatistics
 
 
-class Relay:
-    """Moves messages on the running loop. Owns the threads' work that it started."""
+class TokenizerLoop:
+    """Moves messages on the running asyncio loop. Owns the tasks that it starts."""
 
     def __init__(
         self,
         frontend: Frontend,
-        text: Link,
-        tokens: Sequence[Link],
+        text: Link | AsyncLink,
+        tokens: Sequence[Link | AsyncLink],
         threads: Executor,
-        structure: Structure | None = None,
+        workers: Workers | None = None,
         traces: TokenizerTraces | None = None,
     ) -> None:
         self.remote = RemoteSnapshots()  # of schedulers and executors on other hosts
@@ -83,21 +119,21 @@ class Relay:
         self._text = text
         self._tokens = tuple(tokens)  # by replica
         self._threads = threads
-        self._structure = structure
+        self._workers = workers
         self._traces = traces if traces is not None else TokenizerTraces(Tracer())
         self._loop = asyncio.get_running_loop()
-        self._apis: dict[Peer, int] = {}  # the number by which the frontend knows a connection
+        self._apis: dict[Peer, int] = {}  # the frontend's number of each connection
         self._joined = 0
         self._schedulers: list[Peer | None] = [None] * len(self._tokens)
-        self._short: deque[tuple[Peer, Question, float]] = deque()  # since when, in monotonic seconds
-        self._turn: asyncio.Handle | None = None
+        self._short: deque[tuple[Peer, Call, float]] = deque()  # since when, in monotonic seconds
+        self._next: asyncio.Handle | None = None
         self._work: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._stalls = 0
         self._drained: asyncio.Future[None] | None = None  # while draining
 
     def from_apis(self, arrivals: list[Arrival]) -> None:
-        """What the text link delivered."""
+        """Messages from the api processes."""
         for arrival in arrivals:
             peer = arrival.peer
             match arrival.message:
@@ -106,8 +142,8 @@ class Relay:
                     self._take(peer, text)
                 case Abort(request_id):
                     self._frontend.abort(request_id)
-                case Tokenize() | Detokenize() as question:
-                    self._take(peer, question)
+                case Tokenize() | Detokenize() as call:
+                    self._take(peer, call)
                 case Joined():
                     self._joined += 1
                     self._apis[peer] = self._joined
@@ -121,7 +157,7 @@ class Relay:
         self._encode_short()
 
     def from_scheduler(self, replica: int, arrivals: list[Arrival]) -> None:
-        """What the tokens link of a replica delivered."""
+        """Messages from the scheduler of a replica."""
         for arrival in arrivals:
             match arrival.message:
                 case TokenBatch() as batch:
@@ -146,7 +182,7 @@ class Relay:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits. What finds no credit stays and is tried again soon."""
+        """Send all messages that there is credit for; the others are tried again soon."""
         stalled = False
         for link, scheduler, upward in zip(self._tokens, self._schedulers, self._frontend.upward, strict=True):
             while upward and scheduler is not None:
@@ -169,27 +205,27 @@ class Relay:
             self._drained.set_result(None)
 
     async def drain(self, limit: float) -> None:
-        """Refuse what is new and wait until the rest has ended, `limit` seconds at most."""
+        """Refuse new requests and wait until the others have ended, `limit` seconds at most."""
         self._frontend.draining = True
         self._drained = self._loop.create_future()
         self.flush()
-        with contextlib.suppress(TimeoutError):  # the rest ends with the process: its clients hear of a lost part
+        with contextlib.suppress(TimeoutError):  # what is left ends with the process, as a lost part
             await asyncio.wait_for(self._drained, limit)
 
-    def statistics(self) -> RelayStatistics:
+    def statistics(self) -> TokenizerLoopStatistics:
         """Counters for metrics and tests."""
-        return RelayStatistics(
+        return TokenizerLoopStatistics(
             apis=len(self._apis),
             queued=len(self._short),
             in_threads=len(self._work),
-            compiling=0 if self._structure is None else self._structure.waiting,
+            compiling=0 if self._workers is None else self._workers.waiting,
             stalls=self._stalls,
             frontend=self._frontend.statistics(),
         )
 
     def close(self) -> None:
         """Send nothing more."""
-        for handle in (self._retry, self._turn):
+        for handle in (self._retry, self._next):
             if handle is not None:
                 handle.cancel()
         for work in self._work:
@@ -199,71 +235,71 @@ class Relay:
         self._retry = None
         self.flush()
 
-    def _take(self, peer: Peer, question: Question) -> None:
-        if length(question) <= LONG_PROMPT and not structured(question):
-            self._short.append((peer, question, time.monotonic()))
+    def _take(self, peer: Peer, call: Call) -> None:
+        if length(call) <= LONG_PROMPT and not structured(call):
+            self._short.append((peer, call, time.monotonic()))
             return
-        task = self._loop.create_task(self._in_thread(peer, question))
+        task = self._loop.create_task(self._in_thread(peer, call))
         self._work.add(task)
         task.add_done_callback(self._done)
 
     def _encode_short(self) -> None:
-        """Encode queued prompts for one slice of time; the rest gets another turn of the loop."""
+        """Encode queued prompts for SLICE seconds; the others follow in the loop's next iteration."""
         end = time.perf_counter() + SLICE
         while self._short:
-            peer, question, since = self._short.popleft()
-            self._finish(peer, question, self._make(peer, question), since)
+            peer, call, since = self._short.popleft()
+            self._finish(peer, call, self._make(peer, call), since)
             if time.perf_counter() > end:
                 break
         self.flush()
-        if self._short and self._turn is None:
-            self._turn = self._loop.call_soon(self._next_turn)
+        if self._short and self._next is None:
+            self._next = self._loop.call_soon(self._encode_next)
 
-    def _next_turn(self) -> None:
-        self._turn = None
+    def _encode_next(self) -> None:
+        self._next = None
         self._encode_short()
 
-    def _make(self, peer: Peer, question: Question, rendered: Rendered | None = None) -> Prepared | Message | None:
-        """The answer, or None when nobody waits for it any more. May run in a thread."""
-        now = moment(question)
-        if peer not in self._apis or (isinstance(question, SubmitText) and not self._frontend.wants(question.id)):
+    def _make(self, peer: Peer, call: Call, rendered: Rendered | None = None) -> Prepared | Message | None:
+        """The answer, or None once nobody waits for it. May run in a thread."""
+        now = moment(call)
+        if peer not in self._apis or (isinstance(call, SubmitText) and not self._frontend.wants(call.id)):
             return None
-        if isinstance(question, SubmitText):
-            return self._frontend.make(question, now, rendered)
-        return self._frontend.answer(question, now)
+        if isinstance(call, SubmitText):
+            return self._frontend.make(call, now, rendered)
+        return self._frontend.answer(call, now)
 
-    def _finish(self, peer: Peer, question: Question, made: Prepared | Message | None, since: float) -> None:
+    def _finish(self, peer: Peer, call: Call, made: Prepared | Message | None, since: float) -> None:
         if made is None:
             return
-        if isinstance(question, SubmitText):
+        if isinstance(call, SubmitText):
             assert isinstance(made, Prepared | Rejected)
-            self._traces.tokenized(question, made, since, time.monotonic())
+            self._traces.tokenized(call, made, since, time.monotonic())
             self._traces.prune(self._frontend.wants)
-            self._frontend.close(question.id, made)
+            self._frontend.close(call.id, made)
         elif peer in self._apis:
             assert not isinstance(made, Prepared)
             self._frontend.outbox(self._apis[peer]).post(made)
 
-    async def _in_thread(self, peer: Peer, question: Question) -> None:
+    async def _in_thread(self, peer: Peer, call: Call) -> None:
         since = time.monotonic()
         rendered: Rendered | Rejected | None = None
-        if isinstance(question, SubmitText) and question.chat_template is not None:
-            assert self._structure is not None
-            rendered = await self._structure.render(question, moment(question))
-        if question.suspect and not isinstance(rendered, Rejected):
-            assert self._structure is not None
-            rendered = await self._structure.refusal(question, moment(question), rendered) or rendered
+        if isinstance(call, SubmitText) and call.chat_template is not None:
+            assert self._workers is not None
+            rendered = await self._workers.render(call, moment(call))
+        if call.suspect and not isinstance(rendered, Rejected):
+            assert self._workers is not None
+            rendered = await self._workers.refusal(call, moment(call), rendered) or rendered
         made = (
             rendered
             if isinstance(rendered, Rejected)
-            else await self._loop.run_in_executor(self._threads, self._make, peer, question, rendered)
+            else await self._loop.run_in_executor(self._threads, self._make, peer, call, rendered)
         )
-        if isinstance(made, Prepared) and isinstance(question, SubmitText) and made.grammar is not None:
-            assert self._structure is not None
+        if isinstance(made, Prepared) and isinstance(call, SubmitText) and made.grammar is not None:
+            assert self._workers is not None
             asked = time.monotonic()
-            made = await self._structure.complete(question, made)
-            self._traces.compiled(question, made, asked, time.monotonic())
-        self._finish(peer, question, made, since)
+            made = await self._workers.complete(call, made)
+            self._traces.compiled(call, made, asked, time.monotonic())
+        self._finish(peer, call, made, since)
         self.flush()
 
     def _done(self, task: asyncio.Future[None]) -> None:
@@ -272,29 +308,34 @@ class Relay:
             self._loop.call_exception_handler({"message": "a prompt's end failed", "exception": task.exception()})
 
 
-def moment(question: Question) -> float:
-    """What a template knows as the time, in unix seconds: when its request came, so that a prompt made once more is
-    the same."""
-    return (question.arrival if isinstance(question, SubmitText) else 0.0) or time.time()
+def moment(call: Call) -> float:
+    """The time that templates see, in unix seconds: the arrival, so that a prompt rendered again is the same."""
+    return (call.arrival if isinstance(call, SubmitText) else 0.0) or time.time()
 
 
-def structured(question: Question) -> bool:
-    """Whether it may have to wait for a worker: for its grammar to be compiled, its own template to be rendered, or for
-    its own trial."""
-    if question.suspect or not isinstance(question, SubmitText):
-        return question.suspect
+def structured(call: Call) -> bool:
+    """Whether it may wait for a worker process: for its grammar, its own template, or its trial."""
+    if call.suspect or not isinstance(call, SubmitText):
+        return call.suspect
     return (
-        question.grammar is not None
-        or question.tool_use is not None
-        or question.reasoning.budget is not None
-        or question.chat_template is not None
+        call.grammar is not None
+        or call.tool_use is not None
+        or call.reasoning.budget is not None
+        or call.chat_template is not None
     )
 
 
-def length(message: Question) -> int:
+def length(message: Call) -> int:
     """How much there is to encode or decode, in bytes."""
     if isinstance(message, Detokenize):
         return len(message.token_ids)
     parts = (message.messages, message.tools, message.template_arguments, message.prompt)
     predicted = len(message.prediction) if isinstance(message, SubmitText) else 0
     return predicted + sum(len(part) for part in parts if part is not None)
+
+
+def rejected(text: SubmitText, error: RequestError) -> Rejected:
+    return Rejected(
+        id=text.id, status=error.status, message=error.message, param=error.param, code=error.code,
+        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
+    )  # fmt: skip

@@ -58,7 +58,7 @@ OUT_OF_MEMORY = os.EX_UNAVAILABLE
 MEMORY_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)
 
 
-class Setting(msgspec.Struct, frozen=True):
+class TemplateSettings(msgspec.Struct, frozen=True):
     """What a template worker must know of the model, and what one rendering may take."""
 
     folder: str  # of the model
@@ -105,7 +105,7 @@ class Answer(msgspec.Struct, frozen=True):
     ended: bool = False  # the rendering passed a limit or died
 
 
-SETTING = msgspec.msgpack.Decoder(Setting)
+SETTINGS = msgspec.msgpack.Decoder(TemplateSettings)
 JOB: msgspec.msgpack.Decoder[Render | Trial] = msgspec.msgpack.Decoder(Render | Trial)
 ANSWER = msgspec.msgpack.Decoder(Answer)
 Outcome = Rendering | Refusal | Survived
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str]) -> None:
     setting = next(frames, None)
     if setting is None:
         return
-    worker = TemplateWorker(SETTING.decode(setting))
+    worker = TemplateWorker(SETTINGS.decode(setting))
     for frame in frames:
         reply(msgspec.msgpack.encode(worker.answer(JOB.decode(frame))))
 
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str]) -> None:
 class TemplateWorker:
     """Renders, and keeps the compiled templates of requests, the least recently used first."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TemplateSettings) -> None:
         self._setting = setting
         self._controls = None if setting.controls is None else Controls(setting.controls)
         self._known: OrderedDict[str, ChatTemplate] = OrderedDict()
@@ -228,7 +228,7 @@ class TemplateWorker:
 class Tokenizing:
     """What a tokenizer does with a request before the first token comes."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: TemplateSettings) -> None:
         folder = Path(setting.folder)
         self._vocabulary = read_vocabulary(folder)
         template = read_template(folder, setting.names, setting.chat_template)
@@ -241,10 +241,10 @@ class Tokenizing:
             match trial.call:
                 case SubmitText() as text:
                     Request(0, text).start(self._vocabulary, self._prompter.prepare(text, trial.now, trial.rendered))
-                case Tokenize() as question:
-                    self._prompter.tokenize(question, trial.now)
-                case Detokenize() as question:
-                    self._prompter.detokenize(question)
+                case Tokenize() as call:
+                    self._prompter.tokenize(call, trial.now)
+                case Detokenize() as call:
+                    self._prompter.detokenize(call)
         except MemoryError:
             raise
         except Exception:  # guard: design 7, as the frontend's
@@ -256,7 +256,7 @@ def refusal(error: InvalidRequest) -> Refusal:
     return Refusal(error.message, error.code, error.param)
 
 
-def limit_passed(code: int, setting: Setting) -> Refusal:
+def limit_passed(code: int, setting: TemplateSettings) -> Refusal:
     """Why a rendering came to no end, by the exit code of the process that it ended."""
     if code in (-TIME_SIGNAL, -signal.SIGXCPU):
         return too_slow(setting.seconds)

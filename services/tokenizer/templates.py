@@ -20,7 +20,7 @@ from penstock.services.tokenizer.template_worker import (
     Answer,
     Render,
     Rendering,
-    Setting,
+    TemplateSettings,
     Trial,
     environment,
     too_large,
@@ -49,7 +49,7 @@ class TemplateStatistics(msgspec.Struct, frozen=True):
 class Templates:
     """Owner of the workers. Lives on one asyncio loop."""
 
-    def __init__(self, setting: Setting, options: TokenizerConfig) -> None:
+    def __init__(self, setting: TemplateSettings, options: TokenizerConfig) -> None:
         self._options = options
         kind = WorkerKind(
             "template", "templates of requests cannot be rendered at this time",

@@ -40,9 +40,9 @@ from penstock.services.metrics.exporter import (
 from penstock.services.metrics.snapshot import DECODER, RemoteSnapshots, Snapshot, SnapshotFile, read_snapshots
 from penstock.services.scheduler.step_times import DEVICE, OWN
 from penstock.services.supervisor import process
-from penstock.services.tokenizer.grammar_compiler import Compiler
-from penstock.services.tokenizer.server_loop import Relay
-from penstock.services.tokenizer.template_worker import Setting
+from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
+from penstock.services.tokenizer.server_loop import TokenizerLoop
+from penstock.services.tokenizer.template_worker import TemplateSettings
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tracing.tracer import Tracer
 from tests.engine_core.text.streams import make_frontend
@@ -243,19 +243,23 @@ def test_everything_of_an_executor_is_exported(tmp_path: Path) -> None:
 async def test_everything_of_a_tokenizer_is_exported(tmp_path: Path) -> None:
     scheduler = Neighbour()
     with ThreadPoolExecutor(1) as threads:
-        relay = Relay(make_frontend(apis=()), Wire(), [Wire()], threads)
-        relay.from_scheduler(0, [scheduler.arrival(Joined())])
-        relay.from_scheduler(0, [scheduler.arrival(message(every(Role.SCHEDULER), every(Role.EXECUTOR)))])
-        assert [each.role for each in relay.remote.all()] == ["scheduler", "executor"]
+        loop = TokenizerLoop(make_frontend(apis=()), Wire(), [Wire()], threads)
+        loop.from_scheduler(0, [scheduler.arrival(Joined())])
+        loop.from_scheduler(0, [scheduler.arrival(message(every(Role.SCHEDULER), every(Role.EXECUTOR)))])
+        assert [each.role for each in loop.remote.all()] == ["scheduler", "executor"]
         options = TokenizerConfig()
-        templates = Templates(Setting("", "", PromptLimits(9, 9, ()), {}, Dialect(), None, 2.0, 1 << 30), options)
-        collector = partial(collect_tokenizer, relay, Compiler(tmp_path, options), templates, FakePort(), [FakePort()])
+        templates = Templates(
+            TemplateSettings("", "", PromptLimits(9, 9, ()), {}, Dialect(), None, 2.0, 1 << 30), options
+        )
+        collector = partial(
+            collect_tokenizer, loop, GrammarCompiler(tmp_path, options), templates, FakePort(), [FakePort()]
+        )
         found = new_exporter(Role.TOKENIZER, tmp_path, collector).snapshot(0.0)
         assert names(found) == {metric.name for metric in BY_ROLE[Role.TOKENIZER]}
         assert set(found.values["waiting_requests"]) == {("text",), ("grammar",), ("engine",)}
-        relay.from_scheduler(0, [scheduler.arrival(Left("gone"))])
-        assert relay.remote.all() == []
-        relay.close()
+        loop.from_scheduler(0, [scheduler.arrival(Left("gone"))])
+        assert loop.remote.all() == []
+        loop.close()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.messages import Grammar
 from penstock.services.tokenizer import grammar_compiler, worker_pool
-from penstock.services.tokenizer.grammar_compiler import Compiler, content_key
+from penstock.services.tokenizer.grammar_compiler import GrammarCompiler, content_key
 from penstock.services.tokenizer.worker_pool import NICE, last_line
 
 BOMB = Grammar(
@@ -31,8 +31,8 @@ BOMB = Grammar(
 
 
 @asynccontextmanager
-async def compiling(folder: Path | None = None, **options: float) -> AsyncIterator[Compiler]:
-    compiler = Compiler(folder or demo_folder(), TokenizerConfig(**{"grammar_workers": 1, **options}))
+async def compiling(folder: Path | None = None, **options: float) -> AsyncIterator[GrammarCompiler]:
+    compiler = GrammarCompiler(folder or demo_folder(), TokenizerConfig(**{"grammar_workers": 1, **options}))
     try:
         yield compiler
     finally:

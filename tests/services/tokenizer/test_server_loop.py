@@ -28,7 +28,7 @@ from penstock.protocol.messages import (
 )
 from penstock.services.links.link import Arrival, Joined, Left
 from penstock.services.tokenizer import server_loop as relaying
-from penstock.services.tokenizer.server_loop import LONG_PROMPT, Relay, length
+from penstock.services.tokenizer.server_loop import LONG_PROMPT, TokenizerLoop, length
 from tests.engine_core.text.streams import STATUS, batch, make_frontend
 from tests.engine_core.tokenizer.vocabularies import tokenizer
 
@@ -73,10 +73,10 @@ def frontend() -> Frontend:
 
 
 @pytest_asyncio.fixture
-async def relay(frontend: Frontend, threads: ThreadPoolExecutor) -> AsyncIterator[Relay]:
-    relay = Relay(frontend, Wire(), [Wire()], threads)
-    yield relay
-    relay.close()
+async def loop(frontend: Frontend, threads: ThreadPoolExecutor) -> AsyncIterator[TokenizerLoop]:
+    loop = TokenizerLoop(frontend, Wire(), [Wire()], threads)
+    yield loop
+    loop.close()
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ def scheduler() -> Neighbour:
 
 
 @pytest_asyncio.fixture
-async def joined(relay: Relay, api: Neighbour, scheduler: Neighbour) -> Relay:
-    relay.from_apis([api.arrival(Joined())])
-    relay.from_scheduler(0, [scheduler.arrival(Joined())])
-    return relay
+async def joined(loop: TokenizerLoop, api: Neighbour, scheduler: Neighbour) -> TokenizerLoop:
+    loop.from_apis([api.arrival(Joined())])
+    loop.from_scheduler(0, [scheduler.arrival(Joined())])
+    return loop
 
 
 def request(request_id: int, prompt: str = "one", **fields: Any) -> SubmitText:
@@ -113,7 +113,7 @@ async def until(neighbour: Neighbour, kind: type[Message], count: int = 1) -> li
     return [message for message in neighbour.got if isinstance(message, kind)]
 
 
-async def test_both_ways(joined: Relay, api: Neighbour, scheduler: Neighbour) -> None:
+async def test_both_ways(joined: TokenizerLoop, api: Neighbour, scheduler: Neighbour) -> None:
     joined.from_apis([api.arrival(request(1)), api.arrival(Tokenize(id=2, prompt="one"))])
     (submitted,) = await until(scheduler, SubmitTokens)
     assert submitted.id == 1
@@ -132,7 +132,9 @@ async def test_both_ways(joined: Relay, api: Neighbour, scheduler: Neighbour) ->
     assert "".join(message.text[0] for message in api.got if isinstance(message, TextBatch)) == "one two three"
 
 
-async def test_what_has_no_credit_waits_and_is_merged(joined: Relay, api: Neighbour, scheduler: Neighbour) -> None:
+async def test_what_has_no_credit_waits_and_is_merged(
+    joined: TokenizerLoop, api: Neighbour, scheduler: Neighbour
+) -> None:
     scheduler.credit = api.credit = 0
     joined.from_apis([api.arrival(request(1))])
     assert not scheduler.got
@@ -149,7 +151,7 @@ async def test_what_has_no_credit_waits_and_is_merged(joined: Relay, api: Neighb
 
 
 async def test_a_burst_of_prompts_leaves_room_for_streams(
-    joined: Relay, api: Neighbour, scheduler: Neighbour, monkeypatch: pytest.MonkeyPatch
+    joined: TokenizerLoop, api: Neighbour, scheduler: Neighbour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With slices of no length each turn of the loop encodes one prompt; tokens pass in between, in order."""
     monkeypatch.setattr(relaying, "SLICE", 0.0)
@@ -168,7 +170,7 @@ async def test_a_burst_of_prompts_leaves_room_for_streams(
 
 
 async def test_long_prompts_go_through_a_thread_and_an_abort_wins(
-    joined: Relay, api: Neighbour, scheduler: Neighbour, frontend: Frontend
+    joined: TokenizerLoop, api: Neighbour, scheduler: Neighbour, frontend: Frontend
 ) -> None:
     joined.from_apis([api.arrival(request(1, LONG)), api.arrival(request(2, LONG)), api.arrival(request(3))])
     assert joined.statistics().in_threads == 2
@@ -183,7 +185,7 @@ async def test_long_prompts_go_through_a_thread_and_an_abort_wins(
 
 
 async def test_whoever_leaves_is_not_answered(
-    joined: Relay, api: Neighbour, scheduler: Neighbour, frontend: Frontend
+    joined: TokenizerLoop, api: Neighbour, scheduler: Neighbour, frontend: Frontend
 ) -> None:
     joined.from_apis([api.arrival(request(1)), api.arrival(Tokenize(id=2, prompt=LONG))])
     before = len(api.got)
@@ -197,7 +199,7 @@ async def test_whoever_leaves_is_not_answered(
 
 
 async def test_the_next_scheduler_gets_the_requests_of_a_lost_one(
-    joined: Relay, api: Neighbour, scheduler: Neighbour
+    joined: TokenizerLoop, api: Neighbour, scheduler: Neighbour
 ) -> None:
     joined.from_apis([api.arrival(request(1))])
     joined.from_scheduler(0, [scheduler.arrival(batch((1, 0, IDS[:2], Finish.NONE)))])
@@ -218,7 +220,7 @@ async def test_the_next_scheduler_gets_the_requests_of_a_lost_one(
 
 
 async def test_draining_ends_with_the_last_request_or_at_its_limit(
-    joined: Relay, api: Neighbour, scheduler: Neighbour
+    joined: TokenizerLoop, api: Neighbour, scheduler: Neighbour
 ) -> None:
     joined.from_apis([api.arrival(request(1))])
     draining = asyncio.create_task(joined.drain(30.0))
@@ -231,14 +233,14 @@ async def test_draining_ends_with_the_last_request_or_at_its_limit(
     await joined.drain(30.0)
 
 
-async def test_a_drain_has_a_limit(joined: Relay, api: Neighbour) -> None:
+async def test_a_drain_has_a_limit(joined: TokenizerLoop, api: Neighbour) -> None:
     joined.from_apis([api.arrival(request(1))])
     await joined.drain(0.0)
     assert joined.statistics().frontend.requests == 1
 
 
 async def test_an_error_behind_a_thread_is_not_lost(
-    joined: Relay, api: Neighbour, monkeypatch: pytest.MonkeyPatch
+    joined: TokenizerLoop, api: Neighbour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Frontend, "close", lambda *_: 1 // 0)
     found: list[BaseException | None] = []

@@ -25,7 +25,7 @@ from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest
 from penstock.protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written
 from penstock.services.tokenizer import template_worker, worker_pool
-from penstock.services.tokenizer.template_worker import Render, Setting, TemplateWorker, environment
+from penstock.services.tokenizer.template_worker import Render, TemplateSettings, TemplateWorker, environment
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tokenizer.worker_protocol import Refusal
 
@@ -90,7 +90,7 @@ BOMBS = [
 async def rendering(model: Any = MODEL, **options: Any) -> AsyncIterator[Templates]:
     chosen = TokenizerConfig(**{**LIMITS, **options})
     limits = (chosen.template_timeout, chosen.template_memory)
-    templates = Templates(Setting(*model, NAMES, DIALECT, CONTROLS, *limits), chosen)
+    templates = Templates(TemplateSettings(*model, NAMES, DIALECT, CONTROLS, *limits), chosen)
     try:
         yield templates
     finally:
@@ -227,7 +227,7 @@ async def test_memory_of_worker_and_owner_stays_flat() -> None:
 
 def test_the_least_used_source_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_worker, "MOST_SOURCE", 300)
-    worker = TemplateWorker(Setting(*MODEL, NAMES, DIALECT, None, 5.0, 1 << 30))
+    worker = TemplateWorker(TemplateSettings(*MODEL, NAMES, DIALECT, None, 5.0, 1 << 30))
     sources = [letter * 100 for letter in "abcd"]
     for source in (*sources[:3], sources[0], sources[3]):
         worker.answer(Render(chat(source), 0.0))
@@ -313,7 +313,7 @@ async def test_random_nestings_end_within_their_limits() -> None:
 
 
 def test_how_a_child_ended_is_told() -> None:
-    setting = Setting(*MODEL, {}, DIALECT, None, 2.0, 64 << 20)
+    setting = TemplateSettings(*MODEL, {}, DIALECT, None, 2.0, 64 << 20)
     for code, text in (
         (-signal.SIGPROF, "2 s (--template-timeout)"),
         (-signal.SIGXCPU, "2 s (--template-timeout)"),

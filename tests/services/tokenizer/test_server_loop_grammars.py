@@ -1,4 +1,4 @@
-"""The relay with grammars: a request waits for its own compilation, nobody else does, and an abort wins."""
+"""The loop with grammars: a request waits for its own compilation, nobody else does, and an abort wins."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from penstock.protocol.messages import (
     Tokenized,
 )
 from penstock.services.links.link import Joined
-from penstock.services.tokenizer.server_loop import Relay
-from penstock.services.tokenizer.structure import Structure
+from penstock.services.tokenizer.server_loop import TokenizerLoop, Workers
 from penstock.services.tokenizer.worker_protocol import Done
 from tests.engine_core.text.streams import batch, make_frontend
 from tests.services.tokenizer.test_server_loop import Neighbour, Wire, until
@@ -42,9 +41,9 @@ class Gate:
         self.waiting[grammar.source] = asyncio.get_running_loop().create_future()
         return await self.waiting[grammar.source]
 
-    async def fatal(self, question: Any, now: float, rendered: Rendered | None) -> str:
-        self.tried.append(question.id)
-        return "it died" if getattr(question, "prompt", "") == "kill" else ""
+    async def fatal(self, call: Any, now: float, rendered: Rendered | None) -> str:
+        self.tried.append(call.id)
+        return "it died" if getattr(call, "prompt", "") == "kill" else ""
 
     async def render(self, request: SubmitText, now: float) -> Rendered:
         assert request.chat_template is not None
@@ -53,21 +52,21 @@ class Gate:
 
 
 class Scene:
-    """A relay between one api process and a scheduler."""
+    """A loop between one api process and a scheduler."""
 
     def __init__(self) -> None:
         self.gate = Gate()
         self.threads = ThreadPoolExecutor(1)
         self.api, self.scheduler = Neighbour(), Neighbour()
-        structure = Structure(self.gate, self.gate)
-        self.relay = Relay(make_frontend(apis=()), Wire(), [Wire()], self.threads, structure)
-        self.relay.from_apis([self.api.arrival(Joined())])
-        self.relay.from_scheduler(0, [self.scheduler.arrival(Joined())])
+        workers = Workers(self.gate, self.gate)
+        self.loop = TokenizerLoop(make_frontend(apis=()), Wire(), [Wire()], self.threads, workers)
+        self.loop.from_apis([self.api.arrival(Joined())])
+        self.loop.from_scheduler(0, [self.scheduler.arrival(Joined())])
 
     def ask(self, number: int, pattern: str | None) -> None:
         grammar = None if pattern is None else Grammar(kind="regex", source=pattern, param="regex")
         text = SubmitText(id=number, prompt="one", sampling=Sampling(), stream=True, grammar=grammar)
-        self.relay.from_apis([self.api.arrival(text)])
+        self.loop.from_apis([self.api.arrival(text)])
 
     async def compiling(self, pattern: str) -> asyncio.Future[Done]:
         async with asyncio.timeout(30):
@@ -80,7 +79,7 @@ class Scene:
 async def scene() -> Any:
     scene = Scene()
     yield scene
-    scene.relay.close()
+    scene.loop.close()
     scene.threads.shutdown()
 
 
@@ -108,12 +107,12 @@ async def test_a_refusal_reaches_the_api_and_not_the_scheduler(scene: Scene) -> 
 async def test_an_abort_wins_over_a_compilation(scene: Scene) -> None:
     scene.ask(1, "slow")
     slow = await scene.compiling("slow")
-    scene.relay.from_apis([scene.api.arrival(Abort(1))])
+    scene.loop.from_apis([scene.api.arrival(Abort(1))])
     slow.set_result(Done("source", (), 0.0, 0.0))
     scene.ask(2, None)
     (found,) = await until(scene.scheduler, SubmitTokens)
     assert found.id == 2
-    assert scene.relay.statistics().frontend.requests == 1
+    assert scene.loop.statistics().frontend.requests == 1
 
 
 async def test_approximations_come_with_the_first_text_of_each_choice(scene: Scene) -> None:
@@ -121,7 +120,7 @@ async def test_approximations_come_with_the_first_text_of_each_choice(scene: Sce
     (await scene.compiling("wide")).set_result(Done("source", ("minimum at /a",), 0.0, 0.0))
     await until(scene.scheduler, SubmitTokens)
     tokens = batch((1, 0, [3], Finish.NONE), (1, 0, [3], Finish.STOP))
-    scene.relay.from_scheduler(0, [scene.scheduler.arrival(tokens)])
+    scene.loop.from_scheduler(0, [scene.scheduler.arrival(tokens)])
     texts = await until(scene.api, TextBatch)
     assert [extra.approximations for text in texts for extra in text.extras] == [("minimum at /a",)]
 
@@ -131,7 +130,7 @@ async def test_a_request_waits_for_its_own_template_alone(scene: Scene) -> None:
     chat = {"messages": b'[{"role": "user", "content": "x"}]', "sampling": Sampling(), "add_special_tokens": False}
     for number, template in enumerate(("slow", "bad"), 1):
         text = SubmitText(id=number, chat_template=template, **chat)  # type: ignore[arg-type]
-        scene.relay.from_apis([scene.api.arrival(text)])
+        scene.loop.from_apis([scene.api.arrival(text)])
     scene.ask(3, None)
     await until(scene.scheduler, SubmitTokens, 1)
     async with asyncio.timeout(30):
@@ -149,9 +148,9 @@ async def test_a_request_waits_for_its_own_template_alone(scene: Scene) -> None:
 async def test_suspects_are_tried_before_this_process_touches_them(scene: Scene) -> None:
     for number, prompt in enumerate(("kill", "one"), 1):
         text = SubmitText(id=number, prompt=prompt, sampling=Sampling(), suspect=True)
-        scene.relay.from_apis([scene.api.arrival(text)])
+        scene.loop.from_apis([scene.api.arrival(text)])
     for number, prompt in enumerate(("kill", "one"), 3):
-        scene.relay.from_apis([scene.api.arrival(Tokenize(id=number, prompt=prompt, suspect=True))])
+        scene.loop.from_apis([scene.api.arrival(Tokenize(id=number, prompt=prompt, suspect=True))])
     rejected = await until(scene.api, Rejected, 2)
     assert sorted((each.id, each.status, each.code) for each in rejected) == [
         (1, 500, "condemned"), (3, 500, "condemned"),
