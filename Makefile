@@ -2,7 +2,7 @@
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
-JOBS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 8 : n)))
+JOBS ?= $(shell n=$$(nproc); echo $$((n > 7 ? 8 : n + 1)))
 VENV := .venv
 BIN := $(VENV)/bin
 # With an NVIDIA driver the machine's own torch (2.11 or newer) is kept; without one a CPU build serves.

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from penstock.engine_core.distributed.group import Group
-from penstock.services.executor.process_groups import ENVIRONMENT, ONE_HOST
+from penstock.services.executor.process_groups import ENVIRONMENT
+from penstock.services.executor.rendezvous import LOOPBACK, choose
 
 Size = int | tuple[int, int]  # ranks, or ranks and stages
 SECONDS = 240.0  # that a member may take for one thing; nobody waits that long unless something hangs
@@ -83,7 +84,8 @@ def serve(rank: int, sizes: tuple[Size, ...], store: str, device: str, link: Con
     """One process: what it is told to run, until it is ended."""
     torch.set_num_threads(1)
     most = max(map(count, sizes))
-    for name, value in {**ENVIRONMENT, **ONE_HOST}.items():
+    choose(LOOPBACK)
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     backend = "gloo"
     if device == "own cuda":  # it sees no other

@@ -99,7 +99,7 @@ def test_a_small_measurement(tmp_path: Path) -> None:
     """How fast it is, and whether drafts pay, is the machine's matter; what was drafted came true, and the answers are
     those of the model that writes freely."""
     out = tmp_path / "result.json"
-    assert main(["--tasks", "3", "--rounds", "2", "--output", str(out)]) == 0
+    assert main(["--tasks", "2", "--rounds", "1", "--output", str(out)]) == 0
     report = json.loads(out.read_text())
     rows = {(row["load"], row["way"]): row for row in report["figures"]}
     assert report["widened"] == {}

@@ -22,7 +22,7 @@ from tests.kernels.acceptance_scene import (
     uniform_distance,
 )
 
-DRAWS = 200_000
+DRAWS = 100_000
 SEED = 6
 LEAST = 0.01  # a chance below this would tell drafts from the target
 

@@ -29,7 +29,7 @@ PLACES = st.lists(st.integers(0, 10_000), max_size=40)
 
 
 @pytest.mark.parametrize("calls", FORMATS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=SOUPS, places=PLACES, inside=st.booleans())
 def test_any_cut_gives_the_same(calls: CallFormat | None, text: str, places: list[int], inside: bool) -> None:
     whole = parser(calls, inside=inside)
@@ -43,7 +43,7 @@ def test_any_cut_gives_the_same(calls: CallFormat | None, text: str, places: lis
 
 
 @pytest.mark.parametrize(("calls", "form"), WRITERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(asked=CALLS, places=PLACES, thought=st.text("ab<\n ", max_size=9), said=st.text("ab.<", max_size=9))
 def test_calls_are_read(
     calls: CallFormat, form: str, asked: list[Call], places: list[int], thought: str, said: str
@@ -63,14 +63,14 @@ def test_calls_are_read(
 
 
 @pytest.mark.parametrize("calls", FORMATS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=st.text("abc.,!?\n é", max_size=60), places=PLACES)
 def test_plain_text_stays_as_it_is(calls: CallFormat | None, text: str, places: list[int]) -> None:
     assert content_of(parsed(parser(calls), cut(text, places))) == text
 
 
 @pytest.mark.parametrize("calls", FORMATS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=SOUPS)
 def test_nothing_is_dropped_where_nothing_is_called(calls: CallFormat | None, text: str) -> None:
     machine = parser(calls, reasoning=False)
@@ -84,7 +84,7 @@ def test_nothing_is_dropped_where_nothing_is_called(calls: CallFormat | None, te
 
 
 @pytest.mark.parametrize(("calls", "form"), WRITERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(asked=CALLS, place=st.integers(0, 10_000))
 def test_an_output_that_breaks_off_tells_no_more_than_the_whole(
     calls: CallFormat, form: str, asked: list[Call], place: int

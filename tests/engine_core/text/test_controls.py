@@ -80,7 +80,7 @@ def conversation(evil: str, said: str, *, tools: bool) -> tuple[list[dict[str, A
 @pytest.mark.parametrize("tools", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=16, deadline=None)
 def test_no_content_makes_a_control_token(name: str, tools: bool, data: st.DataObject) -> None:
     """As many as with harmless contents and in the same order, and the ids read as the template printed."""
     family = FAMILIES[name]
@@ -133,7 +133,7 @@ TRANSFORMATIONS = (
         max_size=6,
     ).map("".join)
 )  # fmt: skip
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_whatever_a_template_does_with_a_content(expression: str, content: str) -> None:
     content = content.encode("utf-8", "ignore").decode()
     template = "<|im_start|>{% set c = messages[0].content %}{{ " + expression + " }}<|im_end|>\n"

@@ -15,7 +15,7 @@ from benchmarks.schema_judge import accepts, accepts_value
 from tests.engine_core.grammar.schema.judging import made, refusal, same
 
 Json = Any
-quick = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 NAMES = ("a", "b", "c", "x-d")
 KEYS = st.sampled_from(NAMES)
 STRINGS = st.sampled_from(("", "a", "b", "ab", "abc", "ba", "x1", 'a"', "é", "\\", "a\nb", "A1"))
@@ -319,7 +319,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(quick, max_examples=150)
+@settings(quick, max_examples=100)
 @given(ANYTHING, st.lists(VALUES, min_size=4, max_size=8))
 def test_keywords_inside_one_another(schema: Json, values: list[Any]) -> None:
     if isinstance(schema, dict):
