@@ -244,7 +244,7 @@ class Host:
 
     def run_step(self) -> None:
         self.executor.take(self.executor_steps.receive())
-        self.executor.turn()
+        self.executor.iterate()
 
     def tokenizer_down(self) -> None:
         self.tokenizer_loop.from_scheduler(0, self.tokens.receive())

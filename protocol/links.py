@@ -108,10 +108,10 @@ class LinkSpec(msgspec.Struct, frozen=True):
     connector: Role
     up: tuple[type[Message], ...]  # connector → binder
     down: tuple[type[Message], ...]  # binder → connector
-    window: int  # messages in flight per peer and direction
-    high_water: int
-    max_bytes: int  # of one message
-    silence: float  # seconds without a word after which a peer counts as lost; 0: only its process's end counts
+    window: int = 1024  # messages in flight per peer and direction
+    high_water: int = 4096
+    max_bytes: int = MOST_BYTES  # of one message
+    silence: float = 10.0  # seconds without a message after which a peer is lost; 0: only when its process ends
 
 
 TEXT = LinkSpec(
@@ -120,10 +120,6 @@ TEXT = LinkSpec(
     connector=Role.API,
     up=(SubmitText, Abort, Tokenize, Detokenize),
     down=(TextBatch, Rejected, Tokenized, Detokenized, EngineStatus, MetricsSnapshots),
-    window=1024,
-    high_water=4096,
-    max_bytes=MOST_BYTES,
-    silence=10.0,
 )
 TOKENS = LinkSpec(
     name="tokens",
@@ -131,10 +127,6 @@ TOKENS = LinkSpec(
     connector=Role.TOKENIZER,
     up=(SubmitTokens, Abort, StopHit),
     down=(TokenBatch, Rejected, EngineStatus, MetricsSnapshots),
-    window=1024,
-    high_water=4096,
-    max_bytes=MOST_BYTES,
-    silence=10.0,
 )
 STEPS = LinkSpec(
     name="steps",
@@ -144,7 +136,6 @@ STEPS = LinkSpec(
     down=(StepPlan, StepMasks),
     window=16,
     high_water=64,
-    max_bytes=MOST_BYTES,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge
 )
 

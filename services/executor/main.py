@@ -213,13 +213,13 @@ def turn_until_stopped(steps: Steps, port: Link, stop: Stop, exporter: Exporter,
         steps.take(port.receive())
         if not steps.idle:  # before the turn, in which a CPU does all of a step
             worked = now
-        steps.turn()
+        steps.iterate()
         if collection_due(now, worked, collected):
             collected = now
             gc.collect()
-        if not (steps.busy or steps.halved):
+        if not (steps.busy or steps.awaits_masks):
             poller.poll(max(0, math.ceil((next_tick - time.monotonic()) * 1000)))
-        elif not steps.planned:
+        elif not steps.has_work:
             select.select([port.fileno(), stop.fileno()], [], [], PAUSE)
 
 

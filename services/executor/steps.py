@@ -1,7 +1,7 @@
-"""The executor's side of the steps link: plans in, launched at once; results out as the device finishes them.
+"""The executor's side of the steps link: plans come in and are launched at once, results go out as the device finishes.
 
-A plan with masked rows begins at once too, and is sampled when its masks have come; later plans wait behind it, because
-where they stand follows from what it samples.
+A plan with masked rows begins at once too, and is sampled when its masks have come. Later plans wait behind it, because
+their positions follow from what it samples.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 import msgspec
 import numpy as np
@@ -30,7 +31,56 @@ from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
-UNWATCHED = -1  # positions of a step whose time says nothing
+UNWATCHED = -1  # positions of a step whose duration means nothing
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    plans: int = 0
+    results: int = 0
+    dropped: int = 0
+    stray_masks: int = 0
+    schedulers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A step on the device, with what it took on the host, in seconds."""
+
+    launched: Launched
+    launching: float
+    waited: float  # before and between its parts
+    drafting: float  # behind the step before
+    positions: int
+
+
+class LaunchTimes:
+    """Times of launching, on this process's clock. Between two launches the device waits, or works ahead."""
+
+    def __init__(self) -> None:
+        self.launching = 0.0  # seconds, of the plan at hand
+        self.drafting = 0.0  # seconds, of the last step
+        self.ended = time.perf_counter()  # of the last launch
+        self.histogram = Histogram(PART)
+
+    def begin(self) -> tuple[float, float]:
+        """A plan is about to be launched: now, and the seconds since the last launch."""
+        now = time.perf_counter()
+        self.launching = 0.0
+        return now, now - self.ended
+
+    def end(self, began: float) -> None:
+        """A part of the plan has been launched."""
+        self.ended = time.perf_counter()
+        self.launching += self.ended - began
+
+    def end_draft(self) -> None:
+        """The step's drafts have been launched; nothing else was since its last part."""
+        now = time.perf_counter()
+        self.drafting, self.ended = now - self.ended, now
+        self.histogram.observe(self.launching)
 
 
 class StepsStatistics(msgspec.Struct, frozen=True):
@@ -48,15 +98,15 @@ class StepsStatistics(msgspec.Struct, frozen=True):
 class Steps:
     """One executor's plans and results. A new scheduler, or a new epoch of the same, begins with empty slots.
 
-    In a group every plan that has come is run to its end, whoever asked for it: the others may be in the midst of it. A
-    scheduler that lost us and lives has planned for the others meanwhile, who may be in the midst of a step that never
-    came here; the next collective would put two different steps together, so this life of the group is over. One member
-    has the masks and answers; steps that wait for masks are its to watch.
+    In a group every plan that has come is run to its end, even when its scheduler is gone: other members may be in the
+    midst of it. A scheduler that lost this member and lives has planned for the others meanwhile. They may be in a step
+    that never came here, and the next collective would join two different steps, so the generation of the group ends.
+    One member has the masks and answers; it alone watches the time of steps that wait for masks.
     """
 
     def __init__(
         self,
-        port: Link,
+        link: Link,
         runner: Runner,
         ready: ExecutorReady,
         watchdog: Watchdog,
@@ -64,7 +114,7 @@ class Steps:
         group: Group = ALONE,
         traces: ExecutorTraces | None = None,
     ) -> None:
-        self._port = port
+        self._link = link
         self._runner = runner
         self._ready = ready
         self._watchdog = watchdog
@@ -73,44 +123,40 @@ class Steps:
         self._traces = traces if traces is not None else ExecutorTraces(Tracer())
         self.decoding: set[int] = set()  # slots
         self._scheduler: Peer | None = None
-        self._known: int | None = None  # incarnation of the last scheduler that joined
+        self._last_scheduler: int | None = None  # incarnation of the last scheduler that joined
         self._epoch = 0
         self._plans: deque[StepPlan] = deque()
         self._masks: deque[StepMasks] = deque()  # of plans that have not been sampled, in their order
-        self._begun: tuple[Begun, float] | None = None  # waits for its masks; with the seconds of waiting before it
-        # With the seconds of launching, of waiting, and of drafting behind the step before; and its positions.
-        self._launched: deque[tuple[Launched, float, float, float, int]] = deque()
+        self._begun: tuple[Begun, float] | None = None  # waits for its masks; with the seconds waited before it
+        self._in_flight: deque[InFlight] = deque()
         self._positions = 0  # of the plan begun last
-        self._unsure = 0  # plans from now on that may wait for masks that another member has
+        self._unwatched = 0  # plans from now on that may wait for masks that another member has
         self._results: deque[StepResult] = deque()
-        self._worked = 0.0  # seconds of launching the plan at hand
-        self._launch = Histogram(PART)
-        self._drafted = 0.0  # seconds of launching the last drafting
-        self._ended = time.perf_counter()  # when the last launch returned
-        self._taken = self._sent = self._dropped = self._stray = self._schedulers = 0
+        self._times = LaunchTimes()
+        self._counters = Counters()
 
     @property
-    def planned(self) -> bool:
-        """Whether a turn has something to launch."""
+    def has_work(self) -> bool:
+        """Whether there is something to launch."""
         return bool(self._masks if self._begun is not None else self._plans)
 
     @property
     def busy(self) -> bool:
-        """Whether anything is left to do, or to wait for but arrivals."""
-        return self.planned or bool(self._launched or self._results)
+        """Whether anything is left to launch, collect or send."""
+        return self.has_work or bool(self._in_flight or self._results)
 
     @property
-    def halved(self) -> bool:
+    def awaits_masks(self) -> bool:
         """Whether a plan has run its forward pass and waits for its masks."""
         return self._begun is not None
 
     @property
     def idle(self) -> bool:
-        """Whether nobody's step is anywhere between its plan and its result."""
-        return not (self.busy or self.halved or self._plans)
+        """Whether no step is anywhere between its plan and its result."""
+        return not (self.busy or self.awaits_masks or self._plans)
 
     def take(self, arrivals: Iterable[Arrival]) -> None:
-        """Note what arrived."""
+        """Take what arrived on the link."""
         for arrival in arrivals:
             match arrival.message:
                 case StepPlan() as plan:
@@ -123,59 +169,60 @@ class Steps:
                     self._join(arrival.peer)
                 case Left(reason):
                     if arrival.peer is self._scheduler:
-                        # Who started a process here tells of its end, if that is worth a warning.
+                        # The end of a process is for its launcher to warn of.
                         expected = reason in (GOODBYE, end_of(arrival.peer.pid))
                         write = logs.info if expected else logs.warning
                         write(log, "scheduler_left", pid=arrival.peer.pid, reason=reason)
                         self._scheduler = None
                         self._forget()
 
-    def turn(self) -> None:
-        """Launch what can be launched; then send the results that are there.
+    def iterate(self) -> None:
+        """Launch the next plan or masks, collect finished steps, and send results.
 
-        With two steps on the device the older one is waited for: the newer one keeps the device busy meanwhile.
+        With two steps on the device this waits for the older one: the newer one keeps the device busy meanwhile.
         """
         if self._begun is None and self._plans:
             self._begin(self._plans.popleft())
         elif self._begun is not None and self._masks:
             self._sample(self._masks.popleft())
-        while self._launched and (len(self._launched) > 1 or self._launched[0][0].finished):
+        while self._in_flight and (len(self._in_flight) > 1 or self._in_flight[0].launched.finished):
             self._collect()
-        while self._results and self._scheduler is not None and self._port.send(self._scheduler, self._results[0]):
+        while self._results and self._scheduler is not None and self._link.send(self._scheduler, self._results[0]):
             self._results.popleft()
-            self._sent += 1
+            self._counters.results += 1
 
     def tick(self, now: float) -> None:
         """Called a few times a second, at `now` in monotonic seconds."""
         self._traces.tick(now)
 
     def statistics(self) -> StepsStatistics:
-        counts = self._taken, self._sent, self._dropped, self._stray, self._schedulers
-        return StepsStatistics(*counts, len(self._results), self._launch.statistics())
+        return StepsStatistics(
+            **asdict(self._counters), waiting=len(self._results), launch=self._times.histogram.statistics()
+        )
 
     def _join(self, peer: Peer) -> None:
-        if self._group.several and peer.incarnation == self._known:
+        if self._group.several and peer.incarnation == self._last_scheduler:
             leave(reason="the scheduler lost us while it lived: the group is out of step")
-        self._schedulers += 1
-        self._scheduler, self._known = peer, peer.incarnation
+        self._counters.schedulers += 1
+        self._scheduler, self._last_scheduler = peer, peer.incarnation
         self._forget()
         logs.info(log, "scheduler_joined", pid=peer.pid, epoch=peer.epoch)
-        ready = msgspec.structs.replace(self._ready, epoch=peer.epoch, plans=self._taken)
-        sent = self._port.send(peer, ready)
+        ready = msgspec.structs.replace(self._ready, epoch=peer.epoch, plans=self._counters.plans)
+        sent = self._link.send(peer, ready)
         assert sent, "a peer that has just joined has credit"
 
     def _forget(self) -> None:
-        """Nothing of the scheduler's requests is left here; steps on the device end unheard, in the time that the
-        largest may take: other members may never have heard of them."""
+        """Drop all of the scheduler's requests. Results of steps on the device are dropped, too; they get the time that
+        the largest step may take, because other members may never have received them."""
         if self._group.several and not self.idle:
             self._watchdog.begin(self._ready.step_tokens)
         self._give_up()
         while self._plans and self._group.several:
             self._begin(self._plans.popleft())
             self._give_up()
-        self._dropped += len(self._launched) + len(self._results)
-        while self._launched:
-            self._runner.collect(self._launched.popleft()[0])
+        self._counters.dropped += len(self._in_flight) + len(self._results)
+        while self._in_flight:
+            self._runner.collect(self._in_flight.popleft().launched)
         self._results.clear()
         self._plans.clear()
         self._masks.clear()
@@ -183,7 +230,7 @@ class Steps:
         self._reset()
 
     def _give_up(self) -> None:
-        """The masks of the plan that waits will not come; others of a group may wait for what is sampled."""
+        """The masks of the waiting plan will not come; other members of a group may wait for what it samples."""
         begun, self._begun = self._begun, None
         if begun is not None and self._group.several:
             self._finish(begun[0], None, time.perf_counter(), begun[1])
@@ -199,66 +246,63 @@ class Steps:
             self._epoch = plan.epoch
         self._reports.plans.append(plan)
         self._positions = self._count(plan)
-        if plan.masked and not self._group.answers:  # stages wait for what was sampled as many steps before
-            self._unsure = 1 if self._group.stages == 1 else self._group.stages + 1
-        if self._unsure:
-            self._unsure -= 1
+        if plan.masked and not self._group.answers:  # a stage waits for the tokens sampled as many steps before
+            self._unwatched = 1 if self._group.stages == 1 else self._group.stages + 1
+        if self._unwatched:
+            self._unwatched -= 1
             self._positions = UNWATCHED  # it takes as long as the masks
-        if not self._launched:
+        if not self._in_flight:
             self._watch(self._positions)
         self._traces.begin(plan, time.monotonic())
-        began = time.perf_counter()
-        waited, self._worked = began - self._ended, 0.0
+        began, waited = self._times.begin()
         begun = self._runner.begin(plan)
-        self._taken += 1
+        self._counters.plans += 1
         if plan.masked and self._group.answers:
             self._begun = begun, waited
-            self._pause(began)
-            if not self._launched:
+            self._times.end(began)
+            if not self._in_flight:
                 self._watchdog.rest()
         else:
             self._finish(begun, None, began, waited)
 
     def _sample(self, masks: StepMasks) -> None:
-        """Finish the plan that waits. Masks of any other are of a step that nobody asks about any more."""
+        """Finish the waiting plan. Masks of any other plan belong to a step that was given up."""
         assert self._begun is not None
         begun, waited = self._begun
         if (masks.step, masks.epoch) != (begun.plan.step, begun.plan.epoch):
-            self._stray += 1
+            self._counters.stray_masks += 1
             return
         self._begun = None
-        if not self._launched:
+        if not self._in_flight:
             self._watch(self._positions)
-        went_on = time.perf_counter()
-        self._traces.masked(masks.step, went_on - self._ended)
-        self._finish(begun, masks, went_on, waited + went_on - self._ended)
+        began = time.perf_counter()
+        masks_waited = began - self._times.ended
+        self._traces.masked(masks.step, masks_waited)
+        self._finish(begun, masks, began, waited + masks_waited)
 
     def _finish(self, begun: Begun, masks: StepMasks | None, began: float, waited: float) -> None:
         launched = self._runner.finish(begun, masks)
-        self._pause(began)
-        ended, drafted = self._ended, self._drafted
+        times = self._times
+        times.end(began)
+        drafting = times.drafting
         launched = self._runner.draft(launched)
-        self._ended = time.perf_counter()
-        self._drafted = self._ended - ended
-        self._launch.observe(self._worked)
-        self._launched.append((launched, self._worked, waited, drafted, self._positions))
-
-    def _pause(self, began: float) -> None:
-        self._ended = time.perf_counter()
-        self._worked += self._ended - began
+        times.end_draft()
+        self._in_flight.append(InFlight(launched, times.launching, waited, drafting, self._positions))
 
     def _collect(self) -> None:
-        launched, busy, waited, drafting, positions = self._launched.popleft()
-        result = self._runner.collect(launched)
-        if launched.done is None:  # a CPU: its work is the launch itself
-            result = msgspec.structs.replace(result, busy=busy, waited=waited, drafting=drafting)
+        step = self._in_flight.popleft()
+        result = self._runner.collect(step.launched)
+        if step.launched.done is None:  # a CPU: its work is the launch itself
+            result = msgspec.structs.replace(
+                result, busy=step.launching, waited=step.waited, drafting=step.drafting
+            )
         if self._group.answers:
             self._results.append(result)
         self._traces.collect(result, time.monotonic())
-        if result.busy and positions != UNWATCHED:
-            self._watchdog.tell(positions, result.busy)
-        if self._launched:
-            self._watch(self._launched[0][4])
+        if result.busy and step.positions != UNWATCHED:
+            self._watchdog.tell(step.positions, result.busy)
+        if self._in_flight:
+            self._watch(self._in_flight[0].positions)
         else:
             self._watchdog.rest()
 

@@ -1,15 +1,17 @@
-"""One end of a link: a ROUTER that binds or a DEALER that connects, with handshake, credit and loss of peers.
+"""One end of a link: a ROUTER that binds or a DEALER that connects, with a handshake, credit, and notice of lost peers.
 
-Sending never queues beyond the peer's credit: `send` says False and the caller keeps its data. A peer is lost when its
-process ends (seen through a pidfd; of a process elsewhere, by its connection: what we say to it twice a second finds
-none any more), when a new incarnation takes its place, when it says Goodbye, or when it was silent for the link's
-limit. After a restart of the binder the connectors' data reaches a stranger, who answers Goodbye; the connector then
-says Hello again. Either side may give up one who lives (it was silent: stopped, perhaps): what stood
-between them is a session, and both hear of its end before the next one begins, whatever is still on its way. Between
-hosts a connection that breaks ends it, too (services/links/tcp.py). So every message was either handed to the session
-that `send` named, or its owner hears `Left` for that session.
+Sending never queues beyond the peer's credit: `send` returns False and the caller keeps its data. A peer is lost when:
+- its process ends. A pidfd shows it; of a process elsewhere, a probe twice a second that finds no connection;
+- a new incarnation takes its place, or it says Goodbye;
+- it was silent for the link's limit.
 
-Synchronous: event loops watch the descriptor (see services/links/async_link.py), plain loops poll the socket.
+A session is what stands between two ends from one handshake to the next. After a restart of the binder, data of its
+connectors reaches a stranger, who answers Goodbye, and the connector says Hello again. Either end may give up a peer
+that lives (a stopped one, for example). Both hear of the session's end before the next one begins, whatever is still on
+its way. Between hosts a connection that breaks ends its session, too (services/links/tcp.py). So every message was
+either handed to the session that `send` named, or its owner receives `Left` for that session.
+
+Synchronous: event loops watch the descriptor (services/links/async_link.py), plain loops poll the socket.
 """
 
 from __future__ import annotations
@@ -44,30 +46,30 @@ from penstock.services.supervisor.run_directory import SocketFile
 
 log = logging.getLogger(__name__)
 
-HELLO_INTERVAL = 2.0  # seconds between hellos on a link that stands; they are its heartbeat
+HELLO_INTERVAL = 2.0  # seconds between the hellos of an established session, which are its heartbeat
 HELLO_RETRY = 0.1  # seconds between hellos until the first welcome
-GOODBYE = "said goodbye"  # the reason of an orderly end
-UNREACHABLE = "unreachable"  # the reason where its connection is gone
-RECONNECTED = "connected again"  # the reason where it has another
-PROBE_INTERVAL = 0.5  # seconds between words to a peer whose process cannot be seen from here
-PROBES = 20  # of them without an answer; one that is stopped must not find its queue full of them
-CREDIT_SHARE = 4  # credits go back when a quarter of the window has been taken off the link
-LINGER = 100  # milliseconds that a farewell may take
-CREDIT_INTERVAL = 2.0  # seconds after which fewer go back, too
+GOODBYE = "said goodbye"  # reason of an orderly end
+UNREACHABLE = "unreachable"  # reason of a lost connection
+RECONNECTED = "connected again"  # reason of a connection that another one replaces
+PROBE_INTERVAL = 0.5  # seconds between probes of a peer whose process cannot be seen from here
+PROBES = 20  # without an answer; a stopped peer must not find its queue full of them
+CREDIT_SHARE = 4  # credit goes back when a quarter of the window has been received
+CREDIT_INTERVAL = 2.0  # seconds after which a smaller share goes back, too
+LINGER = 100  # milliseconds that a goodbye may take
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """A peer shook hands."""
+    """A session with a peer has begun."""
 
 
 class Left(msgspec.Struct, frozen=True):
-    """A peer is gone; nothing that it was sent will be answered."""
+    """The session with a peer is over: nothing that it was sent will be answered."""
 
     reason: str
 
 
 class SocketStatistics(msgspec.Struct, frozen=True):
-    """Counters since the port was opened."""
+    """Counters since the link was opened."""
 
     peers: int
     messages_in: int
@@ -76,11 +78,20 @@ class SocketStatistics(msgspec.Struct, frozen=True):
     bytes_out: int
     refused_sends: int
     unacknowledged: int  # now: messages sent whose credit has not come back
-    refused_handshakes: int = 0  # of strangers, at a binder that other hosts reach
+    refused_handshakes: int = 0  # of peers without the keys, at a binder that other hosts reach
+
+
+class Traffic:
+    """What a link has carried."""
+
+    __slots__ = ("bytes_in", "bytes_out", "messages_in", "messages_out", "refused_sends")
+
+    def __init__(self) -> None:
+        self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = self.refused_sends = 0
 
 
 class Peer:
-    """The process at the other end, one incarnation of it. Equal only to itself."""
+    """One session with the process at the other end. Equal only to itself."""
 
     __slots__ = (
         "credit", "epoch", "heard", "incarnation", "index", "name", "number", "pid", "pidfd", "probes", "session",
@@ -95,10 +106,10 @@ class Peer:
         self.incarnation = hello.incarnation
         self.pid = hello.pid
         self.epoch = hello.epoch
-        self.credit = window  # messages we may still send
+        self.credit = window  # messages that may still be sent
         self.taken = 0  # messages received and not yet credited
         self.heard = now
-        self.probes = 0  # since it was heard
+        self.probes = 0  # since then
         self.pidfd = open_pidfd(hello.pid, hello.pid_namespace)
 
     def __repr__(self) -> str:
@@ -115,12 +126,12 @@ class Peer:
 
 
 def end_of(pid: int) -> str:
-    """The reason where its process has ended. What it said last may be lost with its connection, a goodbye too."""
+    """The reason of a process that has ended. Its last messages may be lost with its connection, a goodbye too."""
     return f"process {pid} ended"
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """What `receive` found: a message of the link, or that a peer joined or left."""
+    """A message of the link, or that a peer joined or left."""
 
     peer: Peer
     message: Message | Joined | Left
@@ -138,18 +149,18 @@ class Link:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = decoder(spec, at_binder=binder)
         self._peers: dict[bytes, Peer] = {}
-        self._dismissed: dict[int, tuple[bytes, int]] = {}  # at a binder, by index: name and session that are over
-        self._arrivals: list[Arrival] = []  # events found outside receive()
+        self._dismissed: dict[int, tuple[bytes, int]] = {}  # at a binder, by index: name and session that it gave up
+        self._arrivals: list[Arrival] = []  # found outside receive()
         self._file: SocketFile | None = None  # of a binder on this machine
         self._monitor: ListenerMonitor | None = None  # of a binder that other hosts reach
-        self._connection: TcpConnection | None = None  # of a connector to another host; its socket is ours
-        self._greeted = float("-inf")  # when we last said Hello or Welcome to all
-        self._probed = float("-inf")  # when we last did of those out of sight
+        self._connection: TcpConnection | None = None  # of a connector to another host; it owns the socket
+        self._hello_sent = float("-inf")
+        self._probed = float("-inf")
         self._credited = float("-inf")  # when all credit last went back
         self._now = 0.0  # as of the last tick
-        self._session = 0  # of a connector: times that it gave the binder up
+        self._session = 0  # of a connector: how often it gave the binder up
         self._number = 0  # of a binder: sessions that it began
-        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = self._refused = 0
+        self._traffic = Traffic()
 
     @classmethod
     def bind(
@@ -160,8 +171,8 @@ class Link:
         run_dir: Path,
         network: Network | None = None,
     ) -> Link:
-        """Listen as binder number `me.index`. A socket file left by an earlier life is taken over. Raises AddressError
-        for an address that cannot be listened at."""
+        """Listen as binder number `me.index`. A socket file that an earlier process left is taken over. Raises
+        AddressError for an address that cannot be listened at."""
         if network is not None and network.reaches(spec):
             socket, monitor = network.listen(spec, me.index)
             link = cls(socket, spec, me, binder=True)
@@ -201,41 +212,41 @@ class Link:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """Peers that shook hands and are not lost, in the order in which they joined."""
+        """Peers in the order in which they joined."""
         return tuple(self._peers.values())
 
     def fileno(self) -> int:
         """The edge-triggered descriptor of the socket: after each send and receive, receive again. Between hosts a tick
-        may begin another connection; then `socket` is another one, and so is this."""
+        may begin another connection, which changes `socket` and this."""
         return self.socket.FD
 
     def send(self, peer: Peer, message: Message) -> bool:
-        """Hand `message` to the link. False when the peer is gone or its credit is used up; then nothing was sent."""
+        """Send `message`. False when the peer is gone or its credit is used up; then nothing was sent."""
         return self.send_each((peer,), message)
 
     def send_each(self, peers: Iterable[Peer], message: Message) -> bool:
         """Send to each of `peers`, encoded once. True when each took it."""
         payload = self._encoder.encode(message)
-        assert len(payload) <= self.spec.max_bytes, "its owner bounds what it makes"
+        assert len(payload) <= self.spec.max_bytes, "messages are bounded where they are made"
         sent = True
         for peer in peers:
             if peer.credit > 0 and self._peers.get(peer.name) is peer and self._put(peer.name, payload):
                 peer.credit -= 1
-                self._messages_out += 1
-                self._bytes_out += len(payload)
+                self._traffic.messages_out += 1
+                self._traffic.bytes_out += len(payload)
             else:
-                self._refused += 1
+                self._traffic.refused_sends += 1
                 sent = False
         return sent
 
     def give_up(self, peer: Peer, reason: str) -> None:
-        """End the session with one who lives; it hears of it and says Hello again. `Left` arrives here."""
+        """End the session with a peer that lives; it is told and says Hello again. `Left` arrives here."""
         if self._peers.get(peer.name) is peer:
             self._dismiss(peer, reason, self._arrivals)
 
     def receive(self) -> list[Arrival]:
         """Everything that has arrived, without blocking. Raises LinkError when the binder refused our handshake."""
-        arrivals = self._arrivals  # what a send finds out meanwhile stands in its place among them
+        arrivals = self._arrivals  # a send below may add to them
         self._read(arrivals)
         if self._connection is not None and self._peers and not self._connection.stands():
             self._lose(self._peers[b""], UNREACHABLE, arrivals)
@@ -246,10 +257,10 @@ class Link:
         return arrivals
 
     def tick(self, now: float) -> None:
-        """Keep the link alive: say hello, return credits, notice lost peers; monotonic seconds. Call every 0.2 s, or
-        every second when there are peers whose ends somebody watches."""
+        """Say hello, return credit, notice lost peers; `now` is in monotonic seconds. Call every 0.2 s, or every
+        second while there are peers and their pidfds are watched."""
         self._now = now
-        self._read(self._arrivals)  # last words come before an end, and hellos that wait count
+        self._read(self._arrivals)  # last messages come before an end, and waiting hellos count
         due = now - self._credited >= CREDIT_INTERVAL
         if due:
             self._credited = now
@@ -268,23 +279,23 @@ class Link:
         if self._connection is not None and not self._peers and self._connection.over(now):
             self._begin_again(self._connection)
         interval = HELLO_INTERVAL if self._peers or self._binder else HELLO_RETRY
-        if not self._binder and now - self._greeted >= interval:
-            self._greet()
+        if not self._binder and now - self._hello_sent >= interval:
+            self._say_hello()
 
     def statistics(self) -> SocketStatistics:
         return SocketStatistics(
             peers=len(self._peers),
-            messages_in=self._messages_in,
-            messages_out=self._messages_out,
-            bytes_in=self._bytes_in,
-            bytes_out=self._bytes_out,
-            refused_sends=self._refused,
+            messages_in=self._traffic.messages_in,
+            messages_out=self._traffic.messages_out,
+            bytes_in=self._traffic.bytes_in,
+            bytes_out=self._traffic.bytes_out,
+            refused_sends=self._traffic.refused_sends,
             unacknowledged=sum(self.spec.window - peer.credit for peer in self._peers.values()),
             refused_handshakes=0 if self._monitor is None else self._monitor.refused,
         )
 
     def close(self) -> None:
-        """Say Goodbye to every peer, close the socket, and take its file away."""
+        """Say Goodbye to every peer, close the socket, and remove its file."""
         goodbye = self._encoder.encode(Goodbye(self.me.incarnation))
         for peer in self.peers:
             self._put(peer.name, goodbye)
@@ -297,15 +308,15 @@ class Link:
         self.socket.close(LINGER)
 
     def _begin_again(self, connection: TcpConnection) -> None:
-        """Another connection to another host, and so another session, under a name that tells it from all before."""
+        """Begin another connection, and so another session, under a name that none had before."""
         self._session += 1
         me = self.me
         self.socket = connection.open(identity(me.role, me.index, me.incarnation, self._session))
-        self._greeted = float("-inf")
+        self._hello_sent = float("-inf")
 
     def _probe(self, peer: Peer) -> None:
-        """Say nothing in particular to a peer whose process cannot be seen: a binder's word finds nobody, and a
-        connector's finds no connection (it has room for all that credit allows), when that process has ended."""
+        """Send an empty credit to a peer whose process cannot be seen. When that process has ended, a binder's message
+        has no destination and a connector's finds no connection: a connection has room for all that credit allows."""
         if peer.probes >= PROBES:
             return
         peer.probes += 1
@@ -313,7 +324,7 @@ class Link:
             self._lose(peer, UNREACHABLE, self._arrivals)
 
     def _read(self, arrivals: list[Arrival]) -> None:
-        """Take whatever has arrived at the socket."""
+        """Take everything that has arrived at the socket."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -347,8 +358,8 @@ class Link:
             if name in self._peers:
                 self._dismiss(self._peers[name], "sent a malformed message", arrivals)
             return
-        self._messages_in += 1
-        self._bytes_in += len(payload)
+        self._traffic.messages_in += 1
+        self._traffic.bytes_in += len(payload)
         peer = self._peers.get(name)
         if peer is not None:
             peer.heard = self._now
@@ -367,15 +378,15 @@ class Link:
                 if peer is not None and self._ends(goodbye, peer):
                     self._lose(peer, GOODBYE, arrivals)
                 if not self._binder and not self._peers:
-                    self._greeted = float("-inf")
+                    self._hello_sent = float("-inf")
             case _ if peer is None:
                 self._say_goodbye(name)
             case _:
                 peer.taken += 1
                 arrivals.append(Arrival(peer, message))
 
-    def _greet(self) -> None:
-        self._greeted = self._now
+    def _say_hello(self) -> None:
+        self._hello_sent = self._now
         self._put(b"", self._encoder.encode(handshake.hello(self.me, self.epoch, self._session)))
 
     def _answer(self, name: bytes, hello: Hello, arrivals: list[Arrival]) -> None:
@@ -387,11 +398,11 @@ class Link:
         known = self._peers.get(name)
         over_name, over_session = self._dismissed.get(hello.index, (b"", 0))
         if known is None and name == over_name and hello.session <= over_session:
-            self._say_goodbye(name)  # it was on its way when we gave its sender up, as is the data behind it
+            self._say_goodbye(name)  # on its way when its sender was given up, as is the data behind it
             return
         rival = next((peer for peer in self._peers.values() if peer.index == hello.index and peer.name != name), None)
         if rival is not None and rival.incarnation == hello.incarnation and rival.session > hello.session:
-            self._say_goodbye(name)  # it was on its way over a connection that has ended; its sender has another
+            self._say_goodbye(name)  # from a connection that has ended; its sender has another
             return
         if known is not None and known.session != hello.session:
             self._lose(known, "began again", arrivals)
@@ -408,7 +419,7 @@ class Link:
 
     def _welcomed(self, peer: Peer | None, welcome: Welcome, arrivals: list[Arrival]) -> None:
         if welcome.session != self._session:
-            return  # answers a Hello from before we gave the binder up
+            return  # answers a Hello from before the binder was given up
         if peer is not None and (peer.incarnation, peer.number) != (welcome.incarnation, welcome.number):
             self._lose(peer, "restarted" if peer.incarnation != welcome.incarnation else "began again", arrivals)
             self._session = welcome.session  # the binder has begun already
@@ -423,19 +434,19 @@ class Link:
             peer.taken = 0
 
     def _dismiss(self, peer: Peer, reason: str, arrivals: list[Arrival]) -> None:
-        """Lose a peer that may still live: it is told, so that it gives up what it waits for and says Hello again."""
+        """Lose a peer that may still live: it is told, so that it forgets the session and says Hello again."""
         self._lose(peer, reason, arrivals)
         if self._binder:
             self._dismissed[peer.index] = (peer.name, peer.session)
         self._say_goodbye(peer.name)
 
     def _say_goodbye(self, name: bytes) -> None:
-        """To one who is no peer: all that stood between us until now is over."""
+        """Tell an end that is no peer that every session until now is over."""
         before = self._number + 1 if self._binder else self._session
         self._put(name, self._encoder.encode(Goodbye(self.me.incarnation, before)))
 
     def _ends(self, goodbye: Goodbye, peer: Peer) -> bool:
-        """Whether it is said of the session that stands."""
+        """Whether it is about the present session."""
         if self._binder:
             return peer.session < goodbye.before
         return peer.incarnation != goodbye.incarnation or peer.number < goodbye.before

@@ -89,7 +89,7 @@ def run(steps: Steps, who: Peer, *messages: Message | Joined | Left) -> None:
     steps.take([Arrival(who, message) for message in messages])
     while steps.busy:
         before = steps.statistics()
-        steps.turn()
+        steps.iterate()
         if steps.statistics() == before:
             break
 
@@ -149,7 +149,7 @@ def test_results_wait_for_credit(steps: Steps, port: FakePort) -> None:
     assert results(port) == []
     assert steps.busy
     port.full = False
-    steps.turn()
+    steps.iterate()
     assert [result.step for result in results(port)] == [1, 2]
 
 
@@ -208,12 +208,12 @@ def test_a_masked_plan_begins_and_waits_for_its_masks(steps: Steps, port: FakePo
     run(steps, who, Joined(), masked(first(1)), then(2))
     assert steps.statistics().plans == 1
     assert not steps.busy
-    assert steps.halved
+    assert steps.awaits_masks
     assert not steps.idle
     assert results(port) == []
     run(steps, who, masks(1))
     assert steps.idle
-    assert not steps.halved
+    assert not steps.awaits_masks
     assert [result.step for result in results(port)] == [1, 2]
     assert tokens(port)[0] == [32]
     assert all(result.busy > 0 for result in results(port))
@@ -269,7 +269,7 @@ def test_the_watchdog_waits_for_steps_alone(steps: Steps, port: FakePort, watchd
     run(steps, who, Joined())
     assert watchdog.statistics().allowed == forever
     steps.take([Arrival(who, first(1)), Arrival(who, then(2))])
-    steps.turn()  # the first is launched and collected
+    steps.iterate()  # the first is launched and collected
     assert watchdog.statistics().measured[0][0] == len(PROMPT).bit_length()
     assert watchdog.statistics().allowed == forever
     run(steps, who)
@@ -283,8 +283,8 @@ def test_the_wait_for_masks_is_not_watched(steps: Steps, watchdog: Watchdog) -> 
     who = peer()
     run(steps, who, Joined())
     steps.take([Arrival(who, msgspec.structs.replace(first(1), masked=np.array([0], "<i4").tobytes()))])
-    steps.turn()
-    assert steps.halved
+    steps.iterate()
+    assert steps.awaits_masks
     assert watchdog.statistics().allowed == float("inf")
 
 
@@ -337,7 +337,7 @@ def test_what_a_lost_scheduler_asked_of_a_group_is_run_to_its_end(
     steps = in_group(port, engine, watchdog, tmp_path, 0)
     old, before = peer(1), engine.runner.statistics().steps
     run(steps, old, Joined(), first(1), masked(then(2)))
-    assert steps.halved
+    assert steps.awaits_masks
     steps.take([Arrival(old, masked(then(3, on=None))), Arrival(old, then(4, on=None)), Arrival(old, Left("killed"))])
     assert steps.idle
     assert engine.runner.statistics().steps - before == 4

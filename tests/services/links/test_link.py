@@ -173,7 +173,7 @@ def test_the_largest_body_passes_as_one_message_and_what_is_larger_than_any_is_n
     assert messages(wires.quietly(binder, lambda found: len(messages(found)) == 2)) == [asked, Abort(1)]
     small = wires.connect(msgspec.structs.replace(SMALL, max_bytes=100), index=1)
     wires.until(small, joined)
-    with pytest.raises(AssertionError, match="its owner bounds what it makes"):
+    with pytest.raises(AssertionError, match="messages are bounded where they are made"):
         small.send(small.peers[0], Rejected(id=1, status=400, message="x" * 100))
 
 
@@ -273,7 +273,7 @@ def test_a_hello_that_was_on_its_way_begins_no_session_for_the_data_behind_it(wi
     binder, connector = wires.bind(STRICT), wires.connect(STRICT)
     meet(wires, binder, connector)
     (first,) = binder.peers
-    connector._greet()
+    connector._say_hello()
     assert connector.send(connector.peers[0], Abort(1))
     binder._dismiss(first, "silent for 10 s", binder._arrivals)
     assert binder.socket.poll(5000)
