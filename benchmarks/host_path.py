@@ -51,6 +51,7 @@ from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.errors import encode
 from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
@@ -229,7 +230,7 @@ class Host:
 
     def connection(self) -> tuple[Connection, Transport]:
         """A client's."""
-        found, transport = Connection(self._server, ServerState(), {}), Transport()
+        found, transport = Connection(self._server, ServerState(), {}, encode_error=encode), Transport()
         found.connection_made(transport)
         return found, transport
 

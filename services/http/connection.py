@@ -17,6 +17,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol, cast
 
@@ -36,9 +37,9 @@ from penstock.protocol.errors import (
     UnknownCoding,
     UnknownVersion,
 )
-from penstock.services.http.request_context import BODY_WRITER, REQUEST_ID_KEY, new_id
+from penstock.services.http.request_context import REQUEST_ID_KEY, STREAM_WRITER, new_id
 from penstock.services.http.server import ConnectionLimiter
-from penstock.services.openai import errors
+from penstock.services.http.stream_writer import StreamWriter
 from penstock.services.supervisor import logs
 from penstock.services.tracing.tracer import unsampled
 
@@ -55,32 +56,11 @@ CHUNKED = b"chunked"
 Headers = list[tuple[bytes, bytes]]
 
 
-class BodyWriter:
-    """Writes to the body of one response that has begun and goes on."""
-
-    __slots__ = ("_cycle", "_transport")
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-        self._transport = cycle.transport
-
-    @property
-    def open(self) -> bool:
-        """Whether a write would leave at once; not when the client is slow or gone, or the body is not chunked."""
-        cycle = self._cycle
-        shut = cycle.disconnected or cycle.response_complete or self._transport.is_closing()
-        return not (shut or cycle.flow.write_paused) and bool(cycle.chunked_encoding)
-
-    def write(self, body: bytes) -> None:
-        """Send a part of the body; `open` is true and the body not empty."""
-        self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-
-
 def forget(cycle: RequestResponseCycle) -> None:
     """Let go of a request that was answered, or that nobody waits for: its scope and its writer hold each other, and
     so what is unread of its body."""
     cycle.body = bytearray()
-    cast(Scope, cycle.scope).pop(BODY_WRITER, None)
+    cast(Scope, cycle.scope).pop(STREAM_WRITER, None)
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
@@ -193,10 +173,12 @@ class Connection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
+        encode_error: Callable[[RequestError], bytes],
         limits: ConnectionLimits | None = None,
         limiter: ConnectionLimiter | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self._encode_error = encode_error  # the body of a refusal, as the API has it
         self._requests = RequestParser(self)
         self.parser = cast(httptools.HttpRequestParser, self._requests)
         self.logger = logging.getLogger(UVICORN)
@@ -278,7 +260,7 @@ class Connection(HttpToolsProtocol):
         if 1 < len(self._cycles) <= READ_ON:
             self.flow.resume_reading()
         # The task that serves the request has been made, and runs after this callback.
-        cast(Scope, self.scope)[BODY_WRITER] = BodyWriter(self.cycle)
+        cast(Scope, self.scope)[STREAM_WRITER] = StreamWriter(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         self._fruitless = 0
@@ -387,7 +369,7 @@ class Connection(HttpToolsProtocol):
             if self._timer is not None:
                 self._timer.cancel()
             return
-        body = errors.encode(refusal)
+        body = self._encode_error(refusal)
         status = HTTPStatus(refusal.status)
         line = f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)

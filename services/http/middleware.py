@@ -38,7 +38,7 @@ from penstock.services.http.security import Cors, Keys, TrustedHosts
 from penstock.services.metrics.requests import Traffic
 from penstock.services.supervisor import logs
 from penstock.services.tracing import names
-from penstock.services.tracing.tracer import ServerSpan, Tracer, client_context, unsampled
+from penstock.services.tracing.tracer import Tracer, server_span
 
 log = logging.getLogger(__name__)
 
@@ -89,24 +89,22 @@ class Middleware:
         self._timeout = options.request_timeout or None  # seconds that every request has
         self._budget = BodyBudget(options)
         self._always = always  # headers of every response
-        self._untraced = Tracer()
         self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"  # websockets and lifespan are switched off
         context = RequestContext(scope, receive, send, self._budget)
         scope[REQUEST_ID_KEY] = context.id
-        context.set_timeout(self._timeout, "--request-timeout")
-        methods, context.path_params = self._router.find(context.path)
+        if self._timeout is not None:
+            context.set_timeout(self._timeout, "--request-timeout")
+        methods, context.path_params = self._router.exact.get(context.path) or self._router.find(context.path)
         quiet = any(route.quiet for route in methods.values())
-        shared = [*self._always, *self._cors.headers(context)]
-        span = ServerSpan(self._untraced if quiet else self._tracer, client_context(context.headers))
+        shared = [*self._always, *self._cors.headers(context)] if self._cors.enabled else [*self._always]
+        span = server_span(self._tracer, context.headers, quiet=quiet)
         context.trace = span.context
         if span.recording:
             # Source: "Trace Context Level 2", section 4.
             shared.append((b"traceresponse", span.context.traceparent.encode()))
-        elif not span.context.traceparent and not quiet:
-            context.trace = unsampled()
         dialect = next((each for each in self._dialects if each.covers(context)), self._dialects[-1])
 
         async def respond(message: Message) -> None:
@@ -134,8 +132,10 @@ class Middleware:
         try:
             access = next((route.access for route in methods.values()), Access.KEY)
             if access is not Access.PROBE:
-                self._hosts.check(context)
-                self._cors.check(context)
+                if not self._hosts.any:
+                    self._hosts.check(context)
+                if b"origin" in context.headers:
+                    self._cors.check(context)
             if context.method == "OPTIONS" and (allowed := self._cors.preflight(context)) is not None:
                 context.route = PREFLIGHT
                 await context.send({"type": "http.response.start", "status": 204, "headers": allowed})
@@ -143,9 +143,12 @@ class Middleware:
                 return
             if access is Access.KEY and self._keys.locked:
                 self._check_key(context)
-            context.set_timeout(context.header_timeout(), "X-Request-Timeout")
-            route = self._router.select(methods, context.method, context.path)
-            context.route, context.quiet = route.name, route.quiet
+            if b"x-request-timeout" in context.headers:
+                context.set_timeout(context.header_timeout(), "X-Request-Timeout")
+            route = methods.get("GET" if context.method == "HEAD" else context.method)
+            if route is None:
+                raise self._router.refusal(methods, context.method, context.path)
+            context.route, outcome.quiet = route.name, route.quiet
             await route.handler(self._state, context)
             return
         except ClientDisconnect:
@@ -180,8 +183,8 @@ class Middleware:
             context.route, status, outcome.prompt_tokens, outcome.completion_tokens, seconds, outcome.reason
         )
         fields: dict[str, object] = {"id": context.id.decode(), "method": context.method, "route": context.route}
-        if trace := context.trace.trace_id:
-            fields["trace_id"] = trace
+        if context.trace.traceparent:
+            fields["trace_id"] = context.trace.trace_id
         fields["status"] = status
         if outcome.prompt_tokens or outcome.completion_tokens:
             fields.update(prompt_tokens=outcome.prompt_tokens, completion_tokens=outcome.completion_tokens)
@@ -189,8 +192,8 @@ class Middleware:
             fields["ttft"] = outcome.first_token
         if outcome.reason:
             fields["reason"] = outcome.reason
-        write = logs.debug if context.quiet else logs.info
-        write(log, "request", **fields, seconds=seconds)
+        fields["seconds"] = seconds
+        logs.write(log, logging.DEBUG if outcome.quiet else logging.INFO, "request", fields)
 
 
 def key_of(context: RequestContext) -> bytes | None:

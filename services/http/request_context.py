@@ -13,6 +13,7 @@ from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from penstock.protocol import limits
@@ -26,13 +27,12 @@ from penstock.protocol.errors import (
     UnsupportedMediaType,
 )
 from penstock.protocol.messages import Client, TraceContext
-from penstock.services.client.output_collector import OutputCollector
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID_KEY = "penstock.request_id"  # where the scope holds the id: the context itself would make a cycle with it
-BODY_WRITER = "penstock.body_writer"  # where the scope holds the connection's, if the server has one
+STREAM_WRITER = "penstock.stream_writer"  # where the scope holds the connection's, if the server has one
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
 SESSION = re.compile(rb"[\x21-\x7e]{1,256}")
@@ -61,25 +61,24 @@ class BodyBudget:
         self.total = 0
 
 
-class Outcome:
+class Outcome(msgspec.Struct):
     """What the log and the metrics say about a response."""
 
-    __slots__ = ("completion_tokens", "first_token", "prompt_tokens", "reason", "status")
-
-    def __init__(self) -> None:
-        self.status = 0  # 0 until the response has begun
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.reason = ""  # code of the error that the response is or ended with
-        self.first_token: float | None = None  # seconds after the start
+    status: int = 0  # 0 until the response has begun
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    reason: str = ""  # code of the error that the response is or ended with
+    first_token: float | None = None  # seconds after the start
+    quiet: bool = False  # logged at debug
 
 
 class RequestContext:
     """`id` is the client's X-Request-Id or one of ours; it names the request in the log."""
 
     __slots__ = (
-        "_budget", "_size", "background", "body", "headers", "id", "outcome", "path_params", "quiet", "receive",
-        "response_headers", "route", "scope", "send", "started", "tenant", "timeout", "timeout_source", "trace",
+        "_budget", "_size", "background", "body", "headers", "id", "method", "outcome", "path", "path_params",
+        "receive", "response_headers", "route", "scope", "send", "started", "tenant", "timeout", "timeout_source",
+        "trace",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, budget: BodyBudget) -> None:
@@ -89,10 +88,12 @@ class RequestContext:
         self.headers: dict[bytes, list[bytes]] = {}  # of the request, names in lower case
         for name, value in scope["headers"]:
             self.headers.setdefault(name, []).append(value)
-        self.id = self._request_id()
+        given = self.headers.get(b"x-request-id", ())
+        self.id = next((bytes(value) for value in given if REQUEST_ID.fullmatch(value)), None) or new_id()
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
         self.started = time.monotonic()
         self.route = "other"  # the path of the route, as metrics and log name it
-        self.quiet = False  # logged at debug
         self.path_params: Mapping[str, Any] = {}
         self.tenant = ""  # a digest of the key that was accepted; empty where none is required
         self.trace = TraceContext()  # what its engine requests carry on
@@ -104,14 +105,6 @@ class RequestContext:
         self.background = False  # whether the work goes on behind the response; `release` is then the worker's to call
         self._size = 0  # bytes of the body so far
         self._budget = budget
-
-    @property
-    def path(self) -> str:
-        return str(self.scope["path"])
-
-    @property
-    def method(self) -> str:
-        return str(self.scope["method"])
 
     @property
     def query(self) -> str:
@@ -201,7 +194,7 @@ class RequestContext:
                 raise too_large(limit)
             self._reserve(len(piece))
             pieces.append(piece)
-            opened += openings(piece)
+            opened += piece.count(b"[") + piece.count(b"{")  # no JSON is deeper than it has opening brackets
             if opened > levels:
                 if nesting is None:
                     nesting, piece = Nesting(), b"".join(pieces)
@@ -217,7 +210,9 @@ class RequestContext:
             logs.info(log, "body", id=self.id.decode(), trace_id=self.trace.trace_id, size=len(body), body=shown)
         return body
 
-    async def send_json(self, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    async def send_json(
+        self, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         """Answer with JSON; nothing was sent before."""
         await self.send_body(body, b"application/json", status, headers)
 
@@ -232,20 +227,6 @@ class RequestContext:
     def release(self) -> None:
         """The body takes no more room. Called once, when the request has ended."""
         self._budget.total -= self._size
-
-    def note(self, collector: OutputCollector) -> None:
-        """Take over the figures of a reply."""
-        outcome, usage = self.outcome, collector.usage
-        outcome.prompt_tokens, outcome.completion_tokens = usage.prompt_tokens, usage.completion_tokens
-        if collector.error is not None and not collector.disconnected:
-            outcome.reason = reason_of(collector.error)
-        if collector.first_token is not None:
-            outcome.first_token = collector.first_token - self.started
-
-    def _request_id(self) -> bytes:
-        """The first X-Request-Id that is printable and at most 128 bytes long, else a new one."""
-        given = self.headers.get(b"x-request-id", ())
-        return next((bytes(value) for value in given if REQUEST_ID.fullmatch(value)), None) or new_id()
 
     def _check_body_headers(self, limit: int) -> None:
         for value in self.headers.get(b"content-type", ()):
@@ -311,7 +292,3 @@ class Nesting:
         self.deepest = max(self.deepest, max(accumulate(map(STEPS.__getitem__, signs), initial=self._level)))
         self._level += 2 * signs.count(1) - len(signs)
 
-
-def openings(piece: bytes) -> int:
-    """No JSON is nested deeper than it has opening brackets, in strings or not."""
-    return piece.count(b"[") + piece.count(b"{")

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from starlette.routing import compile_path
 
-from penstock.protocol.errors import MethodNotAllowed, NotFound
+from penstock.protocol.errors import MethodNotAllowed, NotFound, RequestError
 from penstock.services.http.request_context import RequestContext
 
 MAX_SHOWN = 200  # characters of a path
@@ -41,47 +41,49 @@ class Route(msgspec.Struct, frozen=True):
     media: str = "text/plain"
     query: tuple[Mapping[str, Any], ...] = ()
 
-    @property
-    def name(self) -> str:
-        """The path as metrics, log and description have it."""
-        return self.path.replace(":path", "")
+    name: str = ""  # the path as metrics, log and description have it
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "name", self.path.replace(":path", ""))
 
 
 Methods = Mapping[str, Route]
+Found = tuple[Methods, Mapping[str, Any]]  # a path's routes by method, and its parameters
 
 
 class Router:
-    """Finds the routes of a path. `prefix` is what clients leave out of a path or say twice."""
+    """Finds the routes of a path: `exact` those of paths without parameters. `prefix` is what clients leave out of a
+    path or say twice."""
 
     def __init__(self, routes: Sequence[Route], prefix: str) -> None:
         self._prefix = prefix
         self._paths: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._paths.setdefault(route.path, {})[route.method] = route
-        self._patterns = [(*compile_path(path)[::2], methods) for path, methods in self._paths.items() if "{" in path]
+        self.exact: Mapping[str, Found] = {path: (found, {}) for path, found in self._paths.items() if "{" not in path}
+        self._patterns = [
+            (*compile_path(path)[::2], methods) for path, methods in self._paths.items() if "{" in path
+        ]
 
-    def find(self, path: str) -> tuple[Methods, dict[str, Any]]:
-        """The path's routes by method, and its parameters. No routes: nothing is at this path."""
-        methods = self._paths.get(path)
-        if methods is not None and "{" not in path:
-            return methods, {}
+    def find(self, path: str) -> Found:
+        """No routes: nothing is at this path."""
+        if path in self.exact:
+            return self.exact[path]
         for pattern, convertors, routes in self._patterns:
             if found := pattern.match(path):
                 return routes, {name: convertors[name].convert(value) for name, value in found.groupdict().items()}
         return {}, {}
 
-    def select(self, methods: Methods, method: str, path: str) -> Route:
-        """The route of a method; HEAD is answered like GET. Raises NotFound and MethodNotAllowed."""
-        if route := methods.get("GET" if method == "HEAD" else method):
-            return route
+    def refusal(self, methods: Methods, method: str, path: str) -> RequestError:
+        """Why no route of a path, which has `methods`, answers `method`."""
         shown = path[:MAX_SHOWN]
         if methods:
             allowed = ", ".join(sorted({*methods, *(("HEAD",) if "GET" in methods else ())}))
             message = f"{method} is not allowed on {shown}; allowed: {allowed}"
-            raise MethodNotAllowed(message, code="method_not_allowed", allowed=allowed)
+            return MethodNotAllowed(message, code="method_not_allowed", allowed=allowed)
         near = self._near(path)
         suggestion = f"; {near} is served" if near else ""
-        raise NotFound(f"there is nothing at {shown}{suggestion}", code="unknown_path")
+        return NotFound(f"there is nothing at {shown}{suggestion}", code="unknown_path")
 
     def _near(self, path: str) -> str:
         """The path that is meant where a base URL lacks the prefix or has it twice, or a slash is too many."""

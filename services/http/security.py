@@ -63,6 +63,7 @@ class Keys:
         """Raises ConfigError for a file that cannot be read or holds no key."""
         self._own = tuple(digest(key.encode()) for key in words(options.api_key))
         self._path = Path(options.api_key_file) if options.api_key_file else None
+        self.locked = bool(self._own) or self._path is not None  # whether a key is needed at all
         self._filed: tuple[bytes, ...] = ()
         self._version: Version | None = None
         self._reads = 0
@@ -70,11 +71,6 @@ class Keys:
             self._version = version(self._path)
             self._filed = read(self._path)
             self._reads = 1
-
-    @property
-    def locked(self) -> bool:
-        """Whether a key is needed at all."""
-        return bool(self._own) or self._path is not None
 
     def accepts(self, given: bytes) -> bool:
         """Whether `given` is one of the keys, in constant time."""
@@ -147,7 +143,7 @@ class TrustedHosts:
 
     def __init__(self, options: ApiConfig) -> None:
         given = words(options.allowed_hosts)
-        self._any = "*" in given or (not given and not address.only_here(options))
+        self.any = "*" in given or (not given and not address.only_here(options))  # there is nothing to check
         parted = [split(name.encode()) for name in given if name != "*"]
         self._names = frozenset((name, port) for name, port in parted if not name.startswith("*."))
         self._below = tuple((name[1:], port) for name, port in parted if name.startswith("*."))
@@ -155,7 +151,7 @@ class TrustedHosts:
     def check(self, context: RequestContext) -> None:
         """Raise Forbidden for another host name. HTTP/1.0 may name none."""
         host = context.header(b"host")
-        if self._any or host is None or self._known(*split(host), context):
+        if self.any or host is None or self._known(*split(host), context):
             return
         shown = host.decode("latin-1")[:MAX_SHOWN]
         message = f"this server does not go by the host name {shown!r}; --allowed-hosts names those that it goes by"
@@ -196,6 +192,7 @@ class Cors:
 
     def __init__(self, options: ApiConfig) -> None:
         self._origins = frozenset(origin.encode() for origin in words(options.allowed_origins))
+        self.enabled = bool(self._origins)  # whether pages of any other origin may call
         self._any = b"*" in self._origins
         methods = words(options.allowed_methods)
         self._methods = METHODS if "*" in methods else ", ".join(methods)

@@ -42,9 +42,9 @@ class Traffic:
     ) -> None:
         """Count one response. Status 499 is a client that left; `rejection` is the code of the error that the response
         is, or ended with."""
+        self.ended(prompt_tokens, completion_tokens, rejection)
         self.responses[endpoint, status] += 1
         self.timings.request.observe(seconds)
-        self.ended(prompt_tokens, completion_tokens, rejection)
         if status == 200 and completion_tokens and not rejection:
             self.timings.e2e.observe(seconds)
 

@@ -44,6 +44,7 @@ from penstock.services.links.tcp import network_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, collect_api, keep_exporting
 from penstock.services.metrics.requests import Traffic
+from penstock.services.openai import errors
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.health import hopeless
 from penstock.services.openai.responses.background import BackgroundWork
@@ -153,7 +154,10 @@ async def answer(app: AppState, listener: Socket, encryption: ssl.SSLContext | N
         ),
         options.keep_alive_timeout,
     )
-    make = functools.partial(Connection, server.config, server.server_state, {}, limits=limits, limiter=app.limiter)
+    make = functools.partial(
+        Connection, server.config, server.server_state, {}, encode_error=errors.encode, limits=limits,
+        limiter=app.limiter,
+    )  # fmt: skip
     listener.listen(BACKLOG)
     url = url_of(listener, options)
     logs.info(log, "listening", url=url, model=app.model.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.protocol.config import Config
 from penstock.services.client.engine_client import EngineClient
@@ -11,9 +12,11 @@ from penstock.services.http.security import Keys
 from penstock.services.http.server import ConnectionLimiter
 from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic
-from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.tracing.tracer import Tracer
+
+if TYPE_CHECKING:  # it works with what is below
+    from penstock.services.openai.responses.background import BackgroundWork
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from penstock.protocol.messages import Pooling, Sampling, SubmitText, TraceConte
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import RequestContext
-from penstock.services.http.stream_writer import attended, whole
 from penstock.services.openai import validation as decoding
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.completions import check_ids, part_of, span
+from penstock.services.openai.generation import attended, whole
 from penstock.services.openai.schema import Side, Timeout, TokenId
 from penstock.services.openai.validation import FIELDS, decode
 

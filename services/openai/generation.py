@@ -1,21 +1,34 @@
-"""A request for text, whatever API it came by: submitted to the engine, and answered with what its API makes of it.
+"""One generation path for every API: a request goes to the engine, and its outputs become a response.
 
-Each API parses its body into a `GenerateRequest` and gives an encoder for the outputs; `generate` does the rest.
+Each API parses its body into a `GenerateRequest` and brings an encoder of the outputs; `generate` does the rest.
+
+A response begins with the first output, so a refusal by a later process still has its own HTTP status. From then on
+each batch that arrives is written to the connection at once, past the request's own task. That task wakes for the end,
+for an error, and when the client is slow: it then waits for the connection while deltas merge in the collector.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 import msgspec
 
+from penstock.protocol.errors import EngineFailure, RequestError
 from penstock.protocol.messages import SubmitText
-from penstock.services.client.output_collector import OWN_NAMES, OutputCollector
-from penstock.services.http.request_context import RequestContext
-from penstock.services.http.stream_writer import Framing, attended, stream, whole
+from penstock.services.client.engine_client import EngineClient
+from penstock.services.client.output_collector import OWN_NAMES, Choice, OutputCollector
+from penstock.services.http.request_context import STREAM_WRITER, ClientDisconnect, RequestContext, reason_of
+from penstock.services.http.stream_writer import STREAM_HEADERS, StreamWriter, disconnected
 from penstock.services.openai.app_state import AppState
+from penstock.services.supervisor import logs
+
+log = logging.getLogger(__name__)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,11 +41,20 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     field_names: Mapping[str, str] = OWN_NAMES  # what the API calls the fields that other processes name in errors
 
 
-class ResponseEncoder(Framing, Protocol):
-    """An API's encoding of the outputs."""
+class ResponseEncoder(Protocol):
+    """An API's encoding of the outputs, as one body or as the events of a stream."""
 
     def response(self, outputs: OutputCollector) -> bytes:
         """The body of a response that is not streamed."""
+
+    def take(self, outputs: OutputCollector, updated: list[Choice]) -> bytes:
+        """Events of everything that the choices of `updated` have to give, which is thereby taken."""
+
+    def end(self, outputs: OutputCollector) -> bytes:
+        """The last events of a complete response."""
+
+    def failure(self, outputs: OutputCollector, error: RequestError) -> bytes:
+        """The last events of a stream that cannot go on."""
 
 
 async def generate(app: AppState, request: GenerateRequest, encoder: ResponseEncoder, context: RequestContext) -> None:
@@ -56,3 +78,120 @@ def submit(app: AppState, request: GenerateRequest) -> OutputCollector:
     )  # fmt: skip
     app.engine_client.submit(request.prompts, outputs, now)
     return outputs
+
+
+async def whole(outputs: OutputCollector) -> None:
+    """Wait for the last output. Raises the engine's error, or ClientDisconnect."""
+    await outputs.get()
+    if outputs.disconnected:
+        raise ClientDisconnect
+    if (failure := outputs.failure) is not None:
+        raise failure
+
+
+async def stream(outputs: OutputCollector, encoder: ResponseEncoder, context: RequestContext) -> None:
+    """Send the outputs as they come; everything new goes out in one write.
+
+    Raises ClientDisconnect, and the engine's error if nothing was sent yet; a later error is sent as the last event.
+    """
+    updated = await outputs.get()
+    if outputs.error is not None and not outputs.disconnected and (failure := outputs.failure) is not None:
+        raise failure
+    send = context.send
+    writer: StreamWriter | None = context.scope.get(STREAM_WRITER)
+    if not outputs.disconnected:
+        await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+    tap = DirectStream(encoder, writer, context) if writer is not None else None
+    while not outputs.disconnected:
+        ended, error = outputs.ended, outputs.error
+        body = encoder.take(outputs, updated)
+        if error is not None:
+            body += encoder.failure(outputs, error)
+        elif ended:
+            body += encoder.end(outputs)
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": not ended})
+        if ended:
+            return
+        updated = await outputs.get(tap)
+    raise ClientDisconnect
+
+
+class DirectStream(msgspec.Struct, frozen=True):
+    """Writes the outputs of a stream that has begun as they arrive, past the request's task."""
+
+    encoder: ResponseEncoder
+    writer: StreamWriter
+    context: RequestContext
+
+    def write(self, outputs: OutputCollector) -> bool:
+        """As `services.client.output_collector.StreamWriter.write`."""
+        if not self.writer.open:
+            return False
+        try:
+            body = self.encoder.take(outputs, outputs.get_nowait())
+            if body:
+                self.writer.write(body)
+        except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
+            context = self.context
+            trace = context.trace.trace_id
+            logs.exception(log, "request_failed", id=context.id.decode(), trace_id=trace, route=context.route)
+            outputs.fail(EngineFailure("the server failed on this request", code="internal_error"))
+        return True
+
+
+@asynccontextmanager
+async def attended(
+    outputs: OutputCollector, engine_client: EngineClient, context: RequestContext
+) -> AsyncIterator[None]:
+    """While inside, the client's disconnect or the request's timeout aborts the request at once; on the way out
+    whatever is left of it is aborted."""
+    watch = asyncio.create_task(abort_on_disconnect(outputs, engine_client, context))
+    try:
+        if context.timeout == math.inf:
+            yield
+        else:
+            with timed(outputs, engine_client, context):
+                yield
+    finally:
+        watch.cancel()
+        engine_client.abort(outputs)
+        note(outputs, context)
+
+
+def note(outputs: OutputCollector, context: RequestContext) -> None:
+    """Tell the log, the metrics and the trace what became of a request that has ended."""
+    outcome, usage = context.outcome, outputs.usage
+    outcome.prompt_tokens, outcome.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    if outputs.error is not None and not outputs.disconnected:
+        outcome.reason = reason_of(outputs.error)
+    if outputs.first_token is not None:
+        outcome.first_token = outputs.first_token - context.started
+    if outputs.operation is not None:
+        outputs.end_trace(time.monotonic())
+
+
+@contextmanager
+def timed(outputs: OutputCollector, engine_client: EngineClient, context: RequestContext) -> Iterator[None]:
+    """While inside, the request's timeout ends it, queued or running."""
+    left = context.time_left(time.monotonic())
+    if left == math.inf:
+        yield
+        return
+
+    def expire() -> None:
+        if not outputs.ended:
+            engine_client.abort(outputs)
+            outputs.fail(context.deadline_exceeded())
+
+    timer = asyncio.get_running_loop().call_later(left, expire)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+async def abort_on_disconnect(outputs: OutputCollector, engine_client: EngineClient, context: RequestContext) -> None:
+    await disconnected(context)
+    engine_client.abort(outputs)
+    outputs.disconnect()

@@ -144,18 +144,19 @@ def unsampled() -> TraceContext:
 class ServerSpan:
     """The span of one HTTP exchange. `context` is what its requests carry, whether it is recorded or not."""
 
-    def __init__(self, tracer: Tracer, context: TraceContext) -> None:
-        self._tracer = tracer
-        self._parent = tracer.sample(context)
+    def __init__(self, tracer: Tracer | None, context: TraceContext) -> None:
+        """Where nothing is recorded at all the context goes on as it is."""
+        self._tracer = tracer if tracer is not None and tracer.enabled else None
+        self._parent = self._tracer.sample(context) if self._tracer is not None else None
         self.recording = self._parent is not None
         if self._parent is not None:
             self.context = self._parent.child()
         else:
-            self.context = context.unsampled() if tracer.enabled else context
+            self.context = context.unsampled() if self._tracer is not None else context
 
     def end(self, method: str, route: str, status: int, attributes: Attributes, times: tuple[float, float]) -> None:
         """`route` as in the log, `times` of its beginning and end."""
-        if self._parent is None:
+        if self._tracer is None or self._parent is None:
             return
         told: Attributes = {names.HTTP_METHOD: method, names.HTTP_ROUTE: route, names.HTTP_STATUS: status, **attributes}
         if status >= 400:
@@ -164,6 +165,16 @@ class ServerSpan:
             f"{method} {route}", self._parent, *times, told, context=self.context, server=True,
             remote=not self._parent.is_root, error="" if status >= 500 else None,
         )  # fmt: skip
+
+
+def server_span(tracer: Tracer, headers: Mapping[bytes, Sequence[bytes]], *, quiet: bool) -> ServerSpan:
+    """The span of a request with these headers; a `quiet` one is not recorded. Any other has a context in any case,
+    whose trace id joins the log lines of all processes."""
+    context = client_context(headers) if b"traceparent" in headers else TraceContext()
+    span = ServerSpan(None if quiet else tracer, context)
+    if not span.context.traceparent and not quiet:
+        span.context = unsampled()
+    return span
 
 
 class Operation:

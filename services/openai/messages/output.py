@@ -187,7 +187,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageEvents:
-    """As `services.http.stream_writer.Framing`, for one message."""
+    """As `services.openai.generation.ResponseEncoder`, for one message."""
 
     def __init__(self, identity: Identity, told: Told = Told()) -> None:  # noqa: B008 (frozen)
         self._identity = identity

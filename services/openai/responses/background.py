@@ -12,8 +12,8 @@ from penstock.protocol.errors import EngineFailure, RequestError
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import ClientDisconnect, RequestContext, reason_of
-from penstock.services.http.stream_writer import timed, whole
 from penstock.services.metrics.requests import Traffic
+from penstock.services.openai.generation import note, timed, whole
 from penstock.services.openai.responses.output import ResponseAnswer
 from penstock.services.openai.responses.turn import Turn
 from penstock.services.supervisor import logs
@@ -80,8 +80,7 @@ class BackgroundWork:
         """Count and log it, as the middleware does for requests that end with their response."""
         now, outcome = time.monotonic(), context.outcome
         context.release()
-        context.note(collector)
-        collector.end_trace(now)
+        note(collector, context)
         self._traffic.ended(outcome.prompt_tokens, outcome.completion_tokens, outcome.reason)
         fields: dict[str, object] = {"id": context.id.decode(), "response": turn.id}
         if trace := context.trace.trace_id:

@@ -32,7 +32,7 @@ ENCODE = msgspec.json.Encoder()
 
 
 class ResponseEvents:
-    """As `services.http.stream_writer.Framing`, for one response."""
+    """As `services.openai.generation.ResponseEncoder`, for one response."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn

@@ -14,9 +14,11 @@ from uvicorn.server import ServerState
 
 from penstock.protocol.messages import Abort, Finish, Message, SubmitText
 from penstock.services.client.output_collector import Choice, OutputCollector
-from penstock.services.http.connection import BodyWriter, Connection
-from penstock.services.http.request_context import BODY_WRITER
+from penstock.services.http.connection import Connection
+from penstock.services.http.request_context import STREAM_WRITER
+from penstock.services.http.stream_writer import StreamWriter
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.errors import encode
 from penstock.services.openai.routes import application
 from penstock.services.openai.sse import Frames
 from tests.services.client.fake_engine import LIMIT, FakePort, Row, batch, service, silent
@@ -110,7 +112,7 @@ async def world() -> AsyncIterator[World]:
     config.load()
     state = ServerState()
     server = await asyncio.get_running_loop().create_server(
-        lambda: Connection(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        lambda: Connection(config=config, server_state=state, app_state={}, encode_error=encode), "127.0.0.1", 0
     )
     found = World(parts, port, server.sockets[0].getsockname())
     try:
@@ -261,13 +263,13 @@ async def test_a_client_that_goes_with_another_request_behind_the_first_is_abort
         assert found.sent.empty()
 
 
-async def streaming(found: World) -> tuple[Connection, BodyWriter]:
+async def streaming(found: World) -> tuple[Connection, StreamWriter]:
     """The server's side of a stream that has begun, and the way out that stands open to it."""
     client, number = await found.ask()
     found.port.arrive(batch([(number, Row(text="one"))]))
     await client.head()
     (server,) = connections(found)
-    writer = server.scope[BODY_WRITER]
+    writer = server.scope[STREAM_WRITER]
     assert writer is not None
     assert writer.open
     return server, writer
@@ -462,7 +464,9 @@ async def test_trailers_are_dropped() -> None:
         config.load()
         state = ServerState()
         server = await asyncio.get_running_loop().create_server(
-            lambda config=config, state=state: Connection(config=config, server_state=state, app_state={}),  # type: ignore[misc]
+            lambda config=config, state=state: Connection(  # type: ignore[misc]
+                config=config, server_state=state, app_state={}, encode_error=encode
+            ),
             "127.0.0.1", 0,
         )  # fmt: skip
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())

@@ -21,6 +21,7 @@ from penstock.protocol.messages import Finish, Message, Rejected, SubmitText, To
 from penstock.services.http.connection import Connection
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.errors import encode
 from penstock.services.openai.routes import application
 from tests.services.client.fake_engine import LIMIT, FakePort, Row, batch, service, silent
 
@@ -64,7 +65,7 @@ async def listening(parts: AppState) -> AsyncIterator[tuple[str, int]]:
     config.load()
     state = ServerState()
     server = await asyncio.get_running_loop().create_server(
-        lambda: Connection(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        lambda: Connection(config=config, server_state=state, app_state={}, encode_error=encode), "127.0.0.1", 0
     )
     try:
         yield server.sockets[0].getsockname()

@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from penstock.protocol.messages import Finish, SubmitText
 from penstock.services.http.connection import Connection, ConnectionLimits
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.errors import encode
 from penstock.services.openai.routes import application
 from tests.services.client.fake_engine import LIMIT, FakePort, Row, answering, batch, service, silent, words
 from tests.services.openai.shapes import check_error
@@ -62,7 +63,7 @@ async def place(limits: ConnectionLimits, port: FakePort | None = None, idle: fl
     config.timeout_keep_alive = cast(int, idle)
     state = ServerState()
     server = await asyncio.get_running_loop().create_server(
-        lambda: Connection(config, state, {}, limits=limits), "127.0.0.1", 0, backlog=1024
+        lambda: Connection(config, state, {}, encode_error=encode, limits=limits), "127.0.0.1", 0, backlog=1024
     )
     found = Place(server.sockets[0].getsockname(), parts, state)
     try:
@@ -136,7 +137,7 @@ async def test_a_body_that_nobody_reads_does_not_keep_the_connection() -> None:
     async with place(ConnectionLimits(body_seconds=SHORT)) as found:
         answer = await found.say(b"GET /health/live HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\nabc")
         assert answer.startswith(b"HTTP/1.1 200")
-        assert b"408" not in answer
+        assert b"HTTP/1.1 408" not in answer
 
 
 async def test_after_an_early_answer_the_connection_goes_on_once_the_body_is_through() -> None:

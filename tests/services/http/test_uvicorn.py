@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from penstock.services.http import connection
+from penstock.services.http import connection, stream_writer
 from penstock.services.http import server as http_server
 from tests.rules.source import ROOT
 
@@ -43,12 +43,12 @@ async def parts() -> tuple[HttpToolsProtocol, RequestResponseCycle]:
 
 
 async def test_what_a_connection_uses_is_there() -> None:
-    source = inspect.getsource(connection)
+    source = inspect.getsource(connection) + inspect.getsource(stream_writer)
     protocol, cycle = await parts()
     of_protocol = used(source, "Connection", "self", "super()") - {"url", "headers"}  # made with the first request
     assert {"cycle", "engine_client", "flow", "timeout_keep_alive", "_unset_keepalive_if_required"} <= of_protocol
     assert [name for name in sorted(of_protocol) if not hasattr(protocol, name)] == []
-    of_cycle = used(source, "Connection", "cycle", "self.cycle") | used(source, "BodyWriter", "cycle", "self._cycle")
+    of_cycle = used(source, "Connection", "cycle", "self.cycle") | used(source, "StreamWriter", "cycle", "self._cycle")
     assert {"response_complete", "disconnected", "message_event", "chunked_encoding"} <= of_cycle
     assert [name for name in sorted(of_cycle | {"body"}) if not hasattr(cycle, name)] == []
     protocol.on_message_begin()

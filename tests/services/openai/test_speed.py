@@ -12,9 +12,9 @@ from starlette.types import Message
 from penstock.protocol.links import TEXT, decoder
 from penstock.protocol.messages import Finish, Sampling, SubmitText, TextBatch, TextExtra
 from penstock.services.client.output_collector import OutputCollector
-from penstock.services.http.request_context import BODY_WRITER
-from penstock.services.http.stream_writer import attended, stream
+from penstock.services.http.request_context import STREAM_WRITER
 from penstock.services.openai.answers import Identity
+from penstock.services.openai.generation import attended, stream
 from penstock.services.openai.sse import Frames
 from tests.services.client.fake_engine import FakePort, request_context, service, silent
 
@@ -68,7 +68,7 @@ async def run() -> tuple[float, int]:
         return await asyncio.Future()
 
     async def answer(collector: OutputCollector) -> None:
-        context = request_context(receive=receive, send=send, **{BODY_WRITER: Wire()})
+        context = request_context(receive=receive, send=send, **{STREAM_WRITER: Wire()})
         async with attended(collector, parts.engine_client, context):
             frames = Frames(IDENTITY, chat=True, choices=1)
             await stream(collector, frames, context)

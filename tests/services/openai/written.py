@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from penstock.protocol.messages import Finish, Piece, PieceKind, TextExtra
 from penstock.services.client.output_collector import OutputCollector
-from penstock.services.http.stream_writer import Framing
 from penstock.services.metrics.requests import Timings
+from penstock.services.openai.generation import ResponseEncoder
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 CALL = st.tuples(st.text("abc", min_size=1, max_size=5), st.lists(TEXT, max_size=3))
@@ -35,9 +35,9 @@ def outputs(draw: st.DrawFn) -> list[tuple[list[Piece], bool]]:
 
 
 def replay(
-    rows: list[tuple[list[Piece], bool]], finish: Finish, framing: Framing | None, *, reasons: bool = False
+    rows: list[tuple[list[Piece], bool]], finish: Finish, framing: ResponseEncoder | None, *, reasons: bool = False
 ) -> tuple[OutputCollector, str]:
-    """The reply that the rows make, and the stream where there is a framing."""
+    """The collector that the rows make, and the stream where there is a framing."""
     collector = OutputCollector(1, 1, stream=framing is not None, timings=Timings(), now=1.0)
     sent = b""
     for step, (pieces, taken) in enumerate(rows):
