@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,12 @@ from penstock.protocol.errors import AddressError, ConfigError, LinkError, Model
 from penstock.protocol.links import Role
 from penstock.protocol.parts import count
 from penstock.protocol.version import VERSION
-from penstock.services.supervisor import options, process, run_directory
+from penstock.services.supervisor import logs, options, process, run_directory
 from penstock.services.supervisor.options import sized, usable_cores
 from penstock.services.supervisor.process import ExitCode
 from penstock.services.supervisor.sd_notify import error_line, notify, progress
+
+log = logging.getLogger(__name__)
 
 COMMANDS: Mapping[str, str] = {
     "serve": "start every process of a server on this machine",
@@ -187,6 +190,11 @@ def run_role(role: Role, index: int, config: Config) -> int:
         if code == ExitCode.ORDERLY:
             process.leave(role, index, config.run)
         return code
+    except PenstockError:
+        raise
+    except Exception:  # guard: design 7, the process says why it ends
+        logs.exception(log, f"{role}_failed")
+        return ExitCode.FAILED
     finally:
         if role is Role.API and process.orphaned():
             run_directory.clear_orphan(directory)

@@ -7,9 +7,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
-from penstock.protocol.messages import EngineStatus
-from penstock.services.client.model_info import ModelInfo
-from penstock.services.llm.engine import Engine, Finalizer
+from penstock.services.llm.engine import BaseLLM, Engine, Finalizer
 from penstock.services.llm.outputs import RequestOutput
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import (
@@ -22,7 +20,7 @@ from penstock.services.llm.prompts import (
 )
 
 
-class AsyncLLM:
+class AsyncLLM(BaseLLM):
     """An engine of its own for one model: `async with AsyncLLM(model) as llm`, or `close()` at the end.
 
     `options` are those of `penstock serve`, by name. The processes start when the object is made; the first request
@@ -33,16 +31,6 @@ class AsyncLLM:
         self._engine = Engine(model, options)
         self._end = Finalizer(self, self._engine.end)
         self._counter = 0
-
-    @property
-    def model(self) -> ModelInfo:
-        """Names, sizes and defaults of the model."""
-        return self._engine.model
-
-    @property
-    def status(self) -> EngineStatus | None:
-        """The engine's last heartbeat, once it has started: running and waiting requests, blocks, totals."""
-        return self._engine.engine_client.status
 
     async def start(self) -> None:
         """Wait until the engine is ready."""

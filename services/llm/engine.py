@@ -25,9 +25,17 @@ from penstock.protocol.columns import pack, unpack
 from penstock.protocol.config import PRIORITY, Config, fields
 from penstock.protocol.errors import ConfigError, Overloaded, PenstockError, RequestError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
-from penstock.protocol.messages import Detokenize, Detokenized, SubmitText, Tokenize, Tokenized, TraceContext
+from penstock.protocol.messages import (
+    Detokenize,
+    Detokenized,
+    EngineStatus,
+    SubmitText,
+    Tokenize,
+    Tokenized,
+    TraceContext,
+)
 from penstock.services.client.engine_client import EngineClient, EngineClientStatistics
-from penstock.services.client.model_info import read_model_info
+from penstock.services.client.model_info import ModelInfo, read_model_info
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.handshake import Identity
@@ -277,6 +285,22 @@ class Engine:
     def _fail(self, error: Unavailable) -> None:
         self.engine_client.draining = True
         self.engine_client.fail_all(error)
+
+
+class BaseLLM:
+    """An engine of its own for one model: what `LLM` and `AsyncLLM` have in common."""
+
+    _engine: Engine
+
+    @property
+    def model(self) -> ModelInfo:
+        """Names, sizes and defaults of the model."""
+        return self._engine.model
+
+    @property
+    def status(self) -> EngineStatus | None:
+        """The engine's last heartbeat, once it has started: running and waiting requests, blocks, totals."""
+        return self._engine.engine_client.status
 
 
 class Finalizer:

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 import uvloop
 
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.messages import EngineStatus, SubmitText
-from penstock.services.client.model_info import ModelInfo
+from penstock.protocol.messages import SubmitText
 from penstock.services.commands.progress import ProgressBar
-from penstock.services.llm.engine import Engine, Finalizer
+from penstock.services.llm.engine import BaseLLM, Engine, Finalizer
 from penstock.services.llm.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
@@ -47,7 +46,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class LLM:
+class LLM(BaseLLM):
     """An engine of its own for one model. Ready when the constructor returns.
 
     `options` are those of `penstock serve`, by name. The links live on a thread of their own, so they stay up however
@@ -72,16 +71,6 @@ class LLM:
         except BaseException:  # guard: design 7, the processes do not outlive a start that failed or was interrupted
             self._end()
             raise
-
-    @property
-    def model(self) -> ModelInfo:
-        """Names, sizes and defaults of the model."""
-        return self._engine.model
-
-    @property
-    def status(self) -> EngineStatus | None:
-        """The engine's last heartbeat: running and waiting requests, blocks, totals since it started."""
-        return self._engine.engine_client.status
 
     def generate(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
@@ -14,13 +14,45 @@ from penstock.protocol.config import Config
 from penstock.protocol.links import Role
 from penstock.protocol.version import VERSION
 from penstock.services.metrics import definitions
-from penstock.services.metrics.aliases import FRONT, LABELS, NO_SUCCESS, VLLM, VLLM_LABELS
 from penstock.services.metrics.definitions import METRICS, Kind, Subject
 from penstock.services.metrics.snapshot import Snapshot
 
+# Metrics under vLLM's names (`--metrics-alias vllm`), for dashboards that know them; only those with the same meaning.
+# Source: vLLM's documentation, "Production metrics".
+LABELS = ("model_name", "engine")
+FRONT = 0  # the engine of what api processes measure; it stands for all replicas
+VLLM: Mapping[str, tuple[str, str]] = {  # name of ours, and help
+    "vllm:time_to_first_token_seconds": ("time_to_first_token_seconds", "Request to first token, of streams"),
+    "vllm:inter_token_latency_seconds": ("inter_token_latency_seconds", "Gap between deltas, of streams"),
+    "vllm:e2e_request_latency_seconds": ("e2e_seconds", "Request to the end of its tokens"),
+    "vllm:num_requests_running": ("engine_running", "Requests in the engine's slots"),
+    "vllm:num_requests_waiting": ("engine_waiting", "Requests waiting for a slot"),
+    "vllm:kv_cache_usage_perc": ("engine_kv_used_ratio", "KV blocks in use, 1 is all of them"),
+    "vllm:prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of admitted requests"),
+    "vllm:generation_tokens": ("engine_output_tokens", "Tokens sampled"),
+    "vllm:prefix_cache_queries": ("engine_prompt_tokens", "Prompt tokens that were looked for"),
+    "vllm:prefix_cache_hits": ("engine_cached_tokens", "Prompt tokens that were found"),
+    "vllm:num_preemptions": ("engine_preemptions", "Requests put back to wait for blocks"),
+    "vllm:spec_decode_num_drafts": ("engine_drafts", "Rows of steps that carried drafts"),
+    "vllm:spec_decode_num_draft_tokens": ("engine_draft_tokens", "Draft tokens verified"),
+    "vllm:spec_decode_num_accepted_tokens": ("engine_accepted_tokens", "Draft tokens accepted"),
+    "vllm:spec_decode_num_accepted_tokens_per_pos": (
+        "engine_accepted_tokens_by_position", "Draft tokens accepted, by place in the draft",
+    ),
+    "vllm:request_success": ("engine_ended", "Choices that ended, by how"),
+    "vllm:request_queue_time_seconds": ("engine_queue_seconds", "Arrival at the scheduler to first step"),
+    "vllm:request_prefill_time_seconds": ("engine_prefill_seconds", "First step to first token"),
+    "vllm:request_decode_time_seconds": ("engine_decode_seconds", "First token to the end"),
+    "vllm:request_inference_time_seconds": ("engine_inference_seconds", "First step to the end"),
+    "vllm:request_prompt_tokens": ("engine_request_prompt_tokens", "Prompt tokens of a request"),
+    "vllm:request_generation_tokens": ("engine_request_output_tokens", "Tokens sampled for a request"),
+}  # fmt: skip
+VLLM_LABELS: Mapping[str, str] = {"finish": "finished_reason"}
+NO_SUCCESS = ("error", "grammar", "unavailable")  # of ours
+
 
 class ServerCollector:
-    """A collector of prometheus-client over `snapshots`; a process without one has no series."""
+    """A collector of prometheus-client over snapshots; a process without one has no series."""
 
     def __init__(self, config: Config, snapshots: Sequence[Snapshot], model: str) -> None:
         self._config = config
@@ -32,7 +64,7 @@ class ServerCollector:
         return bytes(generate_latest(self))
 
     def collect(self) -> Iterator[Metric]:
-        """Every family; called by `generate_latest`."""
+        """Every metric family; called by `generate_latest`."""
         build = GaugeMetricFamily("penstock_build_info", "1; what runs", labels=["version", "model"])
         build.add_metric([VERSION, self._model], 1)
         yield build
@@ -56,7 +88,7 @@ def by_index(snapshot: Snapshot) -> Sequence[str]:
 
 
 def presence(config: Config, snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
-    """How many processes of each role there are, and how many there should be."""
+    """Processes of each role: those that run, and those that are configured."""
     wanted = {
         Role.API: config.api.api_processes,
         Role.TOKENIZER: config.tokenizer.tokenizer_processes,
@@ -74,7 +106,7 @@ def presence(config: Config, snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
 
 
 def vllm(snapshots: Sequence[Snapshot], model: str) -> Iterator[Metric]:
-    """vLLM's families: the timings of all api processes together, engines by replica."""
+    """vLLM's metric families: latencies over all api processes, the engine's metrics by replica."""
     apis = [snapshot.histograms for snapshot in snapshots if snapshot.role == Role.API]
     engines = [snapshot for snapshot in snapshots if snapshot.role == Role.SCHEDULER]
     for name, (ours, text) in VLLM.items():

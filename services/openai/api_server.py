@@ -19,7 +19,7 @@ import zmq
 
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.config import PRIORITY, Config
-from penstock.protocol.errors import PenstockError, Unavailable
+from penstock.protocol.errors import Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.model_info import read_model_info
@@ -77,13 +77,7 @@ def run(config: Config, index: int) -> int:
     have ended with it. Raises PenstockError for a wrong model folder, address or option, and when a tokenizer refuses
     us.
     """
-    try:
-        return uvloop.run(serve(config, index))
-    except PenstockError:
-        raise
-    except Exception:
-        logs.exception(log, "api_failed")
-        return ExitCode.FAILED
+    return uvloop.run(serve(config, index))
 
 
 async def serve(config: Config, index: int) -> ExitCode:

@@ -28,7 +28,6 @@ from penstock.engine_core.text.prompts import Prompter, PromptLimits
 from penstock.engine_core.text.template import read_template
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary, end_tokens, read_vocabulary
 from penstock.protocol.config import Config
-from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.handshake import Identity
@@ -60,13 +59,7 @@ def run(config: Config, index: int) -> int:
     Raises PenstockError for a wrong model folder, option or peer. A second signal ends the process at once.
     """
     sys.setswitchinterval(SWITCH)
-    try:
-        return uvloop.run(serve(config, index))
-    except PenstockError:
-        raise
-    except Exception:
-        logs.exception(log, "tokenizer_failed")
-        return ExitCode.FAILED
+    return uvloop.run(serve(config, index))
 
 
 async def serve(config: Config, index: int) -> int:

@@ -1,4 +1,4 @@
-"""Metrics under another server's names (aliases.py): the same numbers, and only where they mean the same."""
+"""Metrics under another server's names: the same numbers, and only where they mean the same."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.links import Role
-from penstock.services.metrics import aliases, exposition
+from penstock.services.metrics import exposition
 from penstock.services.metrics.definitions import METRICS, Kind, Subject
 from tests.services.client.fake_engine import FakePort, answering, client, service, words
 from tests.services.metrics.snapshots import every, message
 
 SAME = {  # of an engine, without labels of their own
-    theirs: found for theirs, found in aliases.VLLM.items()
+    theirs: found for theirs, found in exposition.VLLM.items()
     if METRICS[found[0]].subject is Subject.ENGINE and not METRICS[found[0]].labels
 }  # fmt: skip
 SUFFIX = {Kind.COUNTER: "_total", Kind.HISTOGRAM: "_sum", Kind.GAUGE: ""}
@@ -48,7 +48,7 @@ async def test_aliases_are_off_unless_asked_for() -> None:
 
 
 def test_every_name_of_ours_is_in_the_catalogue() -> None:
-    assert {ours for ours, _ in aliases.VLLM.values()} <= set(METRICS)
+    assert {ours for ours, _ in exposition.VLLM.values()} <= set(METRICS)
 
 
 def test_ends_are_told_by_their_reasons_and_errors_are_no_success() -> None:
