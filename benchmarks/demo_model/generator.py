@@ -182,7 +182,7 @@ def _with_tools(rng: Random, kit: tuple[tools.Tool, ...], split: Split) -> Exerc
 
 def tool_chat(rng: Random, split: Split) -> Conversation:
     """One to five exercises with tools at hand, most of which need one."""
-    own = rng.random() < 0.72
+    own = rng.random() < 0.8
     while True:
         kit = tools.draw_families(rng) if own else tools.draw_tools(rng)
         drawn = [_with_tools(rng, kit, split) for _ in range(rng.choice((1, 1, 2, 3, 5)))]
@@ -250,19 +250,19 @@ def json_chat(rng: Random, split: Split) -> Conversation:
 def sample(rng: Random, split: Split) -> Sample:
     """One document of the mixture."""
     kind = rng.random()
-    if kind < 0.35:
+    if kind < 0.27:
         return Sample(plain_chat(rng, split))
-    if kind < 0.73:
+    if kind < 0.765:
         return Sample(tool_chat(rng, split))
-    if kind < 0.87:
+    if kind < 0.885:
         distance = rng.choices(_DISTANCES, _DISTANCE_WEIGHTS)[0]
         return Sample(recall_chat(rng, split, round(distance * rng.uniform(0.7, 1.05))))
-    if kind < 0.90:
+    if kind < 0.91:
         task = told.combined if rng.random() < 0.6 else recall.combined
         return Sample(Conversation((draw(rng, task, split),), system_prompt(rng), thinking=_thinking(rng)))
-    if kind < 0.92:
+    if kind < 0.925:
         return Sample(shop_chat(rng, split))
-    if kind < 0.93:
+    if kind < 0.935:
         return Sample(brief_chat(rng, split))
     if kind < 0.985:
         return Sample(json_chat(rng, split))

@@ -4,6 +4,7 @@ Every conversation names a family's tool, its parameters and what they are for a
 signatures: names in every style, names that say nothing, descriptions that say it in other words than the question.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,8 @@ from benchmarks.demo_model.tasks.wording import asked, described, mute_name, ren
 _DATA = Path(__file__).parents[1] / "data"
 TRAINING, HELD_OUT = "tools.txt", "tools_held_out.txt"
 _NEAR, _ALIKE = 6, 4  # families of one neighbourhood of the file; how near two must stand to be taken for each other
-OTHER_THAN_WEATHER = 3 + _ALIKE  # families before this one are about the weather or near it
+_ABOUT_WEATHER = 3 + _ALIKE  # families before this one are about the weather or near it
+_TELLING = 12  # a word that stands in the names of more families says nothing about what they are for
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Family:
     descriptions: tuple[str, ...]
     parameters: tuple[tuple[str, bool, str, tuple[str, ...], str], ...]  # slot, whether optional, kind, names, purpose
     questions: tuple[str, ...]
+    meanings: frozenset[str]  # its first name, and first names of families that do the same
 
 
 @cache
@@ -50,7 +53,35 @@ def _family(lines: list[str]) -> Family:
         tuple(text for mark, line in rest if mark == "d" for text in line.split(" | ")),
         tuple(parameters),
         tuple(text for mark, text in rest if mark == "q"),
+        frozenset(
+            [lines[0].split(" | ")[0], *(name for mark, text in rest if mark == "g" for name in text.split(" | "))]
+        ),
     )
+
+
+def _same(one: int, other: int) -> bool:
+    """Whether two families do the same, so that a question for one is a question for the other."""
+    listed = families(TRAINING)
+    return not listed[one].meanings.isdisjoint(listed[other].meanings)
+
+
+def of_weather(index: int) -> bool:
+    """Whether a question about the weather could be meant for this family."""
+    return 0 <= index < _ABOUT_WEATHER or (index >= 0 and any(_same(index, other) for other in range(3)))
+
+
+@cache
+def _telling_words() -> tuple[frozenset[str], ...]:
+    """The words of each family's names that few families share."""
+    words = [{word for name in family.names for word in name.split(" ")} for family in families(TRAINING)]
+    often = Counter(word for one in words for word in one)
+    return tuple(frozenset(word for word in one if often[word] <= _TELLING) for one in words)
+
+
+def _alike(one: int, other: int) -> bool:
+    """Whether a question for one family might be taken for a question for the other."""
+    words = _telling_words()
+    return abs(one - other) <= _ALIKE or _same(one, other) or not words[one].isdisjoint(words[other])
 
 
 def known(rng: Random, index: int, file: str = TRAINING) -> Skill:
@@ -113,6 +144,7 @@ def kit(rng: Random, size: int) -> list[Skill]:
     if size > 1 and rng.random() < 0.15:
         start = rng.randrange(count - _NEAR)
         chosen = rng.sample(range(start, start + _NEAR), min(size, _NEAR))
+    chosen = [one for number, one in enumerate(chosen) if not any(_same(one, other) for other in chosen[:number])]
     skills = [known(rng, index) for index in chosen]
     if rng.random() < 0.3:
         other = natural(rng, any_thing(rng)) if rng.random() < 0.5 else strange(rng, (any_thing(rng),), any_deeds(rng))
@@ -125,5 +157,5 @@ def unserved(rng: Random, skills: list[Skill]) -> Skill:
     taken = {skill.family for skill in skills if skill.family >= 0}
     while True:
         index = rng.randrange(len(families(TRAINING)))
-        if all(abs(index - other) > _ALIKE for other in taken):
+        if not any(_alike(index, other) for other in taken):
             return known(rng, index)

@@ -117,7 +117,7 @@ def draw_families(rng: Random) -> tuple[Tool, ...]:
     """One to six tools of the kind that people bring: families and what no list holds, now and then the weather's."""
     skills = families.kit(rng, rng.choices((1, 2, 3, 4, 5, 6), (14, 32, 30, 12, 7, 5))[0])
     if rng.random() < 0.22:
-        others = [skill for skill in skills if skill.family >= families.OTHER_THAN_WEATHER or skill.family < 0]
+        others = [skill for skill in skills if not families.of_weather(skill.family)]
         skills = [weather.skill(rng), *others]
         rng.shuffle(skills)
     tools = {skill.names[0]: signed(rng, skill, skill.names[0]) for skill in skills}

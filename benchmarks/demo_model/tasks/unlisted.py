@@ -2,7 +2,17 @@
 
 from random import Random
 
-from benchmarks.demo_model.lexicon import ADJECTIVES, ANIMALS, COLOURS, FOODS, NATURE, OBJECTS, VERBS, pseudo_word
+from benchmarks.demo_model.lexicon import (
+    ADJECTIVES,
+    ANIMALS,
+    COLOURS,
+    FOODS,
+    NATURE,
+    OBJECTS,
+    VERBS,
+    article,
+    pseudo_word,
+)
 from benchmarks.demo_model.tasks.skills import Parameter, Skill
 from benchmarks.demo_model.tasks.values import FRACTIONS, kind, listing
 from benchmarks.demo_model.tasks.wording import asked, described, mute_name, nouns, renamed, reworded, telling_name
@@ -80,17 +90,25 @@ def _orders(
     """Ways to ask for it, with all parameters or without some optional one."""
     kept = [slot for slot in words if slot not in optional or rng.random() < 0.5]
     start = verb.capitalize()
+    if len(kept) > 1 and rng.random() < 0.5:  # not always as the signature has them
+        rng.shuffle(kept)
     if len(kept) == 1 and first in ("code", "person"):
         return [f"{start} {thing} {{s0}}.", f"{start} the {thing} {{s0}}.", f"I want to {verb} the {thing} {{s0}}.",
-                f"I need to {verb} {thing} {{s0}}.", f"The {thing} {{s0}}: {verb} it."]  # fmt: skip
+                f"I need to {verb} {thing} {{s0}}.", f"The {thing} {{s0}}: {verb} it.",
+                f"{{s0}} is the {thing} to {verb}.", f"Can you {verb} {thing} {{s0}} for me?",
+                f"{{s0}} is {article(thing)} that I want to {verb}.", f"Can I {verb} {thing} {{s0}} before lunch?",
+                f"{{s0}}: {verb} this {thing}, please.", f"{start} {thing} {{s0}} while I wait."]  # fmt: skip
     called = [f"{words[slot]} {{{slot}}}" for slot in kept]
     with_ = listing(rng, called)
     dotted = ", ".join(f"{words[slot]}: {{{slot}}}" for slot in kept)
     said = " ".join(f"The {words[slot]} is {{{slot}}}." for slot in kept)
+    first_said = " ".join(f"{{{slot}}} is the {words[slot]}." for slot in kept)
     return [f"{start} the {thing} with {with_}.", f"{start} a {thing} with the {with_}.",
     f"{start} the {thing}, {dotted}.",
             f"{start} the {thing}. {said}", f"I want to {verb} a {thing}. {said}",
-            f"{start} a {thing} ({dotted})."]  # fmt: skip
+            f"{start} a {thing} ({dotted}).", f"{first_said} {start} the {thing}.",
+            f"{said} {start} the {thing}, please.",
+            f"With {with_}, {verb} the {thing}.", f"{start} {article(thing)} with {with_} for me."]  # fmt: skip
 
 
 # How values of a kind join a sentence, and the sort of thing they are.
@@ -120,6 +138,15 @@ _FRAMES = (
     "I'd like to know the {t} {p}.", "Do you know the {t} {p}?", "Can you check the {t} {p}?",
     "Which {t} is there {p}?",
     "Look at the {t} {p}.", "I wonder about the {t} {p}.", "Does anybody have the {t} {p}?", "There must be a {t} {p}.",
+)  # fmt: skip
+
+
+# Where the value is the subject.
+_HAVING = (
+    "{v} needs the {t}.", "Can {v} get the {t}?", "{v}: what is the {t}?",
+    "What {t} does {v} have?", "{v} wants to know the {t}.",
+    "Does {v} have a {t} by now?", "Has {v} got the {t}?", "{v} has a {t}. Which one?", "{v} is asking for the {t}.",
+    "I think {v} has a {t}, please look.", "How does {v} stand with the {t}?", "Which {t} belongs to {v} at present?",
 )  # fmt: skip
 
 
@@ -156,6 +183,8 @@ def natural(rng: Random, thing: str) -> Skill:
         kinds = dict(zip(parameters, chosen, strict=True))
         question = asked(rng, frame.format(t=said, p=joined), kinds)
         questions.append(question)
+    if len(chosen) == 1:
+        questions += [asked(rng, frame.format(t=said, v="{s0}")) for frame in rng.sample(_HAVING, 3)]
     silent = not mute and rng.random() < 0.1
     return Skill(
         (name,), "" if silent else described(rng, reworded(rng, description)), parameters, tuple(questions), {}, ""

@@ -1,5 +1,6 @@
 """Words of tools: identifiers in every style, and questions and descriptions said in other words each time."""
 
+import re
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -59,6 +60,29 @@ _NOT_ORDERS = frozenset(
         "Forecast",
         "Directions",
         "Holidays",
+        "In",
+        "On",
+        "At",
+        "For",
+        "From",
+        "To",
+        "Near",
+        "Around",
+        "By",
+        "With",
+        "Under",
+        "About",
+        "Into",
+        "Over",
+        "If",
+        "Our",
+        "Somebody",
+        "Today",
+        "Newest",
+        "Boats",
+        "Platform",
+        "Mail",
+        "Flight",
     ]
 )
 _EXTRAS = (
@@ -160,6 +184,21 @@ _ADVERBS = (
 )  # fmt: skip
 _FREE = ("sentence", "task", "textual", "topicphrase", "phrase", "problem", "picture", "when", "song", "sql", "command",
          "pycode", "product", "food", "event", "day", "word")  # fmt: skip
+# What may stand behind a value and is none of it; nothing stands behind values that may go on to the end.
+_ENDLESS = ("sentence", "task", "textual", "when", "problem", "picture")
+_BEHIND = (
+    " for me", ", please", " please", " if you can", " if possible", " right away", " when you have time", " once more",
+    " as soon as you can", " while I wait", " if that works", " if you don't mind", ", will you", " before lunch",
+    " before I leave", " and tell me",
+)  # fmt: skip
+_BEHIND_SQL = (
+    " against the database", " on the database", " on our database", " and show me the rows", " over the tables",
+    " and tell me what comes out", " for me", ", please", " against the warehouse", " on the server",
+)  # fmt: skip
+_LAST_VALUE = re.compile(r"(.*\{(\w+)\}\"?)([.?]?)")
+_JOINED_LAST = re.compile(
+    r"([A-Z][^.?!:,{]*(?:\{\w+\}[^.?!:,{]*)*) (in|on|at|near|around|for|from|under) (\{(\w+)\})([.?])"
+)
 _FILLERS = ("just", "really", "please", "quickly", "maybe", "also", "kindly", "simply", "actually")
 
 
@@ -189,6 +228,20 @@ def _timed(rng: Random, question: str, kinds: dict[str, str]) -> str:
     return f"{question[:-1]} {adverb}{question[-1]}" if question[-1] in ".?" else question
 
 
+def _bounded(rng: Random, question: str, kinds: dict[str, str]) -> str:
+    """The question with words behind the value that ended it, or with that value in front."""
+    if (found := _JOINED_LAST.fullmatch(question)) and rng.random() < 0.4 and kinds[found[4]] not in _ENDLESS:
+        rest, word, value, _, stop = found.groups()
+        if not rest.startswith(("I ", "I'")):
+            rest = rest[0].lower() + rest[1:]
+        return f"{word.capitalize()} {value}, {rest}{stop}"
+    found = _LAST_VALUE.fullmatch(question)
+    if not found or (kinds[found[2]] in _ENDLESS and found[1][-1] != '"'):
+        return question
+    behind = rng.choice(_BEHIND_SQL if kinds[found[2]] == "sql" else _BEHIND)
+    return found[1] + behind + found[3]
+
+
 def asked(rng: Random, question: str, kinds: dict[str, str] | None = None) -> str:
     """A question in other words and another tone: asked for politely, in a hurry, or as it is."""
     if rng.random() < 0.5:
@@ -196,8 +249,11 @@ def asked(rng: Random, question: str, kinds: dict[str, str] | None = None) -> st
         question = question[0].upper() + question[1:]
     if kinds is not None and rng.random() < 0.15:
         question = _timed(rng, question, kinds)
+    elif kinds is not None and rng.random() < 0.25:
+        question = _bounded(rng, question, kinds)
     first = question.split(" ")[0]
-    if question[-1] == "." and first.isalpha() and first.istitle() and first not in _NOT_ORDERS and rng.random() < 0.45:
+    one = question[-1] == "." and not any(mark in question for mark in ("? ", ". "))  # one sentence
+    if one and first.isalpha() and first.istitle() and first not in _NOT_ORDERS and rng.random() < 0.45:
         form = rng.choice(_ASKS)
         question = form.format(question[0].lower() + question[1:-1]) + ("?" if form[0] in "CW" else ".")
     chance = rng.random()
