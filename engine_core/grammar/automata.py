@@ -4,6 +4,7 @@ bounded: PatternError where an automaton or a pattern would grow past them."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import unicodedata
@@ -28,6 +29,7 @@ from penstock.engine_core.grammar.patterns import (
     read,
     united,
     written,
+    written_chars,
 )
 
 State = TypeVar("State")
@@ -35,6 +37,7 @@ State = TypeVar("State")
 MAX_LINKS = 6000  # of the nondeterministic automaton of one pattern
 MAX_STATES = 150  # of a deterministic one
 MAX_WRITTEN = 30_000  # characters and operators of a pattern made from an automaton
+MAX_REMEMBERED = 32  # patterns of a conjunction whose beginnings are remembered
 MAX_APART = 500  # characters of texts that are told apart from a run
 ANYTHING = "(?s:.*)"
 ANYTHING_MORE = "(?s:.+)"
@@ -154,35 +157,57 @@ class Language:
 
 def _alphabet(sets: Iterable[Ranges]) -> tuple[Ranges, ...]:
     """The coarsest partition of all characters that tells every given set from its complement."""
-    distinct = sorted(set(sets))
-    cuts = sorted({0} | {cut for ranges in distinct for low, high in ranges for cut in (low, high + 1)})
-    classes: dict[tuple[bool, ...], list[tuple[int, int]]] = {}
+    turns: dict[int, int] = {0: 0}  # character → the sets, a bit each, that begin or end with it
+    for place, ranges in enumerate(set(sets)):
+        for low, high in united(ranges):
+            turns[low] = turns.get(low, 0) ^ 1 << place
+            turns[high + 1] = turns.get(high + 1, 0) ^ 1 << place
+    cuts = sorted(turns)
+    classes: dict[int, list[tuple[int, int]]] = {}
+    inside = 0
     for low, after in zip(cuts, [*cuts[1:], ANY_CHAR[0][1] + 1], strict=True):
+        inside ^= turns[low]
         if low < after:
-            sign = tuple(any(a <= low <= b for a, b in ranges) for ranges in distinct)
-            classes.setdefault(sign, []).append((low, after - 1))
+            classes.setdefault(inside, []).append((low, after - 1))
     return tuple(united(tuple(ranges)) for ranges in classes.values())
 
 
-@functools.lru_cache(maxsize=256)
 def language(node: Node) -> Language:
     """All texts in which the pattern is found. Raises PatternError: too large, or of Unicode classes."""
-    thread = _thread(node)
-    sets = [chars.ranges for moves in thread.moves for chars, _ in moves]
+    found = _language(node)
+    if isinstance(found, str):
+        raise PatternError(found)
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _language(node: Node) -> Language | str:
+    """The language, or why there is none: that may have taken as long to find out."""
+    try:
+        return _determinized(_thread(node))
+    except PatternError as error:
+        return str(error)
+
+
+def _determinized(thread: _Thread) -> Language:
     if any(chars.properties for moves in thread.moves for chars, _ in moves):
         raise PatternError("a Unicode class is not supported here")
-    letters = _alphabet(sets)
+    letters = _alphabet(chars.ranges for moves in thread.moves for chars, _ in moves)
     heads = [ranges[0][0] for ranges in letters]
+    inside = functools.cache(lambda ranges: [_within(ranges, head) for head in heads])
+    # state → for each letter, the states behind it
+    rows = [
+        [[to for chars, to in moves if inside(chars.ranges)[i]] for i in range(len(heads))] for moves in thread.moves
+    ]
+
+    @functools.cache
+    def closed(reached: frozenset[int]) -> frozenset[int]:
+        return thread.closure(reached, False, False)
 
     def behind(state: tuple[frozenset[int], bool]) -> Iterator[tuple[frozenset[int], bool]]:
-        for head in heads:
-            reached = {
-                target
-                for place in state[0]
-                for chars, target in thread.moves[place]
-                if any(low <= head <= high for low, high in chars.ranges)
-            }
-            yield thread.closure(reached, False, False), False
+        around = [rows[place] for place in state[0] if thread.moves[place]]
+        for letter in range(len(heads)):
+            yield closed(frozenset([target for row in around for target in row[letter]])), False
 
     order, moves = _explored((thread.closure((0,), True, False), True), behind, MAX_STATES * 4)
     accepts = frozenset(i for i, (states, start) in enumerate(order) if 1 in thread.closure(states, start, True))
@@ -240,10 +265,28 @@ def common(one: Language, two: Language) -> Language:
 
 def combined(wanted: Iterable[Node], unwanted: Iterable[Node], *among: Language) -> Language:
     """Texts of the languages in which all wanted patterns are found and no unwanted one. Raises PatternError."""
-    parts = [language(node) for node in wanted]
-    parts.extend(inverted(language(node)) for node in unwanted)
-    parts.extend(among)
+    found = _combined(tuple(wanted), tuple(unwanted))
+    if isinstance(found, str):
+        raise PatternError(found)
+    parts = [*(() if found is None else (found,)), *among]
     return functools.reduce(common, parts) if parts else inverted(of_texts(()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _combined(wanted: tuple[Node, ...], unwanted: tuple[Node, ...]) -> Language | str | None:
+    """None where there is no pattern; a text says why there is no language. Conjunctions grow a pattern at a time."""
+    if not (wanted or unwanted):
+        return None
+    try:
+        if len(wanted) + len(unwanted) > MAX_REMEMBERED:
+            return functools.reduce(common, [*map(language, wanted), *(inverted(language(n)) for n in unwanted)])
+        before = _combined(wanted, unwanted[:-1]) if unwanted else _combined(wanted[:-1], ())
+        if isinstance(before, str):
+            return before
+        last = inverted(language(unwanted[-1])) if unwanted else language(wanted[-1])
+        return last if before is None else common(before, last)
+    except PatternError as error:
+        return str(error)
 
 
 def either(one: Language, two: Language) -> Language:
@@ -254,7 +297,7 @@ def either(one: Language, two: Language) -> Language:
 def _paired(one: Language, two: Language, holds: Callable[[bool, bool], bool]) -> Language:
     letters = _alphabet([*one.letters, *two.letters])
     heads = [ranges[0][0] for ranges in letters]
-    places = [(_letter(one, head), _letter(two, head)) for head in heads]
+    places = list(zip(_places(one, heads), _places(two, heads), strict=True))
 
     def behind(state: tuple[int, int]) -> Iterator[tuple[int, int]]:
         return ((one.moves[state[0]][a], two.moves[state[1]][b]) for a, b in places)
@@ -264,13 +307,15 @@ def _paired(one: Language, two: Language, holds: Callable[[bool, bool], bool]) -
     return _smallest(Language(letters, moves, accepts))
 
 
-def _letter(lang: Language, code: int) -> int:
-    return next(i for i, ranges in enumerate(lang.letters) if any(low <= code <= high for low, high in ranges))
+def _places(lang: Language, codes: list[int]) -> list[int]:
+    """The letter of each character."""
+    starts = sorted((low, letter) for letter, ranges in enumerate(lang.letters) for low, _ in ranges)
+    return [starts[bisect.bisect_right(starts, code, key=lambda start: start[0]) - 1][1] for code in codes]
 
 
 def forget() -> None:
     """Give up what is remembered of patterns. Requests write them, and a tree takes a hundred times its pattern."""
-    for remembered in (_thread, language, apart, read):
+    for remembered in (_thread, _language, _combined, apart, read, written_chars):
         remembered.cache_clear()
 
 
@@ -294,9 +339,10 @@ def _smallest(lang: Language) -> Language:
     count = len(set(block))
     while True:
         signs: dict[tuple[int, ...], int] = {}
-        for state, row in enumerate(lang.moves):
-            signs.setdefault((block[state], *(block[target] for target in row)), len(signs))
-        block = [signs[(block[s], *(block[t] for t in row))] for s, row in enumerate(lang.moves)]
+        block = [
+            signs.setdefault((own, *map(block.__getitem__, row)), len(signs))
+            for own, row in zip(block, lang.moves, strict=True)
+        ]
         if len(signs) == count:
             break
         count = len(signs)
@@ -450,7 +496,7 @@ def run_without(run: Run, texts: Iterable[str]) -> Node:
     options: list[Node] = []
     for start, known in after.items():
         literal = tuple(Chars(((ord(char), ord(char)),)) for char in start)
-        if not all(_letter_of(ranges, char) for char in start):
+        if not all(_within(ranges, ord(char)) for char in start):
             continue
         if start not in taken and len(start) >= least and (most is None or len(start) <= most):
             options.append(Sequence(literal))
@@ -462,8 +508,8 @@ def run_without(run: Run, texts: Iterable[str]) -> Node:
     return Sequence((Edge(False), Choice(tuple(options)), Edge(True))) if options else NOTHING
 
 
-def _letter_of(ranges: Ranges, char: str) -> bool:
-    return any(low <= ord(char) <= high for low, high in ranges)
+def _within(ranges: Ranges, code: int) -> bool:
+    return any(low <= code <= high for low, high in ranges)
 
 
 def anchored_inside(node: Node, first: bool = True, last: bool = True) -> bool:

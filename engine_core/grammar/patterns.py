@@ -397,7 +397,9 @@ def _holdable(ranges: Ranges) -> Ranges:
     return ranges
 
 
-def _written_chars(node: Chars) -> str:
+@functools.lru_cache(maxsize=4096)
+def written_chars(node: Chars) -> str:
+    """A set of characters in the automaton's dialect."""
     ranges = _holdable(_clipped(node.ranges))
     if not ranges and not node.properties:
         return r"[^\x{0}-\x{10FFFF}]"
@@ -417,7 +419,7 @@ def written(node: Node) -> str:
     """The tree in the automaton's dialect. Raises PatternError for a lookahead."""
     match node:
         case Chars():
-            return _written_chars(node)
+            return written_chars(node)
         case Edge(end):
             return "$" if end else "^"
         case Sequence(parts):

@@ -32,6 +32,7 @@ IN_LARK = re.compile(
     r'|(?P<text>"(?:\\.|[^"\\])*")|/(?P<regex>(?:\\.|[^/\\])+)/[imslux]*|(?P<name>[A-Za-z_]\w*)|(?P<other>.)',
     re.DOTALL,
 )
+COUNT = re.compile(r"\{(\d+)")
 TERMINAL = re.compile(r"^\s*(?P<name>_?[A-Z]\w*)(?:\.\d+)?(?:\[[^\]]*\])?\s*:(?P<body>(?:.|\n\s*\|)*)", re.MULTILINE)
 LEAST = re.compile(r'"minLength"\s*:\s*(\d+)')  # of schemas within
 LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/')
@@ -143,7 +144,13 @@ def lark_pieces(body: str, bodies: Mapping[str, str], known: dict[str, int]) -> 
 
 def check_regex(pattern: str) -> None:
     """Raise InvalidRequest for a pattern that could force more than LONGEST bytes."""
-    refuse(regex_size(pattern), "a pattern")
+    most = WIDEST * len(pattern)
+    for count in COUNT.findall(pattern):
+        most *= max(1, int(count[:12]))
+        if most > LONGEST:
+            break
+    if most > LONGEST:
+        refuse(regex_size(pattern), "a pattern")
 
 
 def check_lark(text: str) -> None:

@@ -26,6 +26,7 @@ OPTIONS = "x-guidance"  # a schema's key for options of the library
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 NOTHING = '""'
 MAX_COPIED = 4  # times the schema's text: what several schemas of a grammar refer to stands in each of them
+MAX_COMPARED = 500  # characters of several patterns of keys: of longer ones llguidance may not see that they are apart
 MIN_COPIED = 20_000  # characters that a grammar may have whatever the schema
 
 
@@ -85,6 +86,9 @@ def _literal(text: str) -> str:
 def _own(node: Json) -> bool:
     """Whether a schema itself has no form but Lark's."""
     if "uniqueItems" in node or "contains" in node or "not" in node:
+        return True
+    keys = node.get("patternProperties")
+    if isinstance(keys, dict) and len(keys) > 1 and sum(map(len, keys)) > MAX_COMPARED:
         return True
     return any(not holds(node.get("type"), node[bound]) for bound in BOUNDS if bound in node)
 
@@ -215,7 +219,8 @@ class _Rules:
         assert most is not None, "there are no more items than values"
         place = len(self._lines)
         one, more = f"r{place}", f"r{place + 1}"
-        texts = [json.dumps(value, ensure_ascii=False) for value in values["enum"]]
+        listed = self._listed(values, "enum")
+        texts = [json.dumps(value, ensure_ascii=False) for value in listed]
         alternatives = [f"{_literal(text)} {more}::set_bit({i}) %if bit_clear({i})" for i, text in enumerate(texts)]
         self._lines.append(f"{one}::_: {' | '.join(alternatives)}")
         # a comma after the last value would lead nowhere; the library takes counts up to 63
@@ -230,7 +235,7 @@ class _Rules:
         fewest, most = _whole(node, "minItems") or 0, _whole(node, "maxItems")
         matching, other = node["contains"], node["items"]
         if highest is not None:
-            other = self._alternatives(other)[0]
+            other = self._listed(other, "anyOf")[0]
         kinds = [(self.rule(kind), step) for kind, step in ((other, 0), (matching, 1)) if isinstance(kind, dict)]
         top = least if highest is None else highest
         length = most if most is not None else 0 if fewest <= least else fewest
@@ -255,12 +260,12 @@ class _Rules:
         body = f"({' | '.join(ends)})" if ends else None
         return self._brackets("[", body, "]", empty=least == 0 and fewest == 0)
 
-    def _alternatives(self, node: object) -> list[object]:
-        """Of a schema that lists them, itself or the definition that it refers to."""
-        assert isinstance(node, dict), "alternatives are schemas"
+    def _listed(self, node: object, keyword: str) -> list[object]:
+        """What a schema lists by a keyword, itself or the definition that it refers to."""
+        assert isinstance(node, dict), "such a schema is an object"
         target = _target(node)
-        found = (node if target is None else self._definitions[target])["anyOf"]
-        assert isinstance(found, list), "alternatives are listed"
+        found = (node if target is None else self._definitions[target])[keyword]
+        assert isinstance(found, list), "alternatives and values are listed"
         return found
 
     def _array(self, node: Json) -> str:
@@ -295,7 +300,8 @@ class _Rules:
         rest = NOTHING
         if keys:
             other = self._rule(" | ".join(keys))
-            first = f"{other} ({self._comma}{other}){{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
+            more = f" ({self._comma}{other}){{{max(low - 1, 0)},{'' if high is None else high - 1}}}"
+            first = other if high == 1 else other + more
             rest = self._rule(f"({self._comma}{other}){{{low},{'' if high is None else high}}}")
         for name in reversed(present):
             key = _literal(json.dumps(name, ensure_ascii=False))

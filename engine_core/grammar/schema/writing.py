@@ -27,6 +27,7 @@ LISTED = ("anyOf", "allOf", "prefixItems")
 ONE = ("items", "additionalProperties", "contains")
 MAX_INLINE = 16  # levels written inside one another before the rest moves to $defs
 Json = dict[str, object]
+NOTHING: Json = {"enum": []}
 SCALARS: tuple[tuple[Cell, str], ...] = (
     *((String(), "string"), (Number(whole=True), "integer"), (Number(), "number"), (Boolean(), "boolean")),
     (Null(), "null"),
@@ -132,6 +133,9 @@ class Writer:
         if term in self.names:
             self.definitions[self.names[term]] = written
             return self._reference(term)
+        if written == NOTHING:
+            self.algebra.known[term] = True  # only the written form showed it
+            return False
         self.done[term] = written
         return written
 
@@ -175,7 +179,7 @@ class Writer:
 
     def union(self, cells: Cells) -> Json:
         """The schema of a union of cells. `enum` holds its scalars, `type` the types without constraints."""
-        if set(cells) == set(FULL):
+        if len(cells) >= len(FULL) and set(cells) == set(FULL):
             return {}
         names = [name for cell, name in SCALARS if cell in cells]
         if "number" in names and "integer" in names:
@@ -208,7 +212,7 @@ class Writer:
             options.append({"enum": listed})
         if len(options) == 1:
             return options[0]
-        return {"anyOf": options} if options else {"enum": []}
+        return {"anyOf": options} if options else {**NOTHING}
 
     def scalar(self, cell: Number | String) -> Json:
         written, trouble = write_number(cell, plain=self.plain) if isinstance(cell, Number) else write_string(cell)

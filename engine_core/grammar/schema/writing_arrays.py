@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 MAX_ARRANGEMENTS = 400  # arrays listed in place of uniqueItems, or of contains
 MAX_PAIRED = 64  # items that are compared with one another
 MAX_VALUES = 64  # values of unique items: a bit each of a rule's parameter
+UNCOUNTED = (
+    f"no exact form but for items of at most {MAX_VALUES} values in all (an enum, booleans, a short range of integers) "
+    "or maxItems of 1; lenient leaves it out"
+)
 MAX_COUNTED = 1024  # states in which the items that match `contains`, and all items, are counted
 
 
@@ -32,10 +36,12 @@ def write(writer: Writer, cell: Array) -> list[Json]:
         cells = [narrowed for one in cells for narrowed in counted(writer, one, count)]
     if cell.unique:
         cells = [narrowed for one in cells for narrowed in distinct(writer, one)]
-    return [_written(writer, one) for one in cells if not writer.algebra.hollow(one)]
+    written = (_written(writer, one) for one in cells if not writer.algebra.hollow(one))
+    return [one for one in written if one is not None]
 
 
-def _written(writer: Writer, cell: Array) -> Json:
+def _written(writer: Writer, cell: Array) -> Json | None:
+    """None where no array is left."""
     out: Json = {"type": "array"}
     if cell.counts:
         return _written_count(writer, cell, cell.counts[0])
@@ -49,11 +55,15 @@ def _written(writer: Writer, cell: Array) -> Json:
     if False in prefix:
         most = lower(most, prefix.index(False))
         prefix = prefix[:most]
+        if cell.min_items > len(prefix):
+            return None
     if prefix:
         out["prefixItems"] = prefix
     rest = writer.child(cell.items)
     if rest is False:
         most = lower(most, len(prefix))
+        if cell.min_items > len(prefix):
+            return None
     if rest != {}:
         out["items"] = rest
     if cell.min_items:
@@ -63,9 +73,12 @@ def _written(writer: Writer, cell: Array) -> Json:
     return out
 
 
-def _written_count(writer: Writer, cell: Array, count: Count) -> Json:
+def _written_count(writer: Writer, cell: Array, count: Count) -> Json | None:
     """With an upper bound the items are either of two kinds, of which `contains` is the second."""
     inside = writer.child(all_of(cell.items, count.term))
+    if inside is False:
+        rest = all_of(cell.items, negation(count.term))
+        return None if count.least else _written(writer, dataclasses.replace(cell, items=rest, counts=()))
     out: Json = {"type": "array", "contains": inside, "minContains": count.least}
     if count.most is None:
         out["items"] = writer.child(cell.items)
@@ -212,6 +225,5 @@ def distinct(writer: Writer, cell: Array) -> Iterator[Array]:
             if cell.min_items <= limit:
                 yield dataclasses.replace(cell, max_items=limit)
             return
-    reason = f"no exact form but for items of at most {MAX_VALUES} values in all, or one item; lenient leaves it out"
-    writer.left_out("uniqueItems", reason)
+    writer.left_out("uniqueItems", UNCOUNTED)
     yield dataclasses.replace(cell, unique=False)

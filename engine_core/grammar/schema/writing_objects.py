@@ -49,7 +49,8 @@ def write(writer: Writer, cell: Object) -> list[Json]:
 def _alternatives(writer: Writer, cell: Object) -> list[Json]:
     """Raises PatternError where a pattern of keys has no form."""
     cells = with_others(writer, cell) if cell.others else [cell]
-    return [_written(writer, one) for found in cells for one in sized(writer, _resolved(writer, found))]
+    written = (_written(writer, one) for found in cells for one in sized(writer, _resolved(writer, found)))
+    return [one for one in written if one is not None]
 
 
 def with_others(writer: Writer, cell: Object) -> Iterator[Object]:
@@ -300,7 +301,8 @@ def _between(writer: Writer, keys: Keys, optional: list[str], fewest: int, most:
                 yield dataclasses.replace(one, fewest=missing, most=most - size)
 
 
-def _written(writer: Writer, keys: Keys) -> Json:
+def _written(writer: Writer, keys: Keys) -> Json | None:
+    """None where no object is left."""
     out: Json = {"type": "object"}
     properties: dict[str, object] = {}
     for name, term in keys.terms.items():
@@ -310,6 +312,8 @@ def _written(writer: Writer, keys: Keys) -> Json:
     if properties:
         out["properties"] = properties
     required = [name for name in keys.terms if name in keys.required]
+    if any(properties.get(name) is False for name in required):
+        return None
     if required:
         out["required"] = required
     patterns: dict[str, object] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,17 @@ def test_the_pattern_of_a_language_means_the_language(pattern: str) -> None:
     for word in WORDS:
         assert automata.matches(again, word) is automata.matches(node, word), word
         assert automata.matches(other, word) is not automata.matches(node, word), word
+
+
+def test_what_is_too_large_is_found_out_once() -> None:
+    node = read("(a|b)*a(a|b){12}c(a|b){12}")
+    with pytest.raises(PatternError) as first:
+        automata.language(node)
+    began = time.thread_time()
+    for _ in range(50):
+        with pytest.raises(PatternError, match=str(first.value)):
+            automata.combined((node,), ())
+    assert time.thread_time() - began < 0.1
 
 
 @pytest.mark.parametrize(("one", "two"), list(itertools.combinations(PATTERNS[:7], 2)))

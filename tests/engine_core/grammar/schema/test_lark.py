@@ -60,6 +60,36 @@ def test_unique_items_of_64_values() -> None:
     assert refusal({**schema, "items": {"type": "integer", "minimum": 0, "maximum": 64}}).keyword == "uniqueItems"
 
 
+def test_unique_items_whose_long_list_of_values_stands_in_two_places() -> None:
+    listed = {"enum": [f"a value with a rather long name, number {at}" for at in range(8)]}
+    values = listed["enum"]
+    schema = {"anyOf": [listed, {"type": "array", "items": listed, "uniqueItems": True}]}
+    assert same(schema, values[0], "x", [], values, values[:2], [values[0], values[0]])
+
+
+def test_several_long_patterns_of_keys() -> None:
+    patterns = {"[0-9a-f]{32}": INT, "^(?=.*-)[a-z-]{3,20}$": {"type": "string"}}
+    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False}
+    name = "0123456789abcdef" * 2
+    values = [{}, {name: 1}, {name: "x"}, {"a-b": "x"}, {"a-b": 1}, {name: 1, "a-b": "x"}, {"abc": "x"}, {name[1:]: 1}]
+    assert same(schema, *values)
+
+
+def test_one_unnamed_key_at_most() -> None:
+    schema = {"type": "object", "additionalProperties": SET, "maxProperties": 1}
+    assert same(schema, {}, {"a": []}, {"a": ["x", "x"]}, {"a": [1], "b": []})
+
+
+def test_an_alternative_that_only_its_written_form_shows_to_be_empty() -> None:
+    one = {"type": "array", "contains": {"type": "number", "multipleOf": 11, "minimum": 100}}
+    two = {"type": "array", "items": {"type": "number", "multipleOf": 4}}
+    a, b = {"$ref": "#/$defs/one"}, {"$ref": "#/$defs/two"}
+    branches = [{"allOf": [{"items": a}, {"contains": b}]}, {"allOf": [{"items": b}, {"contains": a}]}]
+    schema = {"type": "array", "oneOf": branches, "$defs": {"one": one, "two": two}}
+    out = made(json.loads(json.dumps(schema)), lenient=True)  # without one object in two places
+    assert accepts_value(out, [[110, 4], [132]])
+
+
 def test_a_set_that_asks_for_more_values_than_there_are_is_empty() -> None:
     assert not same({**SET, "minItems": 5}, [])
 
