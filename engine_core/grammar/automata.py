@@ -14,6 +14,7 @@ from typing import TypeVar
 from penstock.engine_core.grammar.patterns import (
     ANY_CHAR,
     LOOKAHEAD,
+    NOTHING,
     Ahead,
     Chars,
     Choice,
@@ -24,10 +25,10 @@ from penstock.engine_core.grammar.patterns import (
     Ranges,
     Repeat,
     Sequence,
-    complemented,
     plain_char,
     read,
     united,
+    within,
     written,
     written_chars,
 )
@@ -38,11 +39,9 @@ MAX_LINKS = 6000  # of the nondeterministic automaton of one pattern
 MAX_STATES = 150  # of a deterministic one
 MAX_WRITTEN = 30_000  # characters and operators of a pattern made from an automaton
 MAX_REMEMBERED = 32  # patterns of a conjunction whose beginnings are remembered
-MAX_APART = 500  # characters of texts that are told apart from a run
 ANYTHING = "(?s:.*)"
 ANYTHING_MORE = "(?s:.+)"
 EMPTY = Sequence(())
-NOTHING = Chars(())
 
 
 class _Thread:
@@ -126,7 +125,7 @@ def _thread(node: Node) -> _Thread:
 
 def _holds(chars: Chars, char: str) -> bool:
     code = ord(char)
-    inside = any(low <= code <= high for low, high in chars.ranges)
+    inside = within(chars.ranges, code)
     for group in chars.properties:
         name = group[3:-1]
         if len(name) > 2:
@@ -194,7 +193,7 @@ def _determinized(thread: _Thread) -> Language:
         raise PatternError("a Unicode class is not supported here")
     letters = _alphabet(chars.ranges for moves in thread.moves for chars, _ in moves)
     heads = [ranges[0][0] for ranges in letters]
-    inside = functools.cache(lambda ranges: [_within(ranges, head) for head in heads])
+    inside = functools.cache(lambda ranges: [within(ranges, head) for head in heads])
     # state → for each letter, the states behind it
     rows = [
         [[to for chars, to in moves if inside(chars.ranges)[i]] for i in range(len(heads))] for moves in thread.moves
@@ -445,71 +444,6 @@ def excluding(texts: Iterable[str]) -> str:
         options.extend(heads[char] + done.pop(target) for char, target in branches.items())
         done[at] = f"(?:{'|'.join(option for option in options if option is not None)})"
     return f"^{done[0]}$"
-
-
-def of_length(shortest: int, longest: int | None) -> Node:
-    """A pattern of the texts with so many characters."""
-    return Sequence((Edge(False), Repeat(Chars(ANY_CHAR), shortest, longest), Edge(True)))
-
-
-Run = tuple[Ranges, int, int | None]  # characters of these ranges, at least and at most so many
-
-
-def run_of(node: Node) -> Run | None:
-    """What an anchored pattern of characters of one kind matches; None for any other pattern."""
-    match node:
-        case Sequence((Edge(end=False), Chars(ranges, ()), Edge(end=True))):
-            return ranges, 1, 1
-        case Sequence((Edge(end=False), Repeat(Chars(ranges, ()), least, most), Edge(end=True))):
-            return ranges, least, most
-    return None
-
-
-def pattern_of(run: Run) -> Node:
-    ranges, least, most = run
-    return Sequence((Edge(False), Repeat(Chars(ranges), least, most), Edge(True)))
-
-
-def common_run(runs: Iterable[Run]) -> Run:
-    """Texts of all runs: those of the narrowest bounds, of characters that all have."""
-    found: Run = (ANY_CHAR, 0, None)
-    for ranges, least, most in runs:
-        inside = complemented(united(complemented(found[0]), complemented(ranges)))
-        highest = most if found[2] is None else found[2] if most is None else min(found[2], most)
-        found = (inside, max(found[1], least), highest)
-    return (NOTHING.ranges, 1, 1) if found[2] is not None and found[1] > found[2] else found
-
-
-def run_without(run: Run, texts: Iterable[str]) -> Node:
-    """The run's texts but the given ones, without an automaton: a count of hundreds would be as many states.
-
-    Raises PatternError where it would be written at too great a length.
-    """
-    ranges, least, most = run
-    taken = set(texts)
-    if sum(map(len, taken)) > MAX_APART:
-        raise PatternError("it is too large")
-    after: dict[str, list[int]] = {"": []}  # beginnings of the texts, and the characters that lead to longer ones
-    for start in sorted({text[:end] for text in taken for end in range(1, len(text) + 1)}):
-        after[start] = []
-        after[start[:-1]].append(ord(start[-1]))
-    options: list[Node] = []
-    for start, known in after.items():
-        literal = tuple(Chars(((ord(char), ord(char)),)) for char in start)
-        if not all(_within(ranges, ord(char)) for char in start):
-            continue
-        if start not in taken and len(start) >= least and (most is None or len(start) <= most):
-            options.append(Sequence(literal))
-        others = complemented(united(complemented(ranges), tuple((code, code) for code in known)))
-        if others and (most is None or len(start) < most):
-            left = None if most is None else most - len(start) - 1
-            tail = Repeat(Chars(ranges), max(0, least - len(start) - 1), left)
-            options.append(Sequence((*literal, Chars(others), tail)))
-    return Sequence((Edge(False), Choice(tuple(options)), Edge(True))) if options else NOTHING
-
-
-def _within(ranges: Ranges, code: int) -> bool:
-    return any(low <= code <= high for low, high in ranges)
 
 
 def anchored_inside(node: Node, first: bool = True, last: bool = True) -> bool:

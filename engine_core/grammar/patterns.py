@@ -72,6 +72,7 @@ class Opaque:
     reason: str
 
 
+NOTHING = Chars(())  # no text at all
 Node: TypeAlias = Chars | Edge | Sequence | Choice | Repeat | Ahead | Opaque
 
 
@@ -97,6 +98,11 @@ def complemented(ranges: Ranges) -> Ranges:
     if start <= LAST:
         out.append((start, LAST))
     return tuple(out)
+
+
+def within(ranges: Ranges, code: int) -> bool:
+    """Whether a range holds the character."""
+    return any(low <= code <= high for low, high in ranges)
 
 
 def single(*characters: str) -> Ranges:
@@ -390,8 +396,8 @@ def _holdable(ranges: Ranges) -> Ranges:
     It lets a set of all control characters (a newline aside) that lacks `"` or a backslash match those two, escaped
     (seen in 1.9.1: `^[^"]$` accepts `"\\""`). Without one of the control characters it does not: NUL is given up.
     """
-    controls = (any(low <= code <= high for low, high in ranges) for code in range(0x20) if code != 0x0A)
-    quotes = (any(low <= code <= high for low, high in ranges) for code in (0x22, 0x5C))
+    controls = (within(ranges, code) for code in range(0x20) if code != 0x0A)
+    quotes = (within(ranges, code) for code in (0x22, 0x5C))
     if all(controls) and not all(quotes):
         return ((1, ranges[0][1]), *ranges[1:])
     return ranges

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.engine_core.grammar import automata
-from penstock.engine_core.grammar.patterns import Choice, Node, PatternError, Sequence
+from penstock.engine_core.grammar import automata, runs
+from penstock.engine_core.grammar.patterns import NOTHING, Choice, Node, PatternError, Sequence
 from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Layer, Object, Term, all_of
 from penstock.engine_core.grammar.schema.scalars import String
 from penstock.engine_core.grammar.schema.writing_scalars import MAX_EXCLUDED
@@ -140,13 +140,13 @@ def _string_pattern(cell: String) -> Node:
         raise PatternError("a format of keys has no exact form")
     nodes = list(cell.patterns)
     if cell.min_length or cell.max_length is not None:
-        nodes.append(automata.of_length(cell.min_length, cell.max_length))
+        nodes.append(runs.of_length(cell.min_length, cell.max_length))
     if len(nodes) == 1 and not cell.not_patterns and not cell.excluded and cell.among is None:
         return nodes[0]
-    runs = [run for node in nodes if (run := automata.run_of(node)) is not None]
-    if len(runs) == len(nodes) > 0 and not cell.not_patterns and cell.among is None:
-        run = automata.common_run(runs)
-        return automata.run_without(run, cell.excluded) if cell.excluded else automata.pattern_of(run)
+    found = [run for node in nodes if (run := runs.run_of(node)) is not None]
+    if len(found) == len(nodes) > 0 and not cell.not_patterns and cell.among is None:
+        run = runs.common_run(found)
+        return runs.run_without(run, cell.excluded) if cell.excluded else runs.pattern_of(run)
     lists = [automata.inverted(automata.of_texts(cell.excluded))] if cell.excluded else []
     if cell.among is not None:
         lists.append(automata.of_texts(cell.among))
@@ -359,10 +359,10 @@ def _key_patterns(node: Node | None, known: tuple[str, ...]) -> list[str]:
     if node is None:
         return [automata.excluding(known)]
     taken = [name for name in known if automata.matches(node, name)]
-    run = automata.run_of(node)
+    run = runs.run_of(node)
     if taken and run is not None:
-        node = automata.run_without(run, taken)
-        if node == automata.NOTHING:
+        node = runs.run_without(run, taken)
+        if node == NOTHING:
             return []
     elif taken:
         left = automata.common(automata.language(node), automata.inverted(automata.of_texts(taken)))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine_core.grammar import automata
+from penstock.engine_core.grammar import automata, runs
 from penstock.engine_core.grammar.patterns import PatternError, read, written
 from tests.engine_core.grammar.schema.judging import python_pattern
 
@@ -88,7 +88,7 @@ def test_excluding_is_linear() -> None:
 
 def test_lengths() -> None:
     for shortest, longest in ((0, None), (2, None), (0, 2), (1, 3)):
-        node = automata.of_length(shortest, longest)
+        node = runs.of_length(shortest, longest)
         for text in ("", "a", "é\n", "abc", "abcd"):
             assert automata.matches(node, text) is (shortest <= len(text) <= (9 if longest is None else longest))
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from penstock.engine_core.grammar import automata, patterns
+from penstock.engine_core.grammar import automata, patterns, runs
 from penstock.engine_core.grammar.patterns import PatternError, read
 from tests.engine_core.grammar.schema.judging import python_pattern, same
 
@@ -17,30 +17,30 @@ TEXTS = ["".join(found) for size in range(5) for found in itertools.product("abx
 @pytest.mark.parametrize("pattern", ["^[ab]{0,3}$", "^[ab]{2,}$", "^[ab]*$", "^[abx]$", "^[ab]{1,2}$", "^.{3}$"])
 @pytest.mark.parametrize("taken", [["a"], ["", "ab", "abab"], ["x", "bx"], ["aaa", "aab", "aa"], ["a", "b"]])
 def test_a_run_without_texts(pattern: str, taken: list[str]) -> None:
-    run = automata.run_of(read(pattern))
+    run = runs.run_of(read(pattern))
     assert run is not None
-    left = automata.run_without(run, taken)
+    left = runs.run_without(run, taken)
     found = re.compile(python_pattern(patterns.written(left)))
     for text in TEXTS:
         wanted = re.search(pattern, text) is not None and text not in taken
-        assert (left != automata.NOTHING and found.search(text) is not None) is wanted, (text, found.pattern)
+        assert (left != patterns.NOTHING and found.search(text) is not None) is wanted, (text, found.pattern)
 
 
 def test_only_anchored_patterns_of_one_kind_of_character_are_runs() -> None:
     for pattern in ("[ab]*", "^[ab]*", "^a[ab]*$", r"^\p{L}+$", "^(ab)*$", "^a|b$"):
-        assert automata.run_of(read(pattern)) is None, pattern
+        assert runs.run_of(read(pattern)) is None, pattern
 
 
 def test_runs_in_common() -> None:
-    runs = [automata.run_of(read(pattern)) for pattern in ("^[a-m]{2,9}$", "^[c-z]{0,5}$", "^.+$")]
-    assert automata.common_run([run for run in runs if run]) == (((ord("c"), ord("m")),), 2, 5)
-    apart = automata.common_run([(((97, 98),), 3, None), (((97, 98),), 0, 2)])
-    assert automata.empty(automata.language(automata.pattern_of(apart)))
+    found = [runs.run_of(read(pattern)) for pattern in ("^[a-m]{2,9}$", "^[c-z]{0,5}$", "^.+$")]
+    assert runs.common_run([run for run in found if run]) == (((ord("c"), ord("m")),), 2, 5)
+    apart = runs.common_run([(((97, 98),), 3, None), (((97, 98),), 0, 2)])
+    assert automata.empty(automata.language(runs.pattern_of(apart)))
 
 
 def test_texts_too_long_to_be_told_apart() -> None:
     with pytest.raises(PatternError):
-        automata.run_without((((97, 98),), 0, None), ["a" * automata.MAX_APART, "b"])
+        runs.run_without((((97, 98),), 0, None), ["a" * runs.MAX_APART, "b"])
 
 
 @pytest.mark.parametrize("schema", [
