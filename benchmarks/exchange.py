@@ -27,9 +27,8 @@ from torch._C._distributed_c10d import FileStore
 
 from benchmarks import report
 from benchmarks.shapes import EIGHT, SEVENTY, Shape
-from penstock.engine_core.distributed.custom_all_reduce import Exchange, open_exchange
+from penstock.engine_core.distributed.custom_all_reduce import CudaMemory, Exchange, open_exchange
 from penstock.engine_core.distributed.group import Group
-from penstock.engine_core.distributed.peer_memory import CudaMemory
 from penstock.engine_core.execution.all_reduce_tuning import Trial, microseconds, try_exchange
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.registry import build

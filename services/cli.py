@@ -105,14 +105,10 @@ def run(words: list[str]) -> int:
     if command == "config":
         print(options.as_toml(effective), end="")
         return ExitCode.ORDERLY
-    if command == "serve":
-        from penstock.services.supervisor.launcher import serve
+    if command in ("serve", "engine"):
+        from penstock.services.supervisor import launcher
 
-        return serve(effective.config)
-    if command == "engine":
-        from penstock.services.supervisor.engine import engine
-
-        return engine(effective.config)
+        return (launcher.serve if command == "serve" else launcher.engine)(effective.config)
     if command in MODULES:
         code: int = function_of(command, "{}command")(namespace, effective)
         return code

@@ -1,60 +1,180 @@
-"""The decision: which of several replicas a request goes to.
+"""Which of several replicas a request goes to.
 
-What a placement costs is counted in tokens that are computed sooner or later:
+A placement's cost is counted in tokens that are computed sooner or later:
 
     cost(r) = missing(r) + displaced(r) + load(r) * typical
 
-`missing(r)` are the tokens of the request that replica r's cache is not expected to hold, `displaced(r)` those for
-which another prompt's have to go, to be computed again when that prompt goes on, `load(r)` the choices that r has and
-`typical` the mean of what requests of late have missed: each that is ahead has, or had, about as much to compute. Where
-prefill is what takes time, the least of the first and the last term is the earliest first token, the rule of Mooncake's
-scheduler (Qin et al., arXiv:2407.00079: the time in the queue plus the prefill of what is not cached). Weighing a known
-prefix against the load of who has it and against what is evicted for it is Preble's (Srivatsa et al.,
-arXiv:2407.00023). Without the second term few requests at a time would all follow a beginning that they share to one
-replica, and turn its cache over while the others' are empty.
+- missing(r): tokens of the request that replica r's cache is not expected to hold.
+- displaced(r): tokens whose blocks are evicted for them, and computed again when their prompt goes on.
+- load(r): choices that r has. `typical` is the mean of what recent requests have missed: each choice that is ahead has
+  about as much to compute.
 
-It does not count what decoding costs: streams slow one another down wherever they were prefilled. So there is a
-watermark: a replica whose load is more than RATIO times the least one plus SLACK counts as if it knew no prefix, and
-requests spill to the others until the loads are closer. With fewer choices than SLACK a step's time is that of reading
-the weights, whoever shares it; at twice the load a step takes up to twice as long.
+Where prefill takes the time, the least of the first and the last term gives the earliest first token. That is the rule
+of Mooncake's scheduler: the time in the queue plus the prefill of what is not cached (Qin et al., arXiv:2407.00079).
+Weighing a known prefix against its holder's load and against evictions is Preble's (Srivatsa et al., arXiv:2407.00023).
+Without the second term a few requests at a time would all follow their common prefix to one replica, and turn its cache
+over while the others' are empty.
+
+Decoding costs nothing here: streams slow one another down wherever they were prefilled. Instead there is a watermark. A
+replica whose load is more than RATIO times the least one plus SLACK counts as if it knew no prefix, and requests spill
+to the others until the loads are closer. With fewer choices than SLACK a step takes as long as reading the weights; at
+twice the load it takes up to twice as long.
 
 Where no prefix decides (all replicas would miss the same), a session stays where it was, up to the same watermark.
-Equal costs go round. No clock, no randomness: the same reports and requests give the same placements.
+Equal costs rotate. No clock, no randomness: the same reports and requests give the same placements.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence, Set
 
 import msgspec
 
-from penstock.engine_core.placement.replica import Replica, ReplicaStatistics
 from penstock.protocol.messages import EngineStatus
 
 RATIO = 2
 SLACK = 8  # choices
-RECENT = 32  # requests over which `typical` forgets
-MOST = 1 << 16
+RECENT = 32  # requests over which `typical` is averaged
+MAX_SESSIONS = 1 << 16
+MAX_BLOCKS = 1 << 18  # identities of one replica; some 30 MB
+
+
+class ReplicaStatistics(msgspec.Struct, frozen=True):
+    """The state of a replica, and what was sent there."""
+
+    ready: bool
+    load: int  # choices it has, as far as is known
+    identities: int  # blocks that its cache is believed to hold
+    placed: int  # requests, total since start
+
+
+class Replica:
+    """One replica: its last report, and what was sent there since. Owned by the placement."""
+
+    def __init__(self) -> None:
+        self.shadow = Shadow()
+        self.taking = False  # it has been ready, is connected, and does not drain
+        self.placed = 0
+        self._status: EngineStatus | None = None
+        self._own = 0  # choices that were sent there from here and have not ended
+        self._since = 0  # how many more these are than at its last report
+
+    @property
+    def ready(self) -> bool:
+        """Whether it would run a request at once."""
+        return self.taking and self._status is not None and self._status.ready
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it is connected without its executors, so that its requests wait."""
+        status = self._status
+        return status is not None and not status.ready and not status.draining
+
+    @property
+    def load(self) -> int:
+        """Choices that it has: its last report, corrected since; never less than those sent from here."""
+        status = self._status
+        reported = status.running + status.waiting if status is not None else 0
+        return max(self._own, reported + self._since)
+
+    def report(self, status: EngineStatus) -> None:
+        """Its own report. Another epoch has another cache."""
+        if self._status is not None and self._status.epoch != status.epoch:
+            self.shadow.clear()
+        self._status = status
+        self._since = 0
+        self.taking = (self.taking or status.ready) and not status.draining
+        self.shadow.resize(status.blocks)
+
+    def leave(self) -> None:
+        """It is gone, with its cache and its requests."""
+        self._status = None
+        self.taking = False
+        self._own = self._since = 0
+        self.shadow.clear()
+
+    def take(self, choices: int) -> None:
+        """So many more choices were sent there."""
+        self.placed += 1
+        self._own += choices
+        self._since += choices
+
+    def give(self, choices: int) -> None:
+        """So many choices that were sent there have ended, or were taken back."""
+        self._own -= choices
+        self._since -= choices
+        assert self._own >= 0, "what ended was sent there"
+
+    def statistics(self) -> ReplicaStatistics:
+        return ReplicaStatistics(self.ready, self.load, len(self.shadow), self.placed)
+
+
+class Shadow:
+    """Identities of a replica's cached blocks, least recently used first."""
+
+    def __init__(self) -> None:
+        self._identities: OrderedDict[bytes, None] = OrderedDict()  # a plain dict finds its first key ever slower
+        self._limit = 0
+
+    def __len__(self) -> int:
+        return len(self._identities)
+
+    @property
+    def room(self) -> int:
+        """Blocks that can be added before any is forgotten."""
+        return self._limit - len(self._identities)
+
+    def resize(self, blocks: int) -> None:
+        """The replica has so many blocks."""
+        self._limit = min(blocks, MAX_BLOCKS)
+        self._trim()
+
+    def hits(self, chain: Sequence[bytes]) -> int:
+        """How many blocks at the beginning of `chain` are there."""
+        identities = self._identities
+        count = 0
+        for identity in chain:
+            if identity not in identities:
+                break
+            count += 1
+        return count
+
+    def use(self, chain: Sequence[bytes]) -> None:
+        """These blocks are used, or made, now."""
+        identities = self._identities
+        for identity in reversed(chain):  # the beginning last: longer prefixes contain it
+            identities[identity] = None
+            identities.move_to_end(identity)
+        self._trim()
+
+    def clear(self) -> None:
+        """The replica has lost its cache."""
+        self._identities.clear()
+
+    def _trim(self) -> None:
+        for _ in range(len(self._identities) - self._limit):
+            self._identities.popitem(last=False)
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a request says to its placement."""
+    """The properties of a request that its placement depends on."""
 
-    tokens: int  # that it has: of its prompt, and of what was written before it was moved
+    tokens: int  # of its prompt, and of its output before it was moved
     chain: Sequence[bytes] = ()  # identities of the full blocks of these
     session: str = ""
     choices: int = 1
 
 
 class PlacementStatistics(msgspec.Struct, frozen=True):
-    """Totals since start, and what is known of each replica."""
+    """Totals since the start, and the state of each replica."""
 
     placed: int
     tokens: int  # of placed requests
-    expected: int  # of those, in the cache of the replica that was chosen, as it was thought to be
+    expected: int  # of those, believed to be in the cache of the chosen replica
     prefixes: int  # placements that a known prefix decided
     sessions: int  # placements that a session decided
-    spills: int  # placements that passed by the longest known prefix, for the load of who has it
+    spills: int  # placements that left the longest known prefix, because of its replica's load
     replicas: tuple[ReplicaStatistics, ...]
 
 
@@ -66,21 +186,21 @@ class Placement:
         self.block_size = block_size
         self._policy = policy
         self._sessions = Sessions()
-        self._turn = 0  # the replica that equal costs fall to
+        self._turn = 0  # the replica that wins at equal costs
         self._typical = 0.0  # tokens
         self._placed = self._tokens = self._expected = 0
         self._prefixes = self._stuck = self._spills = 0
 
     @property
     def chains(self) -> bool:
-        """Whether identities of blocks make a difference."""
+        """Whether identities of blocks matter."""
         return self._policy == "prefix" and len(self.replicas) > 1
 
     def report(self, replica: int, status: EngineStatus) -> None:
         self.replicas[replica].report(status)
 
     def place(self, asked: Asked, without: Set[int] = frozenset()) -> int | None:
-        """The replica that takes the request from now on, none of `without`; None while there is none.
+        """The replica that has the request from now on, none of `without`; None while there is none.
 
         Replicas that are ready come before those that wait for their executors.
         """
@@ -94,7 +214,7 @@ class Placement:
         return chosen
 
     def learn(self, replica: int, chain: Sequence[bytes]) -> None:
-        """A request there has made the blocks of `chain`: it may be the beginning of the next one's prompt."""
+        """A request there has computed the blocks of `chain`, with which the next prompt may begin."""
         if self.chains:
             self.replicas[replica].shadow.use(chain)
 
@@ -124,7 +244,7 @@ class Placement:
         return missing + max(0, missing - room) + load * max(self._typical, self.block_size)
 
     def _least(self, among: Sequence[int], costs: Sequence[float]) -> int:
-        """Of the cheapest replicas the one whose turn comes first."""
+        """Of the cheapest replicas the one whose turn is first."""
         size = len(self.replicas)
         _, _, chosen = min((cost, (r - self._turn) % size, r) for r, cost in zip(among, costs, strict=True))
         self._turn = (chosen + 1) % size
@@ -155,9 +275,9 @@ class Placement:
 
 
 class Sessions:
-    """Replicas by a session's name, least recent first."""
+    """Replicas by session, least recently used first."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_SESSIONS) -> None:
         self._replicas: dict[str, int] = {}
         self._most = most
 
@@ -165,11 +285,11 @@ class Sessions:
         return len(self._replicas)
 
     def find(self, session: str) -> int | None:
-        """Where the session was last; None for one that is not known, or that has no name."""
+        """Where the session was last; None for an unknown or empty name."""
         return self._replicas.get(session)
 
     def put(self, session: str, replica: int) -> None:
-        """The session goes on there. One without a name is none."""
+        """The session continues there. An empty name is ignored."""
         if not session:
             return
         self._replicas.pop(session, None)

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from penstock.engine_core.distributed.custom_all_reduce import open_exchange
+from penstock.engine_core.distributed.custom_all_reduce import CudaMemory, DeviceMemory, open_exchange, together
 from penstock.engine_core.distributed.group import Group
-from penstock.engine_core.distributed.peer_memory import CudaMemory, DeviceMemory, together
 from penstock.engine_core.execution.all_reduce_tuning import Trial, quickest
 from penstock.protocol.config import Config
 from penstock.protocol.groups import Place

@@ -1,4 +1,4 @@
-"""`penstock serve`: starts the processes of a server that run on this host, watches them, and ends them in order.
+"""`penstock serve` and `penstock engine`: start the processes of a server on this host, watch them, end them in order.
 
 `--parts` limits them to some (protocol/parts.py); a launcher on another host has the rest. Launchers never talk to each
 other: the processes connect directly. Everything that can be checked is checked before the first process starts. The
@@ -29,12 +29,20 @@ from urllib.parse import urlsplit
 import msgspec
 
 from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
-from penstock.protocol.parts import ORDER, Parts, parts_of, spelled
+from penstock.protocol.parts import OPTION, ORDER, Parts, parts_of, spelled
 from penstock.services.supervisor import address, banner, logs, options, process
 from penstock.services.supervisor.child import Child
 from penstock.services.supervisor.options import sized, usable_cores
-from penstock.services.supervisor.preflight import check_api, has_template, resolved
+from penstock.services.supervisor.preflight import (
+    check_api,
+    check_topology,
+    elsewhere,
+    executor_config,
+    has_template,
+    resolved,
+)
 from penstock.services.supervisor.process import ExitCode, StartupPhases, Stop
 from penstock.services.supervisor.restart_policy import RestartPolicy
 from penstock.services.supervisor.run_directory import RunDirectory
@@ -46,7 +54,6 @@ from penstock.services.supervisor.sd_notify import (
     crash_line,
     notify,
 )
-from penstock.services.supervisor.topology import check_topology, elsewhere, executor_config
 from penstock.services.tracing import names
 from penstock.services.tracing.startup import PARENT, STATE, Start, environment, tracer_of
 
@@ -72,6 +79,24 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
         logs.setup(LAUNCHER, config.run.log_level, config.run.log_format)
         config = resolved(sized(config, usable_cores()))
         return launch(config, parts_of(config), entry)
+
+
+def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
+    """`penstock engine`: a server without HTTP, for the program that started it and connects as the api does. When that
+    program ends, in whatever way, so does the engine.
+
+    Raises ConfigError, ModelError before anything is started.
+    """
+    with logs.nonblocking_output():
+        logs.setup(LAUNCHER, config.run.log_level, config.run.log_format)
+        if not config.run.run_dir:
+            raise ConfigError("--run-dir", "", "an engine needs the directory in which its client finds it")
+        config = resolved(sized(config, usable_cores()))
+        parts = dict(parts_of(config))
+        if parts.pop(Role.API, None) is None:
+            why = "the program that starts an engine is its api, which is a part too"
+            raise ConfigError(OPTION, config.run.parts, why)
+        return launch(config, parts, ENTRY, environ)
 
 
 def launch(config: Config, parts: Parts, entry: Path = ENTRY, environ: Mapping[str, str] = os.environ) -> int:

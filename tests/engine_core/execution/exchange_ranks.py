@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.engine_core.distributed.custom_all_reduce import Exchange, open_exchange
+from penstock.engine_core.distributed.custom_all_reduce import CudaMemory, DeviceMemory, Exchange, open_exchange
 from penstock.engine_core.distributed.group import Group
-from penstock.engine_core.distributed.peer_memory import CudaMemory, DeviceMemory
 from penstock.engine_core.execution.cuda_graphs import Memory
 from penstock.kernels.exchange import add_parts
 from tests.engine_core.execution.file_memory import FileMemory

@@ -7,7 +7,7 @@ import mmap
 import secrets
 from pathlib import Path
 
-from penstock.engine_core.distributed.peer_memory import HANDLE_BYTES
+from penstock.engine_core.distributed.custom_all_reduce import HANDLE_BYTES
 
 
 class FileMemory:

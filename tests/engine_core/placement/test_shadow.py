@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.placement.replica import MOST, Shadow
+from penstock.engine_core.placement.placement import MAX_BLOCKS, Shadow
 
 
 def chain(*names: str) -> list[bytes]:
@@ -56,8 +56,8 @@ def test_a_smaller_cache_holds_less_and_a_lost_one_nothing() -> None:
 
 def test_it_is_bounded_whatever_a_replica_says() -> None:
     made = shadow(1 << 40)
-    made.use([number.to_bytes(4, "little") for number in range(MOST + 10)])
-    assert len(made) == MOST
+    made.use([number.to_bytes(4, "little") for number in range(MAX_BLOCKS + 10)])
+    assert len(made) == MAX_BLOCKS
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), max_size=30), st.integers(1, 12))

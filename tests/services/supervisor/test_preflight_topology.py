@@ -20,7 +20,7 @@ from penstock.protocol.errors import AddressError, ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import parts_of
 from penstock.services.links.curve import new_keys, write_keys
-from penstock.services.supervisor.topology import check_topology, elsewhere, executor_config, listening
+from penstock.services.supervisor.preflight import check_topology, elsewhere, executor_config, listening
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from penstock.protocol.config import Config, ModelConfig, RunConfig
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.services.supervisor import run_directory
-from penstock.services.supervisor.engine import engine
+from penstock.services.supervisor.launcher import engine
 from penstock.services.supervisor.process import PARENT
 from penstock.services.supervisor.sd_notify import ERROR_FIELD, NoticeSocket, read_error
 from tests.services.supervisor.test_launcher import CONFIG, FAKE, ROOT, Server, alive
@@ -22,9 +22,9 @@ from tests.services.supervisor.test_launcher import CONFIG, FAKE, ROOT, Server, 
 START = """
 import sys
 from pathlib import Path
-from penstock.services.supervisor import engine
+from penstock.services.supervisor import launcher
 from penstock.services import cli
-engine.ENTRY = Path(sys.argv[1])
+launcher.ENTRY = Path(sys.argv[1])
 sys.exit(cli.main(sys.argv[2:]))
 """
 OWNED = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:]).wait())"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.engine_core.placement.replica import Replica
+from penstock.engine_core.placement.placement import Replica
 from tests.engine_core.placement.reports import report
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine_core.distributed.group import Group
-from penstock.engine_core.distributed.peer_memory import (
+from penstock.engine_core.distributed.custom_all_reduce import (
     BLOCK,
     HANDLE_BYTES,
     PROOF_BYTES,
@@ -20,6 +19,7 @@ from penstock.engine_core.distributed.peer_memory import (
     this_host,
     together,
 )
+from penstock.engine_core.distributed.group import Group
 from tests.engine_core.execution.file_memory import FileMemory
 from tests.ranks import Ranks
 
