@@ -56,7 +56,7 @@ from penstock.services.openai.responses.background import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller
-from penstock.services.scheduler.grammar_cache import GrammarQueue
+from penstock.services.scheduler.grammar_queue import GrammarQueue
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
 from penstock.services.supervisor.options import sized

@@ -41,10 +41,11 @@ from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.config import Config, ModelConfig
 from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
 from penstock.protocol.messages import Automaton, Grammar, Message, Sampling, SubmitTokens
+from penstock.protocol.step_columns import chunk_table, draft_table, integers
 from penstock.protocol.steps import REJECTED, ExecutorReady, StepMasks, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Joined, Peer
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller
-from penstock.services.scheduler.grammar_cache import GrammarQueue
+from penstock.services.scheduler.grammar_queue import GrammarQueue
 from penstock.services.scheduler.main import SWITCH
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
@@ -161,17 +162,17 @@ class Sampler:
         return dict(zip(entries, np.frombuffer(masks.places, np.int32).tolist(), strict=True))
 
     def run(self, plan: StepPlan, places: dict[int, int]) -> StepResult:
-        self._decoding |= set(np.frombuffer(plan.decode_on, np.int32).tolist())
-        self._decoding -= set(np.frombuffer(plan.decode_off, np.int32).tolist())
-        pairs = np.frombuffer(plan.drafts, np.int32).reshape(-1, 2)
+        self._decoding |= set(integers(plan.decode_on).tolist())
+        self._decoding -= set(integers(plan.decode_off).tolist())
+        pairs = draft_table(plan.drafts)
         drafts = dict(zip(pairs[:, 0].tolist(), pairs[:, 1].tolist(), strict=True))
-        ids: list[int] = np.frombuffer(plan.draft_ids, np.int32).tolist()
+        ids: list[int] = integers(plan.draft_ids).tolist()
         self.drafts += len(ids)
         rows: list[list[int]] = []
         for slot in sorted(self._decoding):
             rows.append(ids[: drafts.get(slot, 0)])
             del ids[: drafts.get(slot, 0)]
-        rows += [[] for _ in range(int(np.frombuffer(plan.chunks, np.int32).reshape(-1, 4)[:, 3].sum()))]
+        rows += [[] for _ in range(int(chunk_table(plan.chunks)[:, 3].sum()))]
         out: list[int] = []
         for row in rows:
             going = True
@@ -274,7 +275,7 @@ def run_loop(
 def make_popular(guides: GrammarQueue, automaton: Automaton, families: int) -> None:
     """Have the automaton made as often as it is in a server where many requests name it."""
     peer = Wire(Role.TOKENIZER, Stopwatch()).peer
-    while guides.statistics().built < families:
+    while guides.statistics().cache.built < families:
         guides.take(peer, SubmitTokens(id=0, token_ids=b"", sampling=Sampling(), automaton=automaton))
         select.select([guides.jobs.fileno()], [], [], 0.01)
         guides.admit()

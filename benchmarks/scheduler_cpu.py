@@ -30,6 +30,7 @@ from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.messages import Sampling, SubmitTokens
+from penstock.protocol.step_columns import chunk_table, draft_table, integers
 from penstock.protocol.steps import REJECTED, StepPlan, StepResult
 
 VOCAB = 150_000
@@ -103,9 +104,9 @@ class InstantExecutor:
         self._load = load
 
     def run(self, plan: StepPlan) -> StepResult:
-        self._decoding[np.frombuffer(plan.decode_off, np.int32)] = False
-        self._decoding[np.frombuffer(plan.decode_on, np.int32)] = True
-        chunks = np.frombuffer(plan.chunks, np.int32).reshape(-1, 4)
+        self._decoding[integers(plan.decode_off)] = False
+        self._decoding[integers(plan.decode_on)] = True
+        chunks = chunk_table(plan.chunks)
         slots = np.concatenate((self._decoding.nonzero()[0], chunks[chunks[:, 3] > 0, 0]))
         if self._load == "drafts":
             tokens = self._verify(plan, slots)
@@ -117,9 +118,9 @@ class InstantExecutor:
 
     def _verify(self, plan: StepPlan, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Entries of each row: accepted drafts, the row's own next token, then what was rejected."""
-        carried = np.frombuffer(plan.drafts, np.int32).reshape(-1, 2)
+        carried = draft_table(plan.drafts)
         counts = dict(zip(carried[:, 0].tolist(), carried[:, 1].tolist(), strict=True))
-        drafts: list[int] = np.frombuffer(plan.draft_ids, np.int32).tolist()
+        drafts: list[int] = integers(plan.draft_ids).tolist()
         place, tokens = 0, []
         for slot in slots.tolist():
             count = counts.get(slot, 0)

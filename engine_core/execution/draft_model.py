@@ -29,7 +29,6 @@ from penstock.engine_core.execution.input_batch import (
     decode_rows,
     entry_columns,
     input_columns,
-    integers,
     step_inputs,
 )
 from penstock.engine_core.execution.sampler import Sampler
@@ -41,6 +40,7 @@ from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.gather import standing_drafts, state_places
 from penstock.kernels.records import AttentionBatch, InputRows
 from penstock.kernels.sampling_tables import NO_DRAFT, Entries
+from penstock.protocol.step_columns import drafting_table
 
 LEAST = -30000.0  # logit of an id that the draft model lacks; in range of every type
 
@@ -148,7 +148,7 @@ class DraftRows:
 
 def draft_rows(drafting: bytes) -> DraftRows:
     """Of `StepPlan.drafting`."""
-    slots, starts, counts, drafts, told = integers(drafting).reshape(-1, 5).T.copy()
+    slots, starts, counts, drafts, told = drafting_table(drafting).T.copy()
     query_start = cumulated(counts)
     sampling = drafts.nonzero()[0]
     turn = decode_rows(slots[sampling])

@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.engine_core.execution.input_batch import SlotSizes
 from penstock.protocol.messages import Sampling
+from penstock.protocol.step_columns import chunk_table
 from penstock.protocol.steps import SlotStart, StepPlan
 
 WARM_TOKENS = 8
@@ -34,7 +35,7 @@ def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: i
 
 def with_drafting(plan: StepPlan, drafts: int) -> StepPlan:
     """The same trial step with so many drafts made behind each of its chunks."""
-    slots, starts, counts, _ = np.frombuffer(plan.chunks, "<i4").reshape(-1, 4).T
+    slots, starts, counts, _ = chunk_table(plan.chunks).T
     rows = np.stack((slots, starts, counts, np.full_like(slots, drafts), np.zeros_like(slots)), axis=1)
     return msgspec.structs.replace(plan, drafting=rows.tobytes())
 

@@ -21,6 +21,7 @@ from penstock.engine_core.execution.transfer import Upload
 from penstock.kernels.changes import change_slots
 from penstock.kernels.records import COUNT_WORDS, COUNTS, DECODING, HEAD, HEAD_WORDS, PAIR, InputRows, SlotMemory
 from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, PENALTIES, SlotHistory
+from penstock.protocol.step_columns import block_table, chunk_table, draft_table, integers
 from penstock.protocol.steps import NOBODY, SlotStart, StepMasks, StepPlan
 
 IntArray = NDArray[np.int64]
@@ -159,7 +160,7 @@ class SlotTable:
                 self._decoding[number] = decode_rows(self._decodes[number].nonzero()[0].astype(np.int32))
             self._block_counts[start.slot] = len(start.blocks) // NUMBER
         numbers = self.parameters.start(starts)
-        pairs = integers(plan.blocks).reshape(-1, 2)
+        pairs = block_table(plan.blocks)
         if starts and len(pairs) and np.isin(pairs[:, 0], [start.slot for start in starts]).any():
             self._send(starts, numbers, pairs[:0])  # the start clears the table that it fills, so it goes first
             starts, numbers = (), []
@@ -251,11 +252,6 @@ class StepInputs:
     last: Tensor  # int32 [entries]
 
 
-def integers(column: bytes) -> Column:
-    """A column of a plan."""
-    return np.frombuffer(column, "<i4")
-
-
 def decode_rows(decoding: Column) -> HostRows:
     """Every slot runs one position and samples."""
     count = len(decoding)
@@ -283,7 +279,7 @@ def mixed_rows(decoding: Column, plan: StepPlan) -> HostRows:
 
 def chunked_rows(decoding: Column, plan: StepPlan) -> HostRows:
     """Decoding slots and chunks: whoever samples has one entry. The device waits for this with every prompt."""
-    slot, start, size, sample = integers(plan.chunks).reshape(-1, 4).T
+    slot, start, size, sample = chunk_table(plan.chunks).T
     count = len(decoding)
     query_start = np.arange(count + len(slot) + 1, dtype=np.int32)
     np.cumsum(size, out=query_start[count + 1 :])
@@ -310,10 +306,10 @@ def chunked_rows(decoding: Column, plan: StepPlan) -> HostRows:
 
 def drafted_rows(decoding: Column, plan: StepPlan) -> HostRows:
     """Decoding slots, those that have drafts with an entry more for each, and chunks."""
-    drafted = integers(plan.drafts).reshape(-1, 2)
+    drafted = draft_table(plan.drafts)
     queries = np.ones(len(decoding), np.int32)
     queries[np.searchsorted(decoding, drafted[:, 0])] += drafted[:, 1]
-    chunks = integers(plan.chunks).reshape(-1, 4)
+    chunks = chunk_table(plan.chunks)
     slots = np.concatenate((decoding, chunks[:, 0]))
     entries = np.concatenate((queries, chunks[:, 3]))  # of each row
     query_start = cumulated(np.concatenate((queries, chunks[:, 2])))

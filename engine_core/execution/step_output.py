@@ -12,11 +12,12 @@ from torch import Tensor
 
 from penstock.engine_core.execution.draft_model import DraftRows
 from penstock.engine_core.execution.forward import Network
-from penstock.engine_core.execution.input_batch import HostRows, SlotTable, integers
+from penstock.engine_core.execution.input_batch import HostRows, SlotTable
 from penstock.engine_core.execution.transfer import Upload
 from penstock.kernels.logprobs import token_logprobs
 from penstock.kernels.records import TokenLogprobs
 from penstock.protocol.messages import Logprobs, Pooling
+from penstock.protocol.step_columns import chunk_table
 from penstock.protocol.steps import RowLogprobs, RowVector, SlotStart, StepPlan
 
 PIECE = 64  # prompts whose logits are looked at together
@@ -225,7 +226,7 @@ class Pools:
     def _spans(self, plan: StepPlan, rows: HostRows) -> list[Span]:
         firsts = rows.query_start[rows.decoding :].tolist()
         found = []
-        for chunk, (slot, start, count, _) in enumerate(integers(plan.chunks).reshape(-1, 4).tolist()):
+        for chunk, (slot, start, count, _) in enumerate(chunk_table(plan.chunks).tolist()):
             if slot in self._asked:
                 pooling, length = self._asked[slot]
                 found.append(Span(chunk, slot, firsts[chunk], start, count, length, pooling))
@@ -287,7 +288,7 @@ def prompt_spans(plan: StepPlan, rows: HostRows, slots: SlotTable) -> Iterator[P
     if (widths < 0).all():
         return
     firsts = rows.query_start[rows.decoding :].tolist()
-    for chunk, (slot, start, count, _) in enumerate(integers(plan.chunks).reshape(-1, 4).tolist()):
+    for chunk, (slot, start, count, _) in enumerate(chunk_table(plan.chunks).tolist()):
         count = min(count, int(slots.prompt_tokens[slot]) - 1 - start)
         if widths[chunk] >= 0 and count > 0:
             yield PromptSpan(chunk, slot, firsts[chunk], start + 1, count, int(widths[chunk]))

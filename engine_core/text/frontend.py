@@ -24,7 +24,6 @@ from penstock.engine_core.text.prompts import Prepared, Prompter
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import Kept, Request, named
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
-from penstock.protocol.columns import unpack
 from penstock.protocol.errors import ContextExceeded, Overloaded, RequestError, Unavailable
 from penstock.protocol.messages import (
     Abort,
@@ -211,23 +210,13 @@ class Frontend:
     def batch(self, batch: TokenBatch, replica: int = 0) -> None:
         """Turn the tokens of a replica's step into rows of text."""
         extras = {extra.row: extra for extra in batch.extras}
-        token_ids = unpack("i", batch.token_ids)
-        rows = zip(
-            unpack("q", batch.ids),
-            unpack("H", batch.choices),
-            unpack("i", batch.counts),
-            unpack("B", batch.finish),
-            strict=True,
-        )
-        end = 0
-        for row, (request_id, index, count, finish) in enumerate(rows):
-            start, end = end, end + count
+        for row, (request_id, index, token_ids, finish) in enumerate(batch.rows()):
             request = self._requests.get(request_id)
             if request is None or self._dispatch.is_former(request, replica, rows=finish != Finish.NONE):
                 continue
             choice = request.choices[index]
             if not choice.ended:
-                self._advance(request, index, choice, token_ids[start:end], finish, extras.get(row))
+                self._advance(request, index, choice, token_ids, finish, extras.get(row))
             if finish:
                 self._confirm(request)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import struct
 import time
 from collections.abc import Sequence
 
@@ -280,23 +279,15 @@ class EngineClient:
         return "" if self._router.connected else "no tokenizer is connected"
 
     def _rows(self, batch: TextBatch, now: float) -> None:
-        rows = len(batch.text)
-        ids = struct.unpack(f"<{rows}q", batch.ids)
-        choices = struct.unpack(f"<{rows}H", batch.choices)
-        tokens = struct.unpack(f"<{rows}i", batch.tokens)
         extras = {extra.row: extra for extra in batch.extras} if batch.extras else {}
         parsed = {each.row: each.pieces for each in batch.parsed} if batch.parsed else {}
         requests = self._requests
         collectors: dict[OutputCollector, None] = {}  # that got rows, once each
-        all_token_ids, end = memoryview(batch.token_ids), 0
-        columns = zip(ids, choices, batch.text, tokens, batch.finish, strict=True)
-        for row, (number, choice, text, count, finish) in enumerate(columns):
-            start, end = end, end + 4 * count
+        for row, (number, choice, text, count, written, finish) in enumerate(batch.rows()):
             state = requests.get(number)
             if state is not None:
                 extra = extras.get(row) if extras else None
                 pieces = parsed.get(row, ()) if parsed else ()
-                written = all_token_ids[start:end]
                 token_ids = written if state.request.with_token_ids else b""
                 state.collector.put(state.first + choice, text, count, finish, extra, now, pieces, token_ids)
                 collectors[state.collector] = None

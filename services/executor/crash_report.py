@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 
+from penstock.protocol.step_columns import chunk_table, draft_table, drafting_table, integers
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan
 from penstock.protocol.version import VERSION
 from penstock.services.supervisor import logs
@@ -138,29 +138,19 @@ def device_state(ready: ExecutorReady) -> dict[str, object]:
     return state
 
 
-def integers(data: bytes) -> list[int]:
-    found: list[int] = np.frombuffer(data, np.int32).tolist()
-    return found
-
-
-def table(data: bytes, width: int) -> list[list[int]]:
-    found: list[list[int]] = np.frombuffer(data, np.int32).reshape(-1, width).tolist()
-    return found
-
-
 def record(plan: StepPlan, prompts: bool) -> PlanRecord:
     """What a report says of a plan."""
     return PlanRecord(
         step=plan.step,
         epoch=plan.epoch,
         starts=tuple(start_record(start, prompts) for start in plan.starts),
-        decode_on=integers(plan.decode_on),
-        decode_off=integers(plan.decode_off),
-        chunks=table(plan.chunks, 4),
-        blocks=len(plan.blocks) // 8,
-        drafts=table(plan.drafts, 2),
-        masked=integers(plan.masked),
-        drafting=len(table(plan.drafting, 5)),
+        decode_on=integers(plan.decode_on).tolist(),
+        decode_off=integers(plan.decode_off).tolist(),
+        chunks=chunk_table(plan.chunks).tolist(),
+        blocks=len(plan.blocks) // 8,  # whatever is wrong with the column, which may be what broke the step
+        drafts=draft_table(plan.drafts).tolist(),
+        masked=integers(plan.masked).tolist(),
+        drafting=len(drafting_table(plan.drafting)),
     )
 
 
@@ -171,8 +161,8 @@ def start_record(start: SlotStart, prompts: bool) -> StartRecord:
     return StartRecord(
         slot=start.slot,
         prompt_tokens=start.prompt_tokens,
-        tokens=len(start.token_ids) // 4,
+        tokens=len(integers(start.token_ids)),
         computed=start.computed,
         sampling=sampling,
-        token_ids=integers(start.token_ids) if prompts else None,
+        token_ids=integers(start.token_ids).tolist() if prompts else None,
     )

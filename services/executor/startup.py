@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from penstock.engine_core import folder, loading
@@ -39,6 +38,7 @@ from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import parts_of
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
+from penstock.protocol.step_columns import chunk_positions
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor.kernel_compilers import compilers
 from penstock.services.executor.loading import (
@@ -217,8 +217,7 @@ def warm_up(config: Config, runner: Runner, stages: StartupPhases) -> tuple[tupl
     for plan in runner.drafted(warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
         began = time.perf_counter()
         runner.collect(runner.launch(plan))
-        positions = int(np.frombuffer(plan.chunks, np.int32)[2::4].sum())
-        took.append((positions, time.perf_counter() - began))
+        took.append((chunk_positions(plan.chunks), time.perf_counter() - began))
     stages.begin("capturing graphs")
     runner.prepare()
     runner.reset()

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import msgspec
-import numpy as np
 
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
+from penstock.protocol.step_columns import chunk_positions, integers
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.peer_liveness import leave
@@ -316,7 +316,7 @@ class Steps:
     def _count(self, plan: StepPlan) -> int:
         """Positions that the plan runs."""
         if plan.decode_on or plan.decode_off:
-            self.decoding.update(np.frombuffer(plan.decode_on, np.int32).tolist())
-            self.decoding.difference_update(np.frombuffer(plan.decode_off, np.int32).tolist())
-        count = len(self.decoding) + len(plan.draft_ids) // 4
-        return count + int(np.frombuffer(plan.chunks, np.int32)[2::4].sum()) if plan.chunks else count
+            self.decoding.update(integers(plan.decode_on).tolist())
+            self.decoding.difference_update(integers(plan.decode_off).tolist())
+        count = len(self.decoding) + len(integers(plan.draft_ids))
+        return count + chunk_positions(plan.chunks) if plan.chunks else count

@@ -30,11 +30,6 @@ class BitmaskStatistics(msgspec.Struct, frozen=True):
     slowest: float  # seconds of one step's masks
     steps: HistogramStatistics  # seconds of each step's masks
 
-    @property
-    def row_seconds(self) -> float:
-        """Host time per constrained row of a step."""
-        return self.seconds / self.rows if self.rows else 0.0
-
 
 class BitmaskFiller:
     """Owner of the mask store of one epoch. `thread` runs one job at a time: masks come in the order of the steps."""

@@ -11,6 +11,7 @@ from penstock.services.supervisor import logs
 log = logging.getLogger(__name__)
 
 MEMBERS_LIMIT = 30.0  # seconds between the first member of a group that is ready and the last
+MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
 
 
 class ExecutorGroup:
@@ -19,6 +20,7 @@ class ExecutorGroup:
     def __init__(self, size: int, epoch: int, now: float, answering: int = 0) -> None:
         self.epoch = epoch  # of the group that is complete, or of the next one
         self.missing_since = now  # monotonic seconds; holds while the group is not complete
+        self.crash_loop = ""  # why no executor will come, as the launcher says
         self._size = size
         self._answering = answering  # place in the group of the one that samples
         self._ready: dict[Peer, ExecutorReady] = {}
@@ -95,6 +97,11 @@ class ExecutorGroup:
         if not self._ready:
             self._waited_since = float("inf")
         return broke
+
+    def given_up(self, now: float) -> bool:
+        """Whether executors have been missing for so long, or failed so often, that requests should not wait."""
+        late = now - self.missing_since >= MISSING_LIMIT
+        return not self.complete and (late or bool(self.crash_loop))
 
     def stuck(self, now: float) -> bool:
         """Whether those who are ready have waited for the others for longer than that takes: members of one life are

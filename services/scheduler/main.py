@@ -27,7 +27,7 @@ from penstock.services.links.link import Link
 from penstock.services.links.tcp import network_of
 from penstock.services.metrics.exporter import Exporter, scheduler_collector
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller
-from penstock.services.scheduler.grammar_cache import GrammarQueue, prepared
+from penstock.services.scheduler.grammar_queue import GrammarQueue, prepared
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
 from penstock.services.supervisor import logs

@@ -1,6 +1,6 @@
-"""One turn of the scheduler process: what arrived, the next plans, then what is to be delivered.
+"""One iteration of the scheduler process: take what arrived, plan the next steps, deliver outputs.
 
-Nothing here decides: engine_core's scheduler does, and it owns every request. The ports and the time are passed in, so
+Nothing here decides: engine_core's scheduler does, and it owns every request. The links and the time are passed in, so
 tests drive the loop without sockets and without a clock.
 """
 
@@ -9,10 +9,8 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -23,16 +21,18 @@ from penstock.protocol.config import Config
 from penstock.protocol.errors import RequestError
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Abort, EngineStatus, Message, MetricsSnapshots, Rejected, StopHit, SubmitTokens
+from penstock.protocol.messages import Abort, EngineStatus, MetricsSnapshots, Rejected, StopHit, SubmitTokens
 from penstock.protocol.steps import ExecutorReady, StepResult
-from penstock.services.links.link import Arrival, Joined, Left, Peer
+from penstock.services.links.link import Arrival, Joined, Left, Link
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller, BitmaskStatistics
+from penstock.services.scheduler.engine_status import StatusTimer, group_status, with_statistics
 from penstock.services.scheduler.executor_group import ExecutorGroup
-from penstock.services.scheduler.grammar_cache import GrammarQueue, GrammarStatistics, rejection
+from penstock.services.scheduler.grammar_queue import GrammarQueue, GrammarStatistics, rejection
 from penstock.services.scheduler.options import ModelFacts, depth, scheduling_options
 from penstock.services.scheduler.step_times import StepTimes, StepTimeStatistics
+from penstock.services.scheduler.tokenizer_clients import TokenizerClients
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.restart_policy import crash_loops
 from penstock.services.tracing.scheduler import SchedulerTraces
@@ -40,44 +40,23 @@ from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
-TICK = 0.2  # seconds between ticks of the ports
-STATUS_DELAY = 0.05  # seconds for which what runs and waits may have changed without a heartbeat
-CHECK_STEPS = 256  # steps between checks of the block accounts' sums; every block is checked whenever it rests
-MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
+TICK = 0.2  # seconds between ticks of the links
+CHECK_STEPS = 256  # between checks of the block accounts' sums; every block is checked whenever it is idle
 IDLE_SECONDS = 1.0  # seconds without work after which there is time for what takes milliseconds
-MASK_WAIT = 0.0003  # seconds that the next plan waits for masks, which go first; a crowd's are filled meanwhile
-GC_SECONDS = 30.0  # between garbage collections while it never rests
+MASK_WAIT = 0.0003  # seconds that the next plan waits for masks, which go first
+GC_SECONDS = 30.0  # between garbage collections while it is never idle
+NOT_READY = "the engine is not ready"
+SHUTTING_DOWN = "the server is shutting down"
 NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep the masks of structured output"
-PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; forced runs may be far longer
-LONG_STEP = 0.002  # seconds; the step behind one that took as long, or longer, does not wait for its successor's plan
 OUT_OF_STEP = "its group is out of step"
 STUCK = "others of its group do not become ready"
 LOST = "the engine lost its executor and it did not come back"
 
 
-class LinkPort(Protocol):
-    """A binder's end of a link, as `services.links.link.Link` is one."""
-
-    epoch: int
-
-    @property
-    def peers(self) -> tuple[Peer, ...]: ...
-
-    def send(self, peer: Peer, message: Message) -> bool: ...
-
-    def send_each(self, peers: Iterable[Peer], message: Message) -> bool: ...
-
-    def give_up(self, peer: Peer, reason: str) -> None: ...
-
-    def receive(self) -> list[Arrival]: ...
-
-    def tick(self, now: float) -> None: ...
-
-
 class LoopStatistics(msgspec.Struct, frozen=True):
     """Counters of the process around the scheduler."""
 
-    turns: int
+    iterations: int
     plans: int
     results: int
     refused: int  # requests that came while nothing could serve them
@@ -90,14 +69,14 @@ class LoopStatistics(msgspec.Struct, frozen=True):
 
 
 class SchedulerLoop:
-    """Owner of the scheduler, of the executor group's state and of the numbers that stand for tokenizers."""
+    """Owner of the scheduler, and of what it is told of executors and tokenizers."""
 
     def __init__(
         self,
         config: Config,
         facts: ModelFacts,
-        tokens: LinkPort,
-        steps: LinkPort,
+        tokens: Link,
+        steps: Link,
         grammars: GrammarQueue,
         bitmasks: BitmaskFiller,
         now: float,
@@ -112,31 +91,19 @@ class SchedulerLoop:
         self._config = config
         self._replica = replica
         self._traces = traces if traces is not None else SchedulerTraces(Tracer())
-        self._clock = clock  # monotonic seconds; None: a turn takes no time
+        self._clock = clock  # monotonic seconds; None: an iteration takes no time
         self._facts = facts
-        self._tokens = tokens
+        self._clients = TokenizerClients(tokens)
         self._steps = steps
         self._grammars = grammars
         self._bitmasks = bitmasks
         self._depth = depth(config)
         self._scheduler: Scheduler | None = None  # from the first complete executor group on
-        self._sources: dict[Peer, int] = {}  # tokenizer → its number in the scheduler
-        self._joined = 0
-        self._refusals: deque[tuple[Peer, Rejected]] = deque()  # not sent yet for want of credit
-        self._next_tick = self._next_status = now
-        self._status: EngineStatus | None = None  # as last sent
-        self._status_at = now
-        self._applied_at = now
-        self._applied = 0  # last step whose result this epoch's executors sent
-        self._busy = 0.0  # seconds of the last result's step on the device
-        self._checked_step = 0
-        self._crash_loop = ""  # why no executor will come, as the launcher says
-        self._collected_at = now
-        self._idle_done = True
-        self._busy_at = now
-        self._idle = True  # nobody had anything to do when the last turn ended
-        self._times = StepTimes()
-        self._turns = self._plans = self._results = self._refused = self._faults = 0
+        self._next_tick = now
+        self._status = StatusTimer(config.scheduler.status_interval, now)
+        self._housekeeping = Housekeeping(now)
+        self._times = StepTimes(now)
+        self._iterations = 0
 
     @property
     def ready(self) -> bool:
@@ -150,72 +117,79 @@ class SchedulerLoop:
 
     @property
     def drained(self) -> bool:
-        """Whether nobody waits for anything that could still come."""
+        """Whether nothing that could still come is awaited."""
         if self._scheduler is None:
-            return not self._refusals
+            return not self._clients.rejections
         running = self.unfinished > 0 and self.executors.complete
-        return not (running or self._refusals or self._scheduler.undelivered())
+        return not (running or self._clients.rejections or self._scheduler.undelivered())
 
     def iterate(self, now: float, wall: float) -> float:
-        """Deal with everything that has arrived; returns the monotonic time by which the next turn is due.
+        """Deal with everything that has arrived; returns the monotonic time by which the next iteration is due.
 
         `now` is in monotonic seconds, `wall` in unix seconds. Order matters for latency: results and the masks that
-        they make possible, then the next plans, then what tokenizers are waiting for. Behind a long step, with another
-        one on the device, there is time: what was sampled, a first token perhaps, leaves before the next plan.
+        they make possible, then the next plans, then outputs. Behind a long step, with another one on the device, there
+        is time: what was sampled, a first token perhaps, leaves before the next plan.
         """
-        self._turns += 1
+        self._iterations += 1
         if now >= self._next_tick:
-            self.lag.observe(now - self._next_tick)
-            self._next_tick = now + TICK
-            self._tokens.tick(now)
-            self._steps.tick(now)
-            if self._scheduler is not None:
-                self._scheduler.expire(now)
-            self._crash_loop = self._crash_loop_reason()
-            if self.executors.stuck(now):
-                self._disband(STUCK)
+            self._tick(now)
         self._send_masks()
-        results = self._results
+        results = self._times.results
         for arrival in self._steps.receive():
             self._step_arrival(arrival, now)
-        if self._results > results:
-            if self._scheduler is not None and self._long_step(self._scheduler):
+        if self._times.results > results:
+            if self._scheduler is not None and self._device_has_time(self._scheduler):
                 self._deliver(self._scheduler)
             if self._bitmasks.jobs.wait(MASK_WAIT):
                 self._send_masks()
         if self._scheduler is not None:
             self._scheduler.tick(now)
-        arrivals = self._tokens.receive()
-        if self._clock is not None:  # a turn may have waited for masks, or for a processor: nothing came before it left
+        arrivals = self._clients.link.receive()
+        if self._clock is not None:  # an iteration may have waited for masks or a processor; nothing came before it did
             now = max(now, self._clock())
         for arrival in arrivals:
             self._token_arrival(arrival, now)
         if self._scheduler is not None:
             self._admit(self._scheduler, now)
-            if self._given_up(now) and self._scheduler.unfinished:
-                logs.error(log, "gave_up", unfinished=self._scheduler.unfinished, reason=self._crash_loop or LOST)
-                self._scheduler.fail(self._crash_loop or LOST)
+            if self.executors.given_up(now) and self._scheduler.unfinished:
+                reason = self.executors.crash_loop or LOST
+                logs.error(log, "gave_up", unfinished=self._scheduler.unfinished, reason=reason)
+                self._scheduler.fail(reason)
             self._plan(self._scheduler, now)
             self._deliver(self._scheduler)
             self._traces.record(self._scheduler.stays())
-        self._send_refusals()
-        self._housekeeping(now)
+        self._clients.send_rejections()
+        if self._scheduler is not None:
+            self._housekeeping.run(self._scheduler, self._times.plans, now)
         self._send_status(now, wall)
-        return min(self._next_tick, self._next_status)
+        return min(self._next_tick, self._status.due)
 
     def statistics(self) -> LoopStatistics:
+        scheduler = self._scheduler
         return LoopStatistics(
-            self._turns,
-            self._plans,
-            self._results,
-            self._refused,
-            self._faults,
+            self._iterations,
+            self._times.plans,
+            self._times.results,
+            self._clients.refused,
+            self._housekeeping.faults,
             self._grammars.statistics(),
             self._bitmasks.statistics(),
             self._times.statistics(),
-            None if self._scheduler is None else self._scheduler.statistics(),
-            len(self._refusals) + (0 if self._scheduler is None else len(self._scheduler.undelivered())),
+            None if scheduler is None else scheduler.statistics(),
+            self._clients.rejections + (0 if scheduler is None else len(scheduler.undelivered())),
         )
+
+    def _tick(self, now: float) -> None:
+        """What is done several times a second."""
+        self.lag.observe(now - self._next_tick)
+        self._next_tick = now + TICK
+        self._clients.link.tick(now)
+        self._steps.tick(now)
+        if self._scheduler is not None:
+            self._scheduler.expire(now)
+        self.executors.crash_loop = self._crash_loop_reason()
+        if self.executors.stuck(now):
+            self._disband(STUCK)
 
     def _step_arrival(self, arrival: Arrival, now: float) -> None:
         peer = arrival.peer
@@ -223,11 +197,7 @@ class SchedulerLoop:
             case StepResult() as result:
                 if self._scheduler is None:
                     return  # meant for the scheduler before this one
-                self._results += 1
-                self._busy = result.busy
-                self._applied_at = now
-                if result.epoch == self._scheduler.epoch:
-                    self._applied = result.step
+                self._times.arrived(result, self._scheduler.epoch, now)
                 began = time.perf_counter()
                 self._scheduler.follow(result)
                 self._fill_masks(self._scheduler)  # while the rest of the result is dealt with
@@ -253,7 +223,7 @@ class SchedulerLoop:
                 logs.info(log, "executor_joined", executor=peer.index, pid=peer.pid)
 
     def _disband(self, reason: str) -> None:
-        """Have the members of a group end, so that it begins another life."""
+        """Have the members of a group end, so that it begins another generation."""
         for member in self.executors.peers:
             self._steps.give_up(member, reason)
 
@@ -261,7 +231,7 @@ class SchedulerLoop:
         """The executor group is complete: the first one brings the scheduler, a later one a new epoch for it."""
         epoch, blocks = self.executors.epoch, self.executors.blocks
         self._steps.epoch = epoch
-        self._applied_at = now
+        self._times.restart(now)
         self._bitmasks.renew(self.executors.mask_places)
         if self._scheduler is not None:
             logs.warning(log, "epoch", epoch=epoch, unfinished=self._scheduler.unfinished)
@@ -277,15 +247,15 @@ class SchedulerLoop:
         peer, scheduler = arrival.peer, self._scheduler
         match arrival.message:
             case SubmitTokens() as request:
-                if scheduler is None or self.draining or self._given_up(now):
-                    self._refuse(peer, request.id)
+                if scheduler is None or self.draining or self.executors.given_up(now):
+                    self._clients.refuse(peer, request.id, SHUTTING_DOWN if self.draining else NOT_READY)
                 elif request.automaton is not None and self._bitmasks.most < self._config.model.max_num_seqs:
-                    self._refusals.append((peer, Rejected(id=request.id, status=400, message=NO_MASKS)))
+                    self._clients.reject(peer, Rejected(id=request.id, status=400, message=NO_MASKS))
                 elif request.automaton is not None:
                     self._traces.wait(request, now)
                     self._grammars.take(peer, request)
                 else:
-                    scheduler.submit(request, self._sources[peer], now)
+                    scheduler.submit(request, self._clients.source(peer), now)
             case Abort(id=request):
                 if scheduler is not None and not self._grammars.abort(request):
                     scheduler.abort(request)
@@ -293,13 +263,10 @@ class SchedulerLoop:
                 if scheduler is not None:
                     scheduler.stop_hit(hit)
             case Joined():
-                logs.info(log, "tokenizer_joined", tokenizer=peer.index, pid=peer.pid)
-                self._joined += 1
-                self._sources[peer] = self._joined
-                self._next_status = now
+                self._clients.join(peer)
+                self._status.due = now
             case Left(reason):
-                logs.info(log, "tokenizer_left", tokenizer=peer.index, pid=peer.pid, reason=reason)
-                source = self._sources.pop(peer)
+                source = self._clients.leave(peer, reason)
                 self._grammars.forget(peer)
                 if scheduler is not None:
                     scheduler.forget(source)
@@ -310,16 +277,16 @@ class SchedulerLoop:
             peer, request, guide = admitted.peer, admitted.request, admitted.guide
             self._traces.admit(request, now, guide.message if isinstance(guide, RequestError) else None)
             if isinstance(guide, RequestError):
-                self._refusals.append((peer, rejection(admitted)))
+                self._clients.reject(peer, rejection(admitted))
                 continue
-            scheduler.submit(request, self._sources[peer], now, guide)
+            scheduler.submit(request, self._clients.source(peer), now, guide)
             if admitted.aborted:
                 scheduler.abort(request.id)
 
     def _fill_masks(self, scheduler: Scheduler) -> None:
         """Start what the executors will wait for as early as it can be known."""
         while (work := scheduler.mask_work()) is not None:
-            self._bitmasks.start(work, self._applied)
+            self._bitmasks.start(work, self._times.last_step)
 
     def _send_masks(self) -> None:
         """Masks of an epoch that is over are for nobody."""
@@ -327,18 +294,8 @@ class SchedulerLoop:
             if self.executors.complete and masks.epoch == self.executors.epoch:
                 self._steps.send_each(self.executors.answering, masks)
 
-    def _refuse(self, peer: Peer, request: int) -> None:
-        self._refused += 1
-        why = "the server is shutting down" if self.draining else "the engine is not ready"
-        self._refusals.append((peer, Rejected(id=request, status=503, message=why, code="not_ready")))
-
-    def _given_up(self, now: float) -> bool:
-        """Whether the executors have been missing for so long, or failed so often, that nobody should wait for them."""
-        late = now - self.executors.missing_since >= MISSING_LIMIT
-        return not self.executors.complete and (late or bool(self._crash_loop))
-
     def _crash_loop_reason(self) -> str:
-        """What the launcher says of an executor that is beyond hope; under a supervisor nobody says anything."""
+        """Why the launcher has given an executor up; empty under another supervisor, which does not say."""
         if self.executors.complete or not self._config.run.run_dir:
             return ""
         found = crash_loops(Path(self._config.run.run_dir))
@@ -355,132 +312,78 @@ class SchedulerLoop:
             if plan is None:
                 return
             planned = time.perf_counter()
-            self._plans += 1
             if scheduler.traced and self._traces.due(now):
                 plan = self._traces.planned(plan, scheduler.last_step(), now)
             if scheduler.in_flight == 1:
-                self._applied_at = now  # idle until now: the step's age counts from its plan
+                self._times.restart(now)  # idle until now: the step's age counts from its plan
             sent = self._steps.send_each(self.executors.peers, plan)
-            self._times.planned(plan.step, planned - began, time.perf_counter() - planned, rested=self._idle)
-            self._idle = False
+            encode = time.perf_counter() - planned
+            self._times.planned(plan.step, planned - began, encode, after_idle=self._housekeeping.idle)
+            self._housekeeping.idle = False
             self._fill_masks(scheduler)
             if not sent:
                 return  # an executor is gone: the link says `Left` next, and the new epoch recomputes this step
 
-    def _long_step(self, scheduler: Scheduler) -> bool:
-        """Whether the device has work for longer than a turn takes."""
-        return self._busy >= LONG_STEP and scheduler.in_flight > 0 and not self._bitmasks.jobs.running
+    def _device_has_time(self, scheduler: Scheduler) -> bool:
+        """Whether the device has work for longer than an iteration takes."""
+        return self._times.long and scheduler.in_flight > 0 and not self._bitmasks.jobs.running
 
     def _deliver(self, scheduler: Scheduler) -> None:
-        """Give each tokenizer what it has credit for; the rest waits in the scheduler and is merged there."""
         waiting = scheduler.undelivered()
-        if not waiting:
-            return
-        began = time.perf_counter()
-        for peer, source in self._sources.items():
-            if peer.credit > 0 and source in waiting:
-                for message in scheduler.outputs(source, peer.credit):
-                    self._tokens.send(peer, message)  # refused only by a peer that is gone; `forget` follows
-        self._times.delivered(time.perf_counter() - began)
+        if waiting:
+            began = time.perf_counter()
+            self._clients.deliver(scheduler, waiting)
+            self._times.delivered(time.perf_counter() - began)
 
-    def _send_refusals(self) -> None:
-        for _ in range(len(self._refusals)):
-            peer, rejected = self._refusals.popleft()
-            if peer in self._sources and not self._tokens.send(peer, rejected):
-                self._refusals.append((peer, rejected))
+    def _send_status(self, now: float, wall: float) -> None:
+        counts = None if self._scheduler is None else self._scheduler.counts
+        if self._status.is_due(now, ready=self.ready, draining=self.draining, counts=counts):
+            status = self.status(now, wall)
+            self._status.note(status, now)
+            self._clients.send_status(status)
 
-    def _housekeeping(self, now: float) -> None:
-        """What is done beside the steps: the block accounts are checked, garbage is collected."""
-        scheduler = self._scheduler
-        if scheduler is None:
-            return
-        self._idle = not (scheduler.unfinished or scheduler.in_flight)
-        if not self._idle:
+    def status(self, now: float, wall: float) -> EngineStatus:
+        """The engine's state and totals, as every heartbeat carries them."""
+        status = group_status(
+            self.executors, self._config.model, self._facts.max_model_len, self._replica, wall, draining=self.draining
+        )
+        if self._scheduler is None:
+            return status
+        return with_statistics(status, self._scheduler.statistics(), self._times.age(now))
+
+
+class Housekeeping:
+    """Work between steps: the block accounts are checked, and garbage is collected.
+
+    What takes milliseconds waits for a second without work. The next request often comes right after the last one
+    ended, and must not wait for a look at every block.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.idle = True  # nothing was running when the last iteration ended
+        self.faults = 0  # checks that found the block accounts wrong
+        self._busy_at = now
+        self._idle_done = True  # this idle time has had its work
+        self._checked_plan = 0
+        self._collected_at = now
+
+    def run(self, scheduler: Scheduler, plans: int, now: float) -> None:
+        """Called at the end of each iteration; `plans`: how many have been made."""
+        self.idle = not (scheduler.unfinished or scheduler.in_flight)
+        if not self.idle:
             self._busy_at, self._idle_done = now, False
-        # The next request often comes right after the last one ended, and must not wait for a look at every block.
-        rests = not self._idle_done and now - self._busy_at >= IDLE_SECONDS
-        self._idle_done |= rests
-        if rests or self._plans - self._checked_step >= CHECK_STEPS:
-            self._checked_step = self._plans
-            self._check(scheduler, thorough=rests)
-        if rests or now - self._collected_at >= GC_SECONDS:
+        has_time = not self._idle_done and now - self._busy_at >= IDLE_SECONDS
+        self._idle_done |= has_time
+        if has_time or plans - self._checked_plan >= CHECK_STEPS:
+            self._checked_plan = plans
+            self._check(scheduler, thorough=has_time)
+        if has_time or now - self._collected_at >= GC_SECONDS:
             self._collected_at = now
             gc.collect(0)
 
     def _check(self, scheduler: Scheduler, *, thorough: bool) -> None:
-        """Hold the block accounts against one another; block by block when there is time for it."""
+        """Compare the block accounts with one another, block by block when there is time for it."""
         report = scheduler.check(thorough=thorough)
         if not report.ok:
-            self._faults += 1
+            self.faults += 1
             logs.error(log, "block_accounts_wrong", faults="; ".join(report.faults), quarantined=len(report.blocks))
-
-    def _send_status(self, now: float, wall: float) -> None:
-        """The heartbeat, at its interval, at once when readiness changes, and soon when what runs and waits does."""
-        before = self._status
-        changed = before is not None and (before.ready, before.draining) != (self.ready, self.draining)
-        counts = None if self._scheduler is None else self._scheduler.counts
-        if before is not None and counts is not None and counts != (before.running, before.waiting):
-            self._next_status = min(self._next_status, self._status_at + STATUS_DELAY)
-        if now < self._next_status and not changed:
-            return
-        self._status_at = now
-        self._next_status = now + self._config.scheduler.status_interval
-        self._status = self.status(now, wall)
-        self._tokens.send_each([peer for peer in self._sources if peer.credit > 0], self._status)
-
-    def status(self, now: float, wall: float) -> EngineStatus:
-        """The engine's state and totals, as every heartbeat carries them."""
-        model = self._config.model
-        first = self.executors.first if self.executors.complete else None
-        common = EngineStatus(
-            time=wall,
-            epoch=self.executors.epoch,
-            ready=self.ready,
-            step=0,
-            step_age=0.0,
-            running=0,
-            waiting=0,
-            blocks=0,
-            blocks_free=0,
-            blocks_idle=0,
-            block_size=model.block_size,
-            max_model_len=self._facts.max_model_len,
-            max_num_seqs=model.max_num_seqs,
-            device=self.executors.devices if first else "",
-            dtype=first.dtype if first else "",
-            prompt_tokens=0,
-            cached_tokens=0,
-            output_tokens=0,
-            finished=0,
-            aborted=0,
-            failed=0,
-            preemptions=0,
-            drain_rate=0.0,
-            draining=self.draining,
-            replica=self._replica,
-        )
-        if self._scheduler is None:
-            return common
-        found = self._scheduler.statistics()
-        return msgspec.structs.replace(
-            common,
-            step=found.step,
-            step_age=now - self._applied_at if found.in_flight else 0.0,
-            running=found.running,
-            waiting=found.waiting,
-            blocks=found.pool.total,
-            blocks_free=found.pool.free,
-            blocks_idle=found.pool.idle,
-            prompt_tokens=found.prompt_tokens,
-            cached_tokens=found.cached_tokens,
-            output_tokens=found.output_tokens,
-            finished=found.finished,
-            aborted=found.aborted,
-            failed=found.failed,
-            preemptions=found.preemptions,
-            drain_rate=found.drain_rate,
-            drafts=found.drafts,
-            draft_tokens=found.draft_tokens,
-            accepted_tokens=found.accepted_tokens,
-            accepted_at=found.accepted_at[:PLACES],
-        )

@@ -9,8 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.protocol.columns import unpack
 from penstock.protocol.messages import TraceContext
+from penstock.protocol.step_columns import chunk_table, integers
 from penstock.protocol.steps import StepPlan, StepResult
 from penstock.services.tracing import names
 from penstock.services.tracing.tracer import Attributes, Tracer
@@ -84,7 +84,7 @@ class ExecutorTraces:
         if not (self._slots or plan.trace) and not (plan.starts and self._tracer.enabled):
             return
         step = InFlight(plan, now)
-        for slot in (*unpack("i", plan.decode_off), *(start.slot for start in plan.starts)):
+        for slot in (*integers(plan.decode_off).tolist(), *(start.slot for start in plan.starts)):
             if slot in self._decoding:
                 self._decoding.discard(slot)
                 self._pause(self._slots[slot])
@@ -94,12 +94,11 @@ class ExecutorTraces:
                 self._leaving.append(occupant)
             if start.trace.sampled:
                 self._slots[start.slot] = Occupant(start.trace, start.choice)
-        on = {slot for slot in unpack("i", plan.decode_on) if slot in self._slots}
+        on = {slot for slot in integers(plan.decode_on).tolist() if slot in self._slots}
         self._decoding |= on
         step.resumed = [self._slots[slot] for slot in (self._decoding if self._rested else on)]
         self._rested = False
-        table = unpack("i", plan.chunks)
-        for slot, first, count in zip(table[::4], table[1::4], table[2::4], strict=True):
+        for slot, first, count, _ in chunk_table(plan.chunks).tolist():
             if (occupant := self._slots.get(slot)) is not None:
                 step.chunks.append((occupant, first, count))
         self._in_flight.append(step)
@@ -135,8 +134,8 @@ class ExecutorTraces:
         self._leaving = [occupant for occupant in self._leaving if occupant.before is not None]
         if plan.trace is not None:
             record(names.EXECUTE_STEP, plan.trace, step.began, now, {
-                names.STEP_NUMBER: plan.step, names.EPOCH: plan.epoch, names.BATCH: len(result.token_ids) // 4,
-                names.STEP_CHUNKS: len(plan.chunks) // 16, names.STEP_DRAFTS: len(plan.draft_ids) // 4,
+                names.STEP_NUMBER: plan.step, names.EPOCH: plan.epoch, names.BATCH: len(integers(result.token_ids)),
+                names.STEP_CHUNKS: len(chunk_table(plan.chunks)), names.STEP_DRAFTS: len(integers(plan.draft_ids)),
                 names.DEVICE_SECONDS: result.busy, names.WAITED_SECONDS: result.waited,
                 names.MASK_SECONDS: step.waited,
             })  # fmt: skip

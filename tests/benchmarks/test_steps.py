@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.executor import BLOCK, WAYS, Event, Load, by_kernel, for_each, idle_share, plans
-from penstock.engine_core.execution.input_batch import integers
+from penstock.protocol.step_columns import integers
 from penstock.protocol.steps import StepPlan
 
 

@@ -11,8 +11,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol import links, messages, steps
+from penstock.protocol.columns import pack
 from penstock.protocol.links import LINKS, MALFORMED, LinkControl, LinkSpec, decoder
-from penstock.protocol.messages import Finish, Message, Part, SubmitText, api_index, request_id
+from penstock.protocol.messages import (
+    Finish,
+    Message,
+    Part,
+    SubmitText,
+    TextBatch,
+    TokenBatch,
+    api_index,
+    request_id,
+)
 from penstock.protocol.steps import choice_seed
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -166,3 +176,17 @@ def test_choice_seeds_are_splitmix64():
     """The reference sequence of seed 1234567, from the paper's authors' C code."""
     reference = [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert [choice_seed(1234567, choice) for choice in (1, 2, 3)] == reference
+
+
+def test_rows_of_batches_are_read_back():
+    text = TextBatch(
+        ids=pack("q", [7, 1 << 62]), choices=pack("H", [0, 3]), text=("a", ""), tokens=pack("i", [2, 0]),
+        token_ids=pack("i", [5, 6]), finish=pack("B", [0, 2]),
+    )  # fmt: skip
+    rows = [(*row[:4], row[4].tobytes(), row[5]) for row in text.rows()]
+    assert rows == [(7, 0, "a", 2, pack("i", [5, 6]), 0), (1 << 62, 3, "", 0, b"", 2)]
+    tokens = TokenBatch(
+        step=1, ids=text.ids, choices=text.choices, counts=pack("i", [0, 2]), token_ids=text.token_ids,
+        finish=text.finish,
+    )
+    assert list(tokens.rows()) == [(7, 0, [], 0), (1 << 62, 3, [5, 6], 2)]

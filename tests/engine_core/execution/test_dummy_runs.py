@@ -10,9 +10,10 @@ import torch
 
 from penstock.engine_core.execution.cuda_graphs import MIXED_MOST
 from penstock.engine_core.execution.dummy_runs import FAR, crowded_steps, late_steps, warm_steps, worst_step
-from penstock.engine_core.execution.input_batch import SlotSizes, integers
+from penstock.engine_core.execution.input_batch import SlotSizes
 from penstock.kernels.attention_device import launches
 from penstock.kernels.attention_tiling import Shape
+from penstock.protocol.step_columns import integers
 from tests.engine_core.execution.harness import (
     GREEDY,
     LENGTH,

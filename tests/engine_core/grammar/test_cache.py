@@ -26,19 +26,19 @@ def of(number: int, memory: int = 1 << 20) -> Automaton:
 
 def put(cache: GrammarCache, found: Automaton) -> None:
     charge = cache.reserve(found)
-    cache.put((found.source, found.after), Guide(tokens(), automaton("regex", "[ab]+")), charge)
+    assert cache.built(found, charge, Guide(tokens(), automaton("regex", "[ab]+"))) is None
 
 
 def test_what_was_not_used_for_longest_goes_first() -> None:
     cache = GrammarCache(3 * SIZE)
     for number in range(3):
         put(cache, of(number))
-    assert (cache.entries, cache.bytes) == (3, 3 * SIZE)
-    assert cache.find(("a", b"")) is not None
+    assert (cache.statistics().entries, cache.bytes) == (3, 3 * SIZE)
+    assert cache.find(of(0)) is not None
     put(cache, of(3))
-    assert (cache.entries, cache.bytes) == (3, 3 * SIZE)
-    assert cache.find(("b", b"")) is None
-    assert cache.find(("a", b"")) is not None
+    assert (cache.statistics().entries, cache.bytes) == (3, 3 * SIZE)
+    assert cache.find(of(1)) is None
+    assert cache.find(of(0)) is not None
 
 
 def test_what_requests_run_by_counts_and_is_not_given_up() -> None:
@@ -46,18 +46,18 @@ def test_what_requests_run_by_counts_and_is_not_given_up() -> None:
     running = []
     for number in range(2):
         put(cache, of(number))
-        running.append(cache.find((of(number).source, b"")))
+        running.append(cache.find(of(number)))
     choices = [guide.copy() for guide in running if guide is not None]
     running.clear()
-    running += [cache.find(("a", b"")), cache.find(("b", b""))]
+    running += [cache.find(of(0)), cache.find(of(1))]
     with pytest.raises(Overloaded, match="--grammar-cache-bytes") as caught:
         cache.reserve(of(2))
     assert caught.value.retry_after > 0
-    assert cache.entries == 2, "giving them up frees nothing"
+    assert cache.statistics().entries == 2, "giving them up frees nothing"
     running.pop()
     gc.collect()
     put(cache, of(2))
-    assert cache.find(("b", b"")) is None
+    assert cache.find(of(1)) is None
     assert cache.bytes == 3 * SIZE, "a choice still runs by what was given up"
     choices.clear()
     assert cache.bytes == 2 * SIZE
@@ -78,7 +78,7 @@ def test_what_is_larger_than_the_cache_is_refused_for_good() -> None:
     with pytest.raises(InvalidRequest, match=r"takes 10 MiB of memory; --grammar-cache-bytes leaves 3 MiB") as caught:
         cache.reserve(of(1, memory=9 << 20))
     assert caught.value.code == "grammar_too_complex"
-    assert cache.entries == 1
+    assert cache.statistics().entries == 1
 
 
 def test_one_more_of_an_automaton_is_made_where_there_is_room() -> None:
@@ -86,13 +86,24 @@ def test_one_more_of_an_automaton_is_made_where_there_is_room() -> None:
     put(cache, of(0))
     assert cache.wants(of(0)) is None
     for _ in range(3 * FAMILY):
-        cache.find(("a", b""))
+        cache.find(of(0))
     charge = cache.wants(of(0))
     assert charge is not None
     assert cache.wants(of(0)) is None, "no room for a third"
-    cache.put(("a", b""), Guide(tokens(), automaton("regex", "[ab]+")), charge)
-    assert (cache.entries, cache.bytes) == (1, 2 * SIZE)
+    cache.built(of(0), charge, Guide(tokens(), automaton("regex", "[ab]+")))
+    assert (cache.statistics().entries, cache.bytes) == (1, 2 * SIZE)
     assert cache.wants(of(1)) is None, "nobody knows it"
+
+
+def test_a_build_that_failed_leaves_nothing_and_ends_its_requests() -> None:
+    cache = GrammarCache(2 * SIZE)
+    error = cache.built(of(0), cache.reserve(of(0)), ValueError("odd\nmore"))
+    assert error is not None
+    assert error.message == "the structure could not be prepared: odd"
+    refused = InvalidRequest("no", param="p")
+    assert cache.built(of(0), cache.reserve(of(0)), refused) is refused
+    assert cache.find(of(0)) is None
+    assert (cache.statistics().failed, cache.statistics().entries, cache.bytes) == (2, 0, 0)
 
 
 def word(rng: random.Random, length: int = 12) -> str:

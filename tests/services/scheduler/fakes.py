@@ -11,7 +11,7 @@ from penstock.protocol.messages import Finish, Message, TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Joined, Left, Peer, SocketStatistics
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller
-from penstock.services.scheduler.grammar_cache import GrammarQueue
+from penstock.services.scheduler.grammar_queue import GrammarQueue
 
 WINDOW = 64
 

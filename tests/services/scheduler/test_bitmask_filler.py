@@ -25,7 +25,7 @@ def test_masks_come_back_as_the_message_for_the_executors() -> None:
     assert masker.finished() == []
     statistics = masker.statistics()
     assert (statistics.rows, statistics.store.rows) == (1, 1)
-    assert 0 < statistics.row_seconds == statistics.slowest
+    assert 0 < statistics.seconds == statistics.slowest
 
 
 def test_new_executors_begin_with_an_empty_store() -> None:
@@ -38,7 +38,7 @@ def test_new_executors_begin_with_an_empty_store() -> None:
 
 def test_without_places_or_tokens_there_are_no_masks() -> None:
     masker = BitmaskFiller(tokens(), Inline(), 1)
-    assert (masker.most, masker.statistics().store.fills, masker.statistics().row_seconds) == (0, 0, 0.0)
+    assert (masker.most, masker.statistics().store.fills, masker.statistics().seconds) == (0, 0, 0.0)
     masker.renew(0)
     assert masker.most == 0
     none = BitmaskFiller(None, Inline(), 1)

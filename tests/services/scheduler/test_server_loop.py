@@ -17,16 +17,11 @@ from penstock.protocol.messages import (
     TokenBatch,
 )
 from penstock.protocol.steps import StepResult
-from penstock.services.scheduler.executor_group import MEMBERS_LIMIT
+from penstock.services.scheduler.engine_status import PLACES, STATUS_DELAY
+from penstock.services.scheduler.executor_group import MEMBERS_LIMIT, MISSING_LIMIT
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.scheduler.server_loop import (
-    IDLE_SECONDS,
-    LONG_STEP,
-    MISSING_LIMIT,
-    PLACES,
-    STATUS_DELAY,
-    SchedulerLoop,
-)
+from penstock.services.scheduler.server_loop import IDLE_SECONDS, SchedulerLoop
+from penstock.services.scheduler.step_times import LONG_STEP
 from penstock.services.supervisor.restart_policy import LIMIT, RestartPolicy
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
 

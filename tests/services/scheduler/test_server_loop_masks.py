@@ -12,7 +12,7 @@ from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller
-from penstock.services.scheduler.grammar_cache import GrammarQueue
+from penstock.services.scheduler.grammar_queue import GrammarQueue
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
 from tests.engine_core.grammar.vocabulary import END, allowed, automaton, tokens, vocabulary

@@ -14,7 +14,7 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.protocol.errors import GrammarFailure
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Automaton, Grammar, Sampling, SubmitTokens
-from penstock.services.scheduler.grammar_cache import GrammarQueue, rejection
+from penstock.services.scheduler.grammar_queue import GrammarQueue, rejection
 from penstock.services.tokenizer.worker_protocol import allocated
 from tests.engine_core.grammar.vocabulary import automaton, tokens
 from tests.services.scheduler.fakes import FakePort, Inline
@@ -61,7 +61,7 @@ def test_one_build_serves_all_who_wait_and_those_who_come_later(peer) -> None:
     guides.take(peer, request(4))
     assert [each.request.id for each in guides.admit()] == [4]
     statistics = guides.statistics()
-    assert (statistics.built, statistics.hits, statistics.remembered, statistics.waiting) == (2, 1, 2, 0)
+    assert (statistics.cache.built, statistics.cache.hits, statistics.cache.entries, statistics.waiting) == (2, 1, 2, 0)
 
 
 def test_an_abort_is_told_with_the_request(peer) -> None:
@@ -105,8 +105,8 @@ def test_an_automaton_that_fails_is_an_answer(peer) -> None:
     (admitted,) = guides.admit()
     assert isinstance(admitted.guide, GrammarFailure)
     assert (rejection(admitted).status, rejection(admitted).code) == (400, "grammar_failed")
-    assert guides.statistics().failed == 1
-    assert guides.statistics().remembered == 0
+    assert guides.statistics().cache.failed == 1
+    assert guides.statistics().cache.entries == 0
 
 
 def test_a_model_without_structures_says_so(peer) -> None:
@@ -129,7 +129,7 @@ def test_an_automaton_that_many_start_from_is_made_again(peer) -> None:
     assert len(set(last)) == 3
     assert max(last.count(family) for family in last) <= 2 * module.FAMILY
     statistics = guides.statistics()
-    assert (statistics.built, statistics.remembered) == (3, 1)
+    assert (statistics.cache.built, statistics.cache.entries) == (3, 1)
 
 
 def test_a_crowd_that_waits_for_one_automaton_counts_at_once(peer) -> None:
@@ -144,7 +144,7 @@ def test_a_crowd_that_waits_for_one_automaton_counts_at_once(peer) -> None:
     guides.take(peer, request(99))
     (admitted,) = guides.admit()
     assert admitted.request.id == 99
-    assert guides.statistics().built == 5
+    assert guides.statistics().cache.built == 5
 
 
 def test_memory_is_bounded_and_what_does_not_fit_is_told_so(peer) -> None:
@@ -155,8 +155,8 @@ def test_memory_is_bounded_and_what_does_not_fit_is_told_so(peer) -> None:
         guides.take(peer, request(number, letter))
         (admitted,) = guides.admit()
         assert isinstance(admitted.guide, Guide)
-    assert guides.statistics().remembered == 2
-    assert size <= guides.statistics().bytes <= 2 * size + 100
+    assert guides.statistics().cache.entries == 2
+    assert size <= guides.statistics().cache.bytes <= 2 * size + 100
     for letter in "cd":
         guides.take(peer, request(8, letter))
         running += guides.admit()
@@ -200,6 +200,6 @@ def test_a_flood_of_long_grammars_takes_no_more_than_the_limit(peer, kind: str) 
         made = Automaton(source=found.source, memory=found.memory)
         guides.take(peer, SubmitTokens(id=number, token_ids=b"", sampling=Sampling(), automaton=made))
         assert isinstance(guides.admit()[0].guide, Guide)
-        assert guides.statistics().bytes <= limit
+        assert guides.statistics().cache.bytes <= limit
         assert allocated() - before < limit + (4 << 20)
-    assert guides.statistics().remembered > 2
+    assert guides.statistics().cache.entries > 2

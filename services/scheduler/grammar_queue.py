@@ -1,6 +1,7 @@
-"""Requests with a grammar wait here until their automaton stands, which is made beside the loop and remembered.
+"""Requests with a grammar wait here until their automaton has been made, in threads beside the loop.
 
-The compile worker made the same automaton within its limits, so making it here costs what it cost there.
+The compile worker made the same automaton within its limits, so making it here costs what it cost there. Which automata
+are kept is decided by engine_core/grammar/cache.py.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from concurrent.futures import Executor
 
 import msgspec
 
-from penstock.engine_core.grammar.cache import GrammarCache, Key
-from penstock.engine_core.grammar.guide import Charge, Guide, first_line
+from penstock.engine_core.grammar.cache import GrammarCache, GrammarCacheStatistics, Key, key_of
+from penstock.engine_core.grammar.guide import Charge, Guide
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.protocol.errors import GrammarFailure, Overloaded, RequestError
 from penstock.protocol.messages import Automaton, Rejected, SubmitTokens
@@ -21,18 +22,12 @@ ANY = 1 << 62  # bytes
 
 
 class GrammarStatistics(msgspec.Struct, frozen=True):
-    """Counters since start, and what stands now."""
-
-    waiting: int  # now: requests
-    remembered: int  # now: automata
-    bytes: int  # now: of those and of others that requests still run by
-    built: int
-    hits: int  # requests whose automaton stood already
-    failed: int
+    waiting: int  # requests, now
+    cache: GrammarCacheStatistics
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """A request that waited, and its guide; or why there is none."""
+    """A request that waited with its guide, or with the reason why there is none."""
 
     peer: Peer
     request: SubmitTokens
@@ -50,7 +45,7 @@ class Waiting:
 
 
 class GrammarQueue:
-    """Owner of the automata that requests start from and of the requests that wait for one."""
+    """Owner of the requests that wait for an automaton."""
 
     def __init__(self, tokens: GrammarTokens | None, threads: Executor, families: int = 1, limit: int = ANY) -> None:
         self.jobs: BackgroundJobs[tuple[Automaton, Charge], Guide] = BackgroundJobs(threads)
@@ -58,23 +53,21 @@ class GrammarQueue:
         self._cache = GrammarCache(limit, families)
         self._waiting: dict[Key, list[Waiting]] = {}
         self._ready: list[Admitted] = []
-        self._built = self._hits = self._failed = 0
 
     @property
     def waiting(self) -> int:
-        """Requests that have not been given back."""
+        """Requests that have not been returned."""
         return sum(map(len, self._waiting.values())) + len(self._ready)
 
     def take(self, peer: Peer, request: SubmitTokens) -> None:
-        """Keep a request with an automaton until `admit` gives it back; at once if the automaton stands."""
+        """Keep a request with an automaton until `admit` returns it: at its next call if the automaton is there."""
         automaton = request.automaton
         assert automaton is not None
-        key = (automaton.source, automaton.after)
-        found = self._cache.find(key)
+        key = key_of(automaton)
+        found = self._cache.find(automaton)
         if found is not None:
-            self._hits += 1
             self._ready.append(Admitted(peer, without_source(request), found, False))
-            self._multiply(automaton)
+            self._build_more(automaton)
         elif self._tokens is None:
             self._ready.append(Admitted(peer, request, GrammarFailure("this model has no structured output"), False))
         elif key in self._waiting:
@@ -83,81 +76,67 @@ class GrammarQueue:
             try:
                 charge = self._cache.reserve(automaton)
             except RequestError as error:  # guard: design 7, one request's grammar
-                self._ready.append(Admitted(peer, without_source(request), refusal(error), False))
+                error = error.with_traceback(None)  # its frames hold the automaton
+                self._ready.append(Admitted(peer, without_source(request), error, False))
                 return
             self._waiting[key] = [Waiting(peer, without_source(request))]
-            self.jobs.start((automaton, charge), prepared, self._tokens, automaton)
+            self._build(automaton, charge)
 
     def abort(self, request: int) -> bool:
-        """Mark a request as aborted; whether it was here. It is given back all the same, so that it ends in order."""
+        """Mark a request as aborted; whether it was here. It is returned all the same, so that it ends in order."""
         for waiting in self._waiting.values():
             for each in waiting:
                 if each.request.id == request:
                     each.aborted = True
                     return True
-        for index, ready in enumerate(self._ready):  # its automaton was remembered, and `admit` has not been called yet
+        for index, ready in enumerate(self._ready):  # its automaton was cached
             if ready.request.id == request:
                 self._ready[index] = msgspec.structs.replace(ready, aborted=True)
                 return True
         return False
 
     def forget(self, peer: Peer) -> None:
-        """The peer is gone: nobody waits for its requests."""
+        """The peer is gone: drop its requests."""
         for automaton, waiting in self._waiting.items():
             self._waiting[automaton] = [each for each in waiting if each.peer != peer]
         self._ready = [admitted for admitted in self._ready if admitted.peer != peer]
 
     def admit(self) -> list[Admitted]:
-        """Requests whose automaton stands or failed."""
+        """Requests whose automaton was made or failed."""
         for (automaton, charge), future in self.jobs.collect():
-            key = (automaton.source, automaton.after)
-            error = self._settle(key, charge, future.exception() or future.result())
-            for each in self._waiting.pop(key, ()):
-                guide = error or self._cache.find(key)
+            error = self._cache.built(automaton, charge, future.exception() or future.result())
+            for each in self._waiting.pop(key_of(automaton), ()):
+                guide = error or self._cache.guide(automaton)
                 assert guide is not None
                 self._ready.append(Admitted(each.peer, each.request, guide, each.aborted))
             if error is None:
-                self._multiply(automaton)
+                self._build_more(automaton)
         ready, self._ready = self._ready, []
         return ready
 
     def statistics(self) -> GrammarStatistics:
         """Counters for metrics and tests."""
-        cache = self._cache
-        return GrammarStatistics(self.waiting, cache.entries, cache.bytes, self._built, self._hits, self._failed)
+        return GrammarStatistics(self.waiting, self._cache.statistics())
 
-    def _multiply(self, automaton: Automaton) -> None:
-        """Have an automaton made again that many requests start from."""
-        assert self._tokens is not None
+    def _build_more(self, automaton: Automaton) -> None:
+        """Make an automaton again that many requests start from."""
         while (charge := self._cache.wants(automaton)) is not None:
-            self.jobs.start((automaton, charge), prepared, self._tokens, automaton)
+            self._build(automaton, charge)
 
-    def _settle(self, key: Key, charge: Charge, found: Guide | BaseException) -> RequestError | None:
-        """Keep what a build gave; or why it gave nothing."""
-        if isinstance(found, Guide):
-            self._built += 1
-            self._cache.put(key, found, charge)
-            return None
-        self._failed += 1
-        if isinstance(found, RequestError):
-            return refusal(found)
-        return GrammarFailure(f"the structure could not be prepared: {first_line(str(found))}")
+    def _build(self, automaton: Automaton, charge: Charge) -> None:
+        assert self._tokens is not None
+        self.jobs.start((automaton, charge), prepared, self._tokens, automaton)
 
 
 def without_source(request: SubmitTokens) -> SubmitTokens:
-    """The request for as long as it runs: of its automaton's source, which may be of megabytes, a hash will do."""
+    """The request as it is kept while it runs: a hash replaces its automaton's source, which may take megabytes."""
     assert request.automaton is not None
     source = f"{hash(request.automaton.source):x}"
     return msgspec.structs.replace(request, automaton=msgspec.structs.replace(request.automaton, source=source))
 
 
-def refusal(error: RequestError) -> RequestError:
-    """The error without the frames that it was raised in, which hold the automaton and its source."""
-    return error.with_traceback(None)
-
-
 def prepared(tokens: GrammarTokens, automaton: Automaton) -> Guide:
-    """A guide whose first mask has been made once, so that what is made lazily is made here. Raises GrammarFailure."""
+    """A guide that has made its first mask, so that everything lazy is made here. Raises GrammarFailure."""
     guide = Guide(tokens, automaton)
     guide.prime()
     return guide

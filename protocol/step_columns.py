@@ -1,0 +1,41 @@
+"""Readers of the columns of steps as numpy arrays, which are views of the bytes.
+
+They stand apart from steps.py, which api and tokenizer processes import, so that those need no numpy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[np.int32]
+
+
+def integers(column: bytes) -> Column:
+    """A column of single numbers: slots, tokens, or what `StepMasks` has."""
+    return np.frombuffer(column, "<i4")
+
+
+def block_table(blocks: bytes) -> Column:
+    """`StepPlan.blocks`. # [blocks, 2]: slot, block"""
+    return integers(blocks).reshape(-1, 2)
+
+
+def chunk_table(chunks: bytes) -> Column:
+    """`StepPlan.chunks`. # [chunks, 4]: slot, start, count, sample"""
+    return integers(chunks).reshape(-1, 4)
+
+
+def draft_table(drafts: bytes) -> Column:
+    """`StepPlan.drafts`. # [drafted rows, 2]: slot, drafts"""
+    return integers(drafts).reshape(-1, 2)
+
+
+def drafting_table(drafting: bytes) -> Column:
+    """`StepPlan.drafting`. # [rows, 5]: slot, start, count, drafts, told"""
+    return integers(drafting).reshape(-1, 5)
+
+
+def chunk_positions(chunks: bytes) -> int:
+    """Positions that all chunks of a step run."""
+    return int(chunk_table(chunks)[:, 2].sum())

@@ -1,0 +1,82 @@
+"""The heartbeat of the scheduler process: what it says of the engine, and when it is due."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.engine_core.scheduling.statistics import SchedulerStatistics
+from penstock.protocol.config import ModelConfig
+from penstock.protocol.messages import EngineStatus
+from penstock.services.scheduler.executor_group import ExecutorGroup
+
+STATUS_DELAY = 0.05  # seconds for which the numbers of sequences may have changed without a heartbeat
+PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; jump-forward drafts may be far longer
+
+
+class StatusTimer:
+    """Heartbeats go out at their interval, at once when readiness changes, and soon after other numbers of sequences
+    run or wait."""
+
+    def __init__(self, interval: float, now: float) -> None:
+        self.due = now  # monotonic seconds
+        self._interval = interval
+        self._sent: EngineStatus | None = None
+        self._sent_at = now
+
+    def is_due(self, now: float, *, ready: bool, draining: bool, counts: tuple[int, int] | None) -> bool:
+        """`counts`: sequences that run and that wait."""
+        sent = self._sent
+        if sent is None:
+            return now >= self.due
+        if counts is not None and counts != (sent.running, sent.waiting):
+            self.due = min(self.due, self._sent_at + STATUS_DELAY)
+        return now >= self.due or (sent.ready, sent.draining) != (ready, draining)
+
+    def note(self, sent: EngineStatus, now: float) -> None:
+        """A heartbeat goes out."""
+        self._sent, self._sent_at, self.due = sent, now, now + self._interval
+
+
+def group_status(
+    executors: ExecutorGroup, model: ModelConfig, max_model_len: int, replica: int, wall: float, *, draining: bool
+) -> EngineStatus:
+    """What there is to say before the first group of executors is complete. `wall`: unix seconds."""
+    first = executors.first if executors.complete else None
+    return EngineStatus(
+        time=wall,
+        epoch=executors.epoch,
+        ready=executors.complete and not draining,
+        draining=draining,
+        replica=replica,
+        block_size=model.block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=model.max_num_seqs,
+        device=executors.devices if first else "",
+        dtype=first.dtype if first else "",
+    )
+
+
+def with_statistics(status: EngineStatus, found: SchedulerStatistics, step_age: float) -> EngineStatus:
+    """The same with the scheduler's totals. `step_age`: seconds since the last result."""
+    return msgspec.structs.replace(
+        status,
+        step=found.step,
+        step_age=step_age if found.in_flight else 0.0,
+        running=found.running,
+        waiting=found.waiting,
+        blocks=found.pool.total,
+        blocks_free=found.pool.free,
+        blocks_idle=found.pool.idle,
+        prompt_tokens=found.prompt_tokens,
+        cached_tokens=found.cached_tokens,
+        output_tokens=found.output_tokens,
+        finished=found.finished,
+        aborted=found.aborted,
+        failed=found.failed,
+        preemptions=found.preemptions,
+        drain_rate=found.drain_rate,
+        drafts=found.drafts,
+        draft_tokens=found.draft_tokens,
+        accepted_tokens=found.accepted_tokens,
+        accepted_at=found.accepted_at[:PLACES],
+    )
