@@ -1,4 +1,4 @@
-"""The model that this server serves, as far as the api has to know it."""
+"""What the api process knows of the model that it serves."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, wrong_output
 from penstock.protocol.errors import ConfigError, NotFound
 
-DEFAULT_TOKENIZER = "PreTrainedTokenizerFast"  # where the folder names no class: its tokenizer.json is one
+DEFAULT_TOKENIZER = "PreTrainedTokenizerFast"  # if the folder names no class
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Names, sizes and defaults of the one model; `names[0]` stands in responses."""
+    """Names, sizes and defaults of the model; responses carry `names[0]`."""
 
     names: tuple[str, ...]
     max_model_len: int
     vocab_size: int
     created: int  # unix seconds
     generation: Generation = Generation()
-    hidden: int = 0  # numbers of a vector
-    tokenizer: bytes = b"{}"  # JSON of what /tokenizer_info tells
+    hidden: int = 0  # size of an embedding
+    tokenizer: bytes = b"{}"  # JSON for /tokenizer_info
     pooler: Pooler = Pooler()
-    wrong_output: tuple[str, ...] = ()  # why what it says is wrong, as protocol.config.wrong_output tells
+    wrong_output: tuple[str, ...] = ()  # why its output is wrong, as protocol.config.wrong_output says
 
     @property
     def name(self) -> str:
         return self.names[0]
 
     def check_name(self, asked: str | None) -> None:
-        """Raise NotFound unless a request may ask for `asked`; to leave the name out is to ask for the one model."""
+        """Raise NotFound unless `asked` is a name of this model, or None."""
         if asked is not None and asked not in self.names:
             raise NotFound(f"The model `{asked[:200]}` does not exist.", param="model", code="model_not_found")
 
 
 def read_model_info(config: Config) -> ModelInfo:
-    """What the model's folder says. Raises ModelError or ConfigError."""
+    """Read the model's folder. Raises ModelError or ConfigError."""
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path)
     return ModelInfo(
@@ -60,7 +60,7 @@ def read_model_info(config: Config) -> ModelInfo:
 
 
 def tokenizer_info(folder: Path, override: str) -> bytes:
-    """JSON of the folder's tokenizer_config.json, with its class and the chat template that is used, if there is one;
+    """JSON of the folder's tokenizer_config.json with its class and the effective chat template, if there is one.
     `override` is the file of --chat-template. Raises ModelError and ConfigError."""
     path = folder / "tokenizer_config.json"
     info: dict[str, Any] = {"tokenizer_class": DEFAULT_TOKENIZER}

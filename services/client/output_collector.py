@@ -1,8 +1,8 @@
-"""The answer to one HTTP request while it grows: what came and was not sent yet, per choice.
+"""Collects the output of one API request, per choice, until it is sent.
 
-Deltas are kept, not frames: when the client's connection is slow they merge, so what waits is never longer than the
-answer itself. The pipeline pushes a batch's rows, then says that they are all there. One task of the request waits and
-takes; of a stream that flows, a tap takes meanwhile, without waking the task.
+Deltas are kept, not events: when the client's connection is slow they merge, so a collector never holds more than the
+whole response. The engine client puts the rows of a batch, then notifies. One task per request awaits `get`; while a
+stream's connection accepts data, its writer sends new output directly, without waking that task.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int | None
-    accepted_tokens: int  # draft tokens that stand in the output
-    rejected_tokens: int  # the others that were verified
-    reasoning_tokens: int = 0  # of the completion's, its markers among them
+    accepted_tokens: int  # draft tokens in the output
+    rejected_tokens: int  # draft tokens that were verified and are not
+    reasoning_tokens: int = 0  # of the completion tokens, including markers
 
 
 class PromptFacts(msgspec.Struct, eq=False):
-    """What is known of one prompt once its first choice begins."""
+    """One prompt, known once its first choice begins."""
 
     tokens: int = 0
     token_ids: bytes = b""  # int32, where they were asked for
     cached_tokens: int | None = None
     approximations: tuple[str, ...] = ()
-    reasons: bool = False  # reasoning is told apart from the content
+    reasons: bool = False  # reasoning is separated from the content
     logprobs: tuple[PositionLogprobs | None, ...] | None = None
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A stretch of one choice's output."""
+    """A part of one choice's output."""
 
     kind: int  # PieceKind
     text: str  # of a CALL the function's name
-    call: int = -1  # which of the choice's calls, from 0
+    call: int = -1  # index among the choice's calls
     id: str = ""  # of a CALL
     name: str = ""  # of the function that ARGUMENTS belong to
 
 
 class Segments(msgspec.Struct, eq=False):
-    """What waits to be taken of one choice, beside text that came before it. Makes the calls' ids."""
+    """Parsed output of one choice that has not been taken, after its plain text. Creates the calls' ids."""
 
     calls: int = 0
     name: str = ""  # of the last call's function
@@ -74,7 +74,7 @@ class Segments(msgspec.Struct, eq=False):
                 self.waiting.append(Segment(piece.kind, piece.text))
 
     def take(self, text: str) -> list[Segment]:
-        """`text` and what waits behind it, neighbours of a kind as one."""
+        """`text`, then the segments; neighbours of one kind are joined."""
         found = [Segment(PieceKind.CONTENT, text)] if text else []
         for segment in self.waiting:
             last = found[-1] if found else None
@@ -87,12 +87,13 @@ class Segments(msgspec.Struct, eq=False):
 
 
 class Choice(msgspec.Struct, eq=False):
-    """One choice: `text`, `segments`, `logprobs` and `token_ids` wait to be taken, the rest is of the whole choice."""
+    """One choice: `text`, `segments`, `logprobs` and `token_ids` since they were last taken; the rest is of the whole
+    choice."""
 
     index: int
     prompt: int
     text: list[str] = []
-    segments: Segments = msgspec.field(default_factory=Segments)  # what comes after the text
+    segments: Segments = msgspec.field(default_factory=Segments)  # after the text
     logprobs: list[PositionLogprobs] = []
     token_ids: list[bytes] = []  # int32, where they were asked for
     tokens: int = 0
@@ -102,8 +103,8 @@ class Choice(msgspec.Struct, eq=False):
     reasoning_tokens: int = 0
     vector: bytes | None = None  # float32, where one was asked for
     updated: bool = False  # among the choices that `get` will return
-    begun: bool = False  # the stream's first frame of this choice was made
-    last: float = 0.0  # when the latest tokens came; 0 before the first
+    begun: bool = False  # the stream has an event of this choice
+    last: float = 0.0  # when the latest tokens arrived; 0 before the first
 
     def take_text(self) -> str:
         if not self.text:
@@ -113,7 +114,7 @@ class Choice(msgspec.Struct, eq=False):
         return text
 
     def take(self) -> list[Segment]:
-        """Everything that was written since it was last taken, in order."""
+        """All output since the last call, in order."""
         return self.segments.take(self.take_text())
 
     def take_logprobs(self) -> list[PositionLogprobs]:
@@ -127,10 +128,10 @@ class Choice(msgspec.Struct, eq=False):
 
 
 class StreamWriter(Protocol):
-    """Takes what a stream has to give and sends it on at once."""
+    """Sends a stream's new output at once."""
 
     def write(self, collector: OutputCollector) -> bool:
-        """False when that cannot be done now: nothing was taken, and the request's task must see to it."""
+        """False if the connection accepts nothing now; then nothing was taken."""
 
 
 class OutputCollector:
@@ -148,26 +149,26 @@ class OutputCollector:
         field_names: Mapping[str, str] = OWN_NAMES,
     ) -> None:
         self.n = n
-        self.name = name  # the response's id, where it has one; its owner's to set
+        self.name = name  # the response's id, if it has one; set by its owner
         self._field_names = field_names
         self.prompts = [PromptFacts() for _ in range(prompts)]
         self.choices = [Choice(index, index // n) for index in range(prompts * n)]
         self.error: RequestError | None = None
         self.first_token: float | None = None  # of a stream, in monotonic seconds
-        self.request_ids: list[int] = []  # internal ids; the pipeline's
+        self.request_ids: list[int] = []  # set by the engine client
         self.disconnected = False  # the client is gone
-        self.operation: Operation | None = None  # where it is traced; the pipeline's
+        self.operation: Operation | None = None  # if it is traced; set by the engine client
         self._open = len(self.choices)
         self.stream = stream
         self._timings = timings
         self._began = now
         self._updated: list[Choice] = []
-        self._writer: StreamWriter | None = None  # while the task waits
+        self._writer: StreamWriter | None = None  # while the task awaits `get`
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def ended(self) -> bool:
-        """Every choice has finished, or an error or the client's departure ended them all."""
+        """Every choice has finished, or an error or a disconnect ended them all."""
         return self._open == 0 or self.error is not None or self.disconnected
 
     @property
@@ -194,8 +195,8 @@ class OutputCollector:
         pieces: Iterable[Piece] = (),
         token_ids: bytes | memoryview = b"",
     ) -> None:
-        """One row of a TextBatch for choice `index`, arrived at `now` in monotonic seconds. `token_ids` (int32) are
-        those of its tokens, where they were asked for."""
+        """Add one row of a TextBatch to choice `index`, at `now` in monotonic seconds. `token_ids` (int32) are empty
+        unless the request asked for them."""
         choice = self.choices[index]
         if choice.finish:
             return
@@ -229,45 +230,45 @@ class OutputCollector:
             self._updated.append(choice)
 
     def notify(self) -> None:
-        """The rows of a batch have been pushed: whoever waits gets what they brought."""
+        """All rows of a batch have been put: write the stream, or wake the task."""
         if self._waiter is None:
             return
         over = self._open == 0 or self.error is not None
-        flowed = not over and self._writer is not None and self._writer.write(self)
-        if over or (self.stream and not flowed):
+        written = not over and self._writer is not None and self._writer.write(self)
+        if over or (self.stream and not written):
             self._wake()
 
     @property
     def failure(self) -> RequestError | None:
-        """The error to raise: a copy, since the frames that it passes through hold this reply."""
+        """The error to raise: a copy, since a raised error refers to frames that refer to this collector."""
         return copy.copy(self.error)
 
     def fail(self, error: RequestError) -> None:
-        """End every choice with this error; the first one holds."""
+        """End every choice with this error, unless one has ended them before."""
         if self.error is None:
             self.error = renamed(error, self._field_names) if self._field_names else error
         self._wake()
 
     def disconnect(self) -> None:
-        """The client is gone: whoever waits for news stops."""
+        """The client is gone: `get` returns."""
         self.disconnected = True
         self._wake()
 
     def end_trace(self, now: float) -> None:
-        """Nobody will take more of it: what is traced ends here. May be called again."""
+        """End the operation's spans. Safe to call twice."""
         operation, self.operation = self.operation, None
         if operation is not None:
             operation.end(self, now)
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        """What the request's grammar does not hold exactly; known once a choice has begun."""
+        """Parts of the request's grammar that are not enforced exactly; known once a choice has begun."""
         return self.prompts[0].approximations
 
     async def get(self, writer: StreamWriter | None = None) -> list[Choice]:
-        """Wait until choices have something to take, or all is over; then the choices concerned, in order of arrival.
+        """The choices with new output, in order of arrival; waits for output, or for the end.
 
-        For an answer that is not streamed: wait until all is over. What `writer` takes meanwhile is no news.
+        Of a response that is not streamed it waits for the end. Output that `writer` sends meanwhile does not count.
         """
         while not self.ended and not (self.stream and self._updated):
             self._waiter = asyncio.get_running_loop().create_future()
@@ -279,7 +280,7 @@ class OutputCollector:
         return self.get_nowait()
 
     def get_nowait(self) -> list[Choice]:
-        """The choices that have something to take, in order of arrival."""
+        """The choices with new output, in order of arrival."""
         updated, self._updated = self._updated, []
         for choice in updated:
             choice.updated = False
@@ -324,7 +325,7 @@ class OutputCollector:
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A whole tool call."""
+    """A complete tool call."""
 
     id: str
     name: str
@@ -332,7 +333,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ParsedOutput(msgspec.Struct, frozen=True):
-    """All of it, sorted by kind."""
+    """A choice's whole output, by kind."""
 
     content: str
     reasoning: str
@@ -340,7 +341,7 @@ class ParsedOutput(msgspec.Struct, frozen=True):
 
 
 def parsed_output(segments: Iterable[Segment]) -> ParsedOutput:
-    """The whole output of a choice whose segments these are."""
+    """The output of a choice with these segments."""
     texts: dict[int, list[str]] = {PieceKind.CONTENT: [], PieceKind.REASONING: []}
     calls: list[tuple[Segment, list[str]]] = []
     for segment in segments:
@@ -358,7 +359,7 @@ def parsed_output(segments: Iterable[Segment]) -> ParsedOutput:
 
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """`error`, whose field is called as the request's API has it. The message of an error names its field in full."""
+    """`error` with its field renamed as in the request's API, in the message as well."""
     param = error.param or ""
     for name, own in names.items():
         if param == name or param.startswith((name + ".", name + "[")):

@@ -1,4 +1,4 @@
-"""The engine as its replicas tell of it by heartbeats: one of them is enough to serve, all together are its figures."""
+"""The engine's state, from its replicas' heartbeats: it serves while one of them does, and its counters add up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUMS = (
 
 
 class ReplicaHealth(msgspec.Struct, frozen=True):
-    """One replica in the body of GET /health. `status` is "ok" or why it serves nothing; ages are in seconds."""
+    """One replica in the body of GET /health. `status` is "ok" or why it does not serve; ages are in seconds."""
 
     replica: int
     status: str
@@ -30,29 +30,29 @@ class ReplicaHealth(msgspec.Struct, frozen=True):
     heartbeat_age: float | None
     running: int
     waiting: int
-    tokens: int  # that its KV cache holds
+    tokens: int  # capacity of its KV cache
     tokens_free: int
     prompt_tokens: int
     cached_tokens: int
 
 
 class ReplicaSet:
-    """The newest heartbeat of each replica. `limit`: seconds after which one that is silent counts as lost."""
+    """The newest heartbeat of each replica. `limit`: seconds of silence after which a replica counts as lost."""
 
     def __init__(self, replicas: int, limit: float) -> None:
         assert replicas > 0
         self.limit = limit
         self._replicas = replicas
-        self._statuses: dict[int, tuple[EngineStatus, float]] = {}  # and when it came, in monotonic seconds
+        self._statuses: dict[int, tuple[EngineStatus, float]] = {}  # and its arrival, in monotonic seconds
 
     def report(self, status: EngineStatus, now: float) -> None:
-        """A heartbeat that came at `now`."""
+        """Record a heartbeat that arrived at `now`."""
         if 0 <= status.replica < self._replicas:
             self._statuses[status.replica] = status, now
 
     def refresh(self, snapshots: Iterable[Snapshot]) -> None:
-        """Bring schedulers' snapshots, taken once a second, up to date with later heartbeats, which follow a change of
-        what runs and waits within 50 ms."""
+        """Update schedulers' snapshots, which are taken once a second, with heartbeats, which follow a change of the
+        running and waiting requests within 50 ms."""
         for snapshot in snapshots:
             status, _ = self._statuses.get(snapshot.index, (None, 0.0))
             if snapshot.role == Role.SCHEDULER and status is not None and status.time > snapshot.time:
@@ -60,7 +60,7 @@ class ReplicaSet:
 
     @property
     def status(self) -> EngineStatus | None:
-        """All replicas as one: counts add up, it is ready when any is, and as old as its oldest step."""
+        """All replicas as one: counters add up, any replica makes it ready, the oldest step gives its age."""
         statuses = [status for status, _ in self._statuses.values()]
         if len(statuses) <= 1:
             return statuses[0] if statuses else None
@@ -68,12 +68,12 @@ class ReplicaSet:
 
     @property
     def first(self) -> EngineStatus | None:
-        """One replica's, of those that are ready; they are alike in what each can hold."""
+        """The heartbeat of a ready replica; all have the same capacity."""
         return next((status for status, _ in self._statuses.values() if status.ready), None)
 
     @property
     def time(self) -> float:
-        """When the last heartbeat of any came."""
+        """Arrival of the latest heartbeat, of any replica."""
         return max((time for _, time in self._statuses.values()), default=0.0)
 
     @property
@@ -89,15 +89,15 @@ class ReplicaSet:
             return ""
         if len(set(troubles)) == 1:
             return troubles[0]
-        return "no replica serves: " + told(troubles)
+        return "no replica serves: " + described(troubles)
 
     def degraded(self, now: float, lost: Mapping[int, str]) -> str:
-        """Which replicas do not serve while others do, and why; `lost` says it of those that will not come back."""
+        """Which replicas do not serve while others do, and why; `lost`: why some will not come back."""
         troubles = [trouble and lost.get(replica, trouble) for replica, trouble in enumerate(self._troubles(now))]
-        return told(troubles) if "" in troubles else ""
+        return described(troubles) if "" in troubles else ""
 
     def each(self, now: float, lost: Mapping[int, str]) -> tuple[ReplicaHealth, ...]:
-        """Every replica there should be; `lost` as above."""
+        """Every configured replica; `lost` as above."""
         found = []
         for replica, trouble in enumerate(self._troubles(now)):
             status, time = self._statuses.get(replica, (None, 0.0))
@@ -134,16 +134,16 @@ class ReplicaSet:
         return "" if status.ready else "the engine is not ready"
 
 
-def told(troubles: Sequence[str]) -> str:
-    """What is wrong with which replica."""
+def described(troubles: Sequence[str]) -> str:
+    """The replicas that do not serve, and why."""
     return "; ".join(f"replica {replica}: {trouble}" for replica, trouble in enumerate(troubles) if trouble)
 
 
 def total(statuses: Sequence[EngineStatus]) -> EngineStatus:
-    """Several replicas' heartbeats as one."""
+    """The heartbeats of several replicas as one."""
     ready = [status for status in statuses if status.ready]
-    places = max(len(status.accepted_at) for status in statuses)
-    accepted = [status.accepted_at + (0,) * (places - len(status.accepted_at)) for status in statuses]
+    positions = max(len(status.accepted_at) for status in statuses)
+    accepted = [status.accepted_at + (0,) * (positions - len(status.accepted_at)) for status in statuses]
     sums = {name: sum(getattr(status, name) for status in statuses) for name in SUMS}
     return msgspec.structs.replace(
         (ready or list(statuses))[0],

@@ -1,7 +1,7 @@
-"""A compile worker: a process that compiles grammars one after the other, so that a bomb harms no other request.
+"""A compile worker: a process that compiles one grammar at a time, so that a malicious one harms no other request.
 
-It limits itself: CPU seconds by a timer whose signal ends the process, memory by its address space, the stack by a
-thread smaller than any that runs the same automaton later. Its owner (`grammar_compiler`) replaces it when it ends.
+It limits its CPU time with a timer whose signal ends the process, its memory with its address space, and its stack with
+a thread whose stack is smaller than any on which the automaton runs later. `grammar_compiler` replaces it when it ends.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from penstock.services.supervisor.process import PARENT, follow_parent
 from penstock.services.tokenizer.worker_protocol import Done, Refusal, allocated, limit_memory, reply, requests
 
 STACK = 1 << 20  # bytes; the scheduler's threads have more
-MOST_REMEMBERED = 32 << 20  # bytes that compilations may leave behind
-BLOCK = 64  # bytes of one of Python's small objects; measured on trees of patterns
+MOST_REMEMBERED = 32 << 20  # bytes that compilations may leave in caches
+BLOCK = 64  # average bytes of Python's small objects, measured on trees of patterns
 
 
-class Bounds(msgspec.Struct, frozen=True):
-    """What one compilation may use."""
+class Limits(msgspec.Struct, frozen=True):
+    """The limits of one compilation."""
 
     seconds: float  # of CPU
     memory: int  # bytes beyond what the worker has when it begins
@@ -45,42 +45,42 @@ GRAMMAR = msgspec.msgpack.Decoder(Grammar)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """FOLDER PARENT SECONDS MEMORY: tell that the model's tokens are read, then answer until the input ends."""
+    """FOLDER PARENT SECONDS MEMORY: report that the model's tokens are read, then answer until the input ends."""
     folder, parent, seconds, memory = arguments
     follow_parent(signal.SIGKILL, {PARENT: parent})
     path = Path(folder)
     tokens = read_tokens(path, read_vocabulary(path))
     threading.stack_size(STACK)
-    bounds = Bounds(float(seconds), int(memory))
-    outcome(USUAL, tokens)  # tables that the first compilation would fill, and modules that it would import
-    remembered = Remembered()
+    limits = Limits(float(seconds), int(memory))
+    outcome(USUAL, tokens)  # fills caches and imports modules that the first compilation would otherwise
+    caches = CacheLimit()
     for frame in requests():
-        reply(msgspec.msgpack.encode(bounded(frame, tokens, bounds)))
-        remembered.trim()
+        reply(msgspec.msgpack.encode(bounded(frame, tokens, limits)))
+        caches.trim()
 
 
-class Remembered:
-    """Bounds what compilations leave behind for the next ones: each may add as much as one compilation may take."""
+class CacheLimit:
+    """Bounds what compilations leave in caches for the next ones; each may add as much as one compilation may use."""
 
     def __init__(self) -> None:
-        self._least = held()
+        self._least = memory_used()
 
     def trim(self) -> None:
-        """Called between two compilations."""
-        if held() - self._least > MOST_REMEMBERED:
+        """Clear the caches if they are too large. Called between two compilations."""
+        if memory_used() - self._least > MOST_REMEMBERED:
             automata.forget()
-            self._least = held()  # what stays is not for us to give up
+            self._least = memory_used()  # the rest is not in caches
 
 
-def held() -> int:
-    """Bytes that this process holds, about: the C library's, and Python's own of small objects."""
+def memory_used() -> int:
+    """About the bytes that this process has allocated: by the C library, and by Python for small objects."""
     return allocated() + sys.getallocatedblocks() * BLOCK
 
 
-def bounded(frame: bytes, tokens: GrammarTokens | None, bounds: Bounds) -> Done | Refusal:
+def bounded(frame: bytes, tokens: GrammarTokens | None, limits: Limits) -> Done | Refusal:
     """The outcome of one compilation, unless a limit ends this process first."""
-    limit_memory(bounds.memory)
-    signal.setitimer(signal.ITIMER_PROF, bounds.seconds)
+    limit_memory(limits.memory)
+    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
     outcomes: list[Done | Refusal] = []
     thread = threading.Thread(target=lambda: outcomes.append(outcome(GRAMMAR.decode(frame), tokens)))
     thread.start()
@@ -90,7 +90,7 @@ def bounded(frame: bytes, tokens: GrammarTokens | None, bounds: Bounds) -> Done 
 
 
 def outcome(grammar: Grammar, tokens: GrammarTokens | None) -> Done | Refusal:
-    """What came of a grammar."""
+    """The compiled grammar, or why it is refused."""
     if tokens is None:
         return Refusal("this model names no token that ends an output, so none can be structured", "unsupported")
     try:
@@ -98,7 +98,7 @@ def outcome(grammar: Grammar, tokens: GrammarTokens | None) -> Done | Refusal:
     except InvalidRequest as error:
         return Refusal(error.message, error.code)
     except MemoryError:
-        os._exit(os.EX_UNAVAILABLE)  # the owner reads it as the memory limit; what is left here cannot be trusted
+        os._exit(os.EX_UNAVAILABLE)  # read as the memory limit; this process's state cannot be trusted
     except Exception as error:  # guard: design 7, one request's grammar
         return Refusal(f"it cannot be compiled ({type(error).__name__})", "invalid_grammar")
     return Done(found.source, found.approximations, found.seconds, found.slowest, found.memory)

@@ -1,7 +1,7 @@
-"""Grammars are compiled in worker processes, each once, and remembered. A request waits for its own alone.
+"""Compiles grammars in worker processes and caches the outcomes. A request waits for its own grammar only.
 
-A worker that passes a limit is ended and replaced, and its grammar is refused from then on. What is remembered is
-bounded in number and in bytes.
+A worker that exceeds a limit is replaced, and its grammar is refused from then on. The cache is bounded in entries and
+in bytes.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from penstock.protocol.messages import Grammar
 from penstock.services.tokenizer.worker_pool import ATTEMPTS, MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import COMPILED, Done, Refusal
 
-KEPT = 512  # bytes of an entry beside its texts
-LONG = 16 << 10  # bytes of a source, which takes a tenth of a millisecond to hash
-MOST_BYTES = 64 << 20  # of remembered sources and refusals
+ENTRY = 512  # bytes of a cache entry besides its texts
+LONG = 16 << 10  # bytes of a source that takes 0.1 ms to hash
+MOST_BYTES = 64 << 20  # of cached sources and refusals
 COMPILE = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)  # seconds
 
 
 class GrammarCompilerStatistics(msgspec.Struct, frozen=True):
-    """Counters since start, and what stands now."""
+    """Counters since the start, and present numbers."""
 
     workers: int  # now
     waiting: int  # now: compilations without a worker
-    remembered: int  # now: grammars, refused ones included
-    bytes: int  # now: of those
+    remembered: int  # now: cached grammars, refused ones included
+    bytes: int  # now: of the cache
     compiled: int
     refused: int
-    hits: int  # requests whose grammar was remembered or on its way
-    replaced: int  # workers that passed a limit or died
+    hits: int  # requests whose grammar was cached or being compiled
+    replaced: int  # workers that exceeded a limit or died
     slowest: float  # seconds of CPU of one compilation
-    seconds: HistogramStatistics  # of CPU, of each that came to an end
+    seconds: HistogramStatistics  # of CPU, of completed compilations
 
 
 class GrammarCompiler:
-    """Owner of the workers and of what they found. Lives on one asyncio loop."""
+    """Owns the workers and the cache. Used on one asyncio loop."""
 
     def __init__(self, folder: Path, options: TokenizerConfig) -> None:
         self._options = options
-        self._known: OrderedDict[bytes, Done | Refusal] = OrderedDict()  # least recently used first
+        self._cache: OrderedDict[bytes, Done | Refusal] = OrderedDict()  # least recently used first
         self._bytes = 0
-        self._flights: dict[bytes, asyncio.Task[Done | Refusal]] = {}
+        self._compiling: dict[bytes, asyncio.Task[Done | Refusal]] = {}
         limits = (str(options.grammar_compile_timeout), str(options.grammar_compile_memory))
         kind = WorkerKind(
             "compile", f"{ATTEMPTS} compile workers ended without an answer; the server's log says why",
@@ -69,30 +69,30 @@ class GrammarCompiler:
         self._pool.fill()
 
     async def warm(self) -> None:
-        """Wait until the first grammar would find its worker ready, or the log has said why there is none."""
+        """Wait until a worker is ready for the first grammar, or the log says why none is."""
         await self._pool.warm()
 
     async def compile(self, grammar: Grammar) -> Done:
-        """Raises InvalidRequest naming the grammar's field and why it is refused, Overloaded, EngineFailure."""
+        """Raises InvalidRequest with the grammar's field and the reason, Overloaded, EngineFailure."""
         most = self._options.grammar_max_bytes
         if len(grammar.source) + len(grammar.unread) + len(grammar.whitespace) > most:
             message = f"{grammar.param} is longer than {most} characters (--grammar-max-bytes)"
             raise InvalidRequest(message, param=grammar.param, code="grammar_too_complex")
         key = await self._key(grammar)
-        found = self._known.get(key)
+        found = self._cache.get(key)
         if found is not None:
-            self._known.move_to_end(key)
+            self._cache.move_to_end(key)
             self._hits += 1
         else:
-            found = await asyncio.shield(self._flight(key, grammar))
+            found = await asyncio.shield(self._shared(key, grammar))
         if isinstance(found, Refusal):
             raise InvalidRequest(f"{grammar.param}: {found.message}", param=grammar.param, code=found.code)
         return found
 
     def close(self) -> None:
-        """End the workers and whoever waits for them."""
-        for flight in self._flights.values():
-            flight.cancel()
+        """End the workers, and cancel compilations."""
+        for task in self._compiling.values():
+            task.cancel()
         self._pool.close()
 
     def statistics(self) -> GrammarCompilerStatistics:
@@ -100,7 +100,7 @@ class GrammarCompiler:
         return GrammarCompilerStatistics(
             workers=len(self._pool.workers),
             waiting=self._pool.waiting,
-            remembered=len(self._known),
+            remembered=len(self._cache),
             bytes=self._bytes,
             compiled=self._compiled,
             refused=self._refused,
@@ -111,22 +111,22 @@ class GrammarCompiler:
         )
 
     async def _key(self, grammar: Grammar) -> bytes:
-        """Its content's. Hashing what is long leaves the interpreter to streams."""
+        """The cache key; long sources are hashed in a thread, beside streams."""
         if len(grammar.unread) <= LONG:
             return content_key(grammar)
         return await asyncio.get_running_loop().run_in_executor(None, content_key, grammar)
 
-    def _flight(self, key: bytes, grammar: Grammar) -> asyncio.Task[Done | Refusal]:
-        """The one compilation of this grammar that is on its way."""
-        flight = self._flights.get(key)
-        if flight is not None:
+    def _shared(self, key: bytes, grammar: Grammar) -> asyncio.Task[Done | Refusal]:
+        """The compilation of this grammar in progress, started if there is none."""
+        task = self._compiling.get(key)
+        if task is not None:
             self._hits += 1
-            return flight
+            return task
         if self._pool.waiting >= MOST_WAITING:
             raise Overloaded("too many grammars wait to be compiled")
-        flight = self._flights[key] = asyncio.get_running_loop().create_task(self._compile(key, grammar))
-        flight.add_done_callback(forget(self._flights, key))
-        return flight
+        task = self._compiling[key] = asyncio.get_running_loop().create_task(self._compile(key, grammar))
+        task.add_done_callback(forget(self._compiling, key))
+        return task
 
     async def _compile(self, key: bytes, grammar: Grammar) -> Done | Refusal:
         found = await self._outcome(msgspec.msgpack.encode(grammar))
@@ -136,11 +136,11 @@ class GrammarCompiler:
             self._seconds.observe(found.seconds)
         else:
             self._refused += 1
-        self._remember(key, found)
+        self._keep(key, found)
         return found
 
     async def _outcome(self, body: bytes) -> Done | Refusal:
-        """A worker's answer; a limit that it passes is a refusal."""
+        """A worker's answer; a worker that exceeds a limit makes a refusal."""
         options = self._options
         match await self._pool.ask(body, options.grammar_compile_timeout * PATIENCE):
             case bytes() as answer:
@@ -151,42 +151,42 @@ class GrammarCompiler:
                 limit = memory_limit(options)
         return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")
 
-    def _remember(self, key: bytes, found: Done | Refusal) -> None:
-        self._known[key] = found
+    def _keep(self, key: bytes, found: Done | Refusal) -> None:
+        self._cache[key] = found
         self._bytes += size_of(found)
-        while len(self._known) > self._options.grammar_cache_entries or self._bytes > MOST_BYTES:
-            _, oldest = self._known.popitem(last=False)
+        while len(self._cache) > self._options.grammar_cache_entries or self._bytes > MOST_BYTES:
+            _, oldest = self._cache.popitem(last=False)
             self._bytes -= size_of(oldest)
 
 
 def content_key(grammar: Grammar) -> bytes:
-    """The same for grammars that mean the same, whichever field they came in."""
+    """The same for grammars with the same meaning, whichever field of a request they came in."""
     content = (grammar.kind, grammar.source, grammar.whitespace, grammar.lenient, len(grammar.unread))
-    found = hashlib.sha256(msgspec.msgpack.encode(content))  # the fastest here where processors know it
+    found = hashlib.sha256(msgspec.msgpack.encode(content))  # the fastest with hardware support
     found.update(grammar.unread)
     return found.digest()
 
 
 def memory_limit(options: TokenizerConfig) -> str:
-    """What a compilation may take, for its refusal."""
+    """The memory limit of a compilation, for its refusal."""
     limit = f"{options.grammar_compile_memory >> 20} MiB (--grammar-compile-memory)"
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     return limit if hard == resource.RLIM_INFINITY else f"{limit}, or than the server's own limit leaves (ulimit -v)"
 
 
 def size_of(found: Done | Refusal) -> int:
-    """Bytes that keeping it takes."""
+    """Bytes of a cache entry."""
     texts = (found.source, *found.approximations) if isinstance(found, Done) else (found.message,)
-    return KEPT + sum(map(sys.getsizeof, texts))
+    return ENTRY + sum(map(sys.getsizeof, texts))
 
 
-def forget(flights: dict[bytes, asyncio.Task[Done | Refusal]], key: bytes) -> Callable[[object], None]:
-    """What takes a flight off the list when it has landed, its failure looked at."""
+def forget(compiling: dict[bytes, asyncio.Task[Done | Refusal]], key: bytes) -> Callable[[object], None]:
+    """A callback that removes a finished compilation and retrieves its exception."""
 
-    def landed(task: object) -> None:
-        del flights[key]
+    def done(task: object) -> None:
+        del compiling[key]
         assert isinstance(task, asyncio.Task)
         if not task.cancelled():
             task.exception()
 
-    return landed
+    return done

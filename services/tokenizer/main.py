@@ -48,8 +48,8 @@ from penstock.services.tracing.tokenizer import TokenizerTraces
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-MAX_THREADS = 4  # that encode long prompts
-SWITCH = 0.0002  # seconds until the loop, with a step's text, gets the interpreter from a thread that renders a chat
+MAX_THREADS = 4  # for encoding long prompts
+SWITCH = 0.0002  # seconds until the loop, with a step's text, takes the interpreter from a thread that renders a chat
 GC_THRESHOLD = 50_000  # allocations between collections: messages are frozen and hold no cycles
 
 
@@ -68,10 +68,10 @@ async def serve(config: Config, index: int) -> int:
     stages.begin("reading the tokenizer")
     path = folder.resolve(config.model.model, config.model.revision)
     compiler = GrammarCompiler(path, config.tokenizer)
-    compiler.start()  # its first worker reads the same files meanwhile
+    compiler.start()  # its first worker reads the same files in parallel
     vocabulary = read_vocabulary(path)
-    frontend, setting = read_frontend(config, path, vocabulary)
-    templates = Templates(setting, config.tokenizer)
+    frontend, settings = read_frontend(config, path, vocabulary)
+    templates = Templates(settings, config.tokenizer)
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.TOKENIZER, index)
@@ -94,7 +94,7 @@ async def serve(config: Config, index: int) -> int:
     heartbeat = Heartbeat()
     tasks = [background_task(each, end.fail) for each in (send_heartbeats(heartbeat), keep_exporting(exporter))]
     try:
-        await compiler.warm()  # who asks for a structure first waits for no process
+        await compiler.warm()  # the first grammar does not wait for a process
         text.start(loop.from_apis)
         for replica, watch in enumerate(tokens):
             watch.start(functools.partial(loop.from_scheduler, replica))
@@ -122,7 +122,7 @@ async def serve(config: Config, index: int) -> int:
 
 
 def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[Frontend, TemplateSettings]:
-    """What the model folder says about text, beside its vocabulary, and what template workers need of that.
+    """The frontend, read from the model's folder, and the settings of template workers.
 
     Raises ModelError and ConfigError.
     """
@@ -138,16 +138,16 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
     controls = read_controls(vocabulary, template.source, dialect) if options.split_special_tokens else None
     texts = None if controls is None else controls.texts
-    setting = TemplateSettings(
+    settings = TemplateSettings(
         str(path), options.chat_template, limits, vocabulary.names, dialect, texts, options.template_timeout,
         options.template_memory,
     )  # fmt: skip
     prompter = Prompter(vocabulary, template, limits, dialect, controls)
-    return Frontend(vocabulary, prompter, placement_of(config)), setting
+    return Frontend(vocabulary, prompter, placement_of(config)), settings
 
 
 def placement_of(config: Config) -> Placement:
-    """How requests are shared out among replicas. Where nothing is cached no prefix is worth anything."""
+    """How requests are distributed among replicas. Without prefix caching, prefixes do not matter."""
     policy, model = config.tokenizer.placement, config.model
     if policy == "prefix" and not config.scheduler.enable_prefix_caching:
         policy = "least_loaded"
@@ -155,7 +155,7 @@ def placement_of(config: Config) -> Placement:
 
 
 class End:
-    """When to end: a signal, or an error in a callback of the loop or in a background task, which `wait` raises."""
+    """The end of the process: by a signal, or by an error in a callback or background task, which `wait` raises."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -165,7 +165,7 @@ class End:
         self._loop.set_exception_handler(self._failed)
 
     async def wait(self) -> None:
-        """Until the end."""
+        """Wait for the end."""
         await self._end
 
     def _signalled(self) -> None:
@@ -175,7 +175,7 @@ class End:
             self._end.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """Have `wait` raise `error`, unless it is over."""
+        """Make `wait` raise `error`, unless it has returned."""
         if not self._end.done():
             self._end.set_exception(error)
 

@@ -1,9 +1,8 @@
-"""A template worker: a process that renders chats by templates of requests, each in a child of its own, and tries there
-what a tokenizer may have died of.
+"""A template worker: renders chats by requests' own templates, each in a child process, and tries there requests that
+a tokenizer may have died of.
 
-The template and all that it makes live in the child, whose CPU time and memory are limited for good, and end with it.
-The worker compiles the template, within the same limits, and remembers it. Nothing else of a request stays here. Its
-owner (`services.tokenizer.templates`) replaces it when it ends. They talk over its standard streams.
+The CPU time and memory of a child are limited for good. The worker compiles templates within the same limits and caches
+them; nothing else of a request stays here. Its owner (`services.tokenizer.templates`) replaces it when it ends.
 """
 
 from __future__ import annotations
@@ -47,26 +46,26 @@ log = logging.getLogger(__name__)
 
 PARAM = "chat_template"
 TOO_MUCH = "template_too_complex"
-MOST_SOURCE = 1 << 20  # bytes of remembered sources; compiled they take about thirty times as much
+MOST_SOURCE = 1 << 20  # bytes of cached sources; compiled they take about 30 times as much
 TRIAL_SECONDS = 60.0
 TRIAL_MEMORY = 16 << 30  # bytes
 POISON = "condemned"
 KILLER = "a tokenizer died while it had this request, and a process that did the same with it alone died too"
-MOST_PRINTED = 256 << 20  # bytes of one answer
+MOST_ANSWER = 256 << 20  # bytes of one child's answer
 OUT_OF_MEMORY = os.EX_UNAVAILABLE
-# How a process ends whose memory or stack ran out: by the C library, by the kernel, or by an exit of ours.
+# Signals that end a process whose memory or stack ran out; OUT_OF_MEMORY is our own exit code for it.
 MEMORY_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)
 
 
 class TemplateSettings(msgspec.Struct, frozen=True):
-    """What a template worker must know of the model, and what one rendering may take."""
+    """What a template worker needs of the model, and the limits of one rendering."""
 
     folder: str  # of the model
-    chat_template: str  # the operator's file with one, or empty
+    chat_template: str  # the file of --chat-template, or empty
     limits: PromptLimits
-    names: dict[str, str]  # the special tokens that templates can name
+    names: dict[str, str]  # special tokens by their names in templates
     dialect: Dialect
-    controls: frozenset[str] | None  # control tokens that contents must not spell; None: they may
+    controls: frozenset[str] | None  # control tokens that are escaped in contents; None: none are
     seconds: float  # of CPU
     memory: int  # bytes
 
@@ -79,30 +78,30 @@ class Render(msgspec.Struct, frozen=True, tag=True):
 
 
 class Trial(msgspec.Struct, frozen=True, tag=True):
-    """Try what may have killed a tokenizer: does it kill a process that does with it what a tokenizer does?"""
+    """Do what a tokenizer does with this call, to find out whether it kills the process."""
 
     call: SubmitText | Tokenize | Detokenize
     now: float  # unix seconds
-    rendered: Rendered | None = None  # of a request with a template of its own
+    rendered: Rendered | None = None  # if the request has its own template
 
 
 class Rendering(msgspec.Struct, frozen=True, tag=True):
-    """A chat as text."""
+    """A rendered chat."""
 
     rendered: Rendered
 
 
 class Survived(msgspec.Struct, frozen=True, tag=True):
-    """What was tried kills no process."""
+    """A trial that killed no process."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What came of a job."""
+    """The outcome of a job."""
 
     outcome: Rendering | Refusal | Survived
-    remembered: int = 0  # bytes of the template sources that the worker keeps compiled
+    remembered: int = 0  # bytes of the template sources that the worker has cached
     pid: int = 0
-    ended: bool = False  # the rendering passed a limit or died
+    ended: bool = False  # the child exceeded a limit or died
 
 
 SETTINGS = msgspec.msgpack.Decoder(TemplateSettings)
@@ -113,40 +112,40 @@ OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """PARENT: read the setting, then answer until the input ends."""
+    """PARENT: read the settings, then answer until the input ends."""
     (parent,) = arguments
     follow_parent(signal.SIGKILL, {PARENT: parent})
-    time.tzset()  # children, which open no file, know the zone from here
+    time.tzset()  # children cannot open the file of the time zone
     frames = requests()
-    setting = next(frames, None)
-    if setting is None:
+    settings = next(frames, None)
+    if settings is None:
         return
-    worker = TemplateWorker(SETTINGS.decode(setting))
+    worker = TemplateWorker(SETTINGS.decode(settings))
     for frame in frames:
         reply(msgspec.msgpack.encode(worker.answer(JOB.decode(frame))))
 
 
 class TemplateWorker:
-    """Renders, and keeps the compiled templates of requests, the least recently used first."""
+    """Runs jobs in child processes, and caches compiled templates."""
 
-    def __init__(self, setting: TemplateSettings) -> None:
-        self._setting = setting
-        self._controls = None if setting.controls is None else Controls(setting.controls)
-        self._known: OrderedDict[str, ChatTemplate] = OrderedDict()
+    def __init__(self, settings: TemplateSettings) -> None:
+        self._settings = settings
+        self._controls = None if settings.controls is None else Controls(settings.controls)
+        self._cache: OrderedDict[str, ChatTemplate] = OrderedDict()
         self._bytes = 0
-        self._tried: Tokenizing | None = None  # read when something is first tried
+        self._trials: TrialTokenizer | None = None  # made for the first trial
 
     def answer(self, job: Render | Trial) -> Answer:
-        """What came of one job, unless compiling a template ends this process."""
+        """The outcome of one job, unless compiling its template ends this process."""
         return self._render(job) if isinstance(job, Render) else self._try(job)
 
     def _answer(self, outcome: Outcome, ended: bool = False) -> Answer:
         return Answer(outcome, self._bytes, os.getpid(), ended)
 
     def _try(self, trial: Trial) -> Answer:
-        if self._tried is None:
-            self._tried = Tokenizing(self._setting)
-        outcome, ended = self._apart(functools.partial(self._tried.survived, trial), TRIAL_SECONDS, TRIAL_MEMORY)
+        if self._trials is None:
+            self._trials = TrialTokenizer(self._settings)
+        outcome, ended = self._in_child(functools.partial(self._trials.run, trial), TRIAL_SECONDS, TRIAL_MEMORY)
         return self._answer(Refusal(KILLER, POISON) if ended else outcome, ended)
 
     def _render(self, job: Render) -> Answer:
@@ -156,39 +155,39 @@ class TemplateWorker:
             template = self._compiled(source)
         except InvalidRequest as error:
             return self._answer(refusal(error))
-        setting = self._setting
+        settings = self._settings
         rendered = functools.partial(self._outcome, template, job)
-        outcome, ended = self._apart(rendered, setting.seconds, setting.memory)
+        outcome, ended = self._in_child(rendered, settings.seconds, settings.memory)
         return self._answer(outcome, ended)
 
     def _compiled(self, source: str) -> ChatTemplate:
         """Raises InvalidRequest."""
-        template = self._known.get(source)
+        template = self._cache.get(source)
         if template is not None:
-            self._known.move_to_end(source)
+            self._cache.move_to_end(source)
             return template
-        setting = self._setting
-        limit_memory(setting.memory)
-        signal.setitimer(signal.ITIMER_PROF, setting.seconds)
+        settings = self._settings
+        limit_memory(settings.memory)
+        signal.setitimer(signal.ITIMER_PROF, settings.seconds)
         try:
-            template = ChatTemplate({DEFAULT: source}, setting.names, trusted=False)
+            template = ChatTemplate({DEFAULT: source}, settings.names, trusted=False)
         except (jinja2.TemplateSyntaxError, RecursionError) as error:
             message = f"chat_template is no jinja template: {str(error)[:200]}"
             raise InvalidRequest(message, param=PARAM, code="invalid_value") from None
         except MemoryError:
-            os._exit(OUT_OF_MEMORY)  # what is left here cannot be trusted
+            os._exit(OUT_OF_MEMORY)  # this process's state cannot be trusted
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             unlimit_memory()
-        self._known[source] = template
+        self._cache[source] = template
         self._bytes += len(source.encode(errors="replace"))
         while self._bytes > MOST_SOURCE:
-            oldest, _ = self._known.popitem(last=False)
+            oldest, _ = self._cache.popitem(last=False)
             self._bytes -= len(oldest.encode(errors="replace"))
         return template
 
-    def _apart(self, work: Callable[[], Outcome], seconds: float, memory: int) -> tuple[Outcome, bool]:
-        """What came of `work` in a child, and whether it did not come to its end."""
+    def _in_child(self, work: Callable[[], Outcome], seconds: float, memory: int) -> tuple[Outcome, bool]:
+        """The outcome of `work` in a child process, and whether the child failed to complete it."""
         reader, writer = os.pipe()
         own = os.getpid()
         child = os.fork()
@@ -203,40 +202,40 @@ class TemplateWorker:
                 os._exit(os.EX_SOFTWARE)
             os._exit(os.EX_OK)
         os.close(writer)
-        body = read_all(reader, MOST_PRINTED)
-        if len(body) > MOST_PRINTED:
+        body = read_all(reader, MOST_ANSWER)
+        if len(body) > MOST_ANSWER:
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         if code == os.EX_OK:
             with contextlib.suppress(msgspec.DecodeError):
                 return OUTCOME.decode(body), False
-        return limit_passed(code, self._setting), True
+        return limit_passed(code, self._settings), True
 
     def _outcome(self, template: ChatTemplate, job: Render) -> Rendering | Refusal:
         try:
-            found = Renderer(template, self._setting.dialect, self._controls).render(job.request, job.now)
+            found = Renderer(template, self._settings.dialect, self._controls).render(job.request, job.now)
         except InvalidRequest as error:
             return refusal(error)
         except MemoryError:
             raise
         except Exception as error:  # guard: design 7, one request's template
             return Refusal(f"chat_template cannot be rendered ({type(error).__name__})", "invalid_value", PARAM)
-        return Rendering(msgspec.structs.replace(found, tools=None))  # its owner has them
+        return Rendering(msgspec.structs.replace(found, tools=None))  # the owner has them
 
 
-class Tokenizing:
-    """What a tokenizer does with a request before the first token comes."""
+class TrialTokenizer:
+    """Does what a tokenizer does with a request before its first token."""
 
-    def __init__(self, setting: TemplateSettings) -> None:
-        folder = Path(setting.folder)
+    def __init__(self, settings: TemplateSettings) -> None:
+        folder = Path(settings.folder)
         self._vocabulary = read_vocabulary(folder)
-        template = read_template(folder, setting.names, setting.chat_template)
-        controls = None if setting.controls is None else Controls(setting.controls)
-        self._prompter = Prompter(self._vocabulary, template, setting.limits, setting.dialect, controls)
+        template = read_template(folder, settings.names, settings.chat_template)
+        controls = None if settings.controls is None else Controls(settings.controls)
+        self._prompter = Prompter(self._vocabulary, template, settings.limits, settings.dialect, controls)
 
-    def survived(self, trial: Trial) -> Survived:
-        """That is all that is told; what raises an error ends its request alone, in a tokenizer too."""
+    def run(self, trial: Trial) -> Survived:
+        """Return if the process survives; an error would end only its request in a tokenizer, too."""
         try:
             match trial.call:
                 case SubmitText() as text:
@@ -256,12 +255,12 @@ def refusal(error: InvalidRequest) -> Refusal:
     return Refusal(error.message, error.code, error.param)
 
 
-def limit_passed(code: int, setting: TemplateSettings) -> Refusal:
-    """Why a rendering came to no end, by the exit code of the process that it ended."""
+def limit_passed(code: int, settings: TemplateSettings) -> Refusal:
+    """Why a rendering did not complete, by its process's exit code."""
     if code in (-TIME_SIGNAL, -signal.SIGXCPU):
-        return too_slow(setting.seconds)
+        return too_slow(settings.seconds)
     if code == OUT_OF_MEMORY or -code in MEMORY_SIGNALS:
-        return too_large(setting.memory)
+        return too_large(settings.memory)
     return Refusal("chat_template cannot be rendered", "invalid_value", PARAM)
 
 
@@ -276,11 +275,11 @@ def too_large(memory: int) -> Refusal:
 
 
 def confine(seconds: float, memory: int, parent: int) -> None:
-    """Limit this process for good: it ends with its parent, writes no file, opens none and starts no process."""
+    """Limit this process for good: it ends with its parent, opens and writes no file, and starts no process."""
     follow_parent(signal.SIGKILL, {PARENT: str(parent)})
     limit_memory(memory, for_good=True)
     for kind, most in (
-        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # behind the timer, which a process could set anew
+        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # after the timer, which the process could reset
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, 0),
         (resource.RLIMIT_NPROC, 0),
@@ -302,7 +301,7 @@ def write_all(descriptor: int, body: bytes) -> None:
 
 
 def read_all(descriptor: int, most: int) -> bytes:
-    """What comes until the other end closes, `most` bytes and a little at most. Closes the descriptor."""
+    """Read until the other end closes, or there are more than `most` bytes. Closes the descriptor."""
     parts: list[bytes] = []
     length = 0
     while length <= most and (part := os.read(descriptor, 1 << 20)):
@@ -313,7 +312,7 @@ def read_all(descriptor: int, most: int) -> bytes:
 
 
 def environment(names: Mapping[str, str]) -> dict[str, str]:
-    """What of a tokenizer's environment a template worker gets: what Python needs to start, none of its secrets."""
+    """The part of a tokenizer's environment that Python needs to start, without secrets."""
     return {name: value for name, value in names.items() if name in ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ")}
 
 

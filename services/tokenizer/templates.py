@@ -1,7 +1,7 @@
-"""Templates of requests are rendered in worker processes, with limits of CPU time and memory, and what a tokenizer may
-have died of is tried there.
+"""Renders requests' own templates in worker processes, with limits on CPU time and memory, and tries there requests
+that a tokenizer may have died of.
 
-Workers are started when the first such request comes and stay. A request waits for requests of its kind alone.
+Workers are started for the first such request, and stay.
 """
 
 from __future__ import annotations
@@ -29,39 +29,38 @@ from penstock.services.tokenizer.template_worker import (
 from penstock.services.tokenizer.worker_pool import MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import Refusal
 
-# Beside the rendering's own CPU time: compiling the template, and reading a long conversation and its text.
-SLACK = 5.0
+SLACK = 5.0  # seconds beyond the CPU limit: compiling the template, decoding a long conversation and its text
 
 Call = SubmitText | Tokenize | Detokenize
 
 
 class TemplateStatistics(msgspec.Struct, frozen=True):
-    """Counters since start, and what stands now."""
+    """Counters since the start, and present numbers."""
 
     workers: int  # now
     waiting: int  # now: renderings without a worker
-    remembered: int  # now: bytes of sources that workers keep compiled
+    remembered: int  # now: bytes of templates that workers have cached
     rendered: int
     refused: int
-    ended: int  # renderings that passed a limit or died; some took their worker with them
+    ended: int  # renderings that exceeded a limit or died, some with their worker
 
 
 class Templates:
-    """Owner of the workers. Lives on one asyncio loop."""
+    """Owns the workers. Used on one asyncio loop."""
 
-    def __init__(self, setting: TemplateSettings, options: TokenizerConfig) -> None:
+    def __init__(self, settings: TemplateSettings, options: TokenizerConfig) -> None:
         self._options = options
         kind = WorkerKind(
             "template", "templates of requests cannot be rendered at this time",
             "penstock.services.tokenizer.template_worker", (str(os.getpid()),), environment(os.environ),
-            greeting=msgspec.msgpack.encode(setting),
+            greeting=msgspec.msgpack.encode(settings),
         )  # fmt: skip
         self._pool = WorkerPool(kind, options.template_workers)
         self._remembered: dict[int, int] = {}  # by a worker's pid: bytes
         self._rendered = self._refused = self._ended = 0
 
     async def render(self, request: SubmitText, now: float) -> Rendered:
-        """The chat's text by the request's own template. `now` in unix seconds is what a template knows as the time.
+        """The chat rendered by the request's own template, which sees `now` (unix seconds) as the time.
 
         Raises InvalidRequest, Overloaded, EngineFailure.
         """
@@ -77,10 +76,10 @@ class Templates:
         return msgspec.structs.replace(answer.outcome.rendered, tools=read_list(request.tools, "tools"))
 
     async def fatal(self, call: Call, now: float, rendered: Rendered | None) -> str:
-        """Why a process dies that does with the call what a tokenizer does; empty where none dies."""
+        """Why a process dies that does with this call what a tokenizer does; empty if none dies."""
         try:
             answer = await self._answer(Trial(call, now, rendered), TRIAL_SECONDS)
-        except EngineFailure:  # nothing can be tried, so it goes on: its api process counts the deaths
+        except EngineFailure:  # no trial is possible: the api process still counts deaths
             return ""
         return answer.outcome.message if isinstance(answer.outcome, Refusal) else ""
 
@@ -100,7 +99,7 @@ class Templates:
         )
 
     async def _answer(self, job: Render | Trial, seconds: float) -> Answer:
-        """A worker's answer; a limit that ended the worker itself is a refusal."""
+        """A worker's answer; a worker that exceeds a limit itself makes a refusal."""
         options = self._options
         match await self._pool.ask(msgspec.msgpack.encode(job), seconds * PATIENCE + SLACK):
             case bytes() as body:

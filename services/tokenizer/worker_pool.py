@@ -1,7 +1,7 @@
-"""Worker processes as their owner sees them: started, asked, replaced when they end, and kept warm.
+"""The owner's end of worker processes: starts them, sends them requests, and replaces those that end.
 
-A pool may keep a spare: one warm worker more than are at work, so that no request waits for one to start. The first is
-there before the server is ready; when a worker ends, or one more is needed, the next has started already.
+A pool may keep a spare, one idle worker more than are at work, so that no request waits for a start. The first one
+starts before the server is ready.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ log = logging.getLogger(__name__)
 ROOT = Path(__file__).absolute().parents[3]
 NICE = 10  # streams come first
 START_LIMIT = 60.0  # seconds until a worker is ready
-LAST_WORDS = 64 << 10  # bytes of what a worker wrote to stderr, a pipe's full
+LAST_WORDS = 64 << 10  # bytes that a worker wrote to stderr: as many as a pipe holds
 LONGEST_LINE = 400  # characters
-PATIENCE = 5  # times the CPU limit that a worker may take by the clock, on a machine that is busy
+PATIENCE = 5  # times its CPU limit that a worker may take in real time, on a busy machine
 ATTEMPTS = 3
-MOST_WAITING = 1024  # requests that wait for a worker of one kind; beyond it 429
+MOST_WAITING = 1024  # requests for one kind of worker; more are refused with 429
 
 # Exit codes of a process whose memory (abort, MemoryError) or stack (segmentation fault) ran out.
 OUT_OF_MEMORY = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, os.EX_UNAVAILABLE)
 
 
 class End(enum.Enum):
-    """Why a worker ended while it was asked."""
+    """Why a worker ended during a request."""
 
     TIME = "time"
     MEMORY = "memory"
-    OTHER = "other"  # nothing that the request did
+    OTHER = "other"  # not because of the request
 
 
 class WorkerKind(msgspec.Struct, frozen=True):
-    """What sets a pool's workers apart."""
+    """The workers of one pool."""
 
     name: str  # in logs and errors
-    unanswered: str  # the error where ATTEMPTS of them died
+    unanswered: str  # the error after ATTEMPTS of them died
     module: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
-    greeting: bytes = b""  # the first frame that each gets
+    greeting: bytes = b""  # the first frame for each
     spare: int = 0
-    complains: bool = False  # its stderr is ours to read
+    complains: bool = False  # its stderr is read and logged
 
 
 class Worker:
@@ -72,12 +72,13 @@ class Worker:
         self._answers = answers
         self._pipes = pipes
         self.pid = process.pid
-        self.last_words = ""  # what it wrote to stderr last, once it has ended
+        self.last_words = ""  # its last line on stderr, once it has ended
 
     @classmethod
     async def start(cls, process: subprocess.Popen[bytes], nice: int = NICE) -> Worker:
-        """The worker that `process` becomes once it is ready; `nice` from its first import on, which it could not see
-        to itself. Raises EngineFailure when it does not come up."""
+        """The worker once it is ready. It has `nice` from its first import on, which it could not set itself.
+
+        Raises EngineFailure if it does not start."""
         assert process.stdin is not None
         assert process.stdout is not None
         lower_priority(process, nice)
@@ -99,7 +100,7 @@ class Worker:
         return worker
 
     def defer(self, nice: int) -> None:
-        """Leave the cores to others from now on."""
+        """Lower its priority from now on."""
         lower_priority(self._process, nice)
 
     def tell(self, body: bytes) -> None:
@@ -107,7 +108,7 @@ class Worker:
         self._pipes[1].writelines((LENGTH.pack(len(body)), body))
 
     async def ask(self, body: bytes, seconds: float) -> bytes | End:
-        """The answer to one frame, or why there is none and no worker any more."""
+        """The answer to one frame, or why the worker ended."""
         try:
             self.tell(body)
             return await asyncio.wait_for(self._read(), seconds)
@@ -115,7 +116,7 @@ class Worker:
             return await self.end(late=isinstance(error, TimeoutError))
 
     async def end(self, *, late: bool = False) -> End:
-        """End it, if it has not ended by itself; why it did, or that it was `late`."""
+        """End it, unless it has ended by itself. Why it ended; `late`: for its time."""
         loop = asyncio.get_running_loop()
         if not late:
             with contextlib.suppress(TimeoutError):  # its streams close a moment before the process is gone
@@ -128,7 +129,7 @@ class Worker:
         return End.MEMORY if code in OUT_OF_MEMORY else End.OTHER
 
     def kill(self) -> None:
-        """End it at once; its owner is gone or does not wait."""
+        """End it at once."""
         self._process.kill()
         for pipe in self._pipes:
             pipe.close()
@@ -148,7 +149,7 @@ class Worker:
 
 
 class WorkerPool:
-    """Owner of the workers of one kind. At most `size` are at work. Lives on one asyncio loop."""
+    """Owns the workers of one kind, of which `size` work at a time. Used on one asyncio loop."""
 
     def __init__(self, kind: WorkerKind, size: int) -> None:
         self._kind = kind
@@ -156,13 +157,13 @@ class WorkerPool:
         self.workers: set[Worker] = set()  # that have started and not ended
         self.idle: list[Worker] = []
         self.waiting = 0  # requests without a worker
-        self.replaced = 0  # workers that passed a limit or died
+        self.replaced = 0  # workers that exceeded a limit or died
         self._starting: set[asyncio.Task[None]] = set()
         self._wanting: list[asyncio.Future[Worker]] = []  # requests that wait for a worker to start, in order
-        self._nice = 0 if kind.spare else NICE  # the first spare has the cores while the server starts
+        self._nice = 0 if kind.spare else NICE  # the first spare starts at full priority, with the server
 
     def fill(self) -> None:
-        """Start what is missing: a worker for each request that waits, and the spare."""
+        """Start missing workers: one for each waiting request, and the spare."""
         missing = max(self._kind.spare, len(self._wanting)) - len(self.idle) - len(self._starting)
         for _ in range(missing):
             task = asyncio.get_running_loop().create_task(self._start())
@@ -170,7 +171,7 @@ class WorkerPool:
             task.add_done_callback(self._starting.discard)
 
     async def warm(self) -> None:
-        """Wait until there is a worker, or none can be started, which the log has said."""
+        """Wait until there is a worker, or none can be started, which is logged."""
         while self._starting and not self.workers:
             await asyncio.wait(set(self._starting))
         for worker in self.workers:
@@ -178,9 +179,10 @@ class WorkerPool:
         self._nice = NICE
 
     async def ask(self, body: bytes, seconds: float) -> bytes | End:
-        """A worker's answer, or the limit that ended it; one that died otherwise is replaced and costs time only.
+        """A worker's answer, or the limit that ended it. A worker that dies otherwise is replaced, and the request
+        tried again.
 
-        Raises EngineFailure where no worker starts, or ATTEMPTS of them died.
+        Raises EngineFailure if no worker starts, or ATTEMPTS of them died.
         """
         self.waiting += 1
         try:
@@ -209,7 +211,7 @@ class WorkerPool:
         worker = await self._take()
         try:
             found = await worker.ask(body, seconds)
-        except asyncio.CancelledError:  # an answer that nobody takes would be the next request's
+        except asyncio.CancelledError:  # its answer would be taken for the next request's
             self.workers.discard(worker)
             worker.kill()
             asyncio.get_running_loop().run_in_executor(None, worker.reap)
@@ -224,7 +226,7 @@ class WorkerPool:
         return found
 
     async def _take(self) -> Worker:
-        """A worker for one request. Raises EngineFailure where none starts."""
+        """A worker for one request. Raises EngineFailure if none starts."""
         self._nice = NICE  # streams come first
         if self.idle:
             worker = self.idle.pop()
@@ -246,7 +248,7 @@ class WorkerPool:
         return worker
 
     def _give(self, worker: Worker) -> None:
-        """To the request that has waited longest, or to the idle ones."""
+        """Give a worker to the request that has waited longest, or make it idle."""
         while self._wanting:
             wanted = self._wanting.pop(0)
             if not wanted.done():
@@ -275,15 +277,15 @@ class WorkerPool:
         self._give(worker)
 
     def _started(self) -> None:
-        """Before any request hears of it: what that does next counts the workers that are still starting."""
+        """This task no longer starts a worker; called before any request resumes and counts those that do."""
         task = asyncio.current_task()
         assert task is not None
         self._starting.discard(task)
 
 
 def begin(kind: WorkerKind) -> subprocess.Popen[bytes]:
-    """A worker's process. From this thread, since it ends with it; not as uvloop begins one, which copies the memory
-    map of this process and keeps every stream waiting for 20 ms."""
+    """A worker's process. Started on this thread, because it ends with it, and not by uvloop, whose fork would stop
+    every stream for 20 ms."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, "-m", kind.module, *kind.arguments],
@@ -294,11 +296,11 @@ def begin(kind: WorkerKind) -> subprocess.Popen[bytes]:
 
 
 def lower_priority(process: subprocess.Popen[bytes], nice: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended: reading from it tells
+    with contextlib.suppress(ProcessLookupError):  # it has ended, as reading from it will show
         os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
 
 
 def last_line(text: bytes) -> str:
-    """The last line of a process's complaint, in which Python and Rust say what it was."""
+    """The last line of an error output, where Python and Rust write the error."""
     lines = text.decode(errors="replace").strip().splitlines()
     return lines[-1].strip()[:LONGEST_LINE] if lines else ""

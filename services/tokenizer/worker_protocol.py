@@ -1,8 +1,7 @@
-"""How a worker process and its owner talk, and how much of the machine a worker takes.
+"""The worker's end of the protocol between a worker process and its owner (`worker_pool`), and limits of a worker.
 
-Both ends send frames, a length and msgpack, over the worker's standard streams. An empty frame says that the worker is
-ready; from then on it answers one frame at a time until its input ends. This module is the worker's end; the owner's is
-`worker_pool`.
+Both ends send frames, a length and msgpack, over the worker's standard streams. The worker reports with an empty frame
+that it is ready, and then answers one frame at a time until its input ends.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from typing import BinaryIO
 import msgspec
 
 LENGTH = struct.Struct("<I")  # before each frame
-TIME_SIGNAL = signal.SIGPROF  # of ITIMER_PROF, by which a worker limits its CPU seconds; it ends the process
+TIME_SIGNAL = signal.SIGPROF  # of ITIMER_PROF, which limits a worker's CPU time; it ends the process
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
-    """Why a worker refuses a request: what `InvalidRequest` tells."""
+    """Why a worker refuses a request: the fields of an `InvalidRequest`."""
 
     message: str
     code: str | None = None
@@ -30,7 +29,7 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """A compiled grammar: as `engine_core.grammar.compilation.Compiled`."""
+    """A compiled grammar, as `engine_core.grammar.compilation.Compiled`."""
 
     source: str
     approximations: tuple[str, ...]
@@ -43,7 +42,7 @@ COMPILED: msgspec.msgpack.Decoder[Done | Refusal] = msgspec.msgpack.Decoder(Done
 
 
 def requests() -> Iterator[bytes]:
-    """Say that this worker is ready, then yield the frames that its owner sends."""
+    """Report that this worker is ready, then yield the owner's frames."""
     reply(b"")
     while (frame := read_frame(sys.stdin.buffer)) is not None:
         yield frame
@@ -65,12 +64,12 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
 
 
 def limit_memory(more: int, *, for_good: bool = False) -> None:
-    """Let this process take `more` bytes of address space beside what it has; never more than it may already."""
+    """Limit this process to `more` bytes of address space beyond what it has; a lower limit stays."""
     lower(resource.RLIMIT_AS, address_space() + more, for_good=for_good)
 
 
 def lower(kind: int, most: int, *, for_good: bool = True) -> None:
-    """Lower a limit, the hard one too if `for_good`; one that is lower already stays."""
+    """Lower a limit, with `for_good` the hard one too; a lower limit stays."""
     _, hard = resource.getrlimit(kind)
     soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (soft, soft if for_good else hard))
@@ -88,12 +87,12 @@ class MallocInfo(ctypes.Structure):
 
 
 def allocated() -> int:
-    """Bytes that this process has allocated and not freed; 0 where the C library doesn't tell."""
-    tell = getattr(ctypes.CDLL(None), "mallinfo2", None)  # since glibc 2.33
-    if tell is None:
+    """Bytes that this process has allocated and not freed; 0 if the C library cannot say."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)  # since glibc 2.33
+    if mallinfo is None:
         return 0
-    tell.restype = MallocInfo
-    found = tell()
+    mallinfo.restype = MallocInfo
+    found = mallinfo()
     return int(found.uordblks + found.hblkhd)
 
 

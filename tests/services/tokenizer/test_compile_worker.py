@@ -60,13 +60,13 @@ def test_the_address_space_is_known() -> None:
 def test_a_flood_of_patterns_leaves_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each schema has patterns of its own, whose trees are remembered for the next one: without a bound, gigabytes."""
     monkeypatch.setattr(compile_worker, "MOST_REMEMBERED", 4 << 20)
-    remembered, before = compile_worker.Remembered(), compile_worker.held()
+    remembered, before = compile_worker.CacheLimit(), compile_worker.memory_used()
     most = 0
     for number in range(16):  # a megabyte each
         piece = "".join(f"({letter}{number}|x)" for letter in "abcdefghijklmnopqrstuvwxyz" * 40)
         patterns.read(f"^{piece}$")
         remembered.trim()
-        most = max(most, compile_worker.held() - before)
+        most = max(most, compile_worker.memory_used() - before)
     assert compile_worker.MOST_REMEMBERED // 2 < most < 2 * compile_worker.MOST_REMEMBERED
 
 
@@ -74,10 +74,10 @@ def test_what_stays_is_not_searched_for_again(monkeypatch: pytest.MonkeyPatch) -
     """Patterns are remembered from one compilation to the next as long as they are small, whatever else has grown."""
     most = compile_worker.MOST_REMEMBERED
     held = iter([0, most + 1, most + 1, most + 2])
-    monkeypatch.setattr(compile_worker, "held", lambda: next(held))
+    monkeypatch.setattr(compile_worker, "memory_used", lambda: next(held))
     forgotten: list[bool] = []
     monkeypatch.setattr(compile_worker.automata, "forget", lambda: forgotten.append(True))
-    remembered = compile_worker.Remembered()
+    remembered = compile_worker.CacheLimit()
     remembered.trim()
     remembered.trim()
     assert forgotten == [True]

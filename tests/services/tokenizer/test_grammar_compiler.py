@@ -235,7 +235,7 @@ async def test_memory_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.Monk
         for letter in "abcdef":
             await compiler.compile(regex(letter))
         assert compiler.statistics().remembered == 3
-        assert 3 * grammar_compiler.KEPT < compiler.statistics().bytes < 6 * grammar_compiler.KEPT
+        assert 3 * grammar_compiler.ENTRY < compiler.statistics().bytes < 6 * grammar_compiler.ENTRY
         monkeypatch.setattr(grammar_compiler, "MOST_BYTES", 1)
         await compiler.compile(regex("g"))
         assert compiler.statistics().remembered == 0

@@ -231,7 +231,7 @@ def test_the_least_used_source_is_forgotten_first(monkeypatch: pytest.MonkeyPatc
     sources = [letter * 100 for letter in "abcd"]
     for source in (*sources[:3], sources[0], sources[3]):
         worker.answer(Render(chat(source), 0.0))
-    assert list(worker._known) == [sources[2], sources[0], sources[3]]
+    assert list(worker._cache) == [sources[2], sources[0], sources[3]]
 
 
 def test_a_worker_gets_no_secrets() -> None:
