@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import load
-from penstock.engine_core.loading.checkpoint import INDEX, SINGLE, read_checkpoint
+from penstock.engine_core.loading.checkpoint import INDEX, SINGLE, cuts, read_checkpoint, stored_names
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import Destination
 from penstock.engine_core.models.registry import build
@@ -170,6 +170,50 @@ def test_a_wrong_type(tmp_path: Path) -> None:
     refused(tmp_path, SINGLE, "model.norm.weight is of type I8", "BF16")
 
 
+@pytest.mark.parametrize("stored_type", [torch.int64, torch.int32])
+def test_integers_are_read_as_integers(tmp_path: Path, stored_type: torch.dtype) -> None:
+    target = torch.zeros(3, dtype=torch.int64)
+    save_file({"ids": torch.tensor([5, -1, 7], dtype=stored_type)}, tmp_path / SINGLE)
+    read_checkpoint(tmp_path, {"ids": Destination(target, (3,))})
+    assert target.tolist() == [5, -1, 7]
+    save_file({"ids": torch.ones(3)}, tmp_path / SINGLE)
+    with pytest.raises(ModelError, match="ids is of type F32; Penstock reads I64, I32"):
+        read_checkpoint(tmp_path, {"ids": Destination(target, (3,))})
+
+
+# Of a tensor, the axis of the slice, its start and size, and how many equal pieces the axis has.
+SLICES = [
+    ((12, 3), 0, 2, 2, 2),
+    ((3, 12), 1, 1, 3, 3),
+    ((12,), 0, 4, 2, 2),
+    ((5, 6, 4), 0, 2, 2, 1),  # some of stacked matrices
+    ((6, 4, 3), 0, 1, 1, 3),
+    ((3, 12, 4), 1, 2, 3, 2),  # rows of each of them
+    ((3, 4, 12), 2, 0, 4, 2),
+]
+
+
+@pytest.mark.parametrize(("shape", "axis", "start", "size", "pieces"), SLICES)
+def test_a_slice_of_every_piece_is_read(
+    shape: tuple[int, ...], axis: int, start: int, size: int, pieces: int, tmp_path: Path
+) -> None:
+    stored = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    expected = torch.cat([piece.narrow(axis, start, size) for piece in stored.chunk(pieces, axis)], axis)
+    destination = Destination(torch.empty_like(expected), shape, axis, start, pieces=pieces)
+    save_file({"weight": stored}, tmp_path / SINGLE)
+    read_checkpoint(tmp_path, {"weight": destination})
+    assert destination.tensor is not None
+    assert torch.equal(destination.tensor, expected)
+    parts = [part for _, part in cuts(destination, destination.tensor)]
+    matrices = len(expected) if len(shape) == 3 and axis == 0 else pieces * (len(expected) if len(shape) == 3 else 1)
+    assert len(parts) == matrices, "one matrix at a time passes through the host's memory"
+
+
+def test_the_names_of_every_file(tmp_path: Path) -> None:
+    write_shards(tmp_path, tensors(), 3)
+    assert stored_names(tmp_path) == frozenset(tensors())
+
+
 @pytest.mark.parametrize("keep", [0, 4, 100, -40, -1])
 def test_a_truncated_file(tmp_path: Path, keep: int) -> None:
     save_file(tensors(), tmp_path / SINGLE)
@@ -212,10 +256,16 @@ def test_an_index_points_nowhere_else(tmp_path: Path, place: object) -> None:
     refused(tmp_path, INDEX, "model.norm.weight", "not a safetensors file beside it")
 
 
-@pytest.mark.parametrize("content", ["{}", '{"weight_map": {}}', '{"weight_map": []}', "{", "[]"])
+@pytest.mark.parametrize("content", ["{", "[]"])
 def test_an_index_that_is_none(tmp_path: Path, content: str) -> None:
     (tmp_path / INDEX).write_text(content)
     refused(tmp_path, INDEX)
+
+
+@pytest.mark.parametrize("names", [None, {}, [], ["model.norm.weight"], "model.safetensors"])
+def test_an_index_without_names(tmp_path: Path, names: object) -> None:
+    (tmp_path / INDEX).write_text(json.dumps({} if names is None else {"weight_map": names}))
+    refused(tmp_path, INDEX, "weight_map", "an object of tensor names and files is expected")
 
 
 def test_a_tensor_that_stands_twice(tmp_path: Path) -> None:
