@@ -31,7 +31,7 @@ from penstock.services.supervisor import run_directory
 from penstock.services.supervisor.options import Effective
 from penstock.services.supervisor.process import ExitCode
 
-SHORTEST = 0.1  # seconds between looks
+SHORTEST = 0.1  # seconds between snapshots
 MEBIBYTE = 1 << 20
 ENGINE = "penstock_engine_"
 FIRST, GAP = "penstock_time_to_first_token_seconds", "penstock_inter_token_latency_seconds"
@@ -39,7 +39,7 @@ LAG, PART = "penstock_loop_lag_seconds", "penstock_step_part_seconds"
 PARTS = ("plan", "encode", "launch", "mask", "wait", "device", "draft", "apply", "deliver")  # in their order
 PERCENTILES = (50, 99)
 PROC = Path("/proc")
-APART = 60.0  # seconds by which two records of one start may differ: clocks are adjusted
+APART = 60.0  # seconds by which two records of one start may differ, because clocks are adjusted
 ENTRIES = ("penstock", "penstock/__main__.py")  # last parts of the path of a process's program
 ROLES = frozenset(role.value for role in Role)
 Series = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -52,9 +52,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     health: dict[str, Any]
     samples: Series
 
+    def values(self, name: str) -> list[float]:
+        """A name's samples, whatever their labels."""
+        return [value for (sample, _), value in self.samples.items() if sample == name]
+
     def total(self, name: str) -> float:
-        """The sum of a name's samples over all labels."""
-        return sum(self.matching(name))
+        return sum(self.values(name))
 
     def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
         """Sums of a name's samples by the values of these labels."""
@@ -65,11 +68,6 @@ class Snapshot(msgspec.Struct, frozen=True):
                 key = tuple(known.get(label, "") for label in labels)
                 found[key] = found.get(key, 0.0) + value
         return found
-
-    def matching(self, name: str, **wanted: str) -> list[float]:
-        """A name's samples with these labels."""
-        pairs = set(wanted.items())
-        return [value for (sample, labels), value in self.samples.items() if sample == name and pairs <= set(labels)]
 
     def buckets(self, name: str, **wanted: str) -> dict[float, float]:
         """A histogram's cumulative counts by upper bound, summed over the series with these labels."""
@@ -96,8 +94,8 @@ class Process(msgspec.Struct, frozen=True):
     starts: int = 1  # since its last orderly end
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures on display. Rates are over the time between two snapshots, 0 in the first; times are milliseconds."""
+class ServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The displayed figures. Rates are over the time between two snapshots, 0 in the first; times are milliseconds."""
 
     model: str
     status: str
@@ -179,7 +177,7 @@ def watch(client: Client, before: Snapshot, interval: float, run_dir: str) -> in
         return ExitCode.ORDERLY
 
 
-def show(found: View, out: TextIO, *, as_json: bool) -> int:
+def show(found: ServerStatistics, out: TextIO, *, as_json: bool) -> int:
     if as_json:
         print(msgspec.json.encode(found).decode(), file=out)
     else:
@@ -200,7 +198,7 @@ def snapshot(client: Client) -> Snapshot:
     return Snapshot(time.monotonic(), health.body, samples)
 
 
-def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> View:
+def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> ServerStatistics:
     """Two snapshots as one view. A total that went down is that of a restarted process, and has no rate."""
     passed = after.time - before.time
 
@@ -211,12 +209,12 @@ def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> View:
     blocks = after.total(f"{ENGINE}blocks")
     idle, free = after.total(f"{ENGINE}blocks_idle"), after.total(f"{ENGINE}blocks_free")
     steps = rate(f"{ENGINE}step_total")
-    replicas = len(after.matching(f"{ENGINE}step_total"))
-    idle_shares = after.matching(f"{ENGINE}device_idle_ratio")
+    replicas = len(after.values(f"{ENGINE}step_total"))
+    idle_shares = after.values(f"{ENGINE}device_idle_ratio")
     running = after.total(f"{ENGINE}running")
     parts = after.health.get("parts") or {}
     tokenizer = parts.get("tokenizer") or {}
-    return View(
+    return ServerStatistics(
         model=str(after.health.get("model", "")),
         status=str(after.health.get("status", "")),
         ready=bool(after.health.get("ready")),
@@ -234,7 +232,7 @@ def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> View:
         idle=sum(idle_shares) / len(idle_shares) if idle_shares else 0.0,
         request_rate=rate(f"{ENGINE}finished_total"),
         preemptions=int(after.total(f"{ENGINE}preemptions_total")),
-        epoch=int(max(after.matching(f"{ENGINE}epoch"), default=0.0)),
+        epoch=int(max(after.values(f"{ENGINE}epoch"), default=0.0)),
         first_token_ms=percentiles(before.buckets(FIRST), after.buckets(FIRST)),
         inter_token_ms=percentiles(before.buckets(GAP), after.buckets(GAP)),
         parts={
@@ -281,7 +279,7 @@ def reported_processes(before: Snapshot, after: Snapshot) -> tuple[Process, ...]
     for (role, index), seconds in after.by(cpu, "role", "index").items():
         key = role, index
         used = max(0.0, seconds - then.get(key, seconds))
-        lags = [one.buckets(LAG, role=role, index=index) for one in (before, after)]
+        lags = [look.buckets(LAG, role=role, index=index) for look in (before, after)]
         found.append(
             Process(
                 role, index, pids.get(key, 0), int(memory.get(key, 0)), True,
@@ -324,11 +322,11 @@ def quantile(counts: list[tuple[float, float]], share: float) -> float:
 
 
 def silent_processes(after: Snapshot, run_dir: str) -> tuple[Process, ...]:
-    """The same server's processes on this machine, or with a run directory those that were started with it; none if the
-    server is elsewhere."""
+    """The server's processes on this machine: those of `run_dir` if it is given, else those of the same run directory
+    as a reported one. None for a server elsewhere."""
     starts = after.by("penstock_process_start_time_seconds", "role", "index")
     names = after.by("penstock_process_info", "role", "index", "pid")
-    reported = [Reported(role, index, int(pid), starts.get((role, index), 0.0)) for role, index, pid in names]
+    reported = {(role, index, int(pid)): starts.get((role, index), 0.0) for role, index, pid in names}
     found = local_processes()
     here = [one for one in found if one.run_dir == run_dir] if run_dir else companions(found, reported)
     return tuple(Process(one.role, one.index, one.pid, one.resident_bytes) for one in here)
@@ -345,25 +343,16 @@ class Local(msgspec.Struct, frozen=True):
     run_dir: str  # empty if unknown: its environment may be another user's
 
 
-class Reported(msgspec.Struct, frozen=True):
-    """A process as /metrics has it."""
-
-    role: str
-    index: str
-    pid: int
-    began: float  # unix seconds
-
-
-def companions(found: Iterable[Local], reported: Iterable[Reported]) -> tuple[Local, ...]:
-    """The processes that share a run directory with a reported one, which includes the reported ones."""
+def companions(found: Iterable[Local], reported: Mapping[tuple[str, str, int], float]) -> tuple[Local, ...]:
+    """The processes that share a run directory with a reported one, which includes the reported ones. `reported` has
+    start times by role, index and pid."""
     found = tuple(found)
-    by_name = {(one.role, one.index, one.pid): one.began for one in reported}
-    homes = {
+    run_dirs = {
         one.run_dir
         for one in found
-        if one.run_dir and abs(by_name.get((one.role, one.index, one.pid), -APART) - one.began) < APART
+        if one.run_dir and abs(reported.get((one.role, one.index, one.pid), -APART) - one.began) < APART
     }
-    return tuple(one for one in found if one.run_dir in homes)
+    return tuple(one for one in found if one.run_dir in run_dirs)
 
 
 def local_processes(proc: Path = PROC) -> tuple[Local, ...]:
@@ -415,7 +404,7 @@ def role_of(arguments: list[str]) -> str:
     return ""
 
 
-def drawn(found: View) -> Group:
+def drawn(found: ServerStatistics) -> Group:
     """The view for a terminal."""
     state = Text(found.status, style="green" if found.ready else "red")
     head = Text.assemble(("penstock ", "bold"), found.version, "  ", (found.model, "bold"), "  ", state)

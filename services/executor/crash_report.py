@@ -1,6 +1,6 @@
 """What an executor leaves behind when it fails: a file that says what it was doing.
 
-The newest few reports stay in the run directory. Token ids stand in them only where the operator asked for it.
+The newest few reports stay in the run directory. They hold token ids only with --report-prompts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from penstock.services.supervisor.run_directory import private
 log = logging.getLogger(__name__)
 
 FOLDER = "crashes"
-MOST_REPORTS = 16
-MOST_PLANS = 8  # last ones that a report tells of
+MAX_REPORTS = 16
+MAX_PLANS = 8  # in a report: the last ones
 WITHHELD = "<withheld: --report-prompts>"
 
 
@@ -42,7 +42,7 @@ class StartRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A plan, without anybody's words."""
+    """A plan without prompts."""
 
     step: int
     epoch: int
@@ -72,17 +72,17 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reports:
-    """Writer of one executor's reports, and what it remembers for them."""
+    """Writes one executor's reports, and keeps the last plans for them."""
 
     def __init__(self, run_dir: Path, process: str, ready: ExecutorReady, *, prompts: bool) -> None:
         self._folder = run_dir / FOLDER
         self._process = process
         self._ready = ready
         self._prompts = prompts
-        self.plans: deque[StepPlan] = deque(maxlen=MOST_PLANS)
+        self.plans: deque[StepPlan] = deque(maxlen=MAX_PLANS)
 
     def write(self, reason: str, trace: str, slots: Sequence[int]) -> Path | None:
-        """Leave a report; where, or None if the disk takes none. Asks nothing of the device: it may not answer."""
+        """Write a report; its path, or None if that fails. Asks nothing of the device, which may not answer."""
         report = CrashReport(
             reason=reason,
             process=self._process,
@@ -100,7 +100,7 @@ class Reports:
             path = self._folder / f"{self._process}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.json"
             with open(path, "xb", opener=private) as file:
                 file.write(msgspec.json.format(msgspec.json.encode(report), indent=1))
-            for old in sorted(self._folder.glob("*.json"), key=modified)[:-MOST_REPORTS]:
+            for old in sorted(self._folder.glob("*.json"), key=modified)[:-MAX_REPORTS]:
                 old.unlink(missing_ok=True)
         except OSError as error:
             logs.error(log, "no_report", reason=error.strerror)
@@ -123,7 +123,7 @@ def versions() -> dict[str, str]:
 
 
 def device_state(ready: ExecutorReady) -> dict[str, object]:
-    """What this process knows of the device by itself."""
+    """What this process knows of the device without asking it."""
     state: dict[str, object] = {
         "name": ready.device,
         "dtype": ready.dtype,
@@ -139,7 +139,7 @@ def device_state(ready: ExecutorReady) -> dict[str, object]:
 
 
 def record(plan: StepPlan, prompts: bool) -> PlanRecord:
-    """What a report says of a plan."""
+    """A plan as a report shows it."""
     return PlanRecord(
         step=plan.step,
         epoch=plan.epoch,
@@ -156,7 +156,7 @@ def record(plan: StepPlan, prompts: bool) -> PlanRecord:
 
 def start_record(start: SlotStart, prompts: bool) -> StartRecord:
     sampling = msgspec.structs.asdict(start.sampling)
-    if not prompts:  # these hold the client's words, too
+    if not prompts:  # these hold parts of prompts, too
         sampling |= {name: WITHHELD for name in ("bad_words", "logit_bias", "allowed_token_ids") if sampling.get(name)}
     return StartRecord(
         slot=start.slot,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.commands.top import APART, Local, Reported, companions, local_processes, role_of, value_of
+from penstock.services.commands.top import APART, Local, companions, local_processes, role_of, value_of
 from tests.e2e.server import Server, serving
 from tests.services.commands.run import penstock
 
@@ -48,25 +48,25 @@ def test_processes_by_their_command_lines(tmp_path: Path) -> None:
 def test_one_that_is_told_of_brings_the_others_of_its_run_directory() -> None:
     mine = [local("api", 7, "/a"), local("executor", 8, "/a")]
     theirs = [local("api", 17, "/b"), local("executor", 18, "/b")]
-    assert companions(mine + theirs, [Reported("api", "0", 7, 1000.4)]) == tuple(mine)
+    assert companions(mine + theirs, {("api", "0", 7): 1000.4}) == tuple(mine)
 
 
 @pytest.mark.parametrize(
     "known",
     [
-        Reported("api", "0", 9, 1000.0),  # another process
-        Reported("api", "1", 7, 1000.0),
-        Reported("tokenizer", "0", 7, 1000.0),
-        Reported("api", "0", 7, 1000.0 + 2 * APART),  # of another host or container, whose pids are names of its own
+        {("api", "0", 9): 1000.0},  # another process
+        {("api", "1", 7): 1000.0},
+        {("tokenizer", "0", 7): 1000.0},
+        {("api", "0", 7): 1000.0 + 2 * APART},  # of another host or container, whose pids are names of its own
     ],
 )
-def test_what_only_looks_alike_brings_nobody(known: Reported) -> None:
-    assert companions([local("api", 7, "/a"), local("executor", 8, "/a")], [known]) == ()
+def test_what_only_looks_alike_brings_nobody(known: dict[tuple[str, str, int], float]) -> None:
+    assert companions([local("api", 7, "/a"), local("executor", 8, "/a")], known) == ()
 
 
 def test_without_a_run_directory_nobody_is_alike() -> None:
     found = [local("api", 7, ""), local("api", 17, "")]
-    assert companions(found, [Reported("api", "0", 7, 1000.0)]) == ()
+    assert companions(found, {("api", "0", 7): 1000.0}) == ()
 
 
 def test_words_of_a_command_line() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan
-from penstock.services.executor.crash_report import FOLDER, MOST_PLANS, MOST_REPORTS, WITHHELD, Reports
+from penstock.services.executor.crash_report import FOLDER, MAX_PLANS, MAX_REPORTS, WITHHELD, Reports
 
 SECRET = 271828
 READY = ExecutorReady(
@@ -52,7 +52,7 @@ def test_it_says_what_ran_without_anybodys_words(tmp_path: Path) -> None:
     assert (report["epoch"], report["slots"], report["trace"]) == (7, [1, 2], "Traceback: here")
     assert set(report["versions"]) == {"penstock", "python", "torch", "cuda"}
     assert report["device"]["name"] == "cpu"
-    assert [each["step"] for each in report["plans"]] == list(range(20 - MOST_PLANS, 20))
+    assert [each["step"] for each in report["plans"]] == list(range(20 - MAX_PLANS, 20))
     last = report["plans"][-1]
     assert (last["decode_on"], last["chunks"], last["drafts"], last["blocks"]) == ([1, 2], [[3, 0, 2, 1]], [[1, 1]], 1)
     (start,) = last["starts"]
@@ -74,13 +74,13 @@ def test_before_the_first_plan(tmp_path: Path) -> None:
 def test_the_newest_few_are_kept(tmp_path: Path) -> None:
     folder = tmp_path / FOLDER
     folder.mkdir(mode=0o700)
-    for number in range(MOST_REPORTS + 4):
+    for number in range(MAX_REPORTS + 4):
         old = folder / f"executor-0-{number}.json"
         old.touch()
         os.utime(old, (number, number))
     written(tmp_path, prompts=False)
     kept = {path.name for path in folder.iterdir()}
-    assert len(kept) == MOST_REPORTS
+    assert len(kept) == MAX_REPORTS
     assert "executor-0-4.json" not in kept
     assert "executor-0-19.json" in kept
 
