@@ -29,6 +29,7 @@ from penstock.protocol.errors import (
     Unavailable,
 )
 from penstock.protocol.messages import (
+    COUNTER_MASK,
     Detokenize,
     Detokenized,
     EngineStatus,
@@ -96,11 +97,10 @@ class EngineClient:
         self.permanent_failure = ""  # why a part that is missing will not come back, once that is known
         self._router = TokenizerRouter(links, api_index, processes=processes, keep_conversations=replicas > 1)
         self._ordered = ordered
-        self._api_index = api_index
-        self._incarnation = incarnation
         self._limit = limit
         self._operations = operations if operations is not None else Operations()
         self._counter = 0
+        self._first_id = request_id(api_index, incarnation, 0)
         self._requests: dict[int, RequestState] = {}
         self._calls: dict[int, Call] = {}
         self._served = False  # the engine has been ready once
@@ -117,7 +117,7 @@ class EngineClient:
     def new_id(self) -> int:
         """An id that no other request of any api process has."""
         self._counter += 1
-        return request_id(self._api_index, self._incarnation, self._counter)
+        return self._first_id + (self._counter & COUNTER_MASK)
 
     def ready(self, now: float) -> bool:
         """Whether a request would be served: an engine that is ready and was heard of lately, and not draining."""

@@ -39,7 +39,6 @@ from penstock.protocol.errors import (
 )
 from penstock.services.http.request_context import REQUEST_ID_KEY, STREAM_WRITER, new_id
 from penstock.services.http.server import ConnectionLimiter
-from penstock.services.http.stream_writer import StreamWriter
 from penstock.services.supervisor import logs
 from penstock.services.tracing.tracer import unsampled
 
@@ -54,6 +53,27 @@ VERSIONS = "this server speaks HTTP/1.1 and HTTP/1.0"
 WRONG_VERSION = ("Invalid HTTP version", "Pause on PRI/Upgrade")  # llhttp's words; the second are of HTTP/2's preface
 CHUNKED = b"chunked"
 Headers = list[tuple[bytes, bytes]]
+
+
+class StreamWriter:
+    """Writes to the body of one response that has begun and goes on."""
+
+    __slots__ = ("_cycle", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+
+    @property
+    def open(self) -> bool:
+        """Whether a write would leave at once; not when the client is slow or gone, or the body is not chunked."""
+        cycle = self._cycle
+        shut = cycle.disconnected or cycle.response_complete or self._transport.is_closing()
+        return not (shut or cycle.flow.write_paused) and bool(cycle.chunked_encoding)
+
+    def write(self, body: bytes) -> None:
+        """Send a part of the body; `open` is true and the body not empty."""
+        self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
 
 def forget(cycle: RequestResponseCycle) -> None:

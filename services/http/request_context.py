@@ -8,10 +8,10 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -30,6 +30,7 @@ from penstock.protocol.messages import Client, TraceContext
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 REQUEST_ID_KEY = "penstock.request_id"  # where the scope holds the id: the context itself would make a cycle with it
 STREAM_WRITER = "penstock.stream_writer"  # where the scope holds the connection's, if the server has one
@@ -270,6 +271,26 @@ def digest(name: bytes) -> str:
 
 def new_id() -> bytes:
     return secrets.token_hex(16).encode()
+
+
+async def disconnected(context: RequestContext) -> None:
+    """Return when the client has disconnected. To be awaited beside the answer, after the body was read."""
+    while (await context.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def answered(call: Coroutine[None, None, T], context: RequestContext) -> T:
+    """The result of `call`. Raises its errors, and ClientDisconnect when the client goes first."""
+    calling = asyncio.ensure_future(call)
+    leaving = asyncio.ensure_future(disconnected(context))
+    try:
+        await asyncio.wait((calling, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not calling.done():
+            raise ClientDisconnect
+        return calling.result()
+    finally:
+        calling.cancel()
+        leaving.cancel()
 
 
 class Nesting:

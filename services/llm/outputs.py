@@ -14,7 +14,7 @@ from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
 from penstock.services.client.output_collector import Choice, OutputCollector, Segment
 from penstock.services.llm.params import RequestOutputKind
 from penstock.services.llm.prompts import Request
-from penstock.services.openai.answers import finish_reason
+from penstock.services.openai.answers import FINISH_REASONS
 from penstock.services.openai.embeddings import Vector
 
 
@@ -231,7 +231,7 @@ class OutputBuilder:
             token_ids=list(found.token_ids),
             cumulative_logprob=found.logprob if self._logprobs else None,
             logprobs=list(found.logprobs) if self._logprobs else None,
-            finish_reason=finish_reason(choice.finish) if choice.finish != Finish.NONE else None,
+            finish_reason=FINISH_REASONS[choice.finish] if choice.finish != Finish.NONE else None,
             stop_reason=choice.stop_reason,
         )
 

@@ -15,7 +15,6 @@ from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.llm.params import SamplingParams, as_chat, as_completion, encoded, json_of
 from penstock.services.openai.chat import chat_submission
-from penstock.services.openai.chat_prompt import tools_of
 from penstock.services.openai.completions import check_ids, lengths, prompt_submission
 from penstock.services.openai.embeddings import (
     REQUEST,
@@ -28,7 +27,7 @@ from penstock.services.openai.embeddings import (
 from penstock.services.openai.parameters import choices, submission, with_own_seed
 from penstock.services.openai.schema import TokenId
 from penstock.services.openai.scoring import ScoreRequest, Sheet, Strings, pairs_of
-from penstock.services.openai.tools import as_functions
+from penstock.services.openai.tools import as_functions, tools_of
 from penstock.services.openai.validation import decode, misfit
 from penstock.services.tracing.tracer import parse
 

@@ -9,12 +9,12 @@ asked for, and
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
-from penstock.protocol.messages import Finish, PositionLogprobs, TokenLogprob, ToolUse
+from penstock.protocol.messages import Finish, PositionLogprobs, TokenLogprob
 from penstock.services.client.output_collector import (
     Choice,
     OutputCollector,
@@ -24,11 +24,11 @@ from penstock.services.client.output_collector import (
     Usage,
     parsed_output,
 )
-from penstock.services.openai.schema import ChatRequest, CompletionRequest
 
 TokenIds = tuple[int, ...]
 
-COMPLETE = (Finish.STOP, Finish.LENGTH, Finish.CALLS)
+# OpenAI's words. Aborted and failed choices end their response with an error instead.
+FINISH_REASONS: Mapping[Finish, str] = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -49,19 +49,6 @@ class Told(msgspec.Struct, frozen=True):
     tokens_as_ids: bool = False  # in log-probabilities
     reasoning: bool = True  # where it was parsed
     customs: frozenset[str] = frozenset()  # names of the request's custom tools
-
-    @classmethod
-    def of(cls, request: ChatRequest | CompletionRequest, use: ToolUse | None = None) -> Told:
-        chat = isinstance(request, ChatRequest)
-        return cls(
-            logprobs=bool(request.logprobs) if chat else request.logprobs is not None,
-            prompt_logprobs=request.prompt_logprobs is not None,
-            echo=isinstance(request, CompletionRequest) and bool(request.echo),
-            token_ids=bool(request.return_token_ids),
-            tokens_as_ids=bool(request.return_tokens_as_token_ids),
-            reasoning=not isinstance(request, ChatRequest) or request.include_reasoning is not False,
-            customs=frozenset(custom.name for custom in use.customs) if use is not None else frozenset(),
-        )
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
@@ -216,7 +203,7 @@ def chat_answer(identity: Identity, collector: OutputCollector, told: Told) -> C
             index=choice.index,
             message=AssistantMessage.of(parsed_output(choice.take()), told, reasons=collector.prompts[0].reasons),
             logprobs=chat_logprobs(choice.take_logprobs(), as_ids=told.tokens_as_ids) if told.logprobs else None,
-            finish_reason=finish_reason(choice.finish),
+            finish_reason=FINISH_REASONS[choice.finish],
             stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,
             token_ids=unpacked(choice.take_token_ids()) if told.token_ids else msgspec.UNSET,
         )
@@ -258,7 +245,7 @@ def completion_choice(collector: OutputCollector, choice: Choice, told: Told) ->
         index=choice.index,
         text=text,
         logprobs=shaped,
-        finish_reason=finish_reason(choice.finish),
+        finish_reason=FINISH_REASONS[choice.finish],
         stop_reason=msgspec.UNSET if choice.stop_reason is None else choice.stop_reason,
         prompt_logprobs=prompt_positions(prompt or ()) if told.prompt_logprobs else msgspec.UNSET,
         prompt_token_ids=unpacked(facts.token_ids) if told.token_ids else msgspec.UNSET,
@@ -274,14 +261,6 @@ def unpacked(ids: bytes) -> TokenIds:
 def first_id(facts: PromptFacts) -> int | None:
     """Id of the prompt's first token, where the prompt's ids are known."""
     return unpacked(facts.token_ids[:4])[0] if facts.token_ids else None
-
-
-def finish_reason(finish: Finish) -> str:
-    """OpenAI's word. Aborted and failed choices end their response with an error instead."""
-    assert finish in COMPLETE
-    if finish == Finish.CALLS:
-        return "tool_calls"
-    return "length" if finish == Finish.LENGTH else "stop"
 
 
 ID_NAME = "token_id:{}"

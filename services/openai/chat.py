@@ -1,59 +1,74 @@
-"""POST /v1/chat/completions. Source: OpenAI API reference, "Create chat completion"."""
+"""POST /v1/chat/completions, and the conversations of every API: their messages, checked part by part, as JSON for the
+model's template. Source: OpenAI API reference, "Create chat completion"."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from typing import Any
 
 import msgspec
 
 from penstock.protocol.config import CLAMP_ALL
-from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.messages import Client, Grammar, SubmitText, ToolUse, TraceContext
+from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.messages import Client, Grammar, Reasoning, SubmitText, Tokenize, ToolUse, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.answers import Identity, Told
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.chat_prompt import chat_prompt
 from penstock.services.openai.generation import GenerateRequest, generate
 from penstock.services.openai.parameters import (
+    REASONS,
     UNSUPPORTED_IN_CHAT,
     Lengths,
+    UsageWanted,
     check_limits,
     check_unsupported,
-    choices,
     prompt_logprobs,
     submission,
     wants_usage,
 )
-from penstock.services.openai.schema import ChatRequest
+from penstock.services.openai.schema import ROLES, ChatMessage, ChatRequest, ContentPart, CustomCall, TokenizeRequest
 from penstock.services.openai.sse import Frames
-from penstock.services.openai.validation import read_fields, with_query
+from penstock.services.openai.tools import NO_TOOLS, Asked, tools_asked, tools_of
+from penstock.services.openai.validation import check_depth, decode, given, read_request
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
+MESSAGES = msgspec.json.Decoder(list[ChatMessage])
+VALUES = msgspec.json.Decoder(list[dict[str, object]])
+OBJECT = msgspec.json.Decoder(dict[str, object])
+# Names that the template is given by the server itself, or that would choose another template.
+RESERVED_ARGUMENTS = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+)
 
 
 async def create_chat_completion(app: AppState, context: RequestContext) -> None:
     """POST /v1/chat/completions."""
     options, model = app.config.api, app.model
-    fields = await read_fields(await context.read_json())
-    request = with_query(fields.decode(REQUEST), context)
-    model.check_name(request.model)
-    context.set_timeout(request.timeout, "timeout")
+    request, fields = await read_request(context, REQUEST, model)
+    n = request.n or 1
     check_limits(request, options, ("top_logprobs", request.top_logprobs))
-    n = choices(request, 1)
-    check_unsupported(fields.fields, UNSUPPORTED_IN_CHAT, n)
+    check_unsupported(fields, UNSUPPORTED_IN_CHAT, REASONS, n)
     if request.chat_template is not None and not app.config.tokenizer.trust_request_chat_template:
         message = "chat_template is taken only by a server that was started with --trust-request-chat-template"
         raise InvalidRequest(message, param="chat_template", code="unsupported")
-    usage = wants_usage(request)
+    usage = UsageWanted() if request.stream_options is None else wants_usage(request)
     session, client = context.session(request.user), context.client(request.user)
     submit = chat_submission(
         request, app.engine_client.new_id(), model, n, context.trace, session, client,
         clamp=options.clamp_max_tokens == CLAMP_ALL,
     )  # fmt: skip
     identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.names[0])
-    encoder = Frames(identity, chat=True, choices=n, usage=usage, told=Told.of(request, submit.tool_use))
+    told = Told(
+        logprobs=bool(request.logprobs),
+        prompt_logprobs=request.prompt_logprobs is not None,
+        token_ids=bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+        reasoning=request.include_reasoning is not False,
+        customs=frozenset(custom.name for custom in submit.tool_use.customs) if submit.tool_use else frozenset(),
+    )
+    encoder = Frames(identity, chat=True, choices=n, usage=usage, told=told)
     asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream)
     await generate(app, asked, encoder, context)
 
@@ -77,9 +92,7 @@ def chat_submission(
     found = submission(request, lengths(request, clamp=clamp), model, n, trace)
     if found.grammar is not None:
         check_structure(prompt.tools.use, found.grammar)
-    return msgspec.structs.replace(
-        prompt.prompt_of(found), id=number, session=session, client=client, chat_template=request.chat_template
-    )
+    return prompt.prompt_of(found, id=number, session=session, client=client, chat_template=request.chat_template)
 
 
 def check_structure(use: ToolUse | None, grammar: Grammar | None) -> None:
@@ -112,3 +125,177 @@ def lengths(request: ChatRequest, *, clamp: bool = False) -> Lengths:
         prompt_logprobs=-1 if request.prompt_logprobs is None else prompt_logprobs(request),
         clamp=clamp,
     )
+
+
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation as the tokenizer renders it, whatever API it came by."""
+
+    messages: bytes  # JSON, as chat templates read them
+    tools: Asked = NO_TOOLS
+    reasoning: Reasoning = Reasoning()
+    template_arguments: bytes | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # the template writes its own unless told otherwise
+
+    def prompt_of(self, submit: SubmitText, **others: Any) -> SubmitText:
+        """`submit` with this as its prompt, and with `others` of its fields."""
+        return msgspec.structs.replace(
+            submit,
+            **others,
+            messages=self.messages,
+            tools=self.tools.tools,
+            tool_use=self.tools.use,
+            reasoning=self.reasoning,
+            template_arguments=self.template_arguments,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            add_special_tokens=self.add_special_tokens,
+        )
+
+    def tokenize(self, number: int, *, with_strings: bool = False) -> Tokenize:
+        """The call that asks for its token ids."""
+        return Tokenize(
+            id=number,
+            messages=self.messages,
+            tools=self.tools.tools,
+            reasoning=self.reasoning,
+            template_arguments=self.template_arguments,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            add_special_tokens=self.add_special_tokens,
+            with_strings=with_strings,
+        )
+
+
+def chat_prompt(request: ChatRequest | TokenizeRequest) -> ChatPrompt:
+    """The request's conversation. Raises InvalidRequest or NotBuilt naming the message that is wrong."""
+    continued = bool(request.continue_final_message)
+    if continued and request.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt cannot both be true",
+            param="continue_final_message",
+            code="invalid_value",
+        )
+    messages, arguments = messages_of(request.messages), None
+    if request.chat_template_kwargs and given(request.chat_template_kwargs):
+        arguments = template_arguments(request.chat_template_kwargs)
+    if isinstance(request, TokenizeRequest):
+        tools, reasoning = Asked(tools_of(request.tools)), Reasoning()
+    else:
+        named = (request.tools and given(request.tools)) or (request.tool_choice and given(request.tool_choice))
+        tools, reasoning = tools_asked(request) if named else NO_TOOLS, reasoning_of(request)
+    return ChatPrompt(
+        messages=messages,
+        tools=tools,
+        reasoning=reasoning,
+        template_arguments=arguments,
+        add_generation_prompt=not continued if request.add_generation_prompt is None else request.add_generation_prompt,
+        continue_final_message=continued,
+        add_special_tokens=bool(request.add_special_tokens),
+    )
+
+
+def reasoning_of(request: ChatRequest) -> Reasoning:
+    """Raises InvalidRequest where the two names of the budget contradict each other."""
+    budget, other = request.thinking_token_budget, request.max_thinking_tokens
+    if budget is not None and other is not None and budget != other:
+        message = "thinking_token_budget and max_thinking_tokens differ; give one of them"
+        raise InvalidRequest(message, param="max_thinking_tokens", code="invalid_value")
+    return Reasoning(
+        effort=request.reasoning_effort or "",
+        budget=other if budget is None else budget,
+        split=request.separate_reasoning is not False,
+    )
+
+
+def messages_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes:
+    """The messages as JSON, contents given in text parts joined by newlines and calls all of functions."""
+    if raw is msgspec.UNSET:
+        raise InvalidRequest("messages is missing", param="messages", code="missing_required_parameter")
+    messages = decode(raw, MESSAGES, "messages")
+    if not messages:
+        raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
+    for number, message in enumerate(messages):
+        check_message(message, f"messages[{number}]")
+    values = decode(raw, VALUES, "messages")
+    check_depth(values, "messages")
+    if not any(isinstance(each.content, list) or (each.tool_calls and custom_calls(each)) for each in messages):
+        return bytes(raw)
+    for message, value in zip(messages, values, strict=True):
+        if custom_calls(message):
+            value["tool_calls"] = [
+                as_function(call.id, call.custom) if call.custom is not None else given_call
+                for call, given_call in zip(message.tool_calls or (), value["tool_calls"], strict=True)  # type: ignore[call-overload]
+            ]
+        if isinstance(message.content, list):
+            value["content"] = "\n".join(part.text or part.refusal or "" for part in message.content)
+    return msgspec.json.encode(values)
+
+
+def custom_calls(message: ChatMessage) -> bool:
+    return any(call.custom is not None for call in message.tool_calls or ())
+
+
+def as_function(call_id: str | None, call: CustomCall) -> dict[str, object]:
+    """A call of a custom tool as the function that the model knows it as."""
+    found: dict[str, object] = {} if call_id is None else {"id": call_id}
+    return found | {"type": "function", "function": {"name": call.name, "arguments": {"input": call.input}}}
+
+
+def check_message(message: ChatMessage, path: str) -> None:
+    if message.role not in ROLES:
+        if message.role == "function":
+            raise NotBuilt(f"{path}.role: function is OpenAI's deprecated form of tool", param=f"{path}.role")
+        allowed = ", ".join(ROLES)
+        raise InvalidRequest(
+            f"{path}.role: {message.role!r} is not one of {allowed}", param=f"{path}.role", code="invalid_value"
+        )
+    if message.function_call and given(message.function_call):
+        reason = "function_call is OpenAI's deprecated form of tool_calls"
+        raise NotBuilt(f"{path}.{reason}", param=f"{path}.function_call")
+    if message.audio and given(message.audio):
+        raise NotBuilt(f"{path}.audio is not built yet", param=f"{path}.audio")
+    if message.tool_calls and message.role != "assistant":
+        param = f"{path}.tool_calls"
+        raise InvalidRequest(f"{param}: only an assistant calls tools", param=param, code="invalid_value")
+    for number, call in enumerate(message.tool_calls or ()):
+        if (call.function if call.type == "function" else call.custom) is None:
+            raise missing(f"{path}.tool_calls[{number}].{call.type}")
+        arguments = call.function.arguments if call.function is not None else msgspec.UNSET
+        if given(arguments) and not bytes(arguments).startswith((b'"', b"{")):
+            param = f"{path}.tool_calls[{number}].function.arguments"
+            raise InvalidRequest(f"{param} must be an object, or its text", param=param, code="invalid_type")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise missing(f"{path}.tool_call_id")
+    if message.content is None and message.role != "assistant":  # whose turn may have been silent
+        raise missing(f"{path}.content")
+    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        check_part(part, message.role, f"{path}.content[{number}]")
+
+
+def check_part(part: ContentPart, role: str, place: str) -> None:
+    if part.type == "refusal" and role == "assistant":
+        if part.refusal is None:
+            raise missing(f"{place}.refusal")
+        return
+    if part.type != "text":
+        message = f"{place}.type: {part.type!r} is not built; this server reads text parts only"
+        raise NotBuilt(message, param=f"{place}.type")
+    if part.text is None:
+        raise missing(f"{place}.text")
+
+
+def missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+
+
+def template_arguments(raw: msgspec.Raw) -> bytes:
+    """What the request says to the template. Raises InvalidRequest for a name that the server itself fills in."""
+    arguments = decode(raw, OBJECT, "chat_template_kwargs")
+    check_depth(arguments, "chat_template_kwargs")
+    for name in arguments:
+        if name in RESERVED_ARGUMENTS:
+            param = f"chat_template_kwargs.{name}"
+            raise InvalidRequest(f"{param} cannot be given this way", param=param, code="invalid_value")
+    return bytes(raw)

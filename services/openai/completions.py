@@ -18,6 +18,7 @@ from penstock.services.openai.answers import Identity, Told
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, generate
 from penstock.services.openai.parameters import (
+    REASONS,
     UNSUPPORTED_IN_COMPLETIONS,
     Lengths,
     check_limits,
@@ -30,7 +31,7 @@ from penstock.services.openai.parameters import (
 )
 from penstock.services.openai.schema import CompletionRequest
 from penstock.services.openai.sse import Frames
-from penstock.services.openai.validation import read_fields, with_query
+from penstock.services.openai.validation import read_request
 
 REQUEST = msgspec.json.Decoder(CompletionRequest)
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -41,16 +42,13 @@ Prompt = str | list[int]
 async def create_completion(app: AppState, context: RequestContext) -> None:
     """Each prompt is an internal request of its own; choices are numbered prompt by prompt."""
     options, model = app.config.api, app.model
-    fields = await read_fields(await context.read_json())
-    request = with_query(fields.decode(REQUEST), context)
-    model.check_name(request.model)
-    context.set_timeout(request.timeout, "timeout")
+    request, fields = await read_request(context, REQUEST, model)
     check_limits(request, options, ("logprobs", request.logprobs))
     first = request.truncation_side == "right"
     cut = bool(request.truncate_prompt_tokens)
     prompts = prompts_of(request.prompt, model, any_length=cut, keep_first=first)
     n = choices(request, len(prompts))
-    check_unsupported(fields.fields, UNSUPPORTED_IN_COMPLETIONS, n)
+    check_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS, REASONS, n)
     usage = wants_usage(request)
     length = msgspec.structs.replace(lengths(request), clamp=options.clamp_max_tokens == CLAMP_ALL)
     common = submission(request, length, model, n, context.trace)
@@ -59,7 +57,14 @@ async def create_completion(app: AppState, context: RequestContext) -> None:
     )
     submits = tuple(prompt_submission(common, request, app.engine_client.new_id(), prompt) for prompt in prompts)
     identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), model.name)
-    encoder = Frames(identity, chat=False, choices=n * len(prompts), usage=usage, told=Told.of(request))
+    told = Told(
+        logprobs=request.logprobs is not None,
+        prompt_logprobs=request.prompt_logprobs is not None,
+        echo=bool(request.echo),
+        token_ids=bool(request.return_token_ids),
+        tokens_as_ids=bool(request.return_tokens_as_token_ids),
+    )
+    encoder = Frames(identity, chat=False, choices=n * len(prompts), usage=usage, told=told)
     asked = GenerateRequest(id=identity.id, prompts=submits, n=n, stream=common.stream)
     await generate(app, asked, encoder, context)
 

@@ -23,12 +23,24 @@ from penstock.protocol.errors import EngineFailure, RequestError
 from penstock.protocol.messages import SubmitText
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.output_collector import OWN_NAMES, Choice, OutputCollector
-from penstock.services.http.request_context import STREAM_WRITER, ClientDisconnect, RequestContext, reason_of
-from penstock.services.http.stream_writer import STREAM_HEADERS, StreamWriter, disconnected
+from penstock.services.http.connection import StreamWriter
+from penstock.services.http.request_context import (
+    STREAM_WRITER,
+    ClientDisconnect,
+    RequestContext,
+    disconnected,
+    reason_of,
+)
 from penstock.services.openai.app_state import AppState
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
+
+STREAM_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx passes events on at once
+)
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,7 +91,15 @@ def sampling_of(request: GenerationRequest, lengths: Lengths, model: ModelInfo) 
 
     The types of `requests` have checked each value alone; here stand the checks against the model and each other.
     """
-    check_lengths(request, lengths, model)
+    most = lengths.max_tokens
+    if most is not None and most > model.max_model_len and not (lengths.clamp or lengths.late):
+        room = f"{model.max_model_len} tokens (--max-model-len)"
+        message = f"{lengths.max_tokens_param} is {most}; the model's context holds {room}"
+        raise InvalidRequest(message, param=lengths.max_tokens_param, code="context_length_exceeded")
+    bound = model.max_model_len if most is None else min(most, model.max_model_len)
+    if (request.min_tokens or 0) > bound:
+        message = f"min_tokens is {request.min_tokens}; at most {bound} tokens can come"
+        raise InvalidRequest(message, param="min_tokens", code="invalid_value")
     if request.truncate_prompt_tokens == 0:
         message = "truncate_prompt_tokens must be at least 1, or -1 for what leaves room for the output"
         raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
@@ -122,18 +130,6 @@ def sampling_of(request: GenerationRequest, lengths: Lengths, model: ModelInfo) 
         prompt_logprobs=lengths.prompt_logprobs,
         processed_logprobs=processed,
     )
-
-
-def check_lengths(request: GenerationRequest, lengths: Lengths, model: ModelInfo) -> None:
-    most = lengths.max_tokens
-    if most is not None and most > model.max_model_len and not (lengths.clamp or lengths.late):
-        room = f"{model.max_model_len} tokens (--max-model-len)"
-        message = f"{lengths.max_tokens_param} is {most}; the model's context holds {room}"
-        raise InvalidRequest(message, param=lengths.max_tokens_param, code="context_length_exceeded")
-    bound = model.max_model_len if most is None else min(most, model.max_model_len)
-    if (request.min_tokens or 0) > bound:
-        message = f"min_tokens is {request.min_tokens}; at most {bound} tokens can come"
-        raise InvalidRequest(message, param="min_tokens", code="invalid_value")
 
 
 def token_ids(asked: list[int], param: str, model: ModelInfo) -> tuple[int, ...]:
@@ -268,8 +264,8 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "repetition_detection": (),
 }
 
-# Refused for one endpoint alone, where another serves it.
-UNSUPPORTED_IN_CHAT: Mapping[str, tuple[object, ...]] = {"echo": (False,), "prompt": (), "suffix": ("",)}
+# With what one endpoint refuses and another serves.
+UNSUPPORTED_IN_CHAT: Mapping[str, tuple[object, ...]] = {"echo": (False,), "prompt": (), **UNSUPPORTED}
 UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
     "top_logprobs": (),
     # of chats alone
@@ -281,6 +277,7 @@ UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
     "include_reasoning": (True,),
     "separate_reasoning": (False,),
     "chat_template": (),
+    **UNSUPPORTED,
 }
 
 # Why, and what to do, where there is more to say.
@@ -302,21 +299,14 @@ WITHOUT_EFFECT: tuple[str, ...] = (
 )
 
 
-def check_unsupported(fields: Mapping[str, msgspec.Raw], also: Mapping[str, tuple[object, ...]], n: int) -> None:
-    """Raise NotBuilt for the first refused parameter that asks for something.
-
-    `also` is refused for this endpoint; `best_of` passes when it equals `n`.
-    """
-    check_unsupported_in(fields, {**also, **UNSUPPORTED}, REASONS, n)
-
-
-def check_unsupported_in(
+def check_unsupported(
     fields: Mapping[str, msgspec.Raw],
     table: Mapping[str, tuple[object, ...]],
     reasons: Mapping[str, str],
     n: int = 1,
 ) -> None:
-    """The same for the parameters of `table`, with what `reasons` says of them."""
+    """Raise NotBuilt, with what `reasons` says, for the first parameter of `table` that asks for something. `best_of`
+    passes when it equals `n`."""
     for name, raw in fields.items():
         neutral = table.get(name)
         if neutral is None:

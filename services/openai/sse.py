@@ -14,7 +14,7 @@ from penstock.protocol.messages import PieceKind
 from penstock.services.client.output_collector import Choice, OutputCollector, PromptFacts, Segment
 from penstock.services.openai import errors
 from penstock.services.openai.answers import (
-    COMPLETE,
+    FINISH_REASONS,
     Identity,
     Remarks,
     Told,
@@ -23,7 +23,6 @@ from penstock.services.openai.answers import (
     chat_logprobs,
     completion_answer,
     completion_logprobs,
-    finish_reason,
     first_id,
     unpacked,
     with_prompt,
@@ -60,6 +59,7 @@ class Frames:
         self._told = told
         self._quiet = b""  # of a delta without reasoning where reasoning is told apart: it says that there is none
         self._echo_logprobs = told.echo and told.logprobs
+        self._prompt_first = self._echo_logprobs or told.token_ids
         self._heads = [b""] * choices  # of each choice's text, from its first chunk on
         self._counted = [0] * choices  # output tokens of each that its chunks have told
         self._text_end = b"}" if chat else b""
@@ -76,19 +76,21 @@ class Frames:
         frames: list[bytes] = []
         for choice in updated:
             if not choice.begun:
-                if self._waits(collector.prompts[choice.prompt]) and not choice.finish:
+                if self._prompt_first and self._waits(collector.prompts[choice.prompt]) and not choice.finish:
                     continue  # what is told of the prompt comes first, and is on its way with another choice
                 self._begin(collector, choice, frames)
             text = ""
             if choice.segments.waiting:
                 self._segments(collector, choice, frames)
-            else:
-                text = choice.take_text()
+            elif choice.text:  # as `Choice.take_text`, without a call for each token
+                text = "".join(choice.text)
+                choice.text.clear()
             if choice.logprobs or (choice.token_ids and self._told.token_ids) or (text and self._usage.always):
                 frames.append(self._detailed(collector, choice, text))
             elif text:
-                frames.append(self._heads[choice.index] + encode_text(text) + self._plain_tail)
-            if choice.finish in COMPLETE:
+                encoded = ENCODE.encode(text) if text.isascii() else encode_text(text)
+                frames.append(self._heads[choice.index] + encoded + self._plain_tail)
+            if choice.finish in FINISH_REASONS:
                 frames.append(self._finish(collector, choice))
         return b"".join(frames)
 
@@ -172,12 +174,12 @@ class Frames:
         empty = b',"text":""'
         if self._chat:
             empty = b',"delta":{' + (self._quiet + b'"content":""' if self._quiet else b"") + b"}"
-        reason = b',"logprobs":null,"finish_reason":"' + finish_reason(choice.finish).encode() + b'"'
+        reason = b',"logprobs":null,"finish_reason":"' + FINISH_REASONS[choice.finish].encode() + b'"'
         if choice.stop_reason is not None:
             reason += b',"stop_reason":' + escaped(ENCODE.encode(choice.stop_reason))
         end = self._last(collector, choice)
-        if collector.approximations:
-            end = b',"penstock":' + escaped(ENCODE.encode(Remarks(collector.approximations))) + end
+        if approximations := collector.prompts[0].approximations:
+            end = b',"penstock":' + escaped(ENCODE.encode(Remarks(approximations))) + end
         return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end
 
 

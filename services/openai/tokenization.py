@@ -8,10 +8,9 @@ import msgspec
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
-from penstock.services.http.request_context import RequestContext
-from penstock.services.http.stream_writer import answered
+from penstock.services.http.request_context import RequestContext, answered
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.chat_prompt import chat_prompt
+from penstock.services.openai.chat import chat_prompt
 from penstock.services.openai.completions import check_ids
 from penstock.services.openai.schema import DetokenizeRequest, TokenizeRequest
 from penstock.services.openai.validation import decode, given

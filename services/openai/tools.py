@@ -24,6 +24,8 @@ from penstock.services.openai.validation import check_depth, decode, given, misf
 NAME = r"^[a-zA-Z0-9_.-]+$(?!\n)"
 FunctionName = Annotated[str, Meta(min_length=1, max_length=limits.MAX_TOOL_NAME, pattern=NAME)]
 
+LIST = msgspec.json.Decoder(list[object])
+
 
 class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model may call. `strict`: its arguments follow `parameters` exactly."""
@@ -273,3 +275,11 @@ def tool_use(functions: Sequence[Function], choice: Choice, *, parallel: bool) -
 
 def missing(param: str) -> InvalidRequest:
     return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+
+
+def tools_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes | None:
+    """Tools as the template renders them."""
+    if not given(raw):
+        return None
+    check_depth(decode(raw, LIST, "tools"), "tools")
+    return bytes(raw)

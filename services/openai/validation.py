@@ -6,7 +6,7 @@ import asyncio
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -14,16 +14,27 @@ from msgspec import inspect
 
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
-from penstock.services.openai.schema import GRAMMAR_FIELDS, UNREAD
-
-if TYPE_CHECKING:
-    from penstock.services.openai.messages.request import MessageRequest
-    from penstock.services.openai.responses.request import ResponseRequest
-    from penstock.services.openai.schema import GenerationRequest
+from penstock.services.openai.schema import GRAMMAR_FIELDS, UNREAD, GenerationRequest
 
 T = TypeVar("T")
-R = TypeVar("R", bound="GenerationRequest | MessageRequest | ResponseRequest")
+
+
+class Body(Protocol):
+    """What the bodies of all APIs that generate have in common."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def stream(self) -> bool | None: ...
+
+    @property
+    def timeout(self) -> float | None: ...
+
+
+R = TypeVar("R", bound=Body)
 
 YES = ("true", "True", "1", "")  # of `stream` in a query
 NO = ("false", "False", "0")
@@ -45,12 +56,6 @@ LIMIT_OPTIONS: Mapping[str, str] = {
     "stop": "--max-stop-strings",
     "logit_bias": "--max-logit-bias",
 }
-
-
-def with_query(request: R, context: RequestContext) -> R:
-    """`request` with the query's `stream` where the body has none. Raises InvalidRequest for a value without sense."""
-    said = stream_asked(context)
-    return request if said is None or request.stream is not None else msgspec.structs.replace(request, stream=said)
 
 
 def stream_asked(context: RequestContext) -> bool | None:
@@ -173,10 +178,9 @@ def plain_types(kinds: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
                 yield kind
 
 
-FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+FIELDS: msgspec.json.Decoder[Mapping[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 LONG = 64 << 10  # bytes of a body
 
-S = TypeVar("S", bound=msgspec.Struct)
 
 
 class RawFields(msgspec.Struct, frozen=True):
@@ -191,10 +195,32 @@ class RawFields(msgspec.Struct, frozen=True):
         """All of them by name. Raises InvalidRequest for what is no JSON object."""
         return raw_fields(self.text) if self.known is None else self.known
 
-    def decode(self, decoder: msgspec.json.Decoder[S]) -> S:
+    def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
         """The object as the decoder's type. Raises InvalidRequest naming the parameter."""
         found = decode(self.text, decoder)
-        return msgspec.structs.replace(found, **self.deferred) if self.deferred else found
+        return msgspec.structs.replace(found, **self.deferred) if self.deferred else found  # type: ignore[type-var]
+
+
+async def read_request(
+    context: RequestContext, decoder: msgspec.json.Decoder[R], model: ModelInfo
+) -> tuple[R, Mapping[str, msgspec.Raw]]:
+    """The body as the decoder's type, with the query's `stream` where it has none, and all of its fields by name.
+
+    Raises InvalidRequest naming the parameter, and NotFound for another model. The body's timeout holds from now on.
+    """
+    body = await context.read_json()
+    if len(body) > LONG and issubclass(decoder.type, GenerationRequest):
+        long = await read_fields(body)
+        request, fields = long.decode(decoder), long.fields
+    else:
+        request, fields = decode(body, decoder), decode(body, FIELDS)
+    if context.scope["query_string"] and (said := stream_asked(context)) is not None and request.stream is None:
+        request = msgspec.structs.replace(request, stream=said)  # type: ignore[type-var]
+    if request.model is not None and request.model not in model.names:
+        model.check_name(request.model)
+    if request.timeout is not None:
+        context.set_timeout(request.timeout, "timeout")
+    return request, fields
 
 
 async def read_fields(body: bytes) -> RawFields:

@@ -13,17 +13,16 @@ from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import Tokenized
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import renamed
-from penstock.services.http.request_context import RequestContext
-from penstock.services.http.stream_writer import answered
+from penstock.services.http.request_context import RequestContext, answered
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, generate
 from penstock.services.openai.messages.output import MessageEvents, TokenCount, Told, Uncleared
 from penstock.services.openai.messages.request import HEADER, REASONS, REFUSALS, CountRequest, MessageRequest, ignored
 from penstock.services.openai.messages.turns import FIELD_NAMES, grammar_of, message_prompt
-from penstock.services.openai.parameters import Lengths, check_limits, check_unsupported_in, submission
+from penstock.services.openai.parameters import Lengths, check_limits, check_unsupported, submission
 from penstock.services.openai.schema import GenerationRequest, extras_of
-from penstock.services.openai.validation import decode, raw_fields, with_query
+from penstock.services.openai.validation import FIELDS, decode, read_request
 
 REQUEST = msgspec.json.Decoder(MessageRequest)
 COUNT = msgspec.json.Decoder(CountRequest)
@@ -32,19 +31,16 @@ COUNT = msgspec.json.Decoder(CountRequest)
 async def create_message(app: AppState, context: RequestContext) -> None:
     """POST /v1/messages."""
     options, model = app.config.api, app.model
-    body = await context.read_json()
-    request = with_query(decode(body, REQUEST), context)
-    model.check_name(request.model)
-    context.set_timeout(request.timeout, "timeout")
-    check_unsupported_in(raw_fields(body), REFUSALS, REASONS)
+    request, fields = await read_request(context, REQUEST, model)
+    check_unsupported(fields, REFUSALS, REASONS)
     remark_ignored(request, model, context)
     prompt, grammar = message_prompt(request, request.max_tokens), grammar_of(request)
     parameters = generation_request(request)
     check_limits(parameters, options, ("top_logprobs", None), FIELD_NAMES)
     lengths = Lengths(request.max_tokens, "max_tokens", late=True, clamp=options.clamp_max_tokens != CLAMP_NONE)
     user = request.metadata.user_id if request.metadata else None
-    submit = msgspec.structs.replace(
-        prompt.prompt_of(submission(parameters, lengths, model, 1, context.trace, grammar)),
+    submit = prompt.prompt_of(
+        submission(parameters, lengths, model, 1, context.trace, grammar),
         id=app.engine_client.new_id(),
         session=context.session(user),
         client=context.client(user),
@@ -70,7 +66,7 @@ async def count_message_tokens(app: AppState, context: RequestContext) -> None:
     body = await context.read_json()
     request = decode(body, COUNT)
     app.model.check_name(request.model)
-    check_unsupported_in(raw_fields(body), REFUSALS, REASONS)
+    check_unsupported(decode(body, FIELDS), REFUSALS, REASONS)
     remark_ignored(request, app.model, context)
     grammar_of(request)  # what a message would refuse, its count refuses
     call = message_prompt(request, limits.MAX_TOKEN_ID).tokenize(app.engine_client.new_id())

@@ -13,7 +13,7 @@ import msgspec
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, NotBuilt
 from penstock.protocol.messages import Grammar, Reasoning
-from penstock.services.openai.chat_prompt import ChatPrompt, template_arguments
+from penstock.services.openai.chat import ChatPrompt, template_arguments
 from penstock.services.openai.messages.request import (
     ROLES,
     CountRequest,

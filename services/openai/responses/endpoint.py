@@ -13,12 +13,12 @@ from penstock.services.http.request_context import RequestContext
 from penstock.services.openai import generation
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest
-from penstock.services.openai.parameters import check_unsupported_in
+from penstock.services.openai.parameters import check_unsupported
 from penstock.services.openai.responses.events import ResponseEvents
 from penstock.services.openai.responses.output import Deleted, ItemList
 from penstock.services.openai.responses.request import REASONS, REFUSALS, ResponseRequest
 from penstock.services.openai.responses.turn import Turn, earlier_messages
-from penstock.services.openai.validation import decode, raw_fields, stream_asked, with_query
+from penstock.services.openai.validation import read_request, stream_asked
 
 REQUEST = msgspec.json.Decoder(ResponseRequest)
 ITEMS = msgspec.json.Decoder(list[dict[str, Any]])
@@ -28,11 +28,8 @@ MAX_PAGE = 100
 
 async def create_response(app: AppState, context: RequestContext) -> None:
     """POST /v1/responses: at once, as a stream, or in the background."""
-    body = await context.read_json()
-    request = with_query(decode(body, REQUEST), context)
-    app.model.check_name(request.model)
-    context.set_timeout(request.timeout, "timeout")
-    check_unsupported_in(raw_fields(body), REFUSALS, REASONS)
+    request, fields = await read_request(context, REQUEST, app.model)
+    check_unsupported(fields, REFUSALS, REASONS)
     earlier = await earlier_messages(request.previous_response_id, app.responses)
     turn = Turn(request, app.responses, app.model.name, earlier)
     submit = msgspec.structs.replace(

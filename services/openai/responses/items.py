@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest, NotBuilt
-from penstock.services.openai.chat_prompt import as_function
+from penstock.services.openai.chat import as_function
 from penstock.services.openai.responses.request import ROLES, Item, Part, ResponseTool
 from penstock.services.openai.responses.tools import flat, needed
 from penstock.services.openai.schema import CustomCall

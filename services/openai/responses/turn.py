@@ -18,7 +18,7 @@ from penstock.protocol.messages import Finish, Grammar, PieceKind, Reasoning, Sa
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import OutputCollector, Segment
 from penstock.services.openai.answers import ChatTokenLogprob, Remarks
-from penstock.services.openai.chat_prompt import ChatPrompt, as_function, template_arguments
+from penstock.services.openai.chat import ChatPrompt, as_function, template_arguments
 from penstock.services.openai.output_blocks import Block, blocks_of
 from penstock.services.openai.parameters import Lengths, check_limits, submission
 from penstock.services.openai.responses.items import (

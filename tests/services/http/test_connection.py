@@ -14,9 +14,8 @@ from uvicorn.server import ServerState
 
 from penstock.protocol.messages import Abort, Finish, Message, SubmitText
 from penstock.services.client.output_collector import Choice, OutputCollector
-from penstock.services.http.connection import Connection
+from penstock.services.http.connection import Connection, StreamWriter
 from penstock.services.http.request_context import STREAM_WRITER
-from penstock.services.http.stream_writer import StreamWriter
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.errors import encode
 from penstock.services.openai.routes import application

@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from penstock.services.http import connection, stream_writer
+from penstock.services.http import connection
 from penstock.services.http import server as http_server
 from tests.rules.source import ROOT
 
@@ -43,7 +43,7 @@ async def parts() -> tuple[HttpToolsProtocol, RequestResponseCycle]:
 
 
 async def test_what_a_connection_uses_is_there() -> None:
-    source = inspect.getsource(connection) + inspect.getsource(stream_writer)
+    source = inspect.getsource(connection)
     protocol, cycle = await parts()
     of_protocol = used(source, "Connection", "self", "super()") - {"url", "headers"}  # made with the first request
     assert {"cycle", "engine_client", "flow", "timeout_keep_alive", "_unset_keepalive_if_required"} <= of_protocol

@@ -79,7 +79,7 @@ async def test_fields_are_those_of_the_body() -> None:
         members = await of(body)
         assert set(members.fields) == {"prompt", "messages", *body}
         with pytest.raises(NotBuilt, match="top_logprobs"):
-            check_unsupported(members.fields, UNSUPPORTED_IN_COMPLETIONS, 1)
+            check_unsupported(members.fields, UNSUPPORTED_IN_COMPLETIONS, {}, 1)
 
 
 async def test_of_two_members_with_one_name_the_last_counts() -> None:
