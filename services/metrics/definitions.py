@@ -1,7 +1,7 @@
-"""Every metric of every process: its name at /metrics less `penstock_`, kind, help, labels, and how its value is read.
+"""Every metric of every process: its name without `penstock_`, kind, help, labels, and how its value is read.
 
-A table belongs to one source: a record that some part of a process returns when a snapshot is taken. Names follow
-Prometheus' conventions: base units, and `_total` for counters, which exposition adds.
+Each table belongs to one source, a record that a part of the process returns when a snapshot is taken. Names follow
+Prometheus' conventions: base units, and for counters `_total`, which the exposition adds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # in the engine
-REASONS = ("trial", "slot", "blocks", "step", "prefix")  # as engine_core's scheduler has them, which needs numpy
+REASONS = ("trial", "slot", "blocks", "step", "prefix")  # of engine_core's scheduler, which imports numpy
 
 S = TypeVar("S")
 
@@ -49,22 +49,22 @@ class Kind(enum.StrEnum):
 
 
 class Subject(enum.Enum):
-    """What a metric is about; the value is the labels that name it."""
+    """What a metric describes; the value is the labels that identify it."""
 
     PROCESS = ("role", "index")
-    ENGINE = ("replica",)  # told by its scheduler
-    API = ("api",)  # what clients saw
+    ENGINE = ("replica",)  # reported by its scheduler
+    API = ("api",)  # as seen by clients
 
 
 @dataclass(frozen=True)
 class Metric(Generic[S]):
-    """One row. A source whose metric has labels returns a mapping, and only what is in it is exported."""
+    """One metric. With labels it reads a mapping, of which every entry is exported."""
 
     name: str
     kind: Kind
     help: str
-    read: Callable[[S], Any]  # a value; where there are labels, values by the value of the label, or by a tuple of them
-    labels: tuple[str, ...] = ()  # beside those of the subject
+    read: Callable[[S], Any]  # a value, or with labels values by label value or tuple of them
+    labels: tuple[str, ...] = ()  # in addition to the subject's
     subject: Subject = Subject.PROCESS
 
 
@@ -83,11 +83,11 @@ def histogram(
 
 
 def waiting(read: Callable[[S], Mapping[str, int]]) -> Metric[S]:
-    return gauge("waiting_requests", "Requests that wait, by what for", read, "reason")
+    return gauge("waiting_requests", "Waiting requests, by what they wait for", read, "reason")
 
 
 def step_parts(read: Callable[[S], Mapping[str, HistogramStatistics]]) -> Metric[S]:
-    return histogram("step_part_seconds", "Time of a step's parts, where they happen", read, "part")
+    return histogram("step_part_seconds", "Time of the parts of a step", read, "part")
 
 
 def about(subject: Subject, *rows: Metric[S]) -> tuple[Metric[S], ...]:
@@ -95,7 +95,7 @@ def about(subject: Subject, *rows: Metric[S]) -> tuple[Metric[S], ...]:
 
 
 class ProcessStatistics(msgspec.Struct, frozen=True):
-    """What the operating system and the tracer know of a process."""
+    """A process as the operating system and its tracer see it."""
 
     pid: int
     incarnation: int
@@ -108,58 +108,58 @@ class ProcessStatistics(msgspec.Struct, frozen=True):
 
 
 class LinkStatistics(msgspec.Struct, frozen=True):
-    """One link's traffic at this end, over all its ports."""
+    """The traffic of one kind of link at this end, over all its connections."""
 
     name: str
     ports: tuple[SocketStatistics, ...]
-    queued: int  # messages and rows above the ports
+    queued: int  # messages and rows that wait for credit
 
     def sum(self, field: str) -> dict[str, int]:
         return {self.name: sum(getattr(port, field) for port in self.ports)}
 
     def both(self, field: str) -> dict[tuple[str, str], int]:
-        """The same by direction."""
+        """The same, by direction."""
         return {(self.name, way): self.sum(f"{field}_{way}")[self.name] for way in ("in", "out")}
 
 
 PROCESS: tuple[Metric[ProcessStatistics], ...] = (
-    gauge("process_info", "1; which life of the process this is",
+    gauge("process_info", "1; identifies the process and its incarnation",
           lambda s: {(str(s.pid), f"{s.incarnation:08x}"): 1}, "pid", "incarnation"),
-    counter("process_starts", "Starts of the process since it last ended in order: what is above 1 is restarts",
+    counter("process_starts", "Starts of the process since its last orderly end; more than 1 are restarts",
             lambda s: s.starts),
     counter("process_cpu_seconds", "Processor time of the process, user and system", lambda s: s.cpu_seconds),
-    gauge("process_resident_memory_bytes", "Memory of the process that is in RAM", lambda s: s.resident_bytes),
-    gauge("process_start_time_seconds", "When the process was started, in unix time", lambda s: s.start_time),
-    histogram("loop_lag_seconds", "How much later than it was due the process's loop got to its clock",
+    gauge("process_resident_memory_bytes", "Resident memory of the process", lambda s: s.resident_bytes),
+    gauge("process_start_time_seconds", "Start of the process in unix time", lambda s: s.start_time),
+    histogram("loop_lag_seconds", "Delay of the event loop's timer",
               lambda s: s.lag),
-    counter("trace_spans", "Spans that a collector took", lambda s: s.traces.delivered),
-    counter("trace_spans_dropped", "Spans that were lost: the queue was full, or the collector did not take them",
+    counter("trace_spans", "Spans delivered to a collector", lambda s: s.traces.delivered),
+    counter("trace_spans_dropped", "Spans lost because the queue was full or the collector did not accept them",
             lambda s: s.traces.dropped),
     gauge("trace_spans_waiting", "Spans that wait to be exported", lambda s: s.traces.waiting),
 )  # fmt: skip
 LINK: tuple[Metric[LinkStatistics], ...] = (
-    gauge("link_peers", "Processes at the other end", lambda s: s.sum("peers"), "link"),
-    counter("link_messages", "Messages of a link, its handshakes and credits included",
+    gauge("link_peers", "Connected peers", lambda s: s.sum("peers"), "link"),
+    counter("link_messages", "Messages of a link, including handshakes and credits",
             lambda s: s.both("messages"), "link", "direction"),
     counter("link_bytes", "Bytes of those messages", lambda s: s.both("bytes"), "link", "direction"),
-    counter("link_refused_messages", "Attempts to send that found no credit, or nobody",
+    counter("link_refused_messages", "Attempts to send without credit or peer",
             lambda s: s.sum("refused_sends"), "link"),
-    counter("link_refused_handshakes", "Connections from other hosts that ended without having shown our keys",
+    counter("link_refused_handshakes", "Connections from other hosts that ended before they proved the keys",
             lambda s: s.sum("refused_handshakes"), "link"),
-    gauge("link_unacknowledged_messages", "Messages sent whose credit has not come back",
+    gauge("link_unacknowledged_messages", "Messages sent whose credit has not been returned",
           lambda s: s.sum("unacknowledged"), "link"),
-    gauge("link_queued_messages", "Messages and rows that wait to be sent", lambda s: {s.name: s.queued}, "link"),
+    gauge("link_queued_messages", "Messages and rows waiting to be sent", lambda s: {s.name: s.queued}, "link"),
 )  # fmt: skip
 STATUS: tuple[Metric[EngineStatus], ...] = about(
     Subject.ENGINE,
-    gauge("engine_ready", "1 when the engine takes requests", lambda s: s.ready),
+    gauge("engine_ready", "1 if the engine accepts requests", lambda s: s.ready),
     gauge("engine_running", "Requests in the engine's slots", lambda s: s.running),
     gauge("engine_waiting", "Requests waiting for a slot", lambda s: s.waiting),
-    gauge("engine_slots", "Requests that can run at once", lambda s: s.max_num_seqs),
-    gauge("engine_blocks", "KV blocks in all", lambda s: s.blocks),
-    gauge("engine_blocks_free", "KV blocks that hold nothing", lambda s: s.blocks_free),
-    gauge("engine_blocks_idle", "KV blocks whose content is cached and not in use", lambda s: s.blocks_idle),
-    gauge("engine_kv_used_ratio", "Share of the KV blocks that hold what is in use",
+    gauge("engine_slots", "Most requests that run at once", lambda s: s.max_num_seqs),
+    gauge("engine_blocks", "KV blocks in total", lambda s: s.blocks),
+    gauge("engine_blocks_free", "Empty KV blocks", lambda s: s.blocks_free),
+    gauge("engine_blocks_idle", "KV blocks that are cached and not in use", lambda s: s.blocks_idle),
+    gauge("engine_kv_used_ratio", "Share of the KV blocks that are in use",
           lambda s: (s.blocks - s.blocks_free - s.blocks_idle) / s.blocks if s.blocks else 0.0),
     gauge("engine_step_age_seconds", "Seconds since the last step was applied, 0 when idle", lambda s: s.step_age),
     gauge("engine_drain_rate", "Requests finished per second, recently", lambda s: s.drain_rate),
@@ -173,18 +173,18 @@ STATUS: tuple[Metric[EngineStatus], ...] = about(
     counter("engine_failed", "Requests that failed", lambda s: s.failed),
     counter("engine_preemptions", "Requests put back to wait for blocks", lambda s: s.preemptions),
     counter("engine_drafts", "Rows of steps that carried drafts", lambda s: s.drafts),
-    counter("engine_draft_tokens", "Draft tokens that were verified", lambda s: s.draft_tokens),
-    counter("engine_accepted_tokens", "Draft tokens that stand in an output", lambda s: s.accepted_tokens),
+    counter("engine_draft_tokens", "Draft tokens verified", lambda s: s.draft_tokens),
+    counter("engine_accepted_tokens", "Draft tokens accepted", lambda s: s.accepted_tokens),
     counter(
         "engine_accepted_tokens_by_position",
-        "Draft tokens that stand in an output, by place in the draft from 0; a long draft's first places alone",
-        lambda s: {str(place): count for place, count in enumerate(s.accepted_at)}, "position",
+        "Draft tokens accepted, by position in the draft from 0; only first positions of a long draft",
+        lambda s: {str(index): count for index, count in enumerate(s.accepted_at)}, "position",
     ),
 )  # fmt: skip
 DEVICE: tuple[Metric[float], ...] = about(
     Subject.ENGINE,
     gauge(
-        "engine_device_idle_ratio", "Share of the last second or so in which the device ran no step", lambda idle: idle
+        "engine_device_idle_ratio", "Share of the last second in which the device ran no step", lambda idle: idle
     ),
 )
 LOOP: tuple[Metric[LoopStatistics], ...] = (
@@ -192,46 +192,46 @@ LOOP: tuple[Metric[LoopStatistics], ...] = (
     step_parts(lambda s: {**s.times.parts, "mask": s.masks.steps}),
     *about(
         Subject.ENGINE,
-        counter("engine_device_busy_seconds", "Time in which the device ran steps and drafted", lambda s: s.times.busy),
-        counter("engine_device_stalled_seconds", "Time in which the device had nothing to run although requests ran",
+        counter("engine_device_busy_seconds", "Time in which the device ran steps or drafted", lambda s: s.times.busy),
+        counter("engine_device_stalled_seconds", "Time in which the device had no step although requests were running",
                 lambda s: s.times.stalled),
-        counter("engine_block_faults", "Checks that found the accounts of KV blocks wrong", lambda s: s.faults),
-        gauge("engine_grammar_cache_entries", "Grammars whose automata are kept", lambda s: s.guides.cache.entries),
-        gauge("engine_grammar_cache_bytes", "Memory charged for automata, those of running requests included",
+        counter("engine_block_faults", "Failed consistency checks of KV blocks", lambda s: s.faults),
+        gauge("engine_grammar_cache_entries", "Grammars with a cached automaton", lambda s: s.guides.cache.entries),
+        gauge("engine_grammar_cache_bytes", "Memory of automata, including those of running requests",
               lambda s: s.guides.cache.bytes),
-        counter("engine_guides_built", "Automata of structured output that were made ready to run",
+        counter("engine_guides_built", "Automata of structured output built",
                 lambda s: s.guides.cache.built),
-        counter("engine_guide_hits", "Requests whose automaton was ready already", lambda s: s.guides.cache.hits),
-        counter("engine_guide_failures", "Automata that could not be made", lambda s: s.guides.cache.failed),
-        counter("engine_masked_rows", "Rows of steps whose tokens a mask restricted", lambda s: s.masks.rows),
-        counter("engine_mask_seconds", "Time of filling those masks", lambda s: s.masks.seconds),
+        counter("engine_guide_hits", "Requests whose automaton was cached", lambda s: s.guides.cache.hits),
+        counter("engine_guide_failures", "Automata that could not be built", lambda s: s.guides.cache.failed),
+        counter("engine_masked_rows", "Rows of steps with a bitmask", lambda s: s.masks.rows),
+        counter("engine_mask_seconds", "Time of filling bitmasks", lambda s: s.masks.seconds),
     ),
 )  # fmt: skip
 SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
     waiting(lambda s: {reason: s.reasons.get(reason, 0) for reason in REASONS}),
     *about(
         Subject.ENGINE,
-        gauge("engine_blocks_quarantined", "KV blocks whose accounts contradicted each other",
+        gauge("engine_blocks_quarantined", "KV blocks withdrawn after a failed consistency check",
               lambda s: s.pool.quarantined),
-        gauge("engine_waiting_clients", "Clients with a choice that waits for a slot, of those that take turns",
+        gauge("engine_waiting_clients", "Clients with a choice that waits for a slot",
               lambda s: s.waiting_clients),
-        counter("engine_prefix_lookups", "Requests that were looked up in the prefix cache",
+        counter("engine_prefix_lookups", "Requests looked up in the prefix cache",
                 lambda s: s.prefix_lookups),
-        counter("engine_prefix_hits", "Requests of which the prefix cache had something", lambda s: s.prefix_hits),
-        counter("engine_evicted_blocks", "Cached KV blocks that were given to somebody else",
+        counter("engine_prefix_hits", "Requests with a cached prefix", lambda s: s.prefix_hits),
+        counter("engine_evicted_blocks", "Cached KV blocks evicted",
                 lambda s: s.prefix.evicted),
-        counter("engine_scheduled_tokens", "Positions planned, drafts included", lambda s: s.scheduled_tokens),
-        counter("engine_surplus_tokens", "Tokens sampled and thrown away", lambda s: s.surplus_tokens),
-        counter("engine_ended", "Choices that ended, by how",
+        counter("engine_scheduled_tokens", "Tokens scheduled, including drafts", lambda s: s.scheduled_tokens),
+        counter("engine_surplus_tokens", "Tokens sampled and discarded", lambda s: s.surplus_tokens),
+        counter("engine_ended", "Choices that ended, by reason",
                 lambda s: {finish.name.lower(): s.finishes.get(finish, 0) for finish in ENDS}, "finish"),
         counter("engine_rejected", "Requests that the scheduler refused", lambda s: s.rejected),
-        counter("engine_condemned", "Requests that ended because executors died of them", lambda s: s.condemned),
+        counter("engine_condemned", "Requests ended because executors died of them", lambda s: s.condemned),
         counter(
             "engine_yielded",
-            "Choices put back to wait because their slot went to a client that had nothing running",
+            "Choices preempted for a client that had nothing running",
             lambda s: s.yielded,
         ),
-        counter("engine_stale_results", "Results of executors whose epoch was over", lambda s: s.stale_results),
+        counter("engine_stale_results", "Results of executors from an earlier epoch", lambda s: s.stale_results),
         histogram("engine_queue_seconds", "From a request's arrival at the scheduler until its first step",
                   lambda s: s.durations.queue),
         histogram("engine_prefill_seconds", "From a request's first step until its first token",
@@ -251,42 +251,42 @@ TOKENIZER_LOOP: tuple[Metric[TokenizerLoopStatistics], ...] = (
     ),
     gauge("tokenizer_requests", "Requests that have not ended", lambda s: s.frontend.requests),
     counter("tokenizer_submitted_requests", "Requests handed to a scheduler", lambda s: s.frontend.submitted),
-    counter("tokenizer_rejected_requests", "Requests refused, here or by a scheduler", lambda s: s.frontend.rejected),
+    counter("tokenizer_rejected_requests", "Requests rejected, here or by a scheduler", lambda s: s.frontend.rejected),
     counter("tokenizer_aborted_requests", "Requests that were aborted", lambda s: s.frontend.aborted),
-    counter("tokenizer_failed_requests", "Requests whose text could not be made", lambda s: s.frontend.failed),
-    counter("tokenizer_moved_requests", "Requests that went on with another scheduler",
+    counter("tokenizer_failed_requests", "Requests that failed in the tokenizer", lambda s: s.frontend.failed),
+    counter("tokenizer_moved_requests", "Requests continued at another scheduler",
             lambda s: s.frontend.dispatch.moved),
-    counter("tokenizer_stop_strings", "Choices that a stop string ended", lambda s: s.frontend.stop_hits),
-    counter("tokenizer_prompt_tokens", "Tokens of the prompts that it made", lambda s: s.frontend.prompt_tokens),
-    counter("tokenizer_output_tokens", "Tokens that it turned into text", lambda s: s.frontend.output_tokens),
-    counter("tokenizer_stalls", "Times that a link had no credit for what waited", lambda s: s.stalls),
+    counter("tokenizer_stop_strings", "Choices ended by a stop string", lambda s: s.frontend.stop_hits),
+    counter("tokenizer_prompt_tokens", "Tokens of encoded prompts", lambda s: s.frontend.prompt_tokens),
+    counter("tokenizer_output_tokens", "Tokens detokenized", lambda s: s.frontend.output_tokens),
+    counter("tokenizer_stalls", "Times that a link had no credit for the next message", lambda s: s.stalls),
 )  # fmt: skip
 PLACEMENT: tuple[Metric[PlacementStatistics], ...] = (
     counter("placement_requests", "Requests sent to each replica",
             lambda s: {str(number): replica.placed for number, replica in enumerate(s.replicas)}, "to"),
-    counter("placement_tokens", "Tokens of the requests that were placed", lambda s: s.tokens),
-    counter("placement_expected_tokens", "Of those, tokens that the chosen replica was expected to have cached",
+    counter("placement_tokens", "Prompt tokens of placed requests", lambda s: s.tokens),
+    counter("placement_expected_tokens", "Of these, tokens expected in the replica's prefix cache",
             lambda s: s.expected),
-    counter("placement_prefixes", "Placements that a cached prefix decided", lambda s: s.prefixes),
-    counter("placement_sessions", "Placements that a session decided", lambda s: s.sessions),
-    counter("placement_spills", "Placements that passed by the longest cached prefix, for the load of who has it",
+    counter("placement_prefixes", "Placements decided by a cached prefix", lambda s: s.prefixes),
+    counter("placement_sessions", "Placements decided by a session", lambda s: s.sessions),
+    counter("placement_spills", "Placements away from the longest cached prefix, because of its replica's load",
             lambda s: s.spills),
 )  # fmt: skip
 GRAMMAR_COMPILER: tuple[Metric[GrammarCompilerStatistics], ...] = (
-    counter("grammar_compiles", "Grammars compiled, by what came of it",
+    counter("grammar_compiles", "Grammars compiled, by outcome",
             lambda s: {"done": s.compiled, "refused": s.refused}, "outcome"),
-    counter("grammar_cache_hits", "Requests whose grammar was compiled already, or just then", lambda s: s.hits),
-    gauge("grammar_cache_entries", "Compiled grammars that are kept, refused ones included", lambda s: s.remembered),
-    gauge("grammar_cache_bytes", "Memory of the sources of compiled grammars that are kept", lambda s: s.bytes),
-    counter("grammar_workers_replaced", "Compile workers that passed a limit or died", lambda s: s.replaced),
+    counter("grammar_cache_hits", "Requests whose grammar was cached or being compiled", lambda s: s.hits),
+    gauge("grammar_cache_entries", "Cached grammars, including refused ones", lambda s: s.remembered),
+    gauge("grammar_cache_bytes", "Memory of the sources of cached grammars", lambda s: s.bytes),
+    counter("grammar_workers_replaced", "Compile workers that exceeded a limit or died", lambda s: s.replaced),
     gauge("grammar_workers", "Compile workers", lambda s: s.workers),
     histogram("grammar_compile_seconds", "Processor time of compiling a grammar", lambda s: s.seconds),
 )  # fmt: skip
 TEMPLATES: tuple[Metric[TemplateStatistics], ...] = (
-    counter("template_renderings", "Chats rendered by templates of their own, by what came of it",
+    counter("template_renderings", "Chats rendered by requests' own templates, by outcome",
             lambda s: {"done": s.rendered, "refused": s.refused - s.ended, "limit": s.ended}, "outcome"),
-    gauge("template_workers", "Processes that render templates of requests", lambda s: s.workers),
-    gauge("template_cache_bytes", "Sources of requests' templates that are kept compiled", lambda s: s.remembered),
+    gauge("template_workers", "Processes that render requests' own templates", lambda s: s.workers),
+    gauge("template_cache_bytes", "Sources of requests' templates that are cached", lambda s: s.remembered),
 )  # fmt: skip
 READY: tuple[Metric[ExecutorReady], ...] = (
     gauge("executor_weight_bytes", "Memory of the weights", lambda s: s.weight_bytes),
@@ -297,17 +297,17 @@ STEPS: tuple[Metric[StepsStatistics], ...] = (
     step_parts(lambda s: {"launch": s.launch}),
     counter("executor_plans", "Plans begun", lambda s: s.plans),
     counter("executor_results", "Results sent", lambda s: s.results),
-    counter("executor_dropped_results", "Results whose scheduler was gone", lambda s: s.dropped),
-    counter("executor_stray_masks", "Masks of no plan that waited for any", lambda s: s.stray_masks),
+    counter("executor_dropped_results", "Results dropped because the scheduler was gone", lambda s: s.dropped),
+    counter("executor_stray_masks", "Bitmasks for no waiting plan", lambda s: s.stray_masks),
 )
 TRAFFIC: tuple[Metric[Traffic], ...] = about(
     Subject.API,
     counter(
-        "requests", "Responses by endpoint and HTTP status; 499: the client left",
+        "requests", "Responses by endpoint and HTTP status; 499: the client disconnected",
         lambda s: {(endpoint, str(status)): count for (endpoint, status), count in sorted(s.responses.items())},
         "endpoint", "status",
     ),
-    counter("rejected_requests", "Responses that were an error, or ended with one, by its code",
+    counter("rejected_requests", "Responses that were or ended with an error, by its code",
             lambda s: dict(sorted(s.rejections.items())), "reason"),
     counter("prompt_tokens", "Prompt tokens of answered requests", lambda s: s.prompt_tokens),
     counter("completion_tokens", "Output tokens of answered requests", lambda s: s.completion_tokens),
@@ -315,35 +315,35 @@ TRAFFIC: tuple[Metric[Traffic], ...] = about(
               lambda s: s.timings.first_token.statistics()),
     histogram("inter_token_latency_seconds", "Gap between deltas, of streams",
               lambda s: s.timings.inter_token.statistics()),
-    histogram("request_duration_seconds", "Responses of any kind", lambda s: s.timings.request.statistics()),
-    histogram("e2e_seconds", "Responses that brought all their tokens, from request to end",
+    histogram("request_duration_seconds", "All responses", lambda s: s.timings.request.statistics()),
+    histogram("e2e_seconds", "Complete responses, from request to end",
               lambda s: s.timings.e2e.statistics()),
 )  # fmt: skip
 CLIENT: tuple[Metric[EngineClientStatistics], ...] = (
     waiting(lambda s: {"tokenizer": s.held}),
     *about(
         Subject.API,
-        counter("submitted_requests", "Requests handed to tokenizers", lambda s: s.submitted),
-        counter("refused_requests", "Requests refused for want of room", lambda s: s.refused),
-        counter("moved_requests", "Requests that went on at another tokenizer", lambda s: s.moved),
-        gauge("unfinished_requests", "Requests in the pipeline", lambda s: s.unfinished),
-        gauge("connected_tokenizers", "Tokenizers it is linked to", lambda s: s.tokenizers),
+        counter("submitted_requests", "Requests sent to tokenizers", lambda s: s.submitted),
+        counter("refused_requests", "Requests refused because too many were waiting", lambda s: s.refused),
+        counter("moved_requests", "Requests continued at another tokenizer", lambda s: s.moved),
+        gauge("unfinished_requests", "Requests that have not ended", lambda s: s.unfinished),
+        gauge("connected_tokenizers", "Connected tokenizers", lambda s: s.tokenizers),
     ),
 )
-API_READY: tuple[Metric[bool], ...] = (gauge("api_ready", "1 when the process takes requests", lambda ready: ready),)
+API_READY: tuple[Metric[bool], ...] = (gauge("api_ready", "1 if the process accepts requests", lambda ready: ready),)
 RESPONSES: tuple[Metric[StoreStatistics], ...] = (
-    gauge("stored_responses", "Responses that the process keeps", lambda s: s.responses),
-    gauge("stored_response_bytes", "Bytes of these", lambda s: s.bytes),
-    counter("stored_response_evictions", "Responses that were let go of for later ones", lambda s: s.evicted),
-    counter("stored_response_losses", "Responses that were answered and could not be kept: the disk did not take them",
+    gauge("stored_responses", "Responses in the store", lambda s: s.responses),
+    gauge("stored_response_bytes", "Bytes of stored responses", lambda s: s.bytes),
+    counter("stored_response_evictions", "Stored responses evicted for later ones", lambda s: s.evicted),
+    counter("stored_response_losses", "Responses that could not be stored because the disk failed",
             lambda s: s.lost),
 )  # fmt: skip
 ROOM: tuple[Metric[ConnectionStatistics], ...] = (
-    gauge("connections", "Open connections of clients", lambda s: s.open),
-    gauge("connections_limit", "Most connections that are open at once; the next ones wait to be accepted",
+    gauge("connections", "Open client connections", lambda s: s.open),
+    gauge("connections_limit", "Most client connections that are open at once; more wait to be accepted",
           lambda s: s.limit),
-    counter("accept_waits", "Times that accepting has waited for a connection to close", lambda s: s.waits),
-    counter("accept_failures", "Times that accepting failed for want of a descriptor, and was tried again",
+    counter("accept_waits", "Times that accepting waited for a connection to close", lambda s: s.waits),
+    counter("accept_failures", "Times that accepting failed for lack of file descriptors",
             lambda s: s.failures),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Export of a process's metrics: once a second it leaves a snapshot where the api processes read it."""
+"""Exports a process's metrics: once a second, a snapshot file that the api processes read."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from penstock.services.tokenizer.templates import Templates
 
 INTERVAL = 1.0  # seconds between two snapshots of one process
-LOOK = 0.5  # seconds between looks at an asyncio loop's lag
+LAG_INTERVAL = 0.5  # seconds between measurements of an asyncio loop's lag
 STATM = Path("/proc/self/statm")
 Collector = Callable[[Snapshot], None]
 End = Link | AsyncLink
 
 
 class Exporter:
-    """Owner of a process's snapshot file. `collector` reads the metrics of the role into a snapshot, `lag` is how late
-    the process's loop is.
+    """Owns a process's snapshot file. `collector` reads the metrics of the role into a snapshot; `lag` is the delay of
+    the process's event loop.
 
-    `other_host` is the link by which snapshots reach the api processes of another host, if they are on one. `remote`
-    holds what arrived from others; a process that has it also passes on what it finds in the run directory.
+    `other_host` is the link towards the api processes if they run on another host. `remote` holds snapshots that
+    arrived from other hosts; a process that has it also forwards the snapshots in its run directory.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Exporter:
         self._next = float("-inf")
 
     def tick(self, now: float, wall: float) -> None:
-        """Export if it is time; monotonic and unix seconds."""
+        """Export if it is due; monotonic and unix seconds."""
         if now >= self._next:
             self._next = now + INTERVAL
             self.export(wall)
 
     def export(self, wall: float) -> None:
-        """Write the file. A peer without credit gets the next snapshot, which holds all that this one does."""
+        """Write the file, and send it to peers. A peer without credit gets the next snapshot, which is cumulative."""
         own = self.snapshot(wall)
         self._file.write([own, *(self._remote.all() if self._remote is not None else ())])
         peers = [peer for peer in self._other_host.peers if peer.credit > 0] if self._other_host is not None else []
@@ -90,13 +90,13 @@ class Exporter:
             self._other_host.send_each(peers, MetricsSnapshots(encode(known)))
 
     def snapshots(self, wall: float) -> list[Snapshot]:
-        """All processes' newest, this one's as of now."""
+        """The newest snapshot of every process; of this one a new one."""
         return self._all(self.snapshot(wall))
 
     def snapshot(self, wall: float) -> Snapshot:
-        """This process's."""
+        """A new snapshot of this process."""
         me, usage = self._me, resource.getrusage(resource.RUSAGE_SELF)
-        with contextlib.suppress(OSError):  # no descriptor is left: the gauge stays what it was
+        with contextlib.suppress(OSError):  # without file descriptors the gauge keeps its value
             self._resident = resident_bytes()
         found = Snapshot(me.role, me.index, me.incarnation, os.getpid(), wall)
         cpu, lag = usage.ru_utime + usage.ru_stime, self.lag.statistics()
@@ -178,14 +178,14 @@ def collect_api(
 
 
 def resident_bytes(statm: Path = STATM) -> int:
-    """Memory of this process that is in RAM. Source: proc(5), statm."""
+    """Resident memory of this process. Source: proc(5), statm."""
     return int(statm.read_bytes().split()[1]) * resource.getpagesize()
 
 
 async def keep_exporting(exporter: Exporter) -> None:
-    """Observe how late the running loop is, and export once a second, until it is cancelled."""
+    """Measure the running loop's lag, and export once a second, until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         exporter.tick(due := loop.time(), time.time())
-        await asyncio.sleep(LOOK)
-        exporter.lag.observe(max(0.0, loop.time() - due - LOOK))
+        await asyncio.sleep(LAG_INTERVAL)
+        exporter.lag.observe(max(0.0, loop.time() - due - LAG_INTERVAL))

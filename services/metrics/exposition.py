@@ -30,16 +30,16 @@ VLLM: Mapping[str, tuple[str, str]] = {  # name of ours, and help
     "vllm:kv_cache_usage_perc": ("engine_kv_used_ratio", "KV blocks in use, 1 is all of them"),
     "vllm:prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of admitted requests"),
     "vllm:generation_tokens": ("engine_output_tokens", "Tokens sampled"),
-    "vllm:prefix_cache_queries": ("engine_prompt_tokens", "Prompt tokens that were looked for"),
-    "vllm:prefix_cache_hits": ("engine_cached_tokens", "Prompt tokens that were found"),
+    "vllm:prefix_cache_queries": ("engine_prompt_tokens", "Prompt tokens looked up"),
+    "vllm:prefix_cache_hits": ("engine_cached_tokens", "Prompt tokens found"),
     "vllm:num_preemptions": ("engine_preemptions", "Requests put back to wait for blocks"),
     "vllm:spec_decode_num_drafts": ("engine_drafts", "Rows of steps that carried drafts"),
     "vllm:spec_decode_num_draft_tokens": ("engine_draft_tokens", "Draft tokens verified"),
     "vllm:spec_decode_num_accepted_tokens": ("engine_accepted_tokens", "Draft tokens accepted"),
     "vllm:spec_decode_num_accepted_tokens_per_pos": (
-        "engine_accepted_tokens_by_position", "Draft tokens accepted, by place in the draft",
+        "engine_accepted_tokens_by_position", "Draft tokens accepted, by position in the draft",
     ),
-    "vllm:request_success": ("engine_ended", "Choices that ended, by how"),
+    "vllm:request_success": ("engine_ended", "Choices that ended, by reason"),
     "vllm:request_queue_time_seconds": ("engine_queue_seconds", "Arrival at the scheduler to first step"),
     "vllm:request_prefill_time_seconds": ("engine_prefill_seconds", "First step to first token"),
     "vllm:request_decode_time_seconds": ("engine_decode_seconds", "First token to the end"),
@@ -48,7 +48,7 @@ VLLM: Mapping[str, tuple[str, str]] = {  # name of ours, and help
     "vllm:request_generation_tokens": ("engine_request_output_tokens", "Tokens sampled for a request"),
 }  # fmt: skip
 VLLM_LABELS: Mapping[str, str] = {"finish": "finished_reason"}
-NO_SUCCESS = ("error", "grammar", "unavailable")  # of ours
+NO_SUCCESS = ("error", "grammar", "unavailable")  # finish reasons that vLLM does not count
 
 
 class ServerCollector:
@@ -65,7 +65,7 @@ class ServerCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Every metric family; called by `generate_latest`."""
-        build = GaugeMetricFamily("penstock_build_info", "1; what runs", labels=["version", "model"])
+        build = GaugeMetricFamily("penstock_build_info", "1; the version and model", labels=["version", "model"])
         build.add_metric([VERSION, self._model], 1)
         yield build
         yield from presence(self._config, self._snapshots)
@@ -96,8 +96,8 @@ def presence(config: Config, snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
         Role.EXECUTOR: groups.executors(config.model),
     }
     found = Counter(snapshot.role for snapshot in snapshots)
-    present = GaugeMetricFamily("penstock_processes", "Processes that tell of themselves", labels=["role"])
-    configured = GaugeMetricFamily("penstock_configured_processes", "Processes that there should be", labels=["role"])
+    present = GaugeMetricFamily("penstock_processes", "Processes with a recent snapshot", labels=["role"])
+    configured = GaugeMetricFamily("penstock_configured_processes", "Processes that are configured", labels=["role"])
     for role, count in wanted.items():
         present.add_metric([role.value], found[role])
         configured.add_metric([role.value], count)

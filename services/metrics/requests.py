@@ -12,7 +12,7 @@ WHOLE_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 
 
 class Timings:
-    """How long clients wait: for tokens of streams, for any response, and for those that brought all their tokens."""
+    """Latencies of streams' tokens, of all responses, and of complete ones."""
 
     def __init__(self) -> None:
         self.first_token = Histogram(FIRST_TOKEN)
@@ -22,7 +22,7 @@ class Timings:
 
 
 class Traffic:
-    """Responses of this process, and the tokens in them."""
+    """Responses of this process, and their tokens."""
 
     def __init__(self) -> None:
         self.timings = Timings()
@@ -40,8 +40,8 @@ class Traffic:
         seconds: float,
         rejection: str = "",
     ) -> None:
-        """Count one response. Status 499 is a client that left; `rejection` is the code of the error that the response
-        is, or ended with."""
+        """Count one response. Status 499: the client disconnected. `rejection` is the code of the error that the
+        response was or ended with."""
         self.ended(prompt_tokens, completion_tokens, rejection)
         self.responses[endpoint, status] += 1
         self.timings.request.observe(seconds)
@@ -49,7 +49,7 @@ class Traffic:
             self.timings.e2e.observe(seconds)
 
     def ended(self, prompt_tokens: int, completion_tokens: int, rejection: str = "") -> None:
-        """Count the tokens and the error of a request, which in the background ends after its response."""
+        """Count the tokens and the error of a request; one in the background ends after its response."""
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
         if rejection:

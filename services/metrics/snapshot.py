@@ -1,7 +1,7 @@
-"""Snapshots of the processes' metrics, and the files of the run directory by which they reach the api processes.
+"""Snapshots of the processes' metrics, in files of the run directory that the api processes read.
 
-Hosts share no run directory. Between them snapshots travel as one opaque message, `MetricsSnapshots`, from executors
-to schedulers to tokenizers to api processes; each receiver keeps them in a `RemoteSnapshots`.
+Between hosts, which share no run directory, snapshots travel as one opaque message, `MetricsSnapshots`, from executors
+through schedulers and tokenizers to api processes; each receiver keeps them in a `RemoteSnapshots`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 SILENCE = 10.0  # seconds without a new snapshot after which a process counts as lost
 SUFFIX = ".metrics"
-HEADER = struct.Struct("<II")  # length and CRC-32 of what follows
-ATTEMPTS = 3  # at reading a file that is being written
+HEADER = struct.Struct("<II")  # length and CRC-32 of the snapshots
+ATTEMPTS = 3  # to read a file while it is written
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """Every metric of one process at one moment, by name and by the values of its labels."""
+    """Every metric of one process at one time, by name and label values."""
 
     role: str
     index: int
@@ -63,10 +63,10 @@ def encode(snapshots: Sequence[Snapshot]) -> bytes:
 
 
 class SnapshotFile:
-    """The file in which a process keeps its newest snapshot, and those that it received from other hosts.
+    """A file with a process's newest snapshot, and those that it received from other hosts.
 
-    The process holds the file's lock as long as it lives: a file without a lock is of one that was killed. A snapshot
-    is written in place, which takes one system call and no new descriptor; its checksum tells readers of half a one.
+    The process locks the file as long as it runs, so a file without a lock belonged to a process that was killed.
+    Snapshots are written in place, with one system call and no new descriptor; a checksum detects partial ones.
     """
 
     def __init__(self, run_dir: Path, role: Role, index: int) -> None:
@@ -75,11 +75,11 @@ class SnapshotFile:
         self._failed = False
 
     def write(self, snapshots: Sequence[Snapshot]) -> None:
-        """Replace the contents. A failing disk costs the metrics of this process alone, and is logged once."""
+        """Replace the contents. A failing disk loses this process's metrics only, and is logged once."""
         payload = encode(snapshots)
         record = HEADER.pack(len(payload), zlib.crc32(payload)) + payload
         try:
-            if self._file is None or os.fstat(self._file).st_nlink == 0:  # somebody has cleared the directory
+            if self._file is None or os.fstat(self._file).st_nlink == 0:  # the directory was cleared
                 self._open()
             assert self._file is not None
             os.pwrite(self._file, record, 0)
@@ -90,7 +90,7 @@ class SnapshotFile:
             self._failed = True
 
     def close(self) -> None:
-        """Remove the file, unless it is another life's by now."""
+        """Remove the file, unless a later process of this name has replaced it."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 if os.fstat(self._file).st_nlink:
@@ -108,18 +108,18 @@ class SnapshotFile:
 
 
 def read_snapshots(run_dir: Path, wall: float) -> list[Snapshot]:
-    """Snapshots of the processes that share `run_dir` and live, at `wall` in unix seconds."""
+    """Snapshots of the running processes that share `run_dir`, at `wall` in unix seconds."""
     found: list[Snapshot] = []
     for path in sorted(run_dir.glob(f"*{SUFFIX}")):
         snapshots = read_file(path)
-        # An executor's loop may be in a step for longer than any silence.
+        # An executor may be in a step for longer than SILENCE.
         if snapshots and (snapshots[0].role == Role.EXECUTOR or wall - snapshots[0].time <= SILENCE):
             found += snapshots
     return found
 
 
 def read_file(path: Path) -> tuple[Snapshot, ...]:
-    """Snapshots of one file, its writer's first; none where the writer is dead, or of another release."""
+    """Snapshots of one file, its writer's first; none if the writer is dead, or of another release."""
     with contextlib.suppress(OSError, msgspec.DecodeError), open(path, "rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -144,7 +144,7 @@ class RemoteSnapshots:
         self._received[peer] = DECODER.decode(message.snapshots)
 
     def remove(self, peer: Peer) -> None:
-        """The peer is gone, and with it the processes that only it knew."""
+        """Forget a peer that is gone, and the processes known only from it."""
         self._received.pop(peer, None)
 
     def all(self) -> list[Snapshot]:
@@ -152,7 +152,7 @@ class RemoteSnapshots:
 
 
 def newest(snapshots: Iterable[Snapshot]) -> list[Snapshot]:
-    """Each process once, as it was last heard of by whichever way, in the order of the first mention."""
+    """The newest snapshot of each process, in order of first occurrence."""
     found: dict[tuple[str, int], Snapshot] = {}
     for snapshot in snapshots:
         key = snapshot.role, snapshot.index

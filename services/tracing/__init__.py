@@ -1,1 +1,1 @@
-"""Traces: what each process knows of a request, of a step or of its own start, told to an OpenTelemetry collector."""
+"""OpenTelemetry traces of requests, steps and starts, exported by each process."""

@@ -1,6 +1,6 @@
-"""An executor's spans: chunks of traced prompts, stretches of decoding, and the steps that have a span.
+"""An executor's spans: chunks of traced prompts, periods of decoding, and the steps that have a span.
 
-Decoding costs nothing per token: the totals over steps are noted when a slot begins to decode and when it ends.
+Decoding costs nothing per token: totals over steps are noted when a slot starts to decode and when it stops.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from penstock.protocol.steps import StepPlan, StepResult
 from penstock.services.tracing import names
 from penstock.services.tracing.tracer import Attributes, Tracer
 
-CALM = 0.2  # seconds without a step after which a slot's decoding counts as over
+QUIET = 0.2  # seconds without a step after which a slot's decoding has ended
 
 
 class Totals(NamedTuple):
-    """Over steps; a difference is what a stretch of steps took. In seconds."""
+    """Sums over all steps, in seconds; the difference of two is a period's."""
 
     steps: int = 0
     busy: float = 0.0
@@ -28,13 +28,13 @@ class Totals(NamedTuple):
 
 @dataclass(slots=True)
 class Occupant:
-    """A traced sequence in a slot, and its decoding since the last span of it."""
+    """A traced sequence in a slot, and its decoding since its last span."""
 
     trace: TraceContext
     choice: int
-    since: float | None = None  # when its first step began
-    until: float = 0.0  # when its last step's result came, once it has paused
-    before: Totals | None = None  # when it went on decoding; None: it does not decode
+    since: float | None = None  # start of its first step
+    until: float = 0.0  # result of its last step, once it has paused
+    before: Totals | None = None  # when it resumed decoding; None: it does not decode
     taken: Totals = field(default_factory=Totals)  # by its decoding until it last paused
 
     def resume(self, began: float, totals: Totals) -> None:
@@ -52,32 +52,32 @@ class Occupant:
 
 @dataclass(slots=True)
 class InFlight:
-    """A step between its plan and its result, with what is to be noted when that comes."""
+    """A step between its plan and its result, and what the result will affect."""
 
     plan: StepPlan
     began: float
     chunks: list[tuple[Occupant, int, int]] = field(default_factory=list)  # start, count
     resumed: list[Occupant] = field(default_factory=list)  # decode from this step on
-    paused: list[Occupant] = field(default_factory=list)  # decode no more after it
+    paused: list[Occupant] = field(default_factory=list)  # decode until this step
     waited: float = 0.0  # seconds for its masks
 
 
 class ExecutorTraces:
-    """What traced requests do in this executor's slots. Each plan is begun, and its result collected, in order.
+    """Records what traced requests do in this executor's slots. Plans and their results arrive in order.
 
-    A slot that leaves the decode set may come back with the next plan, so its stretch of decoding is recorded when it
-    has stood still for a moment, or when the slot has another occupant.
+    A slot that leaves the decode set may return with the next plan, so its period of decoding is recorded only after
+    QUIET seconds, or when the slot has another occupant.
     """
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._slots: dict[int, Occupant] = {}
-        self._decoding: set[int] = set()  # of those slots
+        self._decoding: set[int] = set()  # slots of these that decode
         self._in_flight: deque[InFlight] = deque()
         self._totals = Totals()
-        self._collected = 0.0  # when the last result came
+        self._collected = 0.0  # arrival of the last result
         self._rested = False  # no step for a while, and all decoding was paused
-        self._leaving: list[Occupant] = []  # their slots have other occupants, their last step may be in flight
+        self._leaving: list[Occupant] = []  # replaced in their slots; their last step may be in flight
 
     def begin(self, plan: StepPlan, now: float) -> None:
         """A plan is about to be launched."""
@@ -104,15 +104,15 @@ class ExecutorTraces:
         self._in_flight.append(step)
 
     def masked(self, number: int, seconds: float) -> None:
-        """A step has waited for its masks."""
+        """A step has waited for its bitmasks."""
         for step in self._in_flight:
             if step.plan.step == number:
                 step.waited = seconds
 
     def collect(self, result: StepResult, now: float) -> None:
-        """The result of a step has come."""
+        """The result of a step has arrived."""
         while self._in_flight and self._in_flight[0].plan.step != result.step:
-            self._in_flight.popleft()  # its masks never came
+            self._in_flight.popleft()  # its bitmasks never arrived
         if not self._in_flight:
             return
         step = self._in_flight.popleft()
@@ -141,17 +141,17 @@ class ExecutorTraces:
             })  # fmt: skip
 
     def tick(self, now: float) -> None:
-        """Called now and then: records the decoding of slots that have stood still for a moment."""
-        if not self._in_flight and now - self._collected >= CALM:
+        """Called now and then: records the decoding of slots that have been quiet."""
+        if not self._in_flight and now - self._collected >= QUIET:
             self._rested = True
             for occupant in self._slots.values():
                 occupant.pause(self._collected, self._totals)
         for occupant in self._slots.values():
-            if now - occupant.until >= CALM:
+            if now - occupant.until >= QUIET:
                 self._record_decode(occupant)
 
     def forget(self) -> None:
-        """The slots are empty: a scheduler has come or gone, or a new epoch begins."""
+        """The slots are empty: the scheduler has changed, or a new epoch begins."""
         for occupant in (*self._slots.values(), *self._leaving):
             occupant.pause(self._collected, self._totals)
             self._record_decode(occupant)
@@ -161,14 +161,14 @@ class ExecutorTraces:
         self._decoding.clear()
 
     def _pause(self, occupant: Occupant) -> None:
-        """The last step that it decodes in is the one begun last."""
+        """Its last decoding step is the one that began last."""
         if self._in_flight:
             self._in_flight[-1].paused.append(occupant)
         else:
             occupant.pause(self._collected, self._totals)
 
     def _record_decode(self, occupant: Occupant) -> None:
-        """Record its decoding up to its last pause; while it decodes nothing is recorded."""
+        """Record its decoding until its last pause, unless it decodes now."""
         if occupant.since is None or occupant.before is not None or not occupant.taken.steps:
             return
         attributes: Attributes = {

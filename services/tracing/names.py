@@ -1,12 +1,12 @@
 """Names of spans, events and attributes.
 
-Source: OpenTelemetry semantic conventions, "HTTP spans", and "Generative AI spans" (in development: what is renamed
-there is renamed here). What has no convention is called `penstock.*`.
+Source: OpenTelemetry semantic conventions, "HTTP spans", and "Generative AI spans" (in development: renamed here as
+there). Names without a convention are `penstock.*`.
 """
 
 from __future__ import annotations
 
-# Spans of a request. The api's are named by what is asked: `POST /v1/chat/completions`, and in it `chat MODEL`.
+# Spans of a request. The api's are named after method and route, and after operation and model (`chat MODEL`).
 PROMPT = "prompt"
 STREAM = "stream"
 TOKENIZE = "tokenize"
@@ -18,7 +18,7 @@ PREFILL = "prefill"
 DECODE = "decode"
 EXECUTE_PREFILL = "execute prefill"
 EXECUTE_DECODE = "execute decode"
-# Spans of a step, and of a start.
+# Spans of a step and of a start.
 STEP = "step"
 EXECUTE_STEP = "execute step"
 START = "start"
@@ -27,7 +27,7 @@ START = "start"
 FIRST_TOKEN = "first token"
 TOKENS = "tokens"
 PREEMPTED = "preempted"
-RESTARTED = "restarted"  # the executors were lost: what ran is computed again
+RESTARTED = "restarted"  # the executors were lost; running requests are recomputed
 ABORTED = "aborted"
 CLIENT_LEFT = "client left"
 DEADLINE = "deadline exceeded"
@@ -60,15 +60,15 @@ GEN_AI_TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"  # seconds; a m
 GEN_AI_TIME_PER_TOKEN = "gen_ai.server.time_per_output_token"  # seconds; a metric's name there
 PROVIDER = "penstock"
 
-# Attributes of ours. Times are in seconds.
+# Our own attributes. Times are in seconds.
 REQUEST = "penstock.request.id"  # internal, of one prompt
 HTTP_REQUEST_ID = "penstock.http.request_id"  # the client's X-Request-Id, or ours
 PROMPT_INDEX = "penstock.prompt.index"
 PROMPTS = "penstock.prompts"
 CHOICE = "penstock.choice"
-END = "penstock.end"  # why a choice left its slot, or the queue
+END = "penstock.end"  # why a choice left its slot or the queue
 PROMPT_TOKENS = "penstock.prompt.tokens"
-REUSED_TOKENS = "penstock.reused.tokens"  # positions that the prefix cache had
+REUSED_TOKENS = "penstock.reused.tokens"  # from the prefix cache
 OUTPUT_TOKENS = "penstock.output.tokens"
 ACCEPTED_DRAFTS = "penstock.drafts.accepted"
 REJECTED_DRAFTS = "penstock.drafts.rejected"
@@ -87,11 +87,11 @@ RUNNING = "penstock.requests.running"
 WAITING = "penstock.requests.waiting"
 BLOCKS = "penstock.blocks.total"
 BLOCKS_USED = "penstock.blocks.used"
-UNLINKED = "penstock.unlinked"  # requests of the step beyond those that it links to
+UNLINKED = "penstock.unlinked"  # traced requests of the step beyond its links
 DEVICE_SECONDS = "penstock.device.seconds"
-WAITED_SECONDS = "penstock.waited.seconds"  # the device stood idle before the step, or in it until its masks had come
-MASK_SECONDS = "penstock.masks.seconds"  # of waiting for masks
+WAITED_SECONDS = "penstock.waited.seconds"  # of an idle device, before the step or for its bitmasks
+MASK_SECONDS = "penstock.masks.seconds"  # of waiting for bitmasks
 DRAFTING_SECONDS = "penstock.drafting.seconds"
-SKIPPED_PROMPTS = "penstock.prompts.untraced"  # further ones, beyond those that are told one by one
+SKIPPED_PROMPTS = "penstock.prompts.untraced"  # beyond those with a span
 TOKENS_SO_FAR = "penstock.tokens"  # of an event
 PROCESSES = "penstock.processes"

@@ -1,7 +1,7 @@
 """The tracer that exports: OpenTelemetry's sampler, batch processor and OTLP exporters, over HTTP or gRPC.
 
-Nobody waits for a collector: a full queue drops spans, a failed export loses them, and both are counted. Only the end
-of a process waits, for LAST_WORDS at most, and of a server whose collector hangs only the first process does.
+Serving never waits for a collector: a full queue drops spans, a failed export loses them, and both are counted. The end
+of a process waits for LAST_WORDS at most; if the collector hangs, only the first process of a server to end does.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from penstock.services.tracing.tracer import (
 log = logging.getLogger(__name__)
 
 PATIENCE = 0.5  # seconds of an export after which the end of the process does not wait for it
-COMPLAINT_SECONDS = 60.0  # between log lines about a collector that takes nothing
+COMPLAINT_SECONDS = 60.0  # between log lines about failed exports
 LATE, HANGS, FAILS = "the collector did not take them in time", "the collector hangs", "the collector takes none"
-SILENT = "collector.silent"  # in the run directory: a process of this server has waited for the collector in vain
-RECENT = 30.0  # seconds for which that counts; by then a collector may be back
+SILENT = "collector.silent"  # in the run directory: a process of this server waited for the collector in vain
+RECENT = 30.0  # seconds for which that counts
 LOGGERS = (
     "opentelemetry.exporter.otlp.common.http", "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.otlp.proto.grpc.exporter", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
     "opentelemetry.sdk._shared_internal",
-)  # fmt: skip  # which complain of every attempt
+)  # fmt: skip  # loggers that log every failed attempt
 
 
 class CountingExporter(SpanExporter):
-    """Counts what an exporter delivers, and logs its last complaint now and then instead of each.
+    """Counts what an exporter delivers, and logs its last error now and then instead of every one.
 
-    A program that hosts us may have exporters of its own, whose lines are left alone: they come from other threads.
+    Log lines of other exporters in the program are left alone; they come from other threads.
     """
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
@@ -81,11 +81,11 @@ class CountingExporter(SpanExporter):
 
     @property
     def stuck(self) -> bool:
-        """Whether an export has taken so long that waiting for it is in vain."""
+        """Whether the export in flight has taken longer than PATIENCE."""
         return time.monotonic() - self._since >= PATIENCE
 
     def admit(self, queue: int) -> bool:
-        """A span was recorded; False: there is no room for it."""
+        """Count a recorded span; False if the queue is full."""
         with self._lock:
             room = self.waiting < queue
             self.recorded += 1
@@ -120,7 +120,7 @@ class CountingExporter(SpanExporter):
                          dropped=self.dropped)  # fmt: skip
 
     def abandon(self, reason: str) -> None:
-        """What has not been delivered by now never will be."""
+        """Count everything that is not delivered yet as dropped."""
         with self._lock:
             self._abandoned = True
             lost = self.waiting + self.in_flight
@@ -130,7 +130,7 @@ class CountingExporter(SpanExporter):
             logs.warning(log, "traces_lost", endpoint=self._endpoint, dropped=lost, reason=reason)
 
     def _intercept(self, record: logging.LogRecord) -> bool:
-        """A filter of the exporter's loggers: keeps its lines out of the log, and the last as the reason."""
+        """A filter of the exporter's loggers: keeps its lines out of the log, and the last one as the reason."""
         if record.thread != self._thread:
             return True
         self._reason = record.getMessage()
@@ -143,7 +143,7 @@ class CountingExporter(SpanExporter):
 
 
 class OtlpTracer(Tracer):
-    """Exports the spans of all threads of a process. `directory` is the run directory that its server shares."""
+    """Exports the spans of all threads of a process. `directory` is the server's run directory."""
 
     enabled = True
 
@@ -232,12 +232,12 @@ class OtlpTracer(Tracer):
             exporter.abandon(FAILS)
             return
         if exporter.in_flight and not warned and self._silent is not None:
-            with contextlib.suppress(OSError):  # the run directory is gone, and with it everyone who would look
+            with contextlib.suppress(OSError):  # the run directory is gone
                 self._silent.touch(mode=0o600)
         exporter.abandon(HANGS if stuck or warned else LATE)
 
     def _warned(self) -> bool:
-        """Whether another process of this server has just waited for the collector in vain."""
+        """Whether another process of this server has recently waited for the collector in vain."""
         try:
             return self._silent is not None and abs(time.time() - self._silent.stat().st_mtime) < RECENT
         except OSError:
@@ -249,7 +249,7 @@ class OtlpTracer(Tracer):
 
 
 def exporter_of(settings: Settings) -> SpanExporter:
-    """The gRPC exporter is an extra, so it is imported only here."""
+    """The exporter of the configured protocol; gRPC's is an optional dependency."""
     if settings.protocol != GRPC:
         return OTLPSpanExporter(endpoint=settings.endpoint)
     module = importlib.import_module(f"{GRPC_MODULE}.trace_exporter")

@@ -1,4 +1,4 @@
-"""The scheduler's spans: of traced requests, of grammars that they wait for, of some of the steps that they are in."""
+"""The scheduler's spans: of traced requests, of automata that they wait for, and of some of their steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.services.tracing import names
 from penstock.services.tracing.tracer import Attributes, Event, Tracer, root
 
 MAX_LINKS = 128  # of a span; OpenTelemetry's limit
-MAX_CHUNKS = 128  # of a prompt that have a span of their own
+MAX_CHUNKS = 128  # of a prompt that have a span
 LOST = "the executors were lost"
 EVENTS: Mapping[str, str] = {
     "preempted": names.PREEMPTED,
@@ -26,7 +26,7 @@ ERRORS = ("error", "grammar", "unavailable")
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step that has a span and whose result has not come."""
+    """A step with a span whose result has not arrived."""
 
     parent: TraceContext
     context: TraceContext
@@ -35,23 +35,23 @@ class OpenStep:
 
 
 class SchedulerTraces:
-    """Owner of the spans that have not ended."""
+    """Records the spans; owns those that have not ended."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self.enabled = tracer.enabled
         rate = tracer.steps_per_second
-        self._interval = 1 / rate if rate else float("inf")  # seconds between steps that have a span
+        self._interval = 1 / rate if rate else float("inf")  # seconds between steps with a span
         self._next = 0.0 if rate else float("inf")
         self._open: dict[int, OpenStep] = {}  # by step
-        self._waiting: dict[int, float] = {}  # since when a request waits for its automaton
+        self._waiting: dict[int, float] = {}  # by request: since when it waits for its automaton
 
     def due(self, now: float) -> bool:
-        """Whether the next step with a traced request in it gets a span."""
+        """Whether the next step with a traced request gets a span."""
         return now >= self._next
 
     def planned(self, plan: StepPlan, facts: StepFacts, now: float) -> StepPlan:
-        """A step gets a span: the plan with its context, for the executors."""
+        """Start a step's span; returns the plan with its context, for the executors."""
         self._next = now + self._interval
         for number in [number for number, step in self._open.items() if step.facts.epoch != facts.epoch]:
             self._record_step(self._open.pop(number), now, {}, LOST)  # its epoch is over: no result will come
@@ -60,7 +60,7 @@ class SchedulerTraces:
         return msgspec.structs.replace(plan, trace=step.context)
 
     def applied(self, result: StepResult, now: float) -> None:
-        """A result was applied."""
+        """End a step's span: its result was applied."""
         step = self._open.pop(result.step, None) if self._open else None
         if step is not None and step.facts.epoch == result.epoch:
             times: Attributes = {names.DEVICE_SECONDS: result.busy, names.WAITED_SECONDS: result.waited}
@@ -69,12 +69,12 @@ class SchedulerTraces:
             self._record_step(step, now, times)
 
     def wait(self, request: SubmitTokens, now: float) -> None:
-        """It waits for its automaton."""
+        """A request starts to wait for its automaton."""
         if self._tracer.records(request.trace):
             self._waiting[request.id] = now
 
     def admit(self, request: SubmitTokens, now: float, error: str | None) -> None:
-        """It waits no longer."""
+        """A request stops waiting for its automaton."""
         if (since := self._waiting.pop(request.id, None)) is not None:
             attributes: Attributes = {names.REQUEST: f"{request.id:x}"}
             self._tracer.record(names.PREPARE_GRAMMAR, request.trace, since, now, attributes, error=error)
@@ -121,6 +121,6 @@ def record_stay(tracer: Tracer, stay: Stay) -> None:
             **end, names.OUTPUT_TOKENS: stay.tokens,
             names.ACCEPTED_DRAFTS: stay.accepted, names.REJECTED_DRAFTS: stay.rejected,
         }, events=[*events, *ended], error=error)  # fmt: skip
-    elif ended or error:  # in the midst of a chunk
+    elif ended or error:  # during a chunk
         began = stay.chunks[-1].applied if stay.chunks else stay.entered
         record(names.PREFILL, parent, began, stay.left, end, events=ended, error=error)

@@ -1,12 +1,12 @@
-"""Tracing as a process starts: its settings, the tracer that they make, and the trace of the start itself.
+"""A process's tracing settings, its tracer, and the trace of its start.
 
-Options come first, then OpenTelemetry's standard OTEL_ variables. Its exporters read the variables of headers,
+Options take precedence over OpenTelemetry's standard OTEL_ variables. Its exporters read the variables of headers,
 certificates, compression, timeout and resource themselves. Source: OpenTelemetry specification, "Environment Variable
 Specification" and "OpenTelemetry Protocol Exporter".
 
-A start is the launcher's span, below it each process's, below that its phases. A process finds the context in its
-environment, as OpenTelemetry's "Environment Variables as Context Propagation Carriers" names it, so a start may be part
-of a larger trace. One without a launcher begins a trace of its own.
+The trace of a start has the launcher's span, below it one per process, and below that its phases. A process finds its
+context in the environment, as OpenTelemetry's "Environment Variables as Context Propagation Carriers" specifies, so a
+start may be part of a larger trace; without a launcher it is a trace of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def tracer_of(config: TraceConfig, role: str, index: int) -> Tracer:
 
 
 def settings_of(config: TraceConfig, environ: Mapping[str, str] = os.environ) -> Settings | None:
-    """None where traces are off. Raises ConfigError."""
+    """None if traces are off. Raises ConfigError."""
     variables = {name: text.strip() for name, text in environ.items() if name.startswith("OTEL_") and text.strip()}
     if variables.get("OTEL_SDK_DISABLED", "").lower() == "true" or variables.get("OTEL_TRACES_EXPORTER") == "none":
         return None
@@ -80,7 +80,7 @@ def settings_of(config: TraceConfig, environ: Mapping[str, str] = os.environ) ->
 
 
 def service_attributes(settings: Settings, role: str, index: int) -> dict[str, str | int]:
-    """The resource of a process: a service per role, an instance per process."""
+    """The resource attributes of a process: a service per role, an instance per process."""
     return {
         "service.name": f"{settings.service}-{role}",
         "service.namespace": settings.service,
@@ -92,7 +92,7 @@ def service_attributes(settings: Settings, role: str, index: int) -> dict[str, s
 
 
 def exporter_variable(name: str, variables: Mapping[str, str], default: str = "") -> str:
-    """A variable of the exporter: that of traces, else that of all signals."""
+    """A variable of the exporter: the one for traces, else the one for all signals."""
     return variables.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or variables.get(f"OTEL_EXPORTER_OTLP_{name}") or default
 
 
@@ -106,8 +106,8 @@ def protocol_of(config: TraceConfig, variables: Mapping[str, str]) -> str:
 
 
 def endpoint_of(config: TraceConfig, variables: Mapping[str, str], protocol: str) -> str:
-    """The URL that spans go to, empty without one. The variable of traces is used unchanged; the others name a
-    collector, and over HTTP the path of traces is appended."""
+    """The URL for spans, or empty. The variable for traces is used unchanged; the other settings name a collector, to
+    which the path of traces is appended for HTTP."""
     exact = "" if config.otlp_endpoint else variables.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
     source = "--otlp-endpoint" if config.otlp_endpoint else "OTEL_EXPORTER_OTLP_ENDPOINT"
     found = config.otlp_endpoint or exact or variables.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
@@ -152,13 +152,13 @@ def positive(name: str, default: int, variables: Mapping[str, str]) -> int:
 
 
 def environment(context: TraceContext) -> dict[str, str]:
-    """Variables that make the starts of children part of this context."""
-    told = {PARENT: context.traceparent, STATE: context.tracestate}
-    return {name: value for name, value in told.items() if value}
+    """Environment variables that make the starts of child processes part of this context."""
+    variables = {PARENT: context.traceparent, STATE: context.tracestate}
+    return {name: value for name, value in variables.items() if value}
 
 
 class Start:
-    """The span of one process's start, whatever the share of traced requests is."""
+    """The span of one process's start, which is recorded regardless of the sampling ratio."""
 
     def __init__(
         self, tracer: Tracer, process: str, phases: StartupPhases, environ: Mapping[str, str] = os.environ
@@ -173,7 +173,7 @@ class Start:
         self._recorded = False
 
     def ready(self, now: float, attributes: Attributes | None = None) -> None:
-        """The process takes work. Only the first call counts."""
+        """The process is ready: record its start. Only the first call counts."""
         if self._recorded or not self._tracer.enabled:
             return
         self._recorded = True

@@ -1,4 +1,4 @@
-"""The tokenizer's spans: how a prompt was made, and how the output became text."""
+"""The tokenizer's spans: tokenizing a prompt, compiling its grammar, detokenizing its output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.protocol.messages import Rejected, SubmitText, TokenBatch, TraceCo
 from penstock.services.tracing import names
 from penstock.services.tracing.tracer import Attributes, Tracer
 
-CROWD = 1024  # outputs at which those of requests that are gone are looked for
+PRUNE_AT = 1024  # outputs; then those of requests that have ended are removed
 
 
 @dataclass(slots=True)
@@ -26,12 +26,12 @@ class Output:
 
 
 class TokenizerTraces:
-    """Owner of the outputs that are growing."""
+    """Records the spans; owns the outputs that have not ended."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._outputs: dict[int, Output] = {}
-        self._crowd = CROWD
+        self._prune_at = PRUNE_AT
 
     def tokenized(self, text: SubmitText, made: Prepared | Rejected, since: float, now: float) -> None:
         """The prompt of a request was tokenized or refused."""
@@ -74,7 +74,7 @@ class TokenizerTraces:
                 })  # fmt: skip
 
     def prune(self, wanted: Callable[[int], bool]) -> None:
-        """Once there may be many, drop the outputs of requests that ended without their scheduler saying so."""
-        if len(self._outputs) >= self._crowd:
+        """Remove outputs of requests that ended without a final row, once there are many."""
+        if len(self._outputs) >= self._prune_at:
             self._outputs = {number: output for number, output in self._outputs.items() if wanted(number)}
-            self._crowd = max(CROWD, 2 * len(self._outputs))
+            self._prune_at = max(PRUNE_AT, 2 * len(self._outputs))

@@ -38,7 +38,7 @@ LAST_WORDS = 1.0  # seconds that the end of a process waits for the collector
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How a request is sampled: by its client's sampled flag where there is one and we follow it, else by ratio."""
+    """How requests are sampled: by the client's sampled flag if there is one and `parent_based`, else by ratio."""
 
     ratio: float
     parent_based: bool = True
@@ -49,24 +49,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str
     sampling: Sampling
     service: str  # prefix of the services' names
-    insecure: bool | None = None  # of gRPC; None: as the endpoint's scheme and the variables say
-    queue: int = QUEUE  # spans waiting at most
-    batch: int = BATCH  # spans of one export at most
-    delay: float = DELAY / 1000  # seconds that a span waits at most
-    steps_per_second: float = 0.0  # spans of steps that have traced requests
+    insecure: bool | None = None  # gRPC without TLS; None: by the endpoint's scheme and the variables
+    queue: int = QUEUE  # most waiting spans
+    batch: int = BATCH  # most spans of one export
+    delay: float = DELAY / 1000  # most seconds that a span waits
+    steps_per_second: float = 0.0  # steps with traced requests that get a span
 
 
 class SpanOptions(TypedDict, total=False):
-    context: TraceContext  # its own, where it was handed on
+    context: TraceContext  # the span's own, if others already refer to it
     events: Sequence[Event]
     links: Sequence[TraceContext]
-    error: str | None  # empty: a failure without a message
-    server: bool  # its kind is that of an HTTP server's spans
-    remote: bool  # its parent is not of this server
+    error: str | None  # empty: an error without a message
+    server: bool  # of kind SERVER
+    remote: bool  # its parent is outside this server
 
 
 class TraceStatistics(msgspec.Struct, frozen=True):
-    """Spans since the start, and those waiting now."""
+    """Spans since the start, and those that wait."""
 
     recorded: int
     delivered: int
@@ -75,7 +75,7 @@ class TraceStatistics(msgspec.Struct, frozen=True):
 
 
 class Tracer:
-    """A no-op tracer, for processes whose traces are off; `otlp.OtlpTracer` is the one that exports.
+    """The null tracer of processes whose traces are off; `otlp.OtlpTracer` exports.
 
     Spans are recorded once they have ended, with times in monotonic seconds of this process.
     """
@@ -88,33 +88,33 @@ class Tracer:
         return False
 
     def sample(self, context: TraceContext) -> TraceContext | None:
-        """The parent of our first span of a request that came with `context`, or with an empty one. None: it is not
-        traced. Asked once per request, by the process that it enters."""
+        """Decide once per request, in its first process, whether it is traced. Returns the parent of its first span, or
+        None. `context` is the client's, or empty."""
         return None
 
     @staticmethod
     def current() -> TraceContext:
-        """The context of the caller's current span, by OpenTelemetry's API; empty where none is current."""
+        """The context of the caller's current OpenTelemetry span; empty without one."""
         return TraceContext()
 
     def record(
         self, name: str, parent: TraceContext, start: float, end: float, attributes: Attributes,
         **options: Unpack[SpanOptions],
     ) -> None:  # fmt: skip
-        """A span that has ended."""
+        """Record a span that has ended."""
 
     def statistics(self) -> TraceStatistics:
         return TraceStatistics(0, 0, 0, 0)
 
     def finish(self) -> None:
-        """Begin to export what waits: the process ends. Spans recorded later are lost."""
+        """Start to export waiting spans, as the process ends. Spans recorded later are lost."""
 
     def close(self, limit: float = LAST_WORDS) -> None:
-        """Export what waits, for `limit` seconds at most; what is left is dropped and logged."""
+        """Export waiting spans for `limit` seconds at most; the others are dropped, which is logged."""
 
 
 def parse(traceparent: str, tracestate: str = "") -> TraceContext:
-    """A context from outside; empty when it is not valid, which is never an error."""
+    """A context from outside; empty if it is not valid, which is no error."""
     if len(traceparent) > MAX_TRACEPARENT or not TRACEPARENT.fullmatch(traceparent):
         return TraceContext()
     if traceparent.startswith("00") and len(traceparent) != 55:
@@ -137,12 +137,12 @@ def root() -> TraceContext:
 
 
 def unsampled() -> TraceContext:
-    """A new context of which nothing is recorded: its trace id joins log lines of all processes."""
+    """A new context that is not recorded; its trace id joins the log lines of all processes."""
     return TraceContext(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
 
 
 class ServerSpan:
-    """The span of one HTTP exchange. `context` is what its requests carry, whether it is recorded or not."""
+    """The span of one HTTP request. `context` is propagated whether it is recorded or not."""
 
     def __init__(self, tracer: Tracer | None, context: TraceContext) -> None:
         """Where nothing is recorded at all the context goes on as it is."""
@@ -155,21 +155,21 @@ class ServerSpan:
             self.context = context.unsampled() if self._tracer is not None else context
 
     def end(self, method: str, route: str, status: int, attributes: Attributes, times: tuple[float, float]) -> None:
-        """`route` as in the log, `times` of its beginning and end."""
+        """Record it; `route` as in the log, `times` of its start and end."""
         if self._tracer is None or self._parent is None:
             return
-        told: Attributes = {names.HTTP_METHOD: method, names.HTTP_ROUTE: route, names.HTTP_STATUS: status, **attributes}
+        attributes = {names.HTTP_METHOD: method, names.HTTP_ROUTE: route, names.HTTP_STATUS: status, **attributes}
         if status >= 400:
-            told[names.ERROR_TYPE] = str(status)
+            attributes[names.ERROR_TYPE] = str(status)
         self._tracer.record(
-            f"{method} {route}", self._parent, *times, told, context=self.context, server=True,
+            f"{method} {route}", self._parent, *times, attributes, context=self.context, server=True,
             remote=not self._parent.is_root, error="" if status >= 500 else None,
         )  # fmt: skip
 
 
 def server_span(tracer: Tracer, headers: Mapping[bytes, Sequence[bytes]], *, quiet: bool) -> ServerSpan:
-    """The span of a request with these headers; a `quiet` one is not recorded. Any other has a context in any case,
-    whose trace id joins the log lines of all processes."""
+    """The span of a request with these headers; a `quiet` one is not recorded. Every other one has a context, whose
+    trace id joins the log lines of all processes."""
     context = client_context(headers) if b"traceparent" in headers else TraceContext()
     span = ServerSpan(None if quiet else tracer, context)
     if not span.context.traceparent and not quiet:
@@ -178,8 +178,8 @@ def server_span(tracer: Tracer, headers: Mapping[bytes, Sequence[bytes]], *, qui
 
 
 class Operation:
-    """What one HTTP request or one call of a program asks of the engine: one request per prompt. `requests` carry the
-    contexts of its spans."""
+    """The inference of one HTTP request, or of one call of the Python API: one internal request per prompt. `requests`
+    carry the contexts of its spans."""
 
     def __init__(self, tracer: Tracer, requests: Sequence[SubmitText], model: str, now: float) -> None:
         self._tracer = tracer
@@ -202,14 +202,15 @@ class Operation:
         self._events.append((name, now, {}))
 
     def end(self, collector: OutputCollector, now: float, refusal: RequestError | None = None) -> None:
-        """Record it and its children. `refusal` is the error if no engine took the requests. Called once."""
+        """Record it and its children. `refusal`: the error if no tokenizer accepted the requests. Called once."""
         kind = operation_of(self._asked)
         error = refusal or collector.error
         if collector.disconnected:
             self.add_event(names.CLIENT_LEFT, now)
         elif isinstance(error, DeadlineExceeded):
             self.add_event(names.DEADLINE, now)
-        attributes = request_attributes(self._asked, kind, self._model) | reply_attributes(collector, self._began, now)
+        attributes = request_attributes(self._asked, kind, self._model)
+        attributes |= response_attributes(collector, self._began, now)
         if collector.name and refusal is None:
             attributes[names.GEN_AI_RESPONSE_ID] = collector.name
         if error is not None:
@@ -234,7 +235,7 @@ class Operation:
 
 
 class Operations:
-    """Begins the operations of one api process or one program. Without a tracer none is recorded."""
+    """Starts the operations of one process. Without a tracer none is recorded."""
 
     def __init__(self, tracer: Tracer | None = None, model: str = "") -> None:
         self._tracer = tracer if tracer is not None else Tracer()
@@ -242,13 +243,13 @@ class Operations:
         self.enabled = self._tracer.enabled
 
     def begin(self, requests: Sequence[SubmitText], now: float) -> Operation | None:
-        """None where they are not traced; they came together, so all are or none is."""
+        """None if they are not traced; requests that are submitted together have one trace."""
         traced = self._tracer.records(requests[0].trace)
         return Operation(self._tracer, requests, self._model, now) if traced else None
 
 
 def operation_of(request: SubmitText) -> str:
-    """Its name in the conventions."""
+    """The operation's name in the semantic conventions."""
     if request.pooling is not None:
         return "embeddings"
     return "chat" if request.messages is not None else "text_completion"
@@ -277,7 +278,7 @@ def request_attributes(request: SubmitText, kind: str, model: str) -> Attributes
     return attributes | {name: value for name, value in optional.items() if value is not None}
 
 
-def reply_attributes(collector: OutputCollector, began: float, now: float) -> Attributes:
+def response_attributes(collector: OutputCollector, began: float, now: float) -> Attributes:
     usage, first = collector.usage, collector.first_token
     attributes: Attributes = {
         names.GEN_AI_INPUT_TOKENS: usage.prompt_tokens,

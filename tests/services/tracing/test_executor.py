@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.protocol.messages import Sampling, TraceContext
 from penstock.protocol.steps import SlotStart, StepPlan, StepResult
 from penstock.services.tracing import names
-from penstock.services.tracing.executor import CALM, ExecutorTraces
+from penstock.services.tracing.executor import QUIET, ExecutorTraces
 from penstock.services.tracing.tracer import root
 from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, child_of, named
 
@@ -55,7 +55,7 @@ def test_a_request_from_its_prompt_to_its_end() -> None:
     for _ in range(4):
         execution.run()
     execution.run(decode_off=ints(3))
-    execution.now += 2 * CALM
+    execution.now += 2 * QUIET
     execution.traces.tick(execution.now)
     first, second, decode = execution.bench.told()
     assert [span.name for span in (first, second, decode)] == [
@@ -79,7 +79,7 @@ def test_two_steps_on_the_way() -> None:
     three = execution.begin(decode_off=ints(0))
     execution.collect(two)
     execution.collect(three)
-    execution.traces.tick(execution.now + 2 * CALM)
+    execution.traces.tick(execution.now + 2 * QUIET)
     decode = named(execution.bench.told(), names.EXECUTE_DECODE)
     assert (decode.attributes[names.STEPS], decode.start, decode.end) == (2, 1.0, 3.0)
 
@@ -123,9 +123,9 @@ def test_who_decoded_when_the_work_ended_is_told_without_a_further_plan() -> Non
     execution.run(starts=(start(0),), chunks=ints(0, 0, 5, 1))
     execution.run(decode_on=ints(0))
     execution.run()
-    execution.traces.tick(execution.now + CALM / 2)
+    execution.traces.tick(execution.now + QUIET / 2)
     assert execution.bench.tracer.statistics().recorded == 1
-    execution.traces.tick(execution.now + 2 * CALM)
+    execution.traces.tick(execution.now + 2 * QUIET)
     decode = named(execution.bench.told(), names.EXECUTE_DECODE)
     assert (decode.attributes[names.STEPS], decode.end) == (2, 3.0)
 
@@ -134,11 +134,11 @@ def test_who_goes_on_after_a_rest_is_told_of_twice() -> None:
     execution = Execution()
     execution.run(starts=(start(0),), chunks=ints(0, 0, 5, 1))
     execution.run(decode_on=ints(0))
-    execution.traces.tick(execution.now + 2 * CALM)
+    execution.traces.tick(execution.now + 2 * QUIET)
     execution.now += 10.0
     execution.run()
     execution.run()
-    execution.traces.tick(execution.now + 2 * CALM)
+    execution.traces.tick(execution.now + 2 * QUIET)
     decodes = [span for span in execution.bench.told() if span.name == names.EXECUTE_DECODE]
     assert [span.attributes[names.STEPS] for span in decodes] == [1, 2]
     assert decodes[1].start == 12.0
@@ -185,7 +185,7 @@ def test_every_decoding_step_is_told_once(life: list[str]) -> None:
         if what in ("tick", "rest"):
             while pending:
                 execution.collect(pending.pop(0))
-            execution.now += 2 * CALM if what == "rest" else 0.0
+            execution.now += 2 * QUIET if what == "rest" else 0.0
             execution.traces.tick(execution.now)
             continue
         plan: dict[str, object] = {}

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.engine_core.text.prompts import Prepared
 from penstock.protocol.messages import Rejected, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext, Written
 from penstock.services.tracing import names
-from penstock.services.tracing.tokenizer import CROWD, TokenizerTraces
+from penstock.services.tracing.tokenizer import PRUNE_AT, TokenizerTraces
 from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, named
 
 
@@ -90,10 +90,10 @@ def test_nothing_of_the_untraced() -> None:
 def test_answers_that_nobody_ends_are_forgotten() -> None:
     bench = Bench(queue=1 << 16)
     traces = TokenizerTraces(bench.tracer)
-    for number in range(CROWD + 5):
+    for number in range(PRUNE_AT + 5):
         traces.tokenized(text(number), prepared(number), 0.0, 1.0)
-    traces.prune(range(CROWD, CROWD + 4).__contains__)
-    for number in (1, CROWD + 1, CROWD + 4):
+    traces.prune(range(PRUNE_AT, PRUNE_AT + 4).__contains__)
+    for number in (1, PRUNE_AT + 1, PRUNE_AT + 4):
         traces.batch(batch((number, 0, 1, 1)), 2.0)
     told = [span for span in bench.told() if span.name == names.DETOKENIZE]
-    assert [span.attributes[names.REQUEST] for span in told] == [f"{CROWD + 1:x}"]
+    assert [span.attributes[names.REQUEST] for span in told] == [f"{PRUNE_AT + 1:x}"]
