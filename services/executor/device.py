@@ -6,20 +6,20 @@ import contextlib
 import ctypes
 
 LIBRARY = "libcuda.so.1"
-DEVICE_ERROR = "AcceleratorError"  # torch's name for what the driver reports; later calls meet it again
+DEVICE_ERROR = "AcceleratorError"  # torch's name for the driver's errors; every later call fails with it again
 GROUP_ERRORS = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")  # torch's, of a lost member
-GLOO = "gloo"  # stands in the messages of its errors, which have no type of their own
+GLOO = "gloo"  # in the messages of its errors, which have no type of their own
 PR_SET_TIMERSLACK = 29  # prctl(2)
 
 
 def begin_device(index: int) -> None:
-    """What needs nothing of torch and takes its time outside of Python, so that a thread does it beside the imports."""
+    """Open the GPU's driver. It needs no torch and runs outside of Python, so a thread can do it during the imports."""
     if open_device(index):
         open_compiler()
 
 
 def open_compiler() -> None:
-    """Have Triton's own module for the driver, which it compiles where its cache is empty. It imports no torch."""
+    """Load Triton's own driver module, which it compiles where its cache is empty. It imports no torch."""
     with contextlib.suppress(ImportError):
         from triton.backends.nvidia.driver import CudaUtils
 
@@ -27,9 +27,9 @@ def open_compiler() -> None:
 
 
 def open_device(index: int, library: str = LIBRARY) -> bool:
-    """Have the driver make the primary context of GPU number `index`, which torch shares; whether there is one now.
+    """Have the driver make the primary context of GPU number `index`, which torch shares. Returns whether it did.
 
-    Takes half a second and more, outside of Python. What is wrong is torch's to say. Source: CUDA driver API,
+    Takes half a second or more, outside of Python. Errors are left to torch to report. Source: CUDA driver API,
     cuDevicePrimaryCtxRetain.
     """
     try:
@@ -43,18 +43,18 @@ def open_device(index: int, library: str = LIBRARY) -> bool:
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether the device's context is of no use any more: only a new process gets a new one."""
+    """Whether the device's context is lost: only a new process gets a new one."""
     return any(kind.__name__ == DEVICE_ERROR for kind in type(error).__mro__) or "CUDA error" in str(error)
 
 
 def is_group_error(error: BaseException) -> bool:
-    """Whether it says that another member of the group could not be reached: its end, perhaps, ends us too."""
+    """Whether another member of the group could not be reached, perhaps because it has ended."""
     if type(error).__name__ in GROUP_ERRORS:
         return True
     return isinstance(error, RuntimeError) and GLOO in str(error)
 
 
 def set_timer_slack(nanoseconds: int) -> None:
-    """Of the calling thread and of those that it starts from now on; the kernel's own choice is 50 microseconds. Where
-    it refuses, sleeps are as they were. Source: prctl(2), PR_SET_TIMERSLACK."""
+    """Set the timer slack of the calling thread and of those that it starts; by default it is 50 microseconds. A
+    refusal is ignored. Source: prctl(2), PR_SET_TIMERSLACK."""
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(nanoseconds), 0, 0, 0)

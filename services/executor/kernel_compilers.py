@@ -1,5 +1,5 @@
-"""Who compiles kernels: while the executor starts, forks of it, which begin with what it imported; later nobody should,
-and what is compiled under requests after all is logged."""
+"""Kernels are compiled by forks of the starting executor, which share its imports. A kernel that is compiled later,
+under requests, is logged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from penstock.services.supervisor import logs, process
 
 log = logging.getLogger(__name__)
 
-MOST = 12  # processes; about as many kernels take a second or more
+MAX_COMPILERS = 12  # about as many kernels take a second or more
 
 
 @contextmanager
 def compilers(device: torch.device) -> Iterator[Executor | None]:
-    """Processes for a GPU's kernels, as many as there are cores, gone behind the context; None for a CPU.
+    """Processes that compile a GPU's kernels, one per core, for as long as the context; None for a CPU.
 
-    They never touch the GPU, so it does not matter what this process has done with it. They die with it.
+    They never touch the GPU, so this process may have used it before the fork. They end with this process.
     """
     if device.type == "cpu":
         yield None
@@ -34,14 +34,14 @@ def compilers(device: torch.device) -> Iterator[Executor | None]:
     import triton.backends.nvidia.driver
     import triton.compiler.compiler  # noqa: F401
 
-    count = min(MOST, len(os.sched_getaffinity(0)))
+    count = min(MAX_COMPILERS, len(os.sched_getaffinity(0)))
     with forks(count) as pool:
         yield pool
 
 
 @contextmanager
 def forks(count: int) -> Iterator[Executor]:
-    """Processes like this one, made at once."""
+    """Forks of this process, made at once."""
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), begin, (os.getpid(),))
     try:
         pool.submit(os.getpid)
@@ -51,7 +51,7 @@ def forks(count: int) -> Iterator[Executor]:
 
 
 def begin(parent: int) -> None:
-    """The first thing a fork does: signals to the executor are not for it, and it does not outlive the executor."""
+    """Run first in a fork: it handles none of the executor's signals and does not outlive the executor."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -59,7 +59,7 @@ def begin(parent: int) -> None:
 
 
 def log_compilations(device: torch.device) -> None:
-    """From now on, have a line in the log for each kernel that this process compiles: all streams wait for it.
+    """From now on, log each kernel that this process compiles: all streams wait for it.
 
     Source: Triton's `knobs.runtime.jit_cache_hook`, called before a compilation, and `jit_post_compile_hook`.
     """

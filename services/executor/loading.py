@@ -1,4 +1,4 @@
-"""What is loaded beside the model's weights, and the checks of both: the draft model, files' hashes, the self-test."""
+"""The draft model, and the checks of all weights: hashes of files, the self-test."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from penstock.services.supervisor import logs
 log = logging.getLogger(__name__)
 
 OPTION = f"{FLAG} model"
-MOST_THREADS = 8
+MAX_THREADS = 8
 
 
 def find_draft(config: Config, target: Path, spec: ModelSpec, length: int) -> DraftSpec | None:
-    """What drafts for a model, itself in the folder `target`; None without such a method.
+    """The draft model or head for the model in the folder `target`; None without such a method.
 
-    length: of the longest sequence. Raises ModelError for a wrong folder and for an EAGLE head of another model,
-    ConfigError for a draft model that does not go with the model.
+    `length` is that of the longest sequence. Raises ModelError for a wrong folder and for an EAGLE head of another
+    model, ConfigError for a draft model that does not fit the model.
     """
     asked = read_speculative(config.scheduler.speculative_config)
     if asked.method not in WITH_MODEL:
@@ -61,9 +61,10 @@ def draft_folder(config: Config) -> Path:
 
 
 def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: int) -> Draft | None:
-    """What this executor drafts with, in the model's type on its device; on a stage before the last without weights.
+    """The draft model of this executor, in the model's dtype on its device; on a stage before the last without weights.
 
-    spec: as `find_draft` finds it. Raises ModelError for a tensor that is not as it should be.
+    `spec` is the result of `find_draft`. Raises ModelError for a wrong tensor.
+   
     """
     if spec is None:
         return None
@@ -83,8 +84,8 @@ def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: i
 
 
 def check_agreed(config: Config, spec: DraftSpec | None, group: Group) -> None:
-    """Raise ConfigError, on every member of the group, unless all have found the same: it decides who has which layers
-    and what one tells another, and each member was started with an option of its own."""
+    """Raise ConfigError on every member of the group unless all have found the same draft model: it decides about
+    layers and collectives, and each member was started with its own options."""
     asked = read_speculative(config.scheduler.speculative_config)
     own = zlib.crc32(msgspec.json.encode((asked.num_speculative_tokens, spec)))
     least, most = group.least(own), -group.least(-own)
@@ -94,9 +95,10 @@ def check_agreed(config: Config, spec: DraftSpec | None, group: Group) -> None:
 
 
 def check_draft(path: Path, spec: ModelSpec, target: Path, target_spec: ModelSpec, length: int) -> None:
-    """Raise ConfigError unless the draft model's tokens are the model's and its positions reach as far.
+    """Raise ConfigError unless the draft model has the model's tokens and enough positions.
 
     Tables may be padded to different sizes, as in models of one family, but both must hold every token.
+   
     """
     if spec.longest < length:
         allowed = f"its positions end at {spec.longest}, but --max-model-len is {length}"
@@ -114,14 +116,14 @@ def check_draft(path: Path, spec: ModelSpec, target: Path, target_spec: ModelSpe
 
 
 class Verification:
-    """Files that are being read and hashed."""
+    """Files that are being hashed."""
 
     def __init__(self, files: int, checks: Sequence[Future[None]]) -> None:
         self._files = files
         self._checks = checks
 
     def finish(self) -> str:
-        """Wait for all of them; what is known then, in words. Raises ModelError for the first damaged file."""
+        """Wait for all of them; the result in words. Raises ModelError for the first damaged file."""
         for check in self._checks:
             check.result()
         if not self._checks:
@@ -131,8 +133,8 @@ class Verification:
 
 @contextmanager
 def verification(config: Config, index: int, folders: Sequence[Path]) -> Iterator[Verification | None]:
-    """Files of these folders for which something names a hash, while inside. None where nothing is to be checked:
-    weights are random, it is switched off, or another executor of this host does it. Raises ModelError."""
+    """Hash the files of these folders that have a published hash, for as long as the context. None where nothing is to
+    be checked: weights are random, it is switched off, or another executor of this host does it. Raises ModelError."""
     model = config.model
     if model.load_format == "dummy" or not model.verify_weights or index != config.executor.first_executor:
         yield None
@@ -143,7 +145,7 @@ def verification(config: Config, index: int, folders: Sequence[Path]) -> Iterato
         here = find_files(place)
         files += here
         hashes |= published_hashes(place, here)
-    threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // 2, len(hashes)))
+    threads = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2, len(hashes)))
     pool = ThreadPoolExecutor(threads, "verify")
     try:
         yield Verification(len(files), [pool.submit(check_hash, path, digest) for path, digest in hashes.items()])
@@ -152,7 +154,7 @@ def verification(config: Config, index: int, folders: Sequence[Path]) -> Iterato
 
 
 def check_output(config: Config, runner: Runner, folder: Path) -> None:
-    """Run the self-test. Raises ModelError where it fails, or warns of it where wrong output is allowed."""
+    """Run the self-test. If it fails, raises ModelError, or logs a warning where wrong output is allowed."""
     if config.model.load_format == "dummy":
         return
     sizes = runner.sizes

@@ -25,8 +25,7 @@ from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
 from penstock.services.executor.device import begin_device, is_device_error, is_group_error, set_timer_slack
 from penstock.services.executor.peer_liveness import PeerLiveness, leave
-from penstock.services.executor.watchdog import TICK as LOOK
-from penstock.services.executor.watchdog import Watchdog
+from penstock.services.executor.watchdog import WATCH_INTERVAL, Watchdog
 from penstock.services.links.curve import read_keys
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Link
@@ -47,27 +46,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TICK = 0.2  # seconds between ticks of the port
-PAUSE = 50e-6  # seconds between looks at a device that is running a step, unless something arrives
-SLACK = 1000  # nanoseconds by which the kernel may lengthen that
-REST = 0.5  # seconds without work after which there is time for what takes milliseconds
-LEAVE = 5.0  # seconds without work after which one that is told to end does: a busy scheduler elsewhere may need some
-COLLECT_SECONDS = 30.0  # between garbage collections while it never rests
-BROKEN_SECONDS = 5.0  # between a step that fails and the end of the member that made it fail; it may write a report
+TICK = 0.2  # seconds between ticks of the link
+PAUSE = 50e-6  # seconds between looks at a device that runs a step, unless something arrives
+TIMER_SLACK = 1000  # nanoseconds by which the kernel may lengthen that
+IDLE_SECONDS = 0.5  # without work, after which there is time for tasks of some milliseconds
+LEAVE_SECONDS = 5.0  # without work, after which a process that was told to end does; a remote scheduler may be busy
+COLLECT_SECONDS = 30.0  # between garbage collections while there is always work
+BROKEN_SECONDS = 5.0  # between a failed step and the end of the member that caused it, which may write a report
 
 
 def run(config: Config, index: int) -> int:
-    """Execute plans until SIGTERM or SIGINT, and then as long as any run, up to the drain limit: a scheduler on this
-    host has drained before, one elsewhere may drain now. The exit code.
+    """Execute plans until SIGTERM or SIGINT, and then until no plan runs, up to the drain limit: a scheduler on this
+    host has drained before, one elsewhere may drain now. Returns the exit code.
 
     Raises ModelError or ConfigError when the model cannot be served with these options, LinkError when the scheduler
-    refuses us.
+    or the first member of the group refuses this process.
     """
-    stop, done, stages = Stop(), threading.Event(), StartupPhases()
+    stop, done, phases = Stop(), threading.Event(), StartupPhases()
     if config.links.scheduler_address:
-        read_keys(config.links.link_keys)  # what is wrong with them is told now, not when the model is loaded
+        read_keys(config.links.link_keys)  # a mistake shows now, not when the model is loaded
     if config.executor.device != "cpu":
-        # Torch takes longer to be imported than the GPU's driver to begin, and finds it done.
+        # Importing torch takes longer than opening the GPU's driver, and finds it open.
         Thread(target=begin_device, args=(index - config.executor.first_executor,), daemon=True).start()
     generation, liveness = None, None
     if groups.group_size(config.model) > 1:
@@ -83,7 +82,7 @@ def run(config: Config, index: int) -> int:
     from penstock.services.executor.startup import start
 
     try:
-        serve(config, index, start(config, index, generation, stages), stop, stages, liveness)
+        serve(config, index, start(config, index, generation, phases), stop, phases, liveness)
     except PenstockError:
         raise
     except Exception as error:
@@ -95,14 +94,14 @@ def run(config: Config, index: int) -> int:
         done.set()
     leave_process(Role.EXECUTOR, index, config.run)
     logging.shutdown()
-    # What torch does at its end may wait for members that have ended, or abort: a thread of its own may still run.
+    # At its exit torch may wait for members that have ended, or abort because one of its threads still runs.
     os._exit(ExitCode.ORDERLY)
 
 
 def serve(
-    config: Config, index: int, engine: Engine, stop: Stop, stages: StartupPhases, liveness: PeerLiveness | None = None
+    config: Config, index: int, engine: Engine, stop: Stop, phases: StartupPhases, liveness: PeerLiveness | None = None
 ) -> None:
-    """Join the scheduler, now or whenever it comes up, and run its plans."""
+    """Connect to the scheduler, now or whenever it comes up, and run its plans."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.EXECUTOR, index)
     me = Identity(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
@@ -112,7 +111,7 @@ def serve(
 
     replica = groups.place(index, config.model).replica
     network = network_of(context, config.links)
-    port = Link.connect(context, STEPS, me, Path(config.run.run_dir), replica, network)
+    link = Link.connect(context, STEPS, me, Path(config.run.run_dir), replica, network)
     watchdog = Watchdog()
     for positions, seconds in engine.warm:
         watchdog.tell(positions, seconds)
@@ -120,14 +119,14 @@ def serve(
         Path(config.run.run_dir), f"{Role.EXECUTOR}-{index}", engine.ready, prompts=config.run.report_prompts
     )
     steps = Steps(
-        port, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group, ExecutorTraces(tracer)
+        link, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group, ExecutorTraces(tracer)
     )
     lag = Histogram(LAG)
     exporter = Exporter(
-        me, Path(config.run.run_dir), lag, partial(collect_executor, steps, port, engine.ready), tracer,
-        other_host=port if network is not None and network.reaches(STEPS) else None,
+        me, Path(config.run.run_dir), lag, partial(collect_executor, steps, link, engine.ready), tracer,
+        other_host=link if network is not None and network.reaches(STEPS) else None,
     )  # fmt: skip
-    # A collection would fall into a step, so they run at rest; what was built so far is never looked at again.
+    # Garbage is collected while idle, never within a step; objects that exist by now are left out of it.
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -135,12 +134,12 @@ def serve(
     heartbeat.tell("READY=1", "STATUS=serving")
     log_compilations(engine.runner.options.device)
     now = time.monotonic()
-    logs.info(log, "ready", seconds=now - stages.all[0].began, stages=stages.durations(now))
-    Start(tracer, f"{Role.EXECUTOR}-{index}", stages).ready(now)
+    logs.info(log, "ready", seconds=now - phases.all[0].began, stages=phases.durations(now))
+    Start(tracer, f"{Role.EXECUTOR}-{index}", phases).ready(now)
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
     try:
-        turn_until_stopped(steps, port, stop, exporter, lag, config.run.drain_timeout)
+        run_until_stopped(steps, link, stop, exporter, lag, config.run.drain_timeout)
     except PenstockError:
         raise
     except Exception as error:
@@ -151,7 +150,7 @@ def serve(
     finally:
         done.set()
         exporter.close()
-        port.close()
+        link.close()
         context.term()
         tracer.close()
     statistics, counted = engine.runner.statistics(), steps.statistics()
@@ -159,18 +158,18 @@ def serve(
 
 
 def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbeat, done: threading.Event) -> None:
-    """Tell the supervisor that this process runs, and end it when the main thread's step does not end.
+    """Send heartbeats to the supervisor, and end this process when the main thread's step hangs.
 
-    Beats come from here and not from the loop, because a step may be long. A thread that hangs in native code cannot be
-    ended in any other way than with its process.
+    Heartbeats come from here and not from the loop, because a step may be long. A thread that hangs in native code can
+    only be ended with its process.
     """
     before = time.monotonic()
-    while not done.wait(LOOK):
+    while not done.wait(WATCH_INTERVAL):
         now = time.monotonic()
         heartbeat.tick(now)
         if watchdog.tick(now - before):
-            stand = watchdog.statistics()
-            logs.error(log, "step_hangs", seconds=stand.elapsed, allowed=stand.allowed)
+            found = watchdog.statistics()
+            logs.error(log, "step_hangs", seconds=found.elapsed, allowed=found.allowed)
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             trace = "".join(traceback.format_stack(frame))
             reports.write("hung", trace, tuple(steps.decoding))
@@ -178,16 +177,17 @@ def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbe
         before = now
 
 
-def turn_until_stopped(steps: Steps, port: Link, stop: Stop, exporter: Exporter, lag: Histogram, drain: float) -> None:
-    """Poll, and turn; told to stop, until nothing runs, the scheduler has gone, or `drain` seconds have passed.
+def run_until_stopped(steps: Steps, link: Link, stop: Stop, exporter: Exporter, lag: Histogram, drain: float) -> None:
+    """The process's loop. Once told to stop, it ends when nothing runs, the scheduler has gone, or `drain` seconds have
+    passed.
 
-    A loop without work sleeps in poll; one whose device runs, or that waits for a step's masks, looks every few
-    microseconds. Garbage is collected at rest, or now and then where there is none.
+    Without work it sleeps in poll; while the device runs or a step waits for its masks, it looks every few
+    microseconds. Garbage is collected while idle, or now and then if there is always work.
     """
-    poller, polled = zmq.Poller(), port.socket
+    poller, polled = zmq.Poller(), link.socket
     poller.register(polled, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
-    set_timer_slack(SLACK)
+    set_timer_slack(TIMER_SLACK)
     next_tick = time.monotonic()
     worked = collected = time.monotonic()
     end = float("inf")
@@ -198,20 +198,20 @@ def turn_until_stopped(steps: Steps, port: Link, stop: Stop, exporter: Exporter,
                 end = now + drain
                 notify("STOPPING=1", "STATUS=draining")
             stop.drain()
-            if not port.peers or now - worked >= LEAVE or now >= end:
+            if not link.peers or now - worked >= LEAVE_SECONDS or now >= end:
                 return
         if now >= next_tick:
             lag.observe(now - next_tick)
             next_tick = now + TICK
-            port.tick(now)
-            if port.socket is not polled:  # another connection, to a scheduler on another host
+            link.tick(now)
+            if link.socket is not polled:  # another connection, to a scheduler on another host
                 poller.unregister(polled)
-                polled = port.socket
+                polled = link.socket
                 poller.register(polled, zmq.POLLIN)
             steps.tick(now)
             exporter.tick(now, time.time())
-        steps.take(port.receive())
-        if not steps.idle:  # before the turn, in which a CPU does all of a step
+        steps.take(link.receive())
+        if not steps.idle:  # before `iterate`, in which a CPU does all of a step
             worked = now
         steps.iterate()
         if collection_due(now, worked, collected):
@@ -220,11 +220,11 @@ def turn_until_stopped(steps: Steps, port: Link, stop: Stop, exporter: Exporter,
         if not (steps.busy or steps.awaits_masks):
             poller.poll(max(0, math.ceil((next_tick - time.monotonic()) * 1000)))
         elif not steps.has_work:
-            select.select([port.fileno(), stop.fileno()], [], [], PAUSE)
+            select.select([link.fileno(), stop.fileno()], [], [], PAUSE)
 
 
 def collection_due(now: float, worked: float, collected: float) -> bool:
-    """Once in every rest, and every COLLECT_SECONDS of a time without any."""
-    if now - worked >= REST:
+    """Once in every idle time, and every COLLECT_SECONDS without one."""
+    if now - worked >= IDLE_SECONDS:
         return collected <= worked
     return now - collected >= COLLECT_SECONDS

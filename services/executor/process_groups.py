@@ -21,10 +21,10 @@ from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
-COLLECTIVE_SECONDS = 600.0  # that a member may wait in one for the others; whose step hangs the watchdog knows sooner
+COLLECTIVE_SECONDS = 600.0  # that a member may wait in one for the others; watchdogs find a hanging step sooner
 # NVLink's multicast is off unless the operator wants it: on some machines it stays broken until the next boot.
 ENVIRONMENT: Mapping[str, str] = {"NCCL_NVLS_ENABLE": "0"}
-DISABLED = "NCCL_P2P_DISABLE"  # of the environment: devices are not to reach one another's memory
+DISABLED = "NCCL_P2P_DISABLE"  # of the environment: GPUs are not to access one another's memory
 
 
 def begin(config: Config, place: Place, generation: Generation, device: torch.device) -> Group:
@@ -42,7 +42,7 @@ def begin(config: Config, place: Place, generation: Generation, device: torch.de
     dist.init_process_group(backend, store=store, rank=member, world_size=ranks * stages, timeout=wait)
     members = mine = dist.group.WORLD
     forwards = backwards = None
-    if stages > 1:  # everybody makes all of them, in one order
+    if stages > 1:  # every member makes all groups, in the same order
         made = [dist.new_group(list(range(stage * ranks, (stage + 1) * ranks))) for stage in range(stages)]
         mine = made[place.stage]
         columns = [list(range(rank, ranks * stages, ranks)) for rank in range(ranks)]
@@ -56,8 +56,8 @@ def begin(config: Config, place: Place, generation: Generation, device: torch.de
 def with_exchange(
     group: Group, width: int, dtype: torch.dtype, device: torch.device, environment: Mapping[str, str] = os.environ
 ) -> Group:
-    """The group with an exchange for as many rows as it is found to be quicker for; one line in the log says how many,
-    or why there is none. Every member calls this at once."""
+    """The group with its own all-reduce for as many rows as that is faster for. The log says how many, or why there is
+    none. Every member calls this at once."""
     if group.ranks is None or device.type != "cuda":
         return group
     try:
@@ -73,9 +73,9 @@ def with_exchange(
 
 
 def device_memory(group: Group, device: torch.device, environment: Mapping[str, str]) -> DeviceMemory:
-    """What the driver does with this GPU's memory. Raises OSError where the ranks are not to share it."""
+    """The driver's functions for this GPU's memory. Raises OSError where the ranks are not to share it."""
     if group.stages > 1:
-        # Other streams wait for other stages then, and an exchange wants a place for all its programs meanwhile.
+        # Other streams wait for other stages then, while the exchange needs all its programs resident.
         raise OSError("the group has stages")
     if environment.get(DISABLED, "0") != "0":
         raise OSError(f"{DISABLED} is set")
@@ -84,7 +84,7 @@ def device_memory(group: Group, device: torch.device, environment: Mapping[str, 
 
 
 def figures(trials: Sequence[Trial]) -> dict[str, str]:
-    """What the log says of the trials: microseconds by rows."""
+    """Log fields of the trials: microseconds by rows."""
     return {
         "exchange_us": " ".join(f"{trial.rows}:{trial.exchanged:.1f}" for trial in trials),
         "collective_us": " ".join(f"{trial.rows}:{trial.summed:.1f}" for trial in trials),

@@ -1,4 +1,4 @@
-"""From a configuration to a runner with its weights and its KV cache, telling the supervisor how far it is."""
+"""From a configuration to a runner with weights and a KV cache, with the progress reported to the supervisor."""
 
 from __future__ import annotations
 
@@ -64,44 +64,44 @@ CPU_STEP_TOKENS = 512
 
 @dataclass(frozen=True)
 class Engine:
-    """A runner that is ready for its first plan, and what is said of it to the scheduler."""
+    """A runner that is ready for its first plan, and its description for the scheduler."""
 
     runner: Runner
     ready: ExecutorReady
-    warm: tuple[tuple[int, float], ...] = ()  # positions of the steps that warmed it up, and seconds that each took
+    warm: tuple[tuple[int, float], ...] = ()  # positions and seconds of each warm-up step
 
 
 def start(
-    config: Config, index: int, generation: Generation | None = None, stages: StartupPhases | None = None
+    config: Config, index: int, generation: Generation | None = None, phases: StartupPhases | None = None
 ) -> Engine:
-    """Load the model and make its runner, with the others of its generation if it has any.
+    """Load the model and make its runner, in a group together with its other members.
 
     Raises ModelError for a wrong folder, ConfigError for a device that is not there or a cache that is too small.
     """
     began = time.monotonic()
-    stages = stages if stages is not None else StartupPhases()
+    phases = phases if phases is not None else StartupPhases()
     device = take_device(config, index)
-    stages.begin("reading the model's configuration")
+    phases.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, drafting = read_model(config, path)
     dtype = choose_dtype(config.model.dtype, spec, device)
     group = ALONE
     if generation is not None:
-        stages.begin("meeting the other executors")
+        phases.begin("meeting the other executors")
         group = begin(config, groups.place(index, config.model), generation, device)
         check_agreed(config, drafting, group)
     folders = [path] if drafting is None else [path, draft_folder(config)]
     with ExitStack() as held:
         with compilers(device) as processes:
-            checks = held.enter_context(verification(config, index, folders))  # its threads after the forks
+            checks = held.enter_context(verification(config, index, folders))  # its threads start after the forks
             group = with_exchange(group, spec.hidden, dtype, device)
-            stages.begin("loading weights")
+            phases.begin("loading weights")
             model = registry.build(
                 spec, dtype, device, length,
                 group=group, invariant=config.model.batch_invariant, expert_parallel=config.model.expert_parallel,
                 draft=drafting,
             )  # fmt: skip
-            spec = model.spec  # of a stage's own layers
+            spec = model.spec  # of this stage's layers
             with torch.inference_mode():
                 loading.load(model, path, config.model.load_format, config.model.seed)
             draft = load_draft(config, drafting, model, length)
@@ -117,11 +117,11 @@ def start(
                 step_tokens=step_tokens(config.model, device),
                 synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
             )
-            stages.begin("compiling kernels")
+            phases.begin("compiling kernels")
             compile_steps(model, options, options.step_tokens, draft, processes)
-        runner, shape = make_runner(config, model, spec, options, draft, stages)
-        warm = warm_up(config, runner, stages)
-        stages.begin("checking the weights")
+        runner, shape = make_runner(config, model, spec, options, draft, phases)
+        warm = warm_up(config, runner, phases)
+        phases.begin("checking the weights")
         if checks is not None:
             notify(f"{WEIGHTS}={checks.finish()}")
         check_output(config, runner, path)
@@ -145,8 +145,8 @@ def start(
 
 
 def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | None]:
-    """The model in a folder, the longest sequence of it that is served, and what drafts for it. Raises ModelError, and
-    ConfigError for what cannot be served with these options or shared by so many executors."""
+    """The model in a folder, the length of its longest sequence, and its draft model. Raises ModelError, and
+    ConfigError for a model that does not go with these options or cannot be split among so many executors."""
     spec = read_spec(path)
     length = folder.model_length(spec, config.model)
     drafting = find_draft(config, path, spec, length)
@@ -157,7 +157,7 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
 
 
 def take_device(config: Config, index: int) -> torch.device:
-    """The device of executor number `index`, made this process's own. Raises ConfigError."""
+    """The device of executor number `index`, made this process's current one. Raises ConfigError."""
     device = choose_device(config.executor.device, index - config.executor.first_executor)
     if config.model.batch_invariant and device.type == "cpu":
         raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
@@ -170,7 +170,7 @@ def take_device(config: Config, index: int) -> torch.device:
 
 
 def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, draft: Draft | None) -> None:
-    """One line with what the memory went to."""
+    """Log what the memory is used for."""
     logs.info(
         log,
         "loaded",
@@ -187,16 +187,17 @@ def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, 
 
 
 def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> dict[str, float]:
-    """What the log says of a draft model: its weights, and its share of the cache."""
+    """Log fields of a draft model: its weights, and its share of the cache."""
     own = draft_block_bytes(draft, options.block_size, options.dtype.itemsize)
     return {"draft_weight_bytes": draft.weight_bytes, "draft_cache_share": round(own / shape.block_bytes, 4)}
 
 
 def make_runner(
-    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, stages: StartupPhases
+    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, phases: StartupPhases
 ) -> tuple[Runner, CacheShape]:
-    """A runner whose cache is as large as the options or the memory allow, and what decided it. Raises ConfigError."""
-    stages.begin("making the KV cache")
+    """A runner whose cache is as large as the options or the memory allow, and the cache's shape. Raises
+    ConfigError."""
+    phases.begin("making the KV cache")
     sizes = options.block_size, options.dtype.itemsize
     shape = CacheShape(
         block_bytes=block_bytes(rank_spec(spec, options.group.size), *sizes)
@@ -210,23 +211,23 @@ def make_runner(
     return Runner(model, spec, replace(options, blocks=blocks), draft), shape
 
 
-def warm_up(config: Config, runner: Runner, stages: StartupPhases) -> tuple[tuple[int, float], ...]:
-    """Run every form of a step once, capture the graphs. The steps' positions and seconds."""
-    stages.begin("warming up")
+def warm_up(config: Config, runner: Runner, phases: StartupPhases) -> tuple[tuple[int, float], ...]:
+    """Run every kind of step once and capture the graphs. Returns the steps' positions and seconds."""
+    phases.begin("warming up")
     took = []
     for plan in runner.drafted(warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
         began = time.perf_counter()
         runner.collect(runner.launch(plan))
         took.append((chunk_positions(plan.chunks), time.perf_counter() - began))
-    stages.begin("capturing graphs")
+    phases.begin("capturing graphs")
     runner.prepare()
     runner.reset()
     return tuple(took)
 
 
 def choose_device(option: str, place: int) -> torch.device:
-    """The device of the executor at a place among its host's: of the GPUs that it sees the one of this number, or the
-    only one where a supervisor shows each its own.
+    """The device of a host's executor number `place`: the visible GPU of this number, or the only one where a
+    supervisor shows each executor its own.
 
     Raises ConfigError when a GPU is asked for and there is none for it, or when only some executors would have one.
     """
@@ -245,21 +246,21 @@ def choose_device(option: str, place: int) -> torch.device:
 def default_threads(cores: int) -> int:
     """Half of the cores: the other processes need theirs, and OpenMP's threads wait for each other at every operation.
 
-    Measured on two cores that were also used by others: a decode step took 3 to 7 times as long with two threads as
-    with one, at batch 1 and at batch 64.
+    Measured on two busy cores: a decode step took 3 to 7 times as long with two threads as with one, at batch 1 and at
+    batch 64.
     """
     return max(1, cores // 2)
 
 
 def step_tokens(model: ModelConfig, device: torch.device) -> int:
-    """Token budget of one step. On a CPU a long step would hold up every stream for seconds."""
+    """Token budget of one step. On a CPU a long step would stall every stream for seconds."""
     if model.max_num_batched_tokens:
         return model.max_num_batched_tokens
     return max(CPU_STEP_TOKENS if device.type == "cpu" else GPU_STEP_TOKENS, model.max_num_seqs)
 
 
 def longest_warm_chunk(model: ModelConfig, device: torch.device) -> int:
-    """A GPU compiles a form of attention for long chunks; a CPU has nothing to compile."""
+    """A GPU compiles a variant of attention for long chunks; a CPU compiles nothing."""
     return WARM_TOKENS if device.type == "cpu" else step_tokens(model, device)
 
 

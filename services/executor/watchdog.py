@@ -1,24 +1,24 @@
-"""Whether the step at hand takes longer than a step can: how long is measured, who looks is a thread of its own.
+"""Whether the present step takes longer than a step can, by what earlier steps took.
 
-The thread counts its own ticks, none for more than two of them, so that a process that was stopped for a while, or got
-no processor, is not late when it goes on. Loading and steps that wait for masks are nobody's step.
+A thread of its own looks. It counts its own ticks, each for two intervals at most, so that a process that was stopped
+or got no processor is not late when it goes on. Loading and waiting for masks do not count.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-TICK = 0.25  # seconds between looks
-SHORTEST = 5.0  # seconds that every step may take: a form of a kernel may still have to be compiled
-LONGEST = 10.0  # seconds that a step may take unless its like took long before
+WATCH_INTERVAL = 0.25  # seconds between looks
+SHORTEST = 5.0  # seconds that every step may take: it may have to compile a variant of a kernel
+LONGEST = 10.0  # seconds that a step may take unless similar ones took long before
 UNKNOWN = 120.0  # seconds that a step may take before anything was measured
-USUAL = 20.0  # times what its like took
-RELUCTANT = 4.0  # times that, where it is long
-FADING = 0.9  # of a measured time that the next measurement of its like leaves
+USUAL = 20.0  # times what similar steps took
+RELUCTANT = 4.0  # the same where that is long
+DECAY = 0.9  # of a measured time, at each later measurement of that size
 
 
 class WatchdogStatistics(msgspec.Struct, frozen=True):
-    """Seconds that the step at hand took so far and may take; the slowest time measured by steps' sizes."""
+    """Seconds that the present step has taken and may take; the slowest time measured, by size of steps."""
 
     elapsed: float
     allowed: float
@@ -26,7 +26,7 @@ class WatchdogStatistics(msgspec.Struct, frozen=True):
 
 
 class Watchdog:
-    """The main thread tells of steps, another one ticks. Each attribute is replaced as a whole by one of them."""
+    """The main thread announces steps, another one ticks. Each attribute is only replaced as a whole."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # by the size of steps
@@ -34,23 +34,23 @@ class Watchdog:
         self._allowed = float("inf")
 
     def begin(self, positions: int) -> None:
-        """From now on a step of so many positions is waited for, and nothing else."""
+        """A step of so many positions begins; it is the only one that is watched."""
         self._elapsed = 0.0
         self._allowed = self.allowance(positions)
 
     def rest(self) -> None:
-        """No step is waited for."""
+        """No step is watched."""
         self._allowed = float("inf")
 
     def tell(self, positions: int, seconds: float) -> None:
         """A step took so long."""
         size = positions.bit_length()
-        self._seconds[size] = max(seconds, FADING * self._seconds.get(size, 0.0))
+        self._seconds[size] = max(seconds, DECAY * self._seconds.get(size, 0.0))
 
     def allowance(self, positions: int) -> float:
         """Seconds that a step of so many positions may take.
 
-        A larger one that was measured took longer; from a smaller one it is at most as far as the sizes are apart.
+        Measured larger steps take longer; from a smaller one the estimate grows with the ratio of the sizes.
         """
         size = positions.bit_length()
         larger = [seconds for measured, seconds in self._seconds.items() if measured >= size]
@@ -64,8 +64,8 @@ class Watchdog:
         return max(RELUCTANT * expected, min(LONGEST, max(SHORTEST, USUAL * expected)))
 
     def tick(self, seconds: float) -> bool:
-        """So much time has passed; whether the step is late."""
-        self._elapsed += min(seconds, 2 * TICK)
+        """Count time that has passed. Returns whether the step is late."""
+        self._elapsed += min(seconds, 2 * WATCH_INTERVAL)
         return self._elapsed > self._allowed
 
     def statistics(self) -> WatchdogStatistics:

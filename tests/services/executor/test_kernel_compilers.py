@@ -43,7 +43,7 @@ def test_a_cpu_has_nothing_to_compile() -> None:
 
 def test_a_gpu_has_a_process_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton.backends.nvidia.driver")
-    monkeypatch.setattr(compiling, "MOST", 1)
+    monkeypatch.setattr(compiling, "MAX_COMPILERS", 1)
     with compilers(torch.device("cuda", 0)) as pool:
         assert pool is not None
         assert pool.submit(os.getppid).result() == os.getpid()

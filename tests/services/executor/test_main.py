@@ -25,7 +25,7 @@ from penstock.protocol.links import STEPS, Role, shared_hash
 from penstock.protocol.messages import Message, Sampling
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
 from penstock.services.executor import main
-from penstock.services.executor.main import COLLECT_SECONDS, REST, collection_due
+from penstock.services.executor.main import COLLECT_SECONDS, IDLE_SECONDS, collection_due
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Left, Link, Peer
 from penstock.services.metrics.definitions import LAG
@@ -183,12 +183,12 @@ def test_told_to_end_it_serves_until_nobody_needs_it(
     context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, idle: float, drain: float, turns: int
 ) -> None:
     """Until its scheduler has gone; or nothing came for a while, or the drain limit is over, while there is one."""
-    monkeypatch.setattr(main, "LEAVE", idle)
+    monkeypatch.setattr(main, "LEAVE_SECONDS", idle)
     reader, writer = os.pipe()
     with context.socket(zmq.PAIR) as socket:
         quiet: Any = Quiet(socket, 1000)
         lag = Histogram(LAG)
-        main.turn_until_stopped(quiet, quiet, Asked(reader), quiet, lag, drain)  # type: ignore[arg-type]
+        main.run_until_stopped(quiet, quiet, Asked(reader), quiet, lag, drain)  # type: ignore[arg-type]
         assert quiet.turns == turns
     os.close(reader)
     os.close(writer)
@@ -254,8 +254,8 @@ def test_a_bug_ends_it_and_leaves_a_report(
 def test_garbage_is_collected_once_in_a_rest_and_now_and_then_without_one() -> None:
     assert not collection_due(now=10.0, worked=9.9, collected=5.0)
     assert collection_due(now=10.0 + COLLECT_SECONDS, worked=10.0 + COLLECT_SECONDS, collected=10.0)
-    assert collection_due(now=10.0 + REST, worked=10.0, collected=5.0)
-    assert not collection_due(now=99.0, worked=10.0, collected=10.0 + REST)
+    assert collection_due(now=10.0 + IDLE_SECONDS, worked=10.0, collected=5.0)
+    assert not collection_due(now=99.0, worked=10.0, collected=10.0 + IDLE_SECONDS)
 
 
 def test_other_model_options_than_the_scheduler(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.services.executor.watchdog import LONGEST, RELUCTANT, SHORTEST, TICK, UNKNOWN, USUAL, Watchdog
+from penstock.services.executor.watchdog import LONGEST, RELUCTANT, SHORTEST, UNKNOWN, USUAL, WATCH_INTERVAL, Watchdog
 
 
-def late_after(watchdog: Watchdog, limit: float = 1000.0, tick: float = TICK) -> float:
+def late_after(watchdog: Watchdog, limit: float = 1000.0, tick: float = WATCH_INTERVAL) -> float:
     """Seconds of ticks until it is late."""
     passed = 0.0
     while passed < limit:
@@ -64,9 +64,9 @@ def test_only_the_step_at_hand_is_late() -> None:
     watchdog.tell(1, 0.01)
     assert late_after(watchdog) == float("inf")
     watchdog.begin(1)
-    assert late_after(watchdog) == pytest.approx(SHORTEST + TICK)
+    assert late_after(watchdog) == pytest.approx(SHORTEST + WATCH_INTERVAL)
     watchdog.begin(1)
-    assert not watchdog.tick(TICK)
+    assert not watchdog.tick(WATCH_INTERVAL)
     watchdog.rest()
     assert late_after(watchdog) == float("inf")
 
@@ -77,5 +77,5 @@ def test_time_in_which_nobody_ran_does_not_count() -> None:
     watchdog.tell(1, 0.01)
     watchdog.begin(1)
     assert not watchdog.tick(3600.0)
-    assert watchdog.statistics().elapsed == 2 * TICK
-    assert late_after(watchdog, tick=60.0) == pytest.approx(60.0 * (SHORTEST / (2 * TICK)))
+    assert watchdog.statistics().elapsed == 2 * WATCH_INTERVAL
+    assert late_after(watchdog, tick=60.0) == pytest.approx(60.0 * (SHORTEST / (2 * WATCH_INTERVAL)))
