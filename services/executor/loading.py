@@ -64,7 +64,6 @@ def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: i
     """The draft model of this executor, in the model's dtype on its device; on a stage before the last without weights.
 
     `spec` is the result of `find_draft`. Raises ModelError for a wrong tensor.
-   
     """
     if spec is None:
         return None
@@ -98,7 +97,6 @@ def check_draft(path: Path, spec: ModelSpec, target: Path, target_spec: ModelSpe
     """Raise ConfigError unless the draft model has the model's tokens and enough positions.
 
     Tables may be padded to different sizes, as in models of one family, but both must hold every token.
-   
     """
     if spec.longest < length:
         allowed = f"its positions end at {spec.longest}, but --max-model-len is {length}"

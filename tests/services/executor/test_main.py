@@ -150,26 +150,26 @@ class Asked:
 
 
 class Quiet:
-    """Every part of a process that turns, with nothing to do. Its scheduler goes after so many turns."""
+    """Every part of a process whose loop runs with nothing to do. Its scheduler goes after so many iterations."""
 
-    idle, halved, busy, planned = True, False, True, True  # so that it does not wait
+    idle, awaits_masks, busy, has_work = True, False, True, True  # so that it does not wait
 
-    def __init__(self, socket: zmq.Socket[bytes], turns: int) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], iterations: int) -> None:
         self.socket = socket
-        self.turns = turns
+        self.iterations = iterations
 
     @property
     def peers(self) -> tuple[str, ...]:
-        return ("scheduler",) if self.turns > 0 else ()
+        return ("scheduler",) if self.iterations > 0 else ()
 
     def receive(self) -> list:
-        self.turns -= 1
+        self.iterations -= 1
         return []
 
     def take(self, arrivals: list) -> None:
         assert arrivals == []
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         pass
 
     def tick(self, *now: float) -> None:
@@ -177,10 +177,10 @@ class Quiet:
 
 
 @pytest.mark.parametrize(
-    ("idle", "drain", "turns"), [(math.inf, math.inf, 0), (0.0, math.inf, 1000), (math.inf, 0.0, 1000)]
+    ("idle", "drain", "iterations"), [(math.inf, math.inf, 0), (0.0, math.inf, 1000), (math.inf, 0.0, 1000)]
 )
 def test_told_to_end_it_serves_until_nobody_needs_it(
-    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, idle: float, drain: float, turns: int
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, idle: float, drain: float, iterations: int
 ) -> None:
     """Until its scheduler has gone; or nothing came for a while, or the drain limit is over, while there is one."""
     monkeypatch.setattr(main, "LEAVE_SECONDS", idle)
@@ -189,7 +189,7 @@ def test_told_to_end_it_serves_until_nobody_needs_it(
         quiet: Any = Quiet(socket, 1000)
         lag = Histogram(LAG)
         main.run_until_stopped(quiet, quiet, Asked(reader), quiet, lag, drain)  # type: ignore[arg-type]
-        assert quiet.turns == turns
+        assert quiet.iterations == iterations
     os.close(reader)
     os.close(writer)
 
