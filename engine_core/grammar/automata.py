@@ -191,22 +191,23 @@ def _language(node: Node) -> Language | str:
 def _determinized(thread: _Thread) -> Language:
     if any(chars.properties for moves in thread.moves for chars, _ in moves):
         raise PatternError("a Unicode class is not supported here")
-    letters = _alphabet(chars.ranges for moves in thread.moves for chars, _ in moves)
+    sets = {chars.ranges for moves in thread.moves for chars, _ in moves}
+    letters = _alphabet(sets)
     heads = [ranges[0][0] for ranges in letters]
-    inside = functools.cache(lambda ranges: [within(ranges, head) for head in heads])
+    inside = {ranges: [within(ranges, head) for head in heads] for ranges in sets}
     # state → for each letter, the states behind it
     rows = [
-        [[to for chars, to in moves if inside(chars.ranges)[i]] for i in range(len(heads))] for moves in thread.moves
+        [[to for chars, to in moves if inside[chars.ranges][i]] for i in range(len(heads))] for moves in thread.moves
     ]
-
-    @functools.cache
-    def closed(reached: frozenset[int]) -> frozenset[int]:
-        return thread.closure(reached, False, False)
+    closed: dict[frozenset[int], frozenset[int]] = {}
 
     def behind(state: tuple[frozenset[int], bool]) -> Iterator[tuple[frozenset[int], bool]]:
         around = [rows[place] for place in state[0] if thread.moves[place]]
         for letter in range(len(heads)):
-            yield closed(frozenset([target for row in around for target in row[letter]])), False
+            reached = frozenset([target for row in around for target in row[letter]])
+            if reached not in closed:
+                closed[reached] = thread.closure(reached, False, False)
+            yield closed[reached], False
 
     order, moves = _explored((thread.closure((0,), True, False), True), behind, MAX_STATES * 4)
     accepts = frozenset(i for i, (states, start) in enumerate(order) if 1 in thread.closure(states, start, True))

@@ -1,10 +1,11 @@
 """The JSON Schema compiler: a schema as people write it becomes a grammar that llguidance holds exactly, or is refused.
 
-`reading` turns keywords into cells, `algebra` finds the conjunctions, negations and emptiness that oneOf, not, if, $ref
-and their like need, `writing` puts cells into the few keywords that llguidance takes, and `lark` turns the rest into a
-Lark grammar around them. A schema without an exact form is refused with keyword and path; leniently the constraint is
-left out and reported. Beside itself and regular expressions (`patterns`, `automata`) it imports nothing of the engine,
-and `compile_schema` is all that others may import."""
+`document` numbers the subschemas and resolves references, `reading` turns keywords into cells, and `algebra` finds the
+conjunctions, negations and emptiness that oneOf, not, if, $ref and their like need. `writer` puts cells into the few
+keywords that llguidance takes, and `lark` turns the rest into a Lark grammar around them. A schema without an exact
+form is refused with keyword and path; leniently the constraint is left out and reported. The compiler imports nothing
+of the engine but itself and regular expressions (`patterns`, `automata`, `runs`), and others import nothing of it but
+`compile_schema`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from penstock.engine_core.grammar.schema import lark
-from penstock.engine_core.grammar.schema.writing import Json, rewrite
+from penstock.engine_core.grammar.schema.writer import Json
+from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import UnsupportedSchema
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import TYPE_CHECKING
 
 from penstock.engine_core.grammar import automata, patterns
 from penstock.engine_core.grammar.schema.algebra import meet
@@ -23,11 +22,9 @@ from penstock.engine_core.grammar.schema.cells import (
     Term,
     Union,
 )
+from penstock.engine_core.grammar.schema.document import Document
 from penstock.engine_core.grammar.schema.scalars import FORMATS, Boolean, Null, Number, String, fraction
 from penstock.protocol.errors import UnsupportedSchema
-
-if TYPE_CHECKING:
-    from penstock.engine_core.grammar.schema.reading import Reader
 
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 LARGEST_COUNT = 2**31
@@ -45,9 +42,9 @@ OBJECTS = frozenset((
 Keywords = dict[str, object]
 
 
-def read(reader: Reader, place: Place, node: Keywords) -> tuple[Cell, ...]:
+def read(document: Document, place: Place, node: Keywords) -> tuple[Cell, ...]:
     """The cells of a schema's own assertions, `const` and `enum` included. Raises UnsupportedSchema."""
-    path = reader.path(place)
+    path = document.path(place)
     types = _types(node, path)
     out: list[Cell] = []
     if "null" in types:
@@ -58,13 +55,13 @@ def read(reader: Reader, place: Place, node: Keywords) -> tuple[Cell, ...]:
         number = _number(node, path, whole=True if "number" not in types else None)
         out.extend(() if number.empty() else (number,))
     if "string" in types:
-        text = _string(reader, node, path)
+        text = _string(document, node, path)
         out.extend(() if text.empty() else (text,))
     if "array" in types:
-        array = _array(reader, place, node, path)
+        array = _array(document, place, node, path)
         out.extend(() if array.max_items is not None and array.min_items > array.max_items else (array,))
     if "object" in types:
-        made = Object().meet(_object(reader, place, node, path))
+        made = Object().meet(_object(document, place, node, path))
         out.extend(() if made is None else (made,))
     cells = FULL if len(out) == len(FULL) and tuple(out) == FULL else tuple(out)
     for values in _listed(node, path):
@@ -193,21 +190,21 @@ def _number(node: Keywords, path: str, whole: bool | None) -> Number:
     return cell
 
 
-def read_pattern(reader: Reader, value: object, keyword: str, path: str) -> patterns.Node:
+def read_pattern(document: Document, value: object, keyword: str, path: str) -> patterns.Node:
     """The tree of a pattern. Raises UnsupportedSchema, if lenient only for what is no text."""
     if not isinstance(value, str):
         raise UnsupportedSchema(keyword, path, "a pattern is a string")
     try:
         return patterns.read(value)
     except patterns.PatternError as error:
-        if not reader.lenient:
+        if not document.lenient:
             raise UnsupportedSchema(keyword, path, f"{error}") from None
         return patterns.Opaque(value, str(error))
 
 
-def key_pattern(reader: Reader, text: str, path: str) -> patterns.Node:
+def key_pattern(document: Document, text: str, path: str) -> patterns.Node:
     """The tree of a pattern of keys, lookaheads at its start worked in. Raises UnsupportedSchema."""
-    wanted, unwanted = patterns.split(read_pattern(reader, text, "patternProperties", path))
+    wanted, unwanted = patterns.split(read_pattern(document, text, "patternProperties", path))
     if len(wanted) == 1 and not unwanted:
         return wanted[0]
     try:
@@ -216,13 +213,13 @@ def key_pattern(reader: Reader, text: str, path: str) -> patterns.Node:
         return patterns.Opaque(text, f"the lookahead in it: {error}")
 
 
-def _string(reader: Reader, node: Keywords, path: str) -> String:
+def _string(document: Document, node: Keywords, path: str) -> String:
     if TEXTS.isdisjoint(node):
         return String()
     wanted: tuple[patterns.Node, ...] = ()
     unwanted: tuple[patterns.Node, ...] = ()
     if "pattern" in node:
-        wanted, unwanted = patterns.split(read_pattern(reader, node["pattern"], "pattern", path))
+        wanted, unwanted = patterns.split(read_pattern(document, node["pattern"], "pattern", path))
     name = node.get("format")
     return String(
         _count(node, "minLength", path) or 0,
@@ -233,7 +230,7 @@ def _string(reader: Reader, node: Keywords, path: str) -> String:
     )
 
 
-def _array(reader: Reader, place: Place, node: Keywords, path: str) -> Array:
+def _array(document: Document, place: Place, node: Keywords, path: str) -> Array:
     if ARRAYS.isdisjoint(node):
         return Array()
     prefix: tuple[Term, ...] = ()
@@ -241,21 +238,21 @@ def _array(reader: Reader, place: Place, node: Keywords, path: str) -> Array:
     evaluated: int | None = 0
     listed = "prefixItems" if "prefixItems" in node else "items" if isinstance(node.get("items"), list) else None
     if listed is not None and node[listed] != []:
-        prefix = tuple(reader.branches(place, node, listed))
+        prefix = tuple(document.branches(place, node, listed))
         evaluated = len(prefix)
     after = "items" if listed != "items" else "additionalItems"
     if after in node:
-        rest = reader.child(place, node[after], after)
+        rest = document.child(place, node[after], after)
         evaluated = None
     counts: tuple[Count, ...] = ()
-    if "contains" in node and not reader.drops(place, "contains", "left out"):
+    if "contains" in node and not document.drops(place, "contains", "left out"):
         least = _count(node, "minContains", path)
         most = _count(node, "maxContains", path)
         least = 1 if least is None else least
         if least > 0 or most is not None:
-            counts = (Count(reader.child(place, node["contains"], "contains"), least, most),)
-        elif reader.document.tracks_evaluation:
-            counts = (Count(reader.child(place, node["contains"], "contains"), 0, None),)
+            counts = (Count(document.child(place, node["contains"], "contains"), least, most),)
+        elif document.tracks_evaluation:
+            counts = (Count(document.child(place, node["contains"], "contains"), 0, None),)
     unique = node.get("uniqueItems", False)
     if not isinstance(unique, bool):
         raise UnsupportedSchema("uniqueItems", path, "it must be a boolean")
@@ -263,31 +260,31 @@ def _array(reader: Reader, place: Place, node: Keywords, path: str) -> Array:
     return Array(prefix, rest, fewest, most, counts, unique, evaluated).shortened()
 
 
-def _object(reader: Reader, place: Place, node: Keywords, path: str) -> Object:
+def _object(document: Document, place: Place, node: Keywords, path: str) -> Object:
     if OBJECTS.isdisjoint(node):
         return Object()
     properties: tuple[tuple[str, Term], ...] = ()
     matched: tuple[tuple[patterns.Node, Term], ...] = ()
     if "properties" in node:
-        table = reader.table(place, node, "properties")
+        table = document.table(place, node, "properties")
         first = node.get("propertyOrdering")
         ordered = [name for name in first if name in table] if isinstance(first, list) else []
         properties = tuple(
-            (n, reader.child(place, table[n], "properties", n)) for n in dict.fromkeys((*ordered, *table))
+            (n, document.child(place, table[n], "properties", n)) for n in dict.fromkeys((*ordered, *table))
         )
     if "patternProperties" in node:
-        table = reader.table(place, node, "patternProperties")
+        table = document.table(place, node, "patternProperties")
         matched = tuple(
-            (key_pattern(reader, text, path), reader.child(place, schema, "patternProperties", text))
+            (key_pattern(document, text, path), document.child(place, schema, "patternProperties", text))
             for text, schema in table.items()
         )
-    rest = reader.child(place, node.get("additionalProperties", True), "additionalProperties")
+    rest = document.child(place, node.get("additionalProperties", True), "additionalProperties")
     layers: tuple[Layer, ...] = ()
     if properties or matched or "additionalProperties" in node:
         layers = (Layer(properties, matched, rest, closing="additionalProperties" in node),)
     keys: tuple[Term, ...] = ()
     if "propertyNames" in node:
-        keys = (reader.child(place, node["propertyNames"], "propertyNames"),)
+        keys = (document.child(place, node["propertyNames"], "propertyNames"),)
     required = names(node["required"], "required", path) if "required" in node else ()
     fewest = _count(node, "minProperties", path) or 0
     return Object(layers, required, fewest, _count(node, "maxProperties", path), keys)

@@ -47,11 +47,13 @@ class Document:
     """Subschemas get their numbers when something first asks for them; equal numbers are the same schema.
 
     `loose`: whoever reads it leaves out what needs a negation, so that whatever is made of a schema may accept more
-    than the schema does. `notes` says what was left out.
+    than the schema does. `notes` says what was left out. If `lenient`, a pattern that is not understood waits to be
+    written.
     """
 
-    def __init__(self, root: dict[str, object], *, loose: bool = False) -> None:
+    def __init__(self, root: dict[str, object], *, loose: bool = False, lenient: bool = False) -> None:
         self.loose = loose
+        self.lenient = lenient
         self.notes: dict[str, None] = {}
         draft = root.get("$schema")
         self.old = isinstance(draft, str) and any(name in draft for name in OLD_DRAFTS)
@@ -78,6 +80,35 @@ class Document:
         if not isinstance(schema, dict):
             raise UnsupportedSchema(path.rpartition("/")[2], path, "a schema is an object or a boolean")
         return Place(self._number(schema, path, base))
+
+    def path(self, term: Term) -> str:
+        """Where a term stands, or '' for one made on the way."""
+        return self.paths[term.number] if isinstance(term, Place) else ""
+
+    def drops(self, place: Place, keyword: str, how: str) -> bool:
+        """Whether a keyword gives way to something wider here, which is noted."""
+        if self.loose:
+            self.notes[f"{keyword} at {self.path(place) or '/'}: {how}"] = None
+        return self.loose
+
+    def child(self, place: Place, schema: object, *tokens: str) -> Term:
+        """The term of a schema inside another."""
+        number = place.number
+        return self.term(schema, self.paths[number] + pointer(*tokens), self.bases[number])
+
+    def branches(self, place: Place, node: dict[str, object], keyword: str) -> list[Term]:
+        """The terms of a list of schemas. Raises UnsupportedSchema."""
+        value = node[keyword]
+        if not isinstance(value, list) or not value:
+            raise UnsupportedSchema(keyword, self.path(place), "it must be a list of schemas, not empty")
+        return [self.child(place, schema, keyword, str(i)) for i, schema in enumerate(value)]
+
+    def table(self, place: Place, node: dict[str, object], keyword: str) -> dict[str, object]:
+        """A keyword whose value is an object. Raises UnsupportedSchema."""
+        value = node[keyword]
+        if not isinstance(value, dict):
+            raise UnsupportedSchema(keyword, self.path(place), "it must be an object")
+        return value
 
     def target(self, place: Place, keyword: str) -> Term:
         """What a place's $ref, $dynamicRef or $recursiveRef points at; loosely, anything where that is remote.

@@ -33,7 +33,7 @@ from penstock.engine_core.grammar.schema.cells import (
     unannotated,
     without,
 )
-from penstock.engine_core.grammar.schema.document import Document, pointer
+from penstock.engine_core.grammar.schema.document import Document
 from penstock.engine_core.grammar.schema.scalars import Number, String
 from penstock.protocol.errors import UnsupportedSchema
 
@@ -43,18 +43,17 @@ NOT_OBJECTS = tuple(cell for cell in FULL if not isinstance(cell, Object))
 
 
 class Reader:
-    """Reads the schemas of one document. If `lenient`, a pattern that is not understood waits to be written."""
+    """Reads the schemas of one document."""
 
-    def __init__(self, document: Document, *, lenient: bool = False) -> None:
+    def __init__(self, document: Document) -> None:
         self.document = document
-        self.lenient = lenient
 
     def __call__(self, algebra: Algebra, place: Place) -> Cells:
         """The cells of a schema. Raises UnsupportedSchema for a malformed one, naming keyword and path."""
         node = self.document.nodes[place.number]
         if self.document.old and "$ref" in node:
             return algebra.cells(self.document.target(place, "$ref"))
-        facts = assertions.read(self, place, node)
+        facts = assertions.read(self.document, place, node)
         seen_base = False
         before: list[Term] = []
         after: list[Term] = []
@@ -71,39 +70,10 @@ class Reader:
         for term in reversed(before):
             cells = algebra.product(algebra.cells(term), cells)
         for keyword in ("unevaluatedProperties", "unevaluatedItems"):
-            if keyword in node and not self.drops(place, keyword, "left out"):
+            if keyword in node and not self.document.drops(place, keyword, "left out"):
                 cells = self.unevaluated(algebra, place, node, cells)
                 break
         return cells
-
-    def path(self, term: Term) -> str:
-        """Where a term stands in the document, or '' for one made on the way."""
-        return self.document.paths[term.number] if isinstance(term, Place) else ""
-
-    def drops(self, place: Place, keyword: str, how: str) -> bool:
-        """Whether a keyword gives way to something wider here, which is noted."""
-        if self.document.loose:
-            self.document.notes[f"{keyword} at {self.path(place) or '/'}: {how}"] = None
-        return self.document.loose
-
-    def child(self, place: Place, schema: object, *tokens: str) -> Term:
-        """The term of a schema inside another."""
-        number = place.number
-        return self.document.term(schema, self.document.paths[number] + pointer(*tokens), self.document.bases[number])
-
-    def branches(self, place: Place, node: dict[str, object], keyword: str) -> list[Term]:
-        """The terms of a list of schemas. Raises UnsupportedSchema."""
-        value = node[keyword]
-        if not isinstance(value, list) or not value:
-            raise UnsupportedSchema(keyword, self.path(place), "it must be a list of schemas, not empty")
-        return [self.child(place, schema, keyword, str(i)) for i, schema in enumerate(value)]
-
-    def table(self, place: Place, node: dict[str, object], keyword: str) -> dict[str, object]:
-        """A keyword whose value is an object. Raises UnsupportedSchema."""
-        value = node[keyword]
-        if not isinstance(value, dict):
-            raise UnsupportedSchema(keyword, self.path(place), "it must be an object")
-        return value
 
     def applied(self, algebra: Algebra, place: Place, node: dict[str, object], keyword: str, own: Cells) -> Term | None:
         """What a keyword asks for that applies schemas to the same value, one of the `own` cells; else None."""
@@ -111,20 +81,20 @@ class Reader:
             case "$ref" | "$dynamicRef" | "$recursiveRef":
                 return self.document.target(place, keyword)
             case "allOf":
-                return all_of(*self.branches(place, node, keyword))
+                return all_of(*self.document.branches(place, node, keyword))
             case "anyOf":
-                return self.any_of(place, self.branches(place, node, keyword))
+                return self.any_of(place, self.document.branches(place, node, keyword))
             case "oneOf":
-                branches = self.branches(place, node, keyword)
-                if len(branches) > 1 and self.drops(place, keyword, "taken for anyOf"):
+                branches = self.document.branches(place, node, keyword)
+                if len(branches) > 1 and self.document.drops(place, keyword, "taken for anyOf"):
                     return any_of(*branches)
                 return self.one_of(algebra, branches, Union(own))
-            case "not" | "if" | "dependentRequired" | "dependentSchemas" | "dependencies" if self.drops(
+            case "not" | "if" | "dependentRequired" | "dependentSchemas" | "dependencies" if self.document.drops(
                 place, keyword, "left out"
             ):
                 return None
             case "not":
-                return self.negated(algebra, self.child(place, node[keyword], keyword))
+                return self.negated(algebra, self.document.child(place, node[keyword], keyword))
             case "if":
                 return self.conditional(algebra, place, node)
             case "dependentRequired" | "dependentSchemas" | "dependencies":
@@ -136,7 +106,7 @@ class Reader:
         if not self.document.tracks_evaluation or self.document.loose:
             return any_of(*branches)
         if len(branches) > MAX_BRANCHES:
-            raise UnsupportedSchema("anyOf", self.path(place), "too many branches beside unevaluated keywords")
+            raise UnsupportedSchema("anyOf", self.document.path(place), "too many branches beside unevaluated keywords")
         sizes = range(1, len(branches) + 1)
         chosen = (all_of(*some_of) for size in sizes for some_of in itertools.combinations(branches, size))
         return AnyOf(tuple(dict.fromkeys(chosen)))
@@ -169,9 +139,9 @@ class Reader:
         tracked = self.document.tracks_evaluation
         if "then" not in node and "else" not in node and not tracked:
             return None
-        test = self.child(place, node["if"], "if")
-        then = self.child(place, node["then"], "then") if "then" in node else ANY
-        other = self.child(place, node["else"], "else") if "else" in node else ANY
+        test = self.document.child(place, node["if"], "if")
+        then = self.document.child(place, node["then"], "then") if "then" in node else ANY
+        other = self.document.child(place, node["else"], "else") if "else" in node else ANY
         if other == ANY and not tracked:
             return any_of(negation(test), all_of(test, then))
         return any_of(all_of(test, then), all_of(self.negated(algebra, test), other))
@@ -179,14 +149,14 @@ class Reader:
     def dependent(self, place: Place, node: dict[str, object], keyword: str) -> Term:
         """Each key that is absent, or present with what it asks for."""
         out = []
-        for name, wanted in self.table(place, node, keyword).items():
+        for name, wanted in self.document.table(place, node, keyword).items():
             if isinstance(wanted, list) and keyword != "dependentSchemas":
-                names = assertions.names(wanted, keyword, self.path(place))
+                names = assertions.names(wanted, keyword, self.document.path(place))
                 if not names:
                     continue
                 consequence: Term = Union((*NOT_OBJECTS, Object(required=names)))
             else:
-                consequence = self.child(place, wanted, keyword, name)
+                consequence = self.document.child(place, wanted, keyword, name)
                 if consequence == ANY:
                     continue
             missing = Union((*NOT_OBJECTS, without(name)))
@@ -195,8 +165,8 @@ class Reader:
 
     def unevaluated(self, algebra: Algebra, place: Place, node: dict[str, object], cells: Cells) -> Cells:
         """The cells with unevaluatedProperties and unevaluatedItems applied to what nothing else has looked at."""
-        keys = self.child(place, node.get("unevaluatedProperties", True), "unevaluatedProperties")
-        items = self.child(place, node.get("unevaluatedItems", True), "unevaluatedItems")
+        keys = self.document.child(place, node.get("unevaluatedProperties", True), "unevaluatedProperties")
+        items = self.document.child(place, node.get("unevaluatedItems", True), "unevaluatedItems")
         out = []
         for cell in cells:
             found: Cell | None
@@ -216,7 +186,7 @@ class Reader:
             return cell
         if cell.counts and items != ANY:
             reason = "contains beside it evaluates items that are not known in advance"
-            obstacle = Obstacle("unevaluatedItems", self.path(place), reason)
+            obstacle = Obstacle("unevaluatedItems", self.document.path(place), reason)
             return dataclasses.replace(cell, evaluated=None, obstacles=(*cell.obstacles, obstacle))
         return cell.meet(Array((ANY,) * cell.evaluated, items, evaluated=None))
 

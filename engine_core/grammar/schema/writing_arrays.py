@@ -9,13 +9,10 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 from penstock.engine_core.grammar.schema.cells import ANY, Array, Cell, Count, Term, Union, all_of, negation
 from penstock.engine_core.grammar.schema.scalars import Boolean, Null, Number, String, lower
-
-if TYPE_CHECKING:
-    from penstock.engine_core.grammar.schema.writing import Json, Writer
+from penstock.engine_core.grammar.schema.writer import Json, Writer
 
 MAX_ARRANGEMENTS = 400  # arrays listed in place of uniqueItems, or of contains
 MAX_PAIRED = 64  # items that are compared with one another

@@ -7,16 +7,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from penstock.engine_core.grammar import automata, runs
 from penstock.engine_core.grammar.patterns import NOTHING, Choice, Node, PatternError, Sequence
 from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Layer, Object, Term, all_of
 from penstock.engine_core.grammar.schema.scalars import String
+from penstock.engine_core.grammar.schema.writer import Json, Writer
 from penstock.engine_core.grammar.schema.writing_scalars import MAX_EXCLUDED
-
-if TYPE_CHECKING:
-    from penstock.engine_core.grammar.schema.writing import Json, Writer
 
 MAX_PRESENCE = 256  # alternatives for which optional keys of one object are present
 MAX_OVERLAPPING = 4  # patterns of keys of one object that can match the same key

@@ -56,8 +56,7 @@ NULL = Union((Null(),))
 
 def algebra(schema: dict[str, Any] | None = None) -> tuple[Algebra, Document]:
     document = Document(schema or {})
-    reader = Reader(document)
-    return Algebra(reader, reader.path), document
+    return Algebra(Reader(document), document.path), document
 
 
 def test_terms_are_flat() -> None:

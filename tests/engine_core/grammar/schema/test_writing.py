@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.engine_core.grammar.schema import writing_arrays, writing_objects
-from penstock.engine_core.grammar.schema.writing import MAX_INLINE, rewrite
+from penstock.engine_core.grammar.schema.writer import MAX_INLINE
+from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.engine_core.grammar.schema.writing_objects import MAX_PRESENCE
 from tests.engine_core.grammar.schema.judging import made, refusal, same
 
@@ -263,7 +264,7 @@ def test_values_are_listed_only_where_they_can_be() -> None:
     from penstock.engine_core.grammar.schema.cells import Place
     from penstock.engine_core.grammar.schema.document import Document
     from penstock.engine_core.grammar.schema.reading import Reader
-    from penstock.engine_core.grammar.schema.writing import Writer
+    from penstock.engine_core.grammar.schema.writer import Writer
 
     for schema, count in (
         ({"enum": ["a", 1, None]}, 3),
@@ -272,7 +273,7 @@ def test_values_are_listed_only_where_they_can_be() -> None:
         ({**INT, "minimum": 1, "maximum": 4}, 4),
     ):
         document = Document(schema)
-        reader = Reader(document)
-        writer = Writer(document, Algebra(reader, reader.path), lenient=False)
+        algebra = Algebra(Reader(document), document.path)
+        writer = Writer(document, algebra, False, writing_arrays.write, writing_objects.write)
         values = writing_arrays.values_of(writer, Place(document.root))
         assert (None if values is None else len(values)) == count
