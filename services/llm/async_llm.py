@@ -1,4 +1,4 @@
-"""`AsyncLLM`: an engine on the caller's own loop, with outputs as they grow."""
+"""`AsyncLLM`: an engine on the caller's event loop, with streamed outputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from penstock.services.llm.prompts import (
 class AsyncLLM(BaseLLM):
     """An engine of its own for one model: `async with AsyncLLM(model) as llm`, or `close()` at the end.
 
-    `options` are those of `penstock serve`, by name. The processes start when the object is made; the first request
-    waits for them. Raises ConfigError and ModelError at once; awaiting raises the error that a process ended with.
+    `options` are those of `penstock serve`, by name. The processes start with the object; the first request waits for
+    them. Raises ConfigError and ModelError at once; awaiting raises the error that ended a process.
     """
 
     def __init__(self, model: str = "", **options: object) -> None:
@@ -45,10 +45,10 @@ class AsyncLLM(BaseLLM):
         priority: int = 0,
         trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The outputs of one prompt as it grows, the last one `finished`. Leaving the loop early aborts the request.
-        Its trace is that of `trace_headers` (`traceparent`, `tracestate`), else the caller's.
+        """Stream the outputs of one prompt, the last one `finished`. Leaving the loop early aborts the request. Its
+        trace is that of `trace_headers` (`traceparent`, `tracestate`), else the caller's.
 
-        Raises RequestError when it is refused or fails.
+        Raises RequestError if it is refused or fails.
         """
         (request,) = completion_requests(parse_prompts([prompt]), sampling_params, self.model, [priority])
         async with aclosing(self._stream(request, request_id, trace_headers)) as outputs:
@@ -104,7 +104,7 @@ class AsyncLLM(BaseLLM):
         if headers:
             request = in_trace(request, headers)
         request_id = request_id or str(self._counter)
-        self._counter += 1  # before the first wait, during which other requests begin
+        self._counter += 1  # before the first await, during which other requests start
         async with aclosing(self._engine.generate(request, request_id, request.params.output_kind)) as outputs:
             async for output in outputs:
                 yield output

@@ -1,6 +1,6 @@
-"""The engine behind `LLM` and `AsyncLLM`: its processes, its client, and a bounded window of open requests.
+"""The engine behind `LLM` and `AsyncLLM`: its processes, an engine client, and a bounded window of open requests.
 
-It is the api process's end of the links without HTTP: the same engine client, credits and aborts.
+It takes the place of the api process, with the same engine client, credits and aborts, but without HTTP.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ from penstock.services.supervisor.preflight import resolved
 from penstock.services.tracing.startup import environment, tracer_of
 from penstock.services.tracing.tracer import Operations
 
-PROGRAM = "llm"  # the process's name in traces
-INDEX = 0  # of the engine's only api process, the program
+PROGRAM = "llm"  # this process's name in traces
+INDEX = 0  # of this process, the engine's only client
 SPARE = 64  # open requests beyond two full batches
-LAST_WORDS = 3.0  # seconds that a failed engine gets to say why
+LAST_WORDS = 3.0  # seconds that a failed engine gets to report why
 RETRY = 0.005  # seconds between attempts while the link is full
 ORIGIN = "keyword"
 LOG_LEVEL = "warning"  # by default: the engine logs to the program's own stderr
 
 
 class Engine:
-    """Its processes start when it is made; its links belong to the loop that awaits `start`, and are used from that
-    loop alone. The options are those of `penstock serve`, by name."""
+    """The processes start at once. The links belong to the loop that awaits `start`, and are used only there. The
+    options are those of `penstock serve`, by name."""
 
     def __init__(self, model: str, options: Mapping[str, object]) -> None:
         """Raises ConfigError and ModelError."""
@@ -73,7 +73,7 @@ class Engine:
         self._tracer = tracer_of(config.trace, PROGRAM, INDEX)
         with contextlib.ExitStack() as failing:
             failing.callback(self._tracer.close)
-            caller = self._tracer.current()  # the program's span, which the start of the processes is a part of
+            caller = self._tracer.current()  # the start of the processes is a part of the program's span
             self.launcher = LauncherProcess(config, environment=environment(caller) if caller.sampled else None)
             failing.pop_all()
         self.config = self.launcher.config
@@ -95,7 +95,7 @@ class Engine:
         return os.getpid() == self._owner
 
     def check_process(self) -> None:
-        """Raise RuntimeError in a forked child: threads and sockets of the parent's engine do not work there."""
+        """Raise RuntimeError in a forked child, where the parent's threads and sockets do not work."""
         if not self.owned:
             raise RuntimeError(
                 f"this engine belongs to process {self._owner}, which started it, and this is a forked child "
@@ -111,7 +111,7 @@ class Engine:
         return self.engine_client.statistics()
 
     async def start(self) -> None:
-        """Wait until the engine is ready. Raises the error that a process ended with."""
+        """Wait until the engine is ready. Raises the error that ended a process."""
         self.check_process()
         if self._started is None:
             self._connect()
@@ -123,7 +123,7 @@ class Engine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they grow, the last one `finished`; closing the generator early aborts the request.
 
-        Raises RequestError, which `return_errors` puts into an output instead, and the error that a process ended with.
+        Raises RequestError, which `return_errors` puts into an output instead, and the error that ended a process.
         """
         async with self._open(request.submit, stream=kind is not RequestOutputKind.FINAL_ONLY) as collector:
             collector.name = request_id
@@ -177,7 +177,7 @@ class Engine:
         await asyncio.get_running_loop().run_in_executor(None, self.end)
 
     def end(self) -> None:
-        """End every process, and export the last traces. Safe to call twice. Does nothing in a forked child."""
+        """End every process, and export the remaining traces. Safe to call twice. Does nothing in a forked child."""
         if not self.owned:
             return
         self._tracer.finish()  # while the processes do the same
@@ -200,7 +200,7 @@ class Engine:
 
     @asynccontextmanager
     async def _open(self, submit: SubmitText, *, stream: bool) -> AsyncIterator[OutputCollector]:
-        """The outputs of a request, sent once the window has room; a request that is left early is aborted."""
+        """Submit a request once the window has room; aborted if the block is left early."""
         async with self._room:
             trace = submit.trace
             if self._tracer.enabled:
@@ -231,7 +231,7 @@ class Engine:
                 await asyncio.sleep(RETRY)
 
     async def _reason(self, error: PenstockError) -> PenstockError:
-        """The cause of a request's error: an engine that lost a process ends, and says why a moment later."""
+        """The cause of a request's error; an engine that lost a process reports it a moment later."""
         if isinstance(error, Unavailable) and not self._ended:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._failed.wait(), LAST_WORDS)
@@ -240,7 +240,7 @@ class Engine:
     def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         self._started = loop.create_future()
-        # A failed start that nobody awaits is no warning of asyncio's.
+        # Retrieves the exception, so that asyncio does not warn of a failed start that is not awaited.
         self._started.add_done_callback(lambda started: started.cancelled() or started.exception())
         incarnation = new_incarnation()
         me = Identity(Role.API, INDEX, incarnation, shared_hash(self.config.model))
@@ -249,7 +249,7 @@ class Engine:
             AsyncLink(Link.connect(self._context, TEXT, me, self.launcher.directory, number, network))
             for number in range(self.config.tokenizer.tokenizer_processes)
         ]
-        # A program may hold the interpreter for long: a late heartbeat is no sign that the engine hangs.
+        # A program may hold the interpreter for long, so a late heartbeat does not mean that the engine hangs.
         self._engine_client = EngineClient(
             self._watches, INDEX, incarnation, self.window, math.inf, processes=1,
             replicas=self.config.model.data_parallel_size,
@@ -304,17 +304,16 @@ class BaseLLM:
 
 
 class Finalizer:
-    """Calls `end` once: when called, when `owner` is collected, or at the program's end. `end` must not refer to
-    `owner`.
+    """Calls `end` once: when called, when `owner` is collected, or at exit. `end` must not refer to `owner`.
 
-    The garbage collector runs on any thread at any moment: on the engine's own loop, or under a lock that the loop
-    needs. So a collected owner is ended on a thread of its own, which the program's end waits for.
+    The garbage collector may run on any thread: on the engine's own loop, or under a lock that the loop needs. So it
+    calls `end` on a new thread, for which the interpreter waits at exit.
     """
 
     def __init__(self, owner: object, end: Callable[[], None]) -> None:
         self._end = end
         self._finalizer = weakref.finalize(owner, self._collected)
-        self._finalizer.atexit = False  # a thread can no longer be started by then
+        self._finalizer.atexit = False  # no thread can be started then
         atexit.register(self)
 
     @property
@@ -333,10 +332,10 @@ class Finalizer:
 
 
 def configured(model: str, keywords: Mapping[str, object]) -> Config:
-    """The configuration of an engine. `config` names a file of options, which keywords override; an option in JSON may
-    be a dict as well.
+    """The configuration from keywords. `config` names a file of options, which keywords override; JSON options may be
+    dicts.
 
-    Raises ConfigError for an unknown option, a wrong value, and options of HTTP, which an engine does not serve.
+    Raises ConfigError for unknown options, wrong values, and options of the HTTP server.
     """
     known = {field.name: field for field in fields()}
     given = [Given(known["log_level"], LOG_LEVEL, ORIGIN)]

@@ -1,7 +1,7 @@
 """`penstock engine` or `penstock serve` as a child process of the program that uses it.
 
-The command ends with the program, however that ends (services/supervisor/launcher.py). Nothing is forked or imported
-twice, so a script needs no `if __name__ == "__main__"` guard.
+The command ends with the program, however that ends (services/supervisor/launcher.py). The program itself is not
+forked or imported again, so a script needs no `if __name__ == "__main__"` guard.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SOCKET = "program.sock"
 
 
 class LauncherProcess:
-    """A started launcher with its processes. `notices` and `pidfd` turn readable when `poll` has news."""
+    """A running launcher. `notices` and `pidfd` become readable when `poll` should be called."""
 
     def __init__(self, config: Config, command: str = "engine", environment: Mapping[str, str] | None = None) -> None:
-        """`environment` is added to the program's own."""
+        """`environment` is added to the program's."""
         given = config.run.run_dir
         if given:
             self.directory = run_directory.prepared(Path(given))
@@ -44,15 +44,15 @@ class LauncherProcess:
         self.config = msgspec.structs.replace(config, run=run)
         self.notices = NoticeSocket(self.directory / SOCKET)
         self.ready = False
-        self.url = ""  # of a server that is ready
-        self.failure: PenstockError | None = None  # why it ended, unless by `end`
+        self.url = ""  # once a server is ready
+        self.failure: PenstockError | None = None  # why it ended, except by `end`
         self._ended = False
         self._process = subprocess.Popen(
             [sys.executable, str(ENTRY), command, *options.arguments(self.config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=self._environment() | dict(environment or {}),
-            start_new_session=True,  # Ctrl-C is the program's to answer
+            start_new_session=True,  # the program handles Ctrl-C
         )
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
@@ -71,7 +71,7 @@ class LauncherProcess:
             self.failure = LinkError(f"the engine ended ({self._process.returncode}) and did not say why")
 
     def end(self) -> None:
-        """End every process in order, by force if that takes too long. Safe to call twice."""
+        """End every process, by force after END_SECONDS. Safe to call twice."""
         if self._ended:
             return
         self._ended = True

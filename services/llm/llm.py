@@ -1,4 +1,4 @@
-"""`LLM`: an engine for programs without a loop of their own; whole outputs, in the order of the prompts."""
+"""`LLM`: a synchronous engine for batches of prompts."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ R = TypeVar("R")
 class LLM(BaseLLM):
     """An engine of its own for one model. Ready when the constructor returns.
 
-    `options` are those of `penstock serve`, by name. The links live on a thread of their own, so they stay up however
-    long the program computes in between, and a loop that already runs does no harm. The processes end with `close()`,
-    the `with` block, the object, or the program, however it ends.
+    `options` are those of `penstock serve`, by name. The links have a thread and an event loop of their own, so they
+    stay up while the program computes, and the caller may run a loop as well. The processes end with `close()`, the
+    `with` block, the object, or the program, however it ends.
 
     With `otlp_endpoint` (or OpenTelemetry's OTEL_ variables) each request is a trace: a new one, or a part of the
-    caller's where a span of OpenTelemetry's API is current.
+    caller's current span.
 
-    Raises ConfigError and ModelError, and the error that a process failed to start with.
+    Raises ConfigError and ModelError, and the error of a process that failed to start.
     """
 
     def __init__(self, model: str = "", **options: object) -> None:
@@ -108,9 +108,9 @@ class LLM(BaseLLM):
         continue_final_message: bool | None = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
-        """As `generate`, for a conversation or a list of them; `tools` and the options after it mean the same as in a
-        chat over HTTP. Each choice has its reasoning and its tool calls beside its text, and `message()` returns all
-        of it for the next turn; without `split` they remain in the text, as the model wrote them.
+        """As `generate`, for a conversation or a list of them; `tools` and the options after it are those of chat
+        completions. Each choice has its reasoning and tool calls beside its text, and `message()` returns all three for
+        the next turn; without `split` they remain in the text, as the model wrote them.
 
         Without `sampling_params` the output may fill the context.
         """
@@ -229,7 +229,7 @@ class LLM(BaseLLM):
         return outputs
 
     def _embed(self, title: str, submits: Sequence[SubmitText], shown: bool) -> tuple[list[Vector], int]:
-        """The vectors, and the number in the first one's name."""
+        """The vectors, and the number of the first request."""
         count = len(submits)
         first = self._take_numbers(count)
 
@@ -250,15 +250,15 @@ class LLM(BaseLLM):
         count: int,
         show: Callable[[int], None],
     ) -> list[T]:
-        """The results of all requests in order, as many at a time as the window has room for.
+        """The results of all requests in order, run as the window has room for them.
 
-        Raises the first error of any of them, which ends the others.
+        Raises the first error, which ends the other requests.
         """
         results: dict[int, T] = {}
         numbered = enumerate(requests)
 
         async def work() -> None:
-            for number, request in numbered:  # shared: each request is taken by one worker
+            for number, request in numbered:  # shared, so that one worker takes each request
                 results[number] = await call(number, request)
                 show(len(results))
 
@@ -272,7 +272,7 @@ class LLM(BaseLLM):
         return [results[number] for number in range(count)]
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine on the engine's loop; interrupted, it is cancelled there."""
+        """Run a coroutine on the engine's loop; an interrupt cancels it."""
         try:
             self._engine.check_process()
             if not self._end.alive:
@@ -289,9 +289,9 @@ class LLM(BaseLLM):
 
 
 def end(engine: Engine, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Close the links, stop the loop, end the processes. Waits for the loop's thread, so never called on it.
+    """Close the links, stop the loop, end the processes. Must not be called on the loop's thread, which it joins.
 
-    Does nothing in a forked child, where that thread does not exist and the processes are the parent's.
+    Does nothing in a forked child: the thread and the processes are the parent's.
     """
     if not engine.owned:
         return

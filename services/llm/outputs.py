@@ -1,4 +1,4 @@
-"""The outputs of requests, under vLLM's names, and how they are built from what arrives."""
+"""Outputs of requests, under vLLM's names, and how they are built."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Position = dict[int, Logprob]  # by token id: the chosen token and the most like
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that a choice makes. In deltas, `arguments` is its new part, and only the first has `id` and `name`."""
+    """A tool call of a choice. In deltas, `arguments` is the new part, and only the first one has `id` and `name`."""
 
     index: int  # among the choice's calls
     id: str = ""
     name: str = ""
-    arguments: str = ""  # JSON as the model wrote it, perhaps cut off; of a custom tool its input
+    arguments: str = ""  # JSON as the model wrote it, perhaps cut off; the input of a custom tool
     type: str = "function"  # or custom
 
 
@@ -57,7 +57,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
         return self.finish_reason is not None
 
     def message(self) -> dict[str, Any]:
-        """The choice as the assistant's message of the conversation's next turn."""
+        """The choice as the assistant's message for the next turn."""
         found: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
             found["reasoning_content"] = self.reasoning
@@ -102,7 +102,7 @@ class PoolingOutput(msgspec.Struct, frozen=True):
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True):
-    """A prompt's vector, cut and scaled."""
+    """A prompt's embedding, truncated and normalized."""
 
     embedding: list[float]
 
@@ -138,7 +138,7 @@ class ScoringRequestOutput(msgspec.Struct, frozen=True):
 
 
 class ChoiceSoFar:
-    """One choice: all of it, or in deltas its new part."""
+    """One choice so far, or in deltas its new part."""
 
     __slots__ = ("_custom_tools", "logprob", "logprobs", "reasoning", "text", "token_ids", "tool_calls")
 
@@ -155,7 +155,7 @@ class ChoiceSoFar:
         self.logprobs: list[Position] = []
 
     def add(self, choice: Choice) -> None:
-        """Take what is new of a choice."""
+        """Add a choice's new output."""
         for segment in choice.take():
             self._write(segment)
         found = choice.take_logprobs()
@@ -181,7 +181,7 @@ class ChoiceSoFar:
 
 
 class OutputBuilder:
-    """Builds the outputs of one request from its reply. Owned by the coroutine that awaits the reply."""
+    """Builds the outputs of one request from its collector."""
 
     def __init__(self, collector: OutputCollector, request: Request, request_id: str, kind: RequestOutputKind) -> None:
         self._reply = collector
@@ -196,7 +196,7 @@ class OutputBuilder:
         self._choices = [ChoiceSoFar(custom) for _ in collector.choices]
 
     def take(self, updated: Sequence[Choice]) -> RequestOutput:
-        """The output after `updated`: deltas of these choices alone, or all choices."""
+        """The output with these updated choices: their deltas only, or all choices."""
         collector, facts = self._reply, self._reply.prompts[0]
         for choice in updated:
             if self._delta:

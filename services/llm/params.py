@@ -1,7 +1,7 @@
 """Sampling parameters under vLLM's names.
 
-A `SamplingParams` becomes the body of a completions or chat request, which the HTTP server's own code decodes and
-checks, so a refused value gets the same message here as there.
+A `SamplingParams` becomes the body of a completions or chat request, which is decoded and checked by the HTTP server's
+code, so errors are the same in both.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from penstock.services.openai.validation import decode
 class RequestOutputKind(enum.IntEnum):
     """What `AsyncLLM.generate` yields. `LLM` always returns final outputs."""
 
-    CUMULATIVE = 0  # each output holds all so far
-    DELTA = 1  # each output holds what is new
+    CUMULATIVE = 0  # each output holds everything so far
+    DELTA = 1  # each output holds the new part
     FINAL_ONLY = 2  # one output, at the end
 
 
@@ -81,11 +81,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def clone(self) -> SamplingParams:
-        """Itself, which is immutable."""
+        """Return itself, which is immutable."""
         return self
 
 
-# Fields with the same name and meaning in a request's body.
+# Fields with the same name and meaning in the body of a request.
 SAME_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "bad_words",

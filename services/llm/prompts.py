@@ -1,4 +1,4 @@
-"""The forms of prompts (text, token ids, or a dict with either) and the requests made of them."""
+"""The forms of prompts (text, token ids, or a dict with either) and the requests made from them."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt: `prompt` or `prompt_token_ids`. `prediction` is text that the output is expected to repeat.
-    `traceparent` and `tracestate`, if valid, name its trace (W3C Trace Context)."""
+    """One prompt: `prompt` or `prompt_token_ids`. `prediction` is expected output, used as drafts. `traceparent` and
+    `tracestate`, if valid, name its trace (W3C Trace Context)."""
 
     prompt: str | None = None
     prompt_token_ids: list[TokenId] | None = None
@@ -54,7 +54,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request to send, and what its outputs need of it. The message has no id yet."""
+    """A request without an id, and the fields that its outputs need."""
 
     submit: SubmitText
     prompt: str | None
@@ -62,7 +62,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def parse_prompts(prompts: PromptForm | Sequence[PromptForm]) -> list[Prompt]:
-    """Every prompt; a single one becomes a list. Raises InvalidRequest naming the first one that is wrong."""
+    """All prompts, also of a single one. Raises InvalidRequest naming the first invalid one."""
     if isinstance(prompts, str | Mapping):
         return [parse_prompt(prompts, "prompts")]
     found = list(prompts)
@@ -103,8 +103,8 @@ def params_of_each(params: Params, count: int) -> list[SamplingParams | None]:
 def completion_requests(
     prompts: Sequence[Prompt], params: Params, model: ModelInfo, priority: Sequence[int] | None = None
 ) -> Iterator[Request]:
-    """The request of each prompt, in order, made on demand. Raises InvalidRequest at once for any mistake that can be
-    seen before tokenization."""
+    """The request of each prompt, in order, made on demand. Raises InvalidRequest at once for every mistake that can be
+    found before tokenization."""
     each = params_of_each(params, len(prompts))
     priorities = checked_priorities(priority, len(prompts))
     for number, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
@@ -151,7 +151,7 @@ class CompletionTemplate:
 
 
 def with_output_fields(submit: SubmitText, params: SamplingParams | None) -> SubmitText:
-    """The message with the fields that no HTTP body can ask for."""
+    """The message with the fields that no HTTP body has."""
     if params is None:
         return msgspec.structs.replace(submit, with_token_ids=True)
     sampling = submit.sampling
@@ -170,7 +170,7 @@ def in_trace(request: Request, headers: Mapping[str, str]) -> Request:
 def chat_request(
     messages: object, params: SamplingParams | None, model: ModelInfo, *, split: bool = True, **fields: Any
 ) -> Request:
-    """The request of a conversation. `fields` are further ones of a chat request; without `split` its output is plain
+    """The request of a conversation. `fields` are other fields of a chat request; without `split` the output is plain
     text, as the model wrote it. Raises InvalidRequest or NotBuilt."""
     tools = None if split else fields.pop("tools", None)
     body = as_chat(params, messages, separate_reasoning=split, **fields)
@@ -187,7 +187,7 @@ def chat_request(
 
 
 def conversations(messages: Sequence[Any]) -> list[Sequence[Any]]:
-    """Every conversation; a single one becomes a list."""
+    """All conversations, also of a single one."""
     return [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
 
 
@@ -199,7 +199,7 @@ def embedding_request(**fields: Any) -> EmbeddingRequest:
 def embedding_submissions(
     prompts: PromptForm | Sequence[PromptForm], request: EmbeddingRequest, model: ModelInfo
 ) -> list[SubmitText]:
-    """A message for each prompt. Raises InvalidRequest naming the one that is wrong."""
+    """A message for each prompt. Raises InvalidRequest naming the first invalid one."""
     check_pooler(model)
     check_dimensions(request.dimensions, model)
     found = []
