@@ -130,8 +130,7 @@ PROCESS: tuple[Metric[ProcessStatistics], ...] = (
     counter("process_cpu_seconds", "Processor time of the process, user and system", lambda s: s.cpu_seconds),
     gauge("process_resident_memory_bytes", "Resident memory of the process", lambda s: s.resident_bytes),
     gauge("process_start_time_seconds", "Start of the process in unix time", lambda s: s.start_time),
-    histogram("loop_lag_seconds", "Delay of the event loop's timer",
-              lambda s: s.lag),
+    histogram("loop_lag_seconds", "Delay of the event loop's timer", lambda s: s.lag),
     counter("trace_spans", "Spans delivered to a collector", lambda s: s.traces.delivered),
     counter("trace_spans_dropped", "Spans lost because the queue was full or the collector did not accept them",
             lambda s: s.traces.dropped),
@@ -183,9 +182,7 @@ STATUS: tuple[Metric[EngineStatus], ...] = about(
 )  # fmt: skip
 DEVICE: tuple[Metric[float], ...] = about(
     Subject.ENGINE,
-    gauge(
-        "engine_device_idle_ratio", "Share of the last second in which the device ran no step", lambda idle: idle
-    ),
+    gauge("engine_device_idle_ratio", "Share of the last second in which the device ran no step", lambda idle: idle),
 )
 LOOP: tuple[Metric[LoopStatistics], ...] = (
     waiting(lambda s: {"grammar": s.guides.waiting}),
@@ -199,8 +196,7 @@ LOOP: tuple[Metric[LoopStatistics], ...] = (
         gauge("engine_grammar_cache_entries", "Grammars with a cached automaton", lambda s: s.guides.cache.entries),
         gauge("engine_grammar_cache_bytes", "Memory of automata, including those of running requests",
               lambda s: s.guides.cache.bytes),
-        counter("engine_guides_built", "Automata of structured output built",
-                lambda s: s.guides.cache.built),
+        counter("engine_guides_built", "Automata of structured output built", lambda s: s.guides.cache.built),
         counter("engine_guide_hits", "Requests whose automaton was cached", lambda s: s.guides.cache.hits),
         counter("engine_guide_failures", "Automata that could not be built", lambda s: s.guides.cache.failed),
         counter("engine_masked_rows", "Rows of steps with a bitmask", lambda s: s.masks.rows),
@@ -213,24 +209,17 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
         Subject.ENGINE,
         gauge("engine_blocks_quarantined", "KV blocks withdrawn after a failed consistency check",
               lambda s: s.pool.quarantined),
-        gauge("engine_waiting_clients", "Clients with a choice that waits for a slot",
-              lambda s: s.waiting_clients),
-        counter("engine_prefix_lookups", "Requests looked up in the prefix cache",
-                lambda s: s.prefix_lookups),
+        gauge("engine_waiting_clients", "Clients with a choice that waits for a slot", lambda s: s.waiting_clients),
+        counter("engine_prefix_lookups", "Requests looked up in the prefix cache", lambda s: s.prefix_lookups),
         counter("engine_prefix_hits", "Requests with a cached prefix", lambda s: s.prefix_hits),
-        counter("engine_evicted_blocks", "Cached KV blocks evicted",
-                lambda s: s.prefix.evicted),
+        counter("engine_evicted_blocks", "Cached KV blocks evicted", lambda s: s.prefix.evicted),
         counter("engine_scheduled_tokens", "Tokens scheduled, including drafts", lambda s: s.scheduled_tokens),
         counter("engine_surplus_tokens", "Tokens sampled and discarded", lambda s: s.surplus_tokens),
         counter("engine_ended", "Choices that ended, by reason",
                 lambda s: {finish.name.lower(): s.finishes.get(finish, 0) for finish in ENDS}, "finish"),
         counter("engine_rejected", "Requests that the scheduler refused", lambda s: s.rejected),
         counter("engine_condemned", "Requests ended because executors died of them", lambda s: s.condemned),
-        counter(
-            "engine_yielded",
-            "Choices preempted for a client that had nothing running",
-            lambda s: s.yielded,
-        ),
+        counter("engine_yielded", "Choices preempted for a client that had nothing running", lambda s: s.yielded),
         counter("engine_stale_results", "Results of executors from an earlier epoch", lambda s: s.stale_results),
         histogram("engine_queue_seconds", "From a request's arrival at the scheduler until its first step",
                   lambda s: s.durations.queue),
@@ -254,8 +243,7 @@ TOKENIZER_LOOP: tuple[Metric[TokenizerLoopStatistics], ...] = (
     counter("tokenizer_rejected_requests", "Requests rejected, here or by a scheduler", lambda s: s.frontend.rejected),
     counter("tokenizer_aborted_requests", "Requests that were aborted", lambda s: s.frontend.aborted),
     counter("tokenizer_failed_requests", "Requests that failed in the tokenizer", lambda s: s.frontend.failed),
-    counter("tokenizer_moved_requests", "Requests continued at another scheduler",
-            lambda s: s.frontend.dispatch.moved),
+    counter("tokenizer_moved_requests", "Requests continued at another scheduler", lambda s: s.frontend.dispatch.moved),
     counter("tokenizer_stop_strings", "Choices ended by a stop string", lambda s: s.frontend.stop_hits),
     counter("tokenizer_prompt_tokens", "Tokens of encoded prompts", lambda s: s.frontend.prompt_tokens),
     counter("tokenizer_output_tokens", "Tokens detokenized", lambda s: s.frontend.output_tokens),
@@ -316,8 +304,7 @@ TRAFFIC: tuple[Metric[Traffic], ...] = about(
     histogram("inter_token_latency_seconds", "Gap between deltas, of streams",
               lambda s: s.timings.inter_token.statistics()),
     histogram("request_duration_seconds", "All responses", lambda s: s.timings.request.statistics()),
-    histogram("e2e_seconds", "Complete responses, from request to end",
-              lambda s: s.timings.e2e.statistics()),
+    histogram("e2e_seconds", "Complete responses, from request to end", lambda s: s.timings.e2e.statistics()),
 )  # fmt: skip
 CLIENT: tuple[Metric[EngineClientStatistics], ...] = (
     waiting(lambda s: {"tokenizer": s.held}),
@@ -335,16 +322,14 @@ RESPONSES: tuple[Metric[StoreStatistics], ...] = (
     gauge("stored_responses", "Responses in the store", lambda s: s.responses),
     gauge("stored_response_bytes", "Bytes of stored responses", lambda s: s.bytes),
     counter("stored_response_evictions", "Stored responses evicted for later ones", lambda s: s.evicted),
-    counter("stored_response_losses", "Responses that could not be stored because the disk failed",
-            lambda s: s.lost),
+    counter("stored_response_losses", "Responses that could not be stored because the disk failed", lambda s: s.lost),
 )  # fmt: skip
 ROOM: tuple[Metric[ConnectionStatistics], ...] = (
     gauge("connections", "Open client connections", lambda s: s.open),
     gauge("connections_limit", "Most client connections that are open at once; more wait to be accepted",
           lambda s: s.limit),
     counter("accept_waits", "Times that accepting waited for a connection to close", lambda s: s.waits),
-    counter("accept_failures", "Times that accepting failed for lack of file descriptors",
-            lambda s: s.failures),
+    counter("accept_failures", "Times that accepting failed for lack of file descriptors", lambda s: s.failures),
 )  # fmt: skip
 
 BY_ROLE: Mapping[Role, tuple[Metric[Any], ...]] = {

@@ -33,14 +33,7 @@ from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.worker_protocol import (
-    TIME_SIGNAL,
-    Refusal,
-    limit_memory,
-    lower,
-    reply,
-    requests,
-)
+from penstock.services.tokenizer.worker_protocol import TIME_SIGNAL, Refusal, limit_memory, lower, reply, requests
 
 log = logging.getLogger(__name__)
 
