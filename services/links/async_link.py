@@ -1,4 +1,4 @@
-"""A port on an asyncio loop: its descriptor watched and drained, its tick kept, without a future per message."""
+"""A link on an asyncio loop: the loop watches its descriptor and calls its ticks, without a future per message."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import Callable, Iterable
 from penstock.protocol.messages import Message
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, SocketStatistics
 
-TICK = 0.2  # seconds, until somebody is there
-CALM = 1.0  # seconds from then on: hellos are rare, and the end of a peer's process wakes the loop by itself
+TICK = 0.2  # seconds between ticks without a peer
+TICK_WITH_PEERS = 1.0  # hellos are rare, and the end of a peer's process wakes the loop by itself
 
 
 class AsyncLink:
-    """Delivers a port's arrivals to one callback, on the running loop, in order.
+    """Delivers a link's arrivals to one callback, on the running loop, in order.
 
-    ZMQ's descriptor is edge-triggered and a send can swallow the edge of an arrival, so each send is followed by a
-    drain in the same turn of the loop.
+    ZeroMQ's descriptor is edge-triggered and a send can swallow the edge of an arrival. So each send is followed by a
+    receive in the same iteration of the loop.
     """
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._deliver: Callable[[list[Arrival]], None] | None = None
-        self._socket = link.socket  # whose descriptor, that is the next number, the loop watches
+        self._socket = link.socket  # whose descriptor, the next attribute, the loop watches
         self._descriptor = -1
-        self._ends: dict[Peer, int] = {}  # a descriptor of our own for each peer's process
+        self._pidfds: dict[Peer, int] = {}  # a duplicate of each peer's
         self._draining: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -35,7 +35,7 @@ class AsyncLink:
         return self._link.peers
 
     def start(self, deliver: Callable[[list[Arrival]], None]) -> None:
-        """From now on hand arrivals to `deliver`, which must not block."""
+        """From now on pass arrivals to `deliver`, which must not block."""
         assert self._deliver is None
         self._deliver = deliver
         self._read()
@@ -56,12 +56,12 @@ class AsyncLink:
         return self._link.statistics()
 
     def close(self) -> None:
-        """Stop watching and close the port."""
+        """Stop watching and close the link."""
         self._loop.remove_reader(self._descriptor)
         for handle in (self._timer, self._draining):
             if handle is not None:
                 handle.cancel()
-        for peer in tuple(self._ends):
+        for peer in tuple(self._pidfds):
             self._unwatch(peer)
         self._link.close()
 
@@ -76,7 +76,7 @@ class AsyncLink:
                 elif isinstance(arrival.message, Left):
                     self._unwatch(arrival.peer)
             if not self._link.peers:
-                self._wind()  # who has lost all looks for them sooner
+                self._schedule_tick()  # without peers, ticks are more frequent
             self._deliver(arrivals)
 
     def _tick(self) -> None:
@@ -84,14 +84,14 @@ class AsyncLink:
         if self._link.socket is not self._socket:
             self._loop.remove_reader(self._descriptor)
             self._read()
-        self._wind()
+        self._schedule_tick()
         self._drain()
 
-    def _wind(self) -> None:
-        """Set the clock for the next tick."""
+    def _schedule_tick(self) -> None:
+        """Set the timer of the next tick."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(CALM if self._link.peers else TICK, self._tick)
+        self._timer = self._loop.call_later(TICK_WITH_PEERS if self._link.peers else TICK, self._tick)
 
     def _read(self) -> None:
         self._socket, self._descriptor = self._link.socket, self._link.fileno()
@@ -100,19 +100,19 @@ class AsyncLink:
     def _watch(self, peer: Peer) -> None:
         if peer.pidfd is not None:
             try:
-                end = os.dup(peer.pidfd)
-            except OSError:  # no descriptor is left: the port's ticks tell of its end, a little later
+                pidfd = os.dup(peer.pidfd)
+            except OSError:  # no descriptor is left: the link's ticks find its end, a little later
                 return
-            self._ends[peer] = end
-            self._loop.add_reader(end, self._ended, peer)
+            self._pidfds[peer] = pidfd
+            self._loop.add_reader(pidfd, self._ended, peer)
 
     def _unwatch(self, peer: Peer) -> None:
-        end = self._ends.pop(peer, None)
-        if end is not None:
-            self._loop.remove_reader(end)
-            os.close(end)
+        pidfd = self._pidfds.pop(peer, None)
+        if pidfd is not None:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
 
     def _ended(self, peer: Peer) -> None:
-        """A peer's process has ended: the port finds out which."""
+        """A peer's process has ended, which the next tick finds."""
         self._unwatch(peer)
         self._tick()

@@ -1,7 +1,7 @@
 """The keys of links over a network: one CURVE pair for a whole deployment, in one file that every host has a copy of.
 
-Every process uses the pair at both ends: as a server it shows that it has the secret key, as a client it does too, and
-whoever shows another public key is refused. So who has the file belongs to the deployment, and nobody else does.
+Every process uses the pair at both ends, so each end proves that it has the secret key, and a peer with another public
+key is refused. Having the file means belonging to the deployment.
 
 Source: CurveZMQ, ZeroMQ RFC 26; keys are written in Z85, ZeroMQ RFC 32.
 """
@@ -32,7 +32,7 @@ HEADER = """\
 
 
 class LinkKeys(msgspec.Struct, frozen=True):
-    """A CURVE pair, in Z85. Shows nothing of the secret key wherever it is printed."""
+    """A CURVE pair, in Z85. Its text never shows the secret key."""
 
     public: bytes
     secret: bytes
@@ -46,13 +46,13 @@ def new_keys() -> LinkKeys:
 
 
 def as_file(keys: LinkKeys) -> str:
-    """TOML; Z85 has no character that a TOML string would want escaped."""
+    """TOML; no character of Z85 needs an escape in it."""
     return f'{HEADER}public = "{keys.public.decode()}"\nsecret = "{keys.secret.decode()}"\n'
 
 
 def write_keys(path: Path, keys: LinkKeys, *, force: bool = False) -> None:
-    """Write the file, whole or not at all, readable by its owner alone. Raises ConfigError where it cannot be written,
-    or is there already and is not to be replaced."""
+    """Write the file atomically, readable by its owner alone. Raises ConfigError if that fails, or if the file exists
+    and `force` is not given."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE), "w") as file:
@@ -74,7 +74,8 @@ def write_keys(path: Path, keys: LinkKeys, *, force: bool = False) -> None:
 
 
 def read_keys(given: str) -> LinkKeys:
-    """The keys of a file. Raises ConfigError for one that cannot be read, that others can read too, or that is none."""
+    """The keys in a file. Raises ConfigError if it cannot be read, if others can read it, or if it is no file of
+    keys."""
     try:
         with open(os.open(given, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             check_access(given, os.fstat(file.fileno()))
@@ -83,13 +84,13 @@ def read_keys(given: str) -> LinkKeys:
         raise ConfigError(OPTION, given, f"it cannot be read: {error.strerror}") from error
     try:
         return parsed(text)
-    except ValueError:  # what went wrong may quote the file, so it is not passed on
+    except ValueError:  # the error may quote the file, so it is not passed on
         raise ConfigError(OPTION, given, f"it is no file of link keys; {MAKE}") from None
 
 
 def check_access(given: str, found: os.stat_result) -> None:
-    """Raise ConfigError unless the file is one, and private: not for others, and not for a group, except where root
-    owns it and gave it to a group of another user's process, as a container's secrets are given."""
+    """Raise ConfigError unless it is a regular, private file: no access for others, and none for a group, except for a
+    file of root's that a group may read, as container secrets are mounted."""
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(OPTION, given, f"it is no file; {MAKE}")
     lent = found.st_uid == 0 and os.geteuid() != 0
@@ -99,7 +100,7 @@ def check_access(given: str, found: os.stat_result) -> None:
 
 
 def parsed(text: bytes) -> LinkKeys:
-    """Raises ValueError for what is no file of keys, or holds keys that do not belong together."""
+    """Raises ValueError for anything but a file of keys that belong together."""
     if len(text) > MAX_FILE:
         raise ValueError("too long")
     found = tomllib.loads(text.decode())
@@ -114,7 +115,7 @@ def parsed(text: bytes) -> LinkKeys:
 
 
 def derived_public(secret: bytes) -> bytes:
-    """The public key of a secret one. Raises ValueError for what is no key."""
+    """The public key of a secret one. Raises ValueError for an invalid key."""
     try:
         return zmq.curve_public(secret)
     except zmq.ZMQError as error:

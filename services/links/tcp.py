@@ -1,10 +1,10 @@
-"""The sockets under ports. On one machine they are plain. Between hosts they have keys and heartbeats, and a connection
-that has ended is never taken up again.
+"""The sockets below links. On one machine they are plain. Between hosts they have keys and heartbeats, and a connection
+that has ended is never resumed.
 
-What is on its way over TCP is lost when the connection breaks, so a connection is a session, or part of one: a
-connector's socket makes one connection in its life, under a name of its own, and libzmq never makes another behind our
-backs. So what a binder hears under one name came over one connection, in order and without a gap, and who comes back
-comes under another name and says Hello.
+Messages on their way over TCP are lost when the connection breaks. So each connection is a session of its own, or part
+of one: a connector's socket makes one connection, under a name of its own, and libzmq never reconnects by itself. What
+a binder receives under one name came over one connection, in order and without a gap. A connector that comes back has
+another name and says Hello.
 
 Sources: zmq_setsockopt(3) for each option, CurveZMQ (ZeroMQ RFC 26).
 """
@@ -29,22 +29,23 @@ from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
-CONNECT_MS = 3000  # until a host that does not answer is asked again
-HANDSHAKE_MS = 5000  # that one who has connected may take to show its keys
-HEARTBEAT_MS = 2000  # between two heartbeats, which libzmq's own thread sends and answers
-SILENCE_MS = 5000  # after a heartbeat without a word until the connection is given up
+CONNECT_MS = 3000  # until a host that does not answer is tried again
+HANDSHAKE_MS = 5000  # for the CURVE handshake
+HEARTBEAT_MS = 2000  # between heartbeats, which libzmq's own thread sends and answers
+SILENCE_MS = 5000  # without an answer to a heartbeat until the connection is given up
 KEEPALIVE = ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 5), (zmq.TCP_KEEPALIVE_INTVL, 2),
              (zmq.TCP_KEEPALIVE_CNT, 3))  # fmt: skip
 RETRY = 0.25  # seconds between the beginnings of two connections
-ATTEMPT = (CONNECT_MS + HANDSHAKE_MS) / 1000 + 1  # seconds until a connection must stand
-TELL_SECONDS = 30.0  # between two lines of the log about one binder's keys
+ATTEMPT = (CONNECT_MS + HANDSHAKE_MS) / 1000 + 1  # seconds until a connection must be established
+LOG_SECONDS = 30.0  # between two log lines about one binder's keys
 ENDS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | FAILURES
 
 
 class TcpConnection:
-    """A connector's way to a binder on another host: one connection after the other, each on a socket of its own.
+    """A connector's connections to a binder on another host, one after the other, each on a socket of its own.
 
-    An ended one is closed a tick after the next one has begun, so that whoever watches its descriptor can let go."""
+    A socket whose connection has ended is closed a tick after the next one has begun, so that loops can unregister its
+    descriptor first."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], spec: LinkSpec, where: HostAddress, keys: LinkKeys
@@ -59,10 +60,10 @@ class TcpConnection:
         self._begun: float | None = None  # monotonic seconds; None until the first tick after the beginning
         self._ended = False
         self._tries = 0
-        self._told = float("-inf")
+        self._logged = float("-inf")
 
     def open(self, name: bytes) -> zmq.Socket[bytes]:
-        """Begin a connection under a name that none had before."""
+        """Begin a connection under a new name."""
         self._close_monitor()
         self._close_before()
         self._before = self.socket
@@ -71,7 +72,7 @@ class TcpConnection:
         made.setsockopt(zmq.IMMEDIATE, 1)
         made.setsockopt(zmq.RECONNECT_IVL, -1)
         made.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-        made.setsockopt(zmq.IPV6, self._sixth())
+        made.setsockopt(zmq.IPV6, self._ipv6())
         secure(made, self._keys)
         made.setsockopt(zmq.CURVE_SERVERKEY, self._keys.public)
         where = f"inproc://penstock.connection.{secrets.token_hex(8)}"
@@ -85,13 +86,13 @@ class TcpConnection:
         return made
 
     def stands(self) -> bool:
-        """Whether there is a connection now. It has room for all that credit allows, so one that takes nothing is
-        none. Once it has ended it does not stand again."""
+        """Whether there is a connection now: with one, there is room for all that credit allows. Once ended, it is not
+        established again."""
         assert self.socket is not None
         return bool(int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def over(self, now: float) -> bool:
-        """Whether the last connection has ended, or did not come about in time, and another may begin."""
+        """Whether the last connection has ended, or was not established in time, and another may begin."""
         self._close_before()
         self._listen(now)
         if self._begun is None:
@@ -100,15 +101,15 @@ class TcpConnection:
         return since >= RETRY and (self._ended or (since >= ATTEMPT and not self.stands()))
 
     def close(self, linger: int) -> None:
-        """Close everything; milliseconds that what was sent may still take."""
+        """Close everything; `linger` is in milliseconds, for messages that were sent."""
         self._close_monitor()
         self._close_before()
         if self.socket is not None:
             self.socket.close(linger)
 
-    def _sixth(self) -> bool:
-        """Whether to go by IPv6. A name may be known in both ways and its owner listen in one: each is tried in turn,
-        by libzmq's own thread, so that no loop waits for a name server."""
+    def _ipv6(self) -> bool:
+        """Whether to connect over IPv6. A name may have addresses of both kinds and its host listen on one: they are
+        tried in turn, by libzmq's own thread, so that no loop waits for a name server."""
         if self._where.host.startswith("["):
             return True
         return self._tries % 2 == 1 and not numeric(self._where.host)
@@ -122,8 +123,8 @@ class TcpConnection:
                 return
             event, value = EVENT.unpack(frames[0])
             self._ended = True
-            if event & FAILURES and now - self._told >= TELL_SECONDS:
-                self._told = now
+            if event & FAILURES and now - self._logged >= LOG_SECONDS:
+                self._logged = now
                 reason = reason_of(event, value)
                 logs.warning(log, "link_not_admitted", link=self._spec.name, address=self._where, reason=reason)
 
@@ -141,7 +142,7 @@ class TcpConnection:
 
 
 class Network:
-    """Which links of a process cross hosts, and how. One per context, which ends it; shared by the process's ports."""
+    """Which links of a process cross hosts, and how. One per context, which ends it; shared by the process's links."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], links: LinksConfig, keys: LinkKeys) -> None:
         self._context = context
@@ -150,6 +151,7 @@ class Network:
         self._authenticator: Authenticator | None = None  # from the first listener on
 
     def reaches(self, spec: LinkSpec) -> bool:
+        """Whether a link crosses hosts."""
         return bool(given_address(spec, self._links))
 
     def connection(self, spec: LinkSpec, index: int) -> TcpConnection:
@@ -157,18 +159,18 @@ class Network:
         return TcpConnection(self._context, spec, self._where(spec, index), self._keys)
 
     def listen(self, spec: LinkSpec, index: int) -> tuple[zmq.Socket[bytes], ListenerMonitor]:
-        """A ROUTER that listens as binder number `index`, for those who have the keys. Raises AddressError."""
+        """A ROUTER that listens as binder number `index`, for peers with the keys. Raises AddressError."""
         if self._authenticator is None:
             self._authenticator = Authenticator(self._context, self._keys)
         where = self._where(spec, index)
-        numbers, sixth = resolved(spec, where)
+        numbers, ipv6 = resolved(spec, where)
         made = open_socket(self._context, zmq.ROUTER, spec)
         made.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        made.setsockopt(zmq.IPV6, sixth)
+        made.setsockopt(zmq.IPV6, ipv6)
         secure(made, self._keys)
         made.setsockopt(zmq.CURVE_SERVER, 1)
         made.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-        made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer nobody comes in
+        made.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a reply nobody is admitted
         monitor = self._authenticator.watch(made, spec.name)
         try:
             made.bind(str(HostAddress(numbers, where.port)))
@@ -189,7 +191,7 @@ def network_of(context: zmq.Context[zmq.Socket[bytes]], links: LinksConfig) -> N
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, spec: LinkSpec) -> zmq.Socket[bytes]:
-    """A socket with every bound stated."""
+    """A socket with its limits."""
     made = context.socket(kind)
     made.setsockopt(zmq.SNDHWM, spec.high_water)
     made.setsockopt(zmq.RCVHWM, spec.high_water)
@@ -199,7 +201,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, spec: LinkSp
 
 
 def secure(made: zmq.Socket[bytes], keys: LinkKeys) -> None:
-    """What both ends need over TCP: keys, an end to handshakes, and signs of life."""
+    """Options of both ends over TCP: keys, a limit for handshakes, heartbeats."""
     made.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
     made.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
     made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -211,7 +213,7 @@ def secure(made: zmq.Socket[bytes], keys: LinkKeys) -> None:
 
 
 def option(spec: LinkSpec) -> str:
-    """The one that gives the address of the link's binders."""
+    """The option that gives the address of the link's binders."""
     return f"--{spec.binder}-address"
 
 
@@ -225,8 +227,8 @@ def numeric(host: str) -> bool:
 
 
 def resolved(spec: LinkSpec, where: HostAddress) -> tuple[str, bool]:
-    """The numeric address of a host as libzmq wants it, and whether it is IPv6. Of a name that is known in both ways it
-    is the IPv4 one, on every host alike. Raises AddressError for a host that is not known."""
+    """The numeric address of a host in libzmq's form, and whether it is IPv6. A name with both kinds gives the IPv4
+    one, on every host alike. Raises AddressError for an unknown host."""
     try:
         found = sockets.getaddrinfo(where.bare, where.port, type=sockets.SOCK_STREAM)
     except OSError as error:
@@ -236,7 +238,7 @@ def resolved(spec: LinkSpec, where: HostAddress) -> tuple[str, bool]:
 
 
 def refusal(spec: LinkSpec, where: HostAddress, number: int) -> AddressError:
-    """What a failed bind means to the operator."""
+    """A failed bind as an error for the operator."""
     if number == zmq.EADDRINUSE:
         return AddressError(option(spec), str(where), "another process listens there")
     if number in (zmq.EADDRNOTAVAIL, errno.ENODEV):

@@ -57,7 +57,7 @@ class Stranger:
         self.context.destroy(linger=0)
 
 
-def door(binder: Link) -> ListenerMonitor:
+def monitor_of(binder: Link) -> ListenerMonitor:
     assert binder._monitor is not None
     return binder._monitor
 
@@ -65,8 +65,8 @@ def door(binder: Link) -> ListenerMonitor:
 def refused(ends: Ends, binder: Link, count: int) -> None:
     """Wait until as many were."""
     end = time.monotonic() + LIMIT
-    while door(binder).refused < count:
-        assert time.monotonic() < end, f"{door(binder).refused} of {count} were refused"
+    while monitor_of(binder).refused < count:
+        assert time.monotonic() < end, f"{monitor_of(binder).refused} of {count} were refused"
         ends.turn()
 
 
@@ -126,7 +126,7 @@ def test_the_log_says_where_a_stranger_came_from(ends: Ends, caplog: pytest.LogC
     binder, port = ends.bind(SMALL)
     end = time.monotonic() + LIMIT
     with socket.create_connection(("127.0.0.1", port), timeout=LIMIT):
-        while "127.0.0.1" not in door(binder)._shaking.values():
+        while "127.0.0.1" not in monitor_of(binder)._handshaking.values():
             assert time.monotonic() < end
             ends.turn()
     (told,) = logged(ends, caplog, "link_refused")

@@ -70,7 +70,7 @@ def pidfd(fd: str) -> bool:
 
 
 async def test_the_end_of_a_process_is_heard_without_a_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(async_link, "CALM", 1e6)
+    monkeypatch.setattr(async_link, "TICK_WITH_PEERS", 1e6)
     child = peer(tmp_path, 5)
     before = descriptors()
     try:
@@ -118,13 +118,13 @@ async def test_a_port_alone_ticks_often(tmp_path: Path) -> None:
         assert found._timer is not None
         assert found._timer.when() - asyncio.get_running_loop().time() <= async_link.TICK
         assert arrivals.empty()
-        assert async_link.TICK < async_link.CALM < TOKENS.silence / 3  # hellos come in time
+        assert async_link.TICK < async_link.TICK_WITH_PEERS < TOKENS.silence / 3  # hellos come in time
 
 
 async def test_a_connection_between_hosts_that_breaks_is_watched_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one has another descriptor, which the loop follows: messages wake it without a tick."""
     patient(monkeypatch)
-    monkeypatch.setattr(async_link, "CALM", 1e6)
+    monkeypatch.setattr(async_link, "TICK_WITH_PEERS", 1e6)
     ends = Ends()
     port, number = ends.bind(TOKENS)
     proxy = Proxy(number)

@@ -1,4 +1,4 @@
-"""Who is let in and who is counted: the answers to libzmq's questions, and doors, told of connections by hand."""
+"""Which peers are admitted and which are counted: replies to ZAP requests, and monitors that are fed by hand."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.services.links import authenticator
 from penstock.services.links.authenticator import (
     CURVE,
     DOMAIN,
-    TELL_SECONDS,
+    LOG_SECONDS,
     UNKNOWN,
     VERSION,
     Authenticator,
     ListenerMonitor,
     address_of,
     reason_of,
-    verdict,
+    zap_reply,
 )
 from penstock.services.links.curve import new_keys
 
@@ -39,7 +39,7 @@ def question(**other: Any) -> list[bytes]:
 
 
 def test_who_shows_the_public_key_comes_in() -> None:
-    assert verdict(question(), PUBLIC) == [VERSION, b"7", b"200", b"", b"", b""]
+    assert zap_reply(question(), PUBLIC) == [VERSION, b"7", b"200", b"", b"", b""]
 
 
 @pytest.mark.parametrize(
@@ -58,31 +58,31 @@ def test_who_shows_the_public_key_comes_in() -> None:
     ],
 )
 def test_nobody_else_does(other: dict[str, bytes]) -> None:
-    answer = verdict(question(**other), PUBLIC)
+    answer = zap_reply(question(**other), PUBLIC)
     assert answer[1:3] == [b"7", b"400"]
     assert PUBLIC not in answer
 
 
 def test_who_shows_nothing_does_not() -> None:
-    assert verdict(question()[:-1], PUBLIC)[2] == b"400"
+    assert zap_reply(question()[:-1], PUBLIC)[2] == b"400"
 
 
 @given(st.binary(max_size=40))
 def test_of_all_keys_one_opens(key: bytes) -> None:
-    assert (verdict(question(key=key), PUBLIC)[2] == b"200") == (key == PUBLIC)
+    assert (zap_reply(question(key=key), PUBLIC)[2] == b"200") == (key == PUBLIC)
 
 
 @pytest.fixture
-def door(monkeypatch: pytest.MonkeyPatch) -> ListenerMonitor:
+def listener(monkeypatch: pytest.MonkeyPatch) -> ListenerMonitor:
     monkeypatch.setattr(authenticator, "address_of", lambda descriptor: f"10.0.0.{descriptor}")
     return ListenerMonitor("text", zmq.Socket.__new__(zmq.Socket))
 
 
-def test_a_peer_is_not_counted(door: ListenerMonitor) -> None:
-    door.note(zmq.EVENT_ACCEPTED, 5)
-    door.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
-    door.note(zmq.EVENT_DISCONNECTED, 5)
-    assert door.refused == 0
+def test_a_peer_is_not_counted(listener: ListenerMonitor) -> None:
+    listener.note(zmq.EVENT_ACCEPTED, 5)
+    listener.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
+    listener.note(zmq.EVENT_DISCONNECTED, 5)
+    assert listener.refused == 0
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_a_peer_is_not_counted(door: ListenerMonitor) -> None:
     ],
 )
 def test_who_fails_is_counted_and_told_with_address_and_reason(
-    door: ListenerMonitor, event: int, value: int, reason: str, caplog: pytest.LogCaptureFixture
+    listener: ListenerMonitor, event: int, value: int, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    door.note(zmq.EVENT_ACCEPTED, 5)
-    door.note(event, value)
-    door.note(zmq.EVENT_DISCONNECTED, 5)
-    assert (door.refused, door.untold) == (1, 1)
-    door.tell(0.0)
+    listener.note(zmq.EVENT_ACCEPTED, 5)
+    listener.note(event, value)
+    listener.note(zmq.EVENT_DISCONNECTED, 5)
+    assert (listener.refused, listener.unlogged) == (1, 1)
+    listener.log_refused(0.0)
     (record,) = caplog.records
     fields = record.fields  # type: ignore[attr-defined]
     assert (record.getMessage(), record.levelno) == ("link_refused", logging.WARNING)
@@ -111,76 +111,76 @@ def test_who_fails_is_counted_and_told_with_address_and_reason(
     assert reason_of(event, value) == fields["reason"]
 
 
-def test_who_speaks_something_else_is_counted(door: ListenerMonitor) -> None:
+def test_who_speaks_something_else_is_counted(listener: ListenerMonitor) -> None:
     """libzmq tells nothing but the end of such a connection."""
-    door.note(zmq.EVENT_ACCEPTED, 5)
-    door.note(zmq.EVENT_DISCONNECTED, 5)
-    assert door.refused == 1
+    listener.note(zmq.EVENT_ACCEPTED, 5)
+    listener.note(zmq.EVENT_DISCONNECTED, 5)
+    assert listener.refused == 1
 
 
-def test_strangers_beside_a_peer(door: ListenerMonitor) -> None:
+def test_strangers_beside_a_peer(listener: ListenerMonitor) -> None:
     """One that is in its handshake for long, one that is admitted, and one that leaves, under a number used again."""
-    door.note(zmq.EVENT_ACCEPTED, 5)
-    door.note(zmq.EVENT_ACCEPTED, 6)
-    door.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)  # of one of them
-    door.note(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 11)
-    door.note(zmq.EVENT_DISCONNECTED, 5)
-    assert door.refused == 1
-    door.note(zmq.EVENT_ACCEPTED, 5)
-    door.note(zmq.EVENT_DISCONNECTED, 6)  # the admitted one
-    assert door.refused == 1
-    door.note(zmq.EVENT_DISCONNECTED, 5)
-    assert door.refused == 2
+    listener.note(zmq.EVENT_ACCEPTED, 5)
+    listener.note(zmq.EVENT_ACCEPTED, 6)
+    listener.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)  # of one of them
+    listener.note(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, 11)
+    listener.note(zmq.EVENT_DISCONNECTED, 5)
+    assert listener.refused == 1
+    listener.note(zmq.EVENT_ACCEPTED, 5)
+    listener.note(zmq.EVENT_DISCONNECTED, 6)  # the admitted one
+    assert listener.refused == 1
+    listener.note(zmq.EVENT_DISCONNECTED, 5)
+    assert listener.refused == 2
 
 
-def test_an_admitted_peer_that_leaves_is_not_blamed_for_a_failure(door: ListenerMonitor) -> None:
+def test_an_admitted_peer_that_leaves_is_not_blamed_for_a_failure(listener: ListenerMonitor) -> None:
     for number in (5, 6):
-        door.note(zmq.EVENT_ACCEPTED, number)
+        listener.note(zmq.EVENT_ACCEPTED, number)
         if number == 5:
-            door.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
-    door.note(zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400)
-    door.note(zmq.EVENT_DISCONNECTED, 5)
-    assert door.refused == 0
-    door.note(zmq.EVENT_DISCONNECTED, 6)
-    assert door.refused == 1
+            listener.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
+    listener.note(zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400)
+    listener.note(zmq.EVENT_DISCONNECTED, 5)
+    assert listener.refused == 0
+    listener.note(zmq.EVENT_DISCONNECTED, 6)
+    assert listener.refused == 1
 
 
 @given(st.lists(st.sampled_from(["peer", "garbage", "failure"]), max_size=40))
 def test_connections_one_after_the_other_are_counted_exactly(kinds: list[str]) -> None:
-    door = ListenerMonitor("text", zmq.Socket.__new__(zmq.Socket))
+    listener = ListenerMonitor("text", zmq.Socket.__new__(zmq.Socket))
     for number, kind in enumerate(kinds, start=1 << 20):  # no descriptors of this process
-        door.note(zmq.EVENT_ACCEPTED, number)
+        listener.note(zmq.EVENT_ACCEPTED, number)
         if kind == "peer":
-            door.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
+            listener.note(zmq.EVENT_HANDSHAKE_SUCCEEDED, 0)
         if kind == "failure":
-            door.note(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0)
-        door.note(zmq.EVENT_DISCONNECTED, number)
-    assert door.refused == sum(kind != "peer" for kind in kinds)
+            listener.note(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 0)
+        listener.note(zmq.EVENT_DISCONNECTED, number)
+    assert listener.refused == sum(kind != "peer" for kind in kinds)
 
 
 def test_of_several_the_address_that_is_known_is_told(
-    door: ListenerMonitor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    listener: ListenerMonitor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some are gone before anybody can look."""
     addresses = iter([UNKNOWN, "10.0.0.9", UNKNOWN])
     monkeypatch.setattr(authenticator, "address_of", lambda _: next(addresses))
     for number in (5, 6, 7):
-        door.note(zmq.EVENT_ACCEPTED, number)
-        door.note(zmq.EVENT_DISCONNECTED, number)
-    door.tell(0.0)
+        listener.note(zmq.EVENT_ACCEPTED, number)
+        listener.note(zmq.EVENT_DISCONNECTED, number)
+    listener.log_refused(0.0)
     assert [record.fields["address"] for record in caplog.records] == ["10.0.0.9"]  # type: ignore[attr-defined]
 
 
-def test_many_are_told_in_one_line(door: ListenerMonitor, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_are_told_in_one_line(listener: ListenerMonitor, caplog: pytest.LogCaptureFixture) -> None:
     for tenth in range(100):
-        door.note(zmq.EVENT_ACCEPTED, 5)
-        door.note(zmq.EVENT_DISCONNECTED, 5)
-        door.tell(tenth / 10)
+        listener.note(zmq.EVENT_ACCEPTED, 5)
+        listener.note(zmq.EVENT_DISCONNECTED, 5)
+        listener.log_refused(tenth / 10)
     assert len(caplog.records) == 1
-    door.tell(TELL_SECONDS)
-    door.tell(TELL_SECONDS * 3)
+    listener.log_refused(LOG_SECONDS)
+    listener.log_refused(LOG_SECONDS * 3)
     assert [record.fields["times"] for record in caplog.records] == [1, 99]  # type: ignore[attr-defined]
-    assert door.refused == 100
+    assert listener.refused == 100
 
 
 def test_the_address_of_a_connection() -> None:
@@ -204,11 +204,11 @@ def test_it_ends_with_its_context_and_leaves_nothing_open() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made = Authenticator(context, new_keys())
     listeners = [context.socket(zmq.ROUTER) for _ in range(2)]
-    doors = [made.watch(listener, "text") for listener in listeners]
+    monitors = [made.watch(listener, "text") for listener in listeners]
     for listener in listeners:
         listener.close()
     context.term()  # waits for every socket
-    assert all(door.monitor.closed for door in doors)
+    assert all(listener.monitor.closed for listener in monitors)
 
 
 def test_a_listener_of_no_admission_lets_nobody_in() -> None:
@@ -226,7 +226,7 @@ def test_a_listener_of_no_admission_lets_nobody_in() -> None:
         port = listener.bind_to_random_port("tcp://127.0.0.1")
         caller.setsockopt(zmq.CURVE_SERVERKEY, keys.public)
         caller.setsockopt(zmq.RECONNECT_IVL, -1)
-        monitor = caller.get_monitor_socket(authenticator.HEARD)
+        monitor = caller.get_monitor_socket(authenticator.MONITORED)
         caller.connect(f"tcp://127.0.0.1:{port}")
         assert monitor.poll(60_000)
         event, _ = authenticator.EVENT.unpack(monitor.recv_multipart()[0])
