@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.protocol.config import Config
 from penstock.services.metrics.exposition import ServerCollector
-from tests.services.client.fake_engine import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 from tests.services.metrics.snapshots import message, server
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -30,8 +30,8 @@ UNITLESS = re.compile(r"_(ms|millis|milliseconds|minutes|percent|kb|mb)(_|$)")
 
 async def exported() -> list[Metric]:
     """Everything that a server can export, alias included, after a streamed request and one that is refused."""
-    port = FakePort(answering(words("a", "b", "c")))
-    parts = service(port, metrics_alias="vllm")
+    port = FakeLink(answering(words("a", "b", "c")))
+    parts = app_state(port, metrics_alias="vllm")
     async with client(parts) as http:
         port.arrive(message(*server()))
         await http.post("/v1/chat/completions", json={})
@@ -197,7 +197,7 @@ def test_the_rules_find_what_they_are_for(name: str, kind: str, what: str) -> No
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 async def test_promtool_has_nothing_to_say_of_the_text() -> None:
-    parts = service(FakePort(answering(words("a"))))
+    parts = app_state(FakeLink(answering(words("a"))))
     async with client(parts) as http:
         text = (await http.get("/metrics")).content
     pipe = asyncio.subprocess.PIPE

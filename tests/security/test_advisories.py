@@ -42,7 +42,7 @@ from penstock.services.openai.schema import ChatRequest, CompletionRequest, Deto
 from penstock.services.openai.scoring import RerankRequest, ScoreRequest
 from penstock.services.supervisor.run_directory import prepared
 from tests.rules.source import ROOT, product
-from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
 
 RUNS_CODE = frozenset(
     ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "yaml")
@@ -206,8 +206,8 @@ def test_every_number_of_an_option_is_bounded() -> None:
     "name", ["temperature", "top_p", "n", "seed", "max_tokens", "priority", "timeout", "min_p", "top_k"]
 )
 async def test_a_number_beyond_all_bounds_ends_at_the_door(name: str, value: str) -> None:
-    port = FakePort(silent)
-    async with client(service(port)) as http:
+    port = FakeLink(silent)
+    async with client(app_state(port)) as http:
         body = f'{{"prompt": "a", "{name}": {value}}}'.encode()
         answer = await http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
@@ -257,9 +257,9 @@ def test_no_model_brings_code() -> None:
 
 @pytest.mark.parametrize("url", ["http://169.254.169.254/latest/", "file:///etc/passwd", "data:image/png;base64,AAAA"])
 async def test_what_a_message_points_to_is_not_looked_at(url: str) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is it?"}]
-    async with client(service(port)) as http:
+    async with client(app_state(port)) as http:
         answer = await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]})
     assert answer.status_code == 400
     assert port.sent == []
@@ -269,8 +269,8 @@ async def test_what_a_message_points_to_is_not_looked_at(url: str) -> None:
 
 
 async def test_a_clients_name_for_a_request_names_nothing_inside() -> None:
-    port = FakePort(answering(words("ok")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("ok")))
+    async with client(app_state(port)) as http:
         for _ in range(2):  # the same one twice, and one that looks like ours
             body = {"prompt": "a", "request_id": str(request_id(0, 1, 1))}
             answer = await http.post("/v1/completions", json=body, headers={"x-request-id": "twice"})
@@ -301,7 +301,7 @@ OPEN_PATHS = {"/health/live", "/health/ready", "/ping", "/", "/favicon.ico", "/f
 
 
 async def test_every_route_that_there_is_needs_the_key() -> None:
-    parts = service(FakePort(silent), api_key=CANARY)
+    parts = app_state(FakeLink(silent), api_key=CANARY)
     assert len(ROUTES) > 10
     assert {route.path for route in ROUTES if route.access is not Access.KEY} == OPEN_PATHS
     async with client(parts) as http:
@@ -328,7 +328,7 @@ def test_keys_are_compared_in_constant_time() -> None:
     "body", [b"{", b'{"prompt": 1}', b'{"prompt": "a", "n": "x"}', b'{"prompt": "\xff"}', b'{"model": "/etc"}']
 )
 async def test_an_error_tells_neither_paths_nor_traces(body: bytes) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert 400 <= answer.status_code < 500
     for internal in (str(ROOT), "Traceback", ".py", "site-packages", "object at"):

@@ -15,7 +15,7 @@ from penstock.protocol.links import TEXT, decoder
 from penstock.protocol.messages import Message, Rejected, SubmitText
 from penstock.services.http.request_context import digest
 from tests.rules.source import ROOT
-from tests.services.client.fake_engine import FakePort, client, service, silent
+from tests.services.client.fake_engine import FakeLink, app_state, client, silent
 
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 DOORS: dict[str, dict[str, Any]] = {
@@ -42,9 +42,9 @@ WRONG = "invalid_request_error"
 INTERNALS = (str(ROOT), "Traceback", ".py", "site-packages", "object at", "0x7f")
 
 
-async def asked(path: str, body: bytes, port: FakePort, **options: Any) -> tuple[int, str]:
+async def asked(path: str, body: bytes, port: FakeLink, **options: Any) -> tuple[int, str]:
     """Status and text of the answer."""
-    async with client(service(port, **options)) as http:
+    async with client(app_state(port, **options)) as http:
         answer = await http.post(path, content=body, headers={"content-type": "application/json"})
     return answer.status_code, answer.text
 
@@ -69,7 +69,7 @@ def check_refusal(path: str, text: str, kind: str, param: str | None, code: str,
 @pytest.mark.parametrize(("path", "name"), [(path, name) for path, names in NUMBERS.items() for name in names])
 async def test_a_number_beyond_all_bounds_ends_at_each_door(path: str, name: str) -> None:
     for value in ("NaN", "-Infinity", "1e999", "9" * 4000, "-" + "9" * 400):
-        port = FakePort(silent)
+        port = FakeLink(silent)
         rest = json.dumps({key: given for key, given in DOORS[path].items() if key != name}).removesuffix("}")
         status, text = await asked(path, f'{rest}, "{name}": {value}}}'.encode(), port)
         assert (status, port.sent) == (400, []), text
@@ -83,7 +83,7 @@ async def test_a_number_beyond_all_bounds_ends_at_each_door(path: str, name: str
 @pytest.mark.parametrize("lone", [b'"\\ud800"', b'"a\\udfffb"', b'"\xed\xa0\x80"', b'"\xff"'])
 async def test_what_is_no_text_ends_at_each_door(path: str, lone: bytes) -> None:
     """Half of a pair of surrogates could not be encoded again for the next process: CVE-2026-105756 is of this kind."""
-    port = FakePort(silent)
+    port = FakeLink(silent)
     known = "prompt" if path == "/tokenize" else "cache_salt"  # a field that nobody knows is not read
     for name in {next(iter(DOORS[path])), known}:
         rest = json.dumps({key: value for key, value in DOORS[path].items() if key != name}).removesuffix("}")
@@ -100,7 +100,7 @@ async def test_what_is_no_text_ends_at_each_door(path: str, lone: bytes) -> None
 @pytest.mark.parametrize("name", WORDS)
 async def test_any_text_can_be_passed_on(name: str, word: str) -> None:
     """The next process reads it as it was, with a salt that makes a key; what it says of it comes back."""
-    port = FakePort(ending)
+    port = FakeLink(ending)
     given = [word] if name == "bad_words" else word
     status, text = await asked("/v1/completions", json.dumps({"prompt": word, name: given}).encode(), port)
     assert status == 400
@@ -124,13 +124,13 @@ async def test_any_text_can_be_passed_on(name: str, word: str) -> None:
 
 async def test_a_text_of_another_type_is_no_text() -> None:
     for name in ("cache_salt", "bad_words", "guided_regex", "user", "stop"):
-        port = FakePort(silent)
+        port = FakeLink(silent)
         status, text = await asked("/v1/completions", json.dumps({"prompt": "a", name: 5}).encode(), port)
         assert (status, port.sent) == (400, [])
         check_refusal("/v1/completions", text, WRONG, name, "invalid_type", name)
 
 
-def ending(port: FakePort, message: Message) -> None:
+def ending(port: FakeLink, message: Message) -> None:
     """A tokenizer that says goodbye to whoever asks: the requests alone are looked at."""
     if isinstance(message, SubmitText):
         asyncio.get_running_loop().call_soon(
@@ -156,7 +156,7 @@ async def test_no_door_follows_an_address(url: str) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file", "file": {"url": url}}]}]}),
     ]
     for path, body in bodies:
-        port = FakePort(silent)
+        port = FakeLink(silent)
         status, text = await asked(path, json.dumps(body).encode(), port)
         assert (status, port.sent) == (400, []), (path, text)
 
@@ -166,7 +166,7 @@ async def test_no_door_follows_an_address(url: str) -> None:
 
 @pytest.mark.parametrize("path", DOORS)
 async def test_each_door_asks_for_the_key_before_it_reads(path: str) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     for body in (b"", b"{", b'{"prompt": "a"}' * 1000, json.dumps(DOORS[path]).encode()):
         status, text = await asked(path, body, port, api_key="a-key")
         assert (status, port.sent) == (401, [])
@@ -188,7 +188,7 @@ async def test_each_door_asks_for_the_key_before_it_reads(path: str) -> None:
     ],
 )
 async def test_no_door_tells_of_the_inside(path: str, body: bytes, code: str, message: str) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     status, text = await asked(path, body, port)
     assert port.sent == []
     if path == "/tokenize" and b"etc" in body:  # of which no field is required
@@ -210,10 +210,10 @@ async def test_no_door_tells_of_the_inside(path: str, body: bytes, code: str, me
 async def test_a_bug_of_ours_is_told_without_its_words(path: str, caplog: pytest.LogCaptureFixture) -> None:
     """The log has them, the client has the name of its request to ask about."""
 
-    def broken(port: FakePort, message: Message) -> None:
+    def broken(port: FakeLink, message: Message) -> None:
         raise RuntimeError(f"{ROOT}/secret.py failed on the prompt")
 
-    status, text = await asked(path, json.dumps(DOORS[path]).encode(), FakePort(broken))
+    status, text = await asked(path, json.dumps(DOORS[path]).encode(), FakeLink(broken))
     assert status == 500
     check_refusal(path, text, "server_error", None, "internal_error", "the server failed on this request")
     assert not [internal for internal in (*INTERNALS, "secret", "RuntimeError") if internal in text]

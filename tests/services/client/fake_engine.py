@@ -87,10 +87,10 @@ def new_peer(index: int = 0) -> Peer:
     return Peer(b"", welcome, TEXT.window, 0.0)
 
 
-class FakePort:
+class FakeLink:
     """The connector's end of a link whose tokenizer is `script`: called with each message that the api sends."""
 
-    def __init__(self, script: Callable[[FakePort, Message], None], index: int = 0) -> None:
+    def __init__(self, script: Callable[[FakeLink, Message], None], index: int = 0) -> None:
         self.peer: Peer | None = new_peer(index)
         self.script = script
         self.sent: list[Message] = []
@@ -143,14 +143,14 @@ def batch(rows: Sequence[tuple[int, Row]]) -> TextBatch:
     )
 
 
-def silent(port: FakePort, message: Message) -> None:
+def silent(port: FakeLink, message: Message) -> None:
     """A tokenizer that never answers."""
 
 
-def answering(make: Callable[[SubmitText], Sequence[Sequence[Row]]]) -> Callable[[FakePort, Message], None]:
+def answering(make: Callable[[SubmitText], Sequence[Sequence[Row]]]) -> Callable[[FakeLink, Message], None]:
     """A tokenizer that sends the batches that `make` gives for a request, one per turn of the loop."""
 
-    def script(port: FakePort, message: Message) -> None:
+    def script(port: FakeLink, message: Message) -> None:
         loop = asyncio.get_running_loop()
         if isinstance(message, SubmitText):
             steps = list(make(message))
@@ -197,15 +197,15 @@ def position(token: str, token_id: int, offset: int, top: int = 0, value: float 
     return PositionLogprobs(chosen, 1, (chosen, *rivals)[:top], offset)
 
 
-def service(
-    port: FakePort | Sequence[FakePort],
+def app_state(
+    port: FakeLink | Sequence[FakeLink],
     *,
     generation: Generation | None = None,
     wrong_output: tuple[str, ...] = (),
     **options: Any,
 ) -> AppState:
     """An api's parts over fake ports, with an engine that is ready."""
-    ports = [port] if isinstance(port, FakePort) else list(port)
+    ports = [port] if isinstance(port, FakeLink) else list(port)
     options.setdefault("allowed_hosts", "*")
     config = sized(Config(api=ApiConfig(**options)), cores=1)
     engine_client = EngineClient(ports, 0, 1, config.api.max_queued_requests, LIMIT, processes=1)

@@ -32,7 +32,7 @@ from penstock.services.client.replicas import ReplicaSet
 from penstock.services.links.link import Arrival, Joined, Left
 from penstock.services.metrics.requests import Timings
 from penstock.services.tracing.tracer import Operations
-from tests.services.client.fake_engine import FakePort, Row, answering, batch, new_peer, silent, status, words
+from tests.services.client.fake_engine import FakeLink, Row, answering, batch, new_peer, silent, status, words
 from tests.services.tracing.tracing import SAMPLED, Bench
 
 NOW = 100.0
@@ -40,7 +40,7 @@ OWNER = Client("tenant", "name")
 
 
 def engine_client(
-    *ports: FakePort, limit: int = 8, index: int = 3, processes: int = 1, replicas: int = 1
+    *ports: FakeLink, limit: int = 8, index: int = 3, processes: int = 1, replicas: int = 1
 ) -> EngineClient:
     """A pipeline at a stopped clock, with an engine that is ready."""
     made = EngineClient(ports, index, 5, limit, status_limit=2.0, processes=processes, replicas=replicas)
@@ -67,7 +67,7 @@ def submit(made: EngineClient, count: int = 1, n: int = 1) -> tuple[OutputCollec
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_priority_is_for_those_who_heed_it(ordered: bool) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = EngineClient((port,), 0, 5, 8, status_limit=2.0, processes=1, ordered=ordered)
     port.deliver = lambda arrivals: made.receive(arrivals, NOW)
     port.arrive(status())
@@ -85,14 +85,14 @@ def test_a_priority_is_for_those_who_heed_it(ordered: bool) -> None:
 
 
 def test_ids_are_ours_and_differ() -> None:
-    made = engine_client(FakePort(silent))
+    made = engine_client(FakeLink(silent))
     ids = [made.new_id() for _ in range(100)]
     assert len(set(ids)) == 100
     assert {api_index(number) for number in ids} == {3}
 
 
 def test_requests_are_spread_over_the_tokenizers() -> None:
-    ports = [FakePort(silent, index) for index in range(3)]
+    ports = [FakeLink(silent, index) for index in range(3)]
     made = engine_client(*ports, limit=64)
     for _ in range(9):
         submit(made)
@@ -106,7 +106,7 @@ def test_requests_are_spread_over_the_tokenizers() -> None:
 def test_tokenizers_are_shared_out_among_api_processes(tokenizers: int, processes: int, shares: list[str]) -> None:
     found = []
     for index in range(processes):
-        ports = [FakePort(silent, number) for number in range(tokenizers)]
+        ports = [FakeLink(silent, number) for number in range(tokenizers)]
         made = engine_client(*ports, limit=64, index=index, processes=processes)
         for _ in range(6):
             submit(made)
@@ -115,7 +115,7 @@ def test_tokenizers_are_shared_out_among_api_processes(tokenizers: int, processe
 
 
 def test_another_share_is_used_when_its_own_takes_no_more() -> None:
-    ports = [FakePort(silent, index) for index in range(2)]
+    ports = [FakeLink(silent, index) for index in range(2)]
     made = engine_client(*ports, limit=64, index=0, processes=2)
     assert ports[0].peer is not None
     ports[0].peer.credit = 1
@@ -128,7 +128,7 @@ def test_another_share_is_used_when_its_own_takes_no_more() -> None:
 
 
 def test_a_full_tokenizer_is_passed_over_and_all_full_is_429() -> None:
-    ports = [FakePort(silent, index) for index in range(2)]
+    ports = [FakeLink(silent, index) for index in range(2)]
     made = engine_client(*ports)
     assert ports[0].peer is not None
     assert ports[1].peer is not None
@@ -146,7 +146,7 @@ def test_a_full_tokenizer_is_passed_over_and_all_full_is_429() -> None:
 
 def test_the_span_of_a_request_that_found_no_room_has_an_end() -> None:
     """Its first prompt was handed over and is aborted, its second one found no credit."""
-    port, bench = FakePort(silent), Bench()
+    port, bench = FakeLink(silent), Bench()
     made = EngineClient((port,), 3, 5, 8, status_limit=2.0, processes=1, operations=Operations(bench.tracer, "demo"))
     port.deliver = lambda arrivals: made.receive(arrivals, NOW)
     port.arrive(status())
@@ -165,7 +165,7 @@ def test_the_span_of_a_request_that_found_no_room_has_an_end() -> None:
 
 
 def test_admission_is_bounded_and_says_when_to_come_back() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port, limit=3)
     submit(made, count=3)
     with pytest.raises(Overloaded) as caught:
@@ -178,7 +178,7 @@ def test_admission_is_bounded_and_says_when_to_come_back() -> None:
 
 
 def test_when_to_come_back_is_told_by_the_queue_of_all_api_processes() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port, limit=1)
     submit(made)
     port.arrive(status(running=6, waiting=10, drain_rate=2.0))
@@ -203,7 +203,7 @@ def test_when_to_come_back_is_told_by_the_queue_of_all_api_processes() -> None:
     ],
 )
 async def test_what_is_missing_is_said(change: Any, trouble: str) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     assert made.ready(NOW)
     change(port, made)
@@ -213,7 +213,7 @@ async def test_what_is_missing_is_said(change: Any, trouble: str) -> None:
 
 
 async def test_questions_need_a_tokenizer_and_no_engine() -> None:
-    port = FakePort(answering(words("")))
+    port = FakeLink(answering(words("")))
     made = engine_client(port)
     made.replicas = ReplicaSet(1, 2.0)
     await made.call(Tokenize(id=made.new_id(), prompt="a"))
@@ -223,7 +223,7 @@ async def test_questions_need_a_tokenizer_and_no_engine() -> None:
 
 
 async def test_questions_have_one_answer_each() -> None:
-    port = FakePort(answering(words("")))
+    port = FakeLink(answering(words("")))
     made = engine_client(port)
     first, second = await asyncio.gather(
         made.call(Tokenize(id=made.new_id(), prompt="ab")), made.call(Detokenize(made.new_id(), b"a\0\0\0"))
@@ -237,7 +237,7 @@ async def test_questions_have_one_answer_each() -> None:
 
 
 async def test_a_question_to_a_lost_tokenizer_is_asked_again() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     asking = asyncio.ensure_future(made.call(Tokenize(id=7, prompt="a")))
     await asyncio.sleep(0)
@@ -249,7 +249,7 @@ async def test_a_question_to_a_lost_tokenizer_is_asked_again() -> None:
 
 
 def test_a_request_moves_to_another_tokenizer_with_all_that_was_delivered() -> None:
-    ports = [FakePort(silent, index) for index in range(2)]
+    ports = [FakeLink(silent, index) for index in range(2)]
     made = engine_client(*ports)
     waiting, (request,) = submit(made, n=3)
     home, other = ports if ports[0].of(SubmitText) else ports[::-1]
@@ -277,7 +277,7 @@ def test_a_request_moves_to_another_tokenizer_with_all_that_was_delivered() -> N
 
 def test_what_a_tokenizer_may_have_died_of_is_a_suspect() -> None:
     """A request that got further there is none."""
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     (_, (stuck,)), (_, (running,)) = submit(made), submit(made)
     assert (stuck.suspect, running.suspect) == (False, False)
@@ -290,7 +290,7 @@ def test_what_a_tokenizer_may_have_died_of_is_a_suspect() -> None:
 
 
 def test_what_tokenizers_keep_dying_of_ends_and_its_neighbours_go_on() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     killer, _ = submit(made)
     other = collector()
@@ -313,7 +313,7 @@ def test_what_tokenizers_keep_dying_of_ends_and_its_neighbours_go_on() -> None:
 
 async def test_what_kills_in_its_trial_is_refused_from_then_on() -> None:
     """Only what was a suspect: an engine that condemns a request says it in the same words."""
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     port.deliver = lambda arrivals: made.receive(arrivals, time.monotonic())  # by which questions are asked
     waiting, (request,) = submit(made)
@@ -338,7 +338,7 @@ async def test_what_kills_in_its_trial_is_refused_from_then_on() -> None:
 
 
 async def test_a_question_that_tokenizers_keep_dying_of_ends() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     asking = asyncio.ensure_future(made.call(Detokenize(7, b"odd")))
     for _ in range(MOST_DEATHS + 1):
@@ -352,7 +352,7 @@ async def test_a_question_that_tokenizers_keep_dying_of_ends() -> None:
 
 
 def test_without_a_tokenizer_requests_wait_in_order_for_the_next() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     _, (first,) = submit(made)
     port.lose()
@@ -388,7 +388,7 @@ class Counted(OrderedDict[int, Any]):
 
 def test_what_waits_is_not_looked_through_for_every_newcomer() -> None:
     """While the tokenizer is missing each newcomer costs a look at the first that waits, however many do."""
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port, limit=1000)
     made.abort(submit(made)[0])  # it has served once, so that others may wait
     port.lose()
@@ -407,7 +407,7 @@ def test_what_waits_is_not_looked_through_for_every_newcomer() -> None:
 
 
 def test_aborts_that_are_owed_are_not_all_tried_for_every_newcomer() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port, limit=1000)
     assert port.peer is not None
     port.peer.credit = 300
@@ -429,7 +429,7 @@ def test_aborts_that_are_owed_are_not_all_tried_for_every_newcomer() -> None:
 
 
 def test_waiting_has_an_end() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     waiting, _ = submit(made)
     port.lose()
@@ -451,7 +451,7 @@ def test_waiting_has_an_end() -> None:
 
 def test_nobody_waits_for_a_part_that_will_not_come_back() -> None:
     """While what is needed is there, a process that was given up is nobody's concern."""
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     waiting, _ = submit(made)
     made.permanent_failure = "tokenizer-1 failed"
@@ -469,7 +469,7 @@ def test_nobody_waits_for_a_part_that_will_not_come_back() -> None:
 
 
 def test_a_server_that_was_never_ready_has_nobody_wait() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = EngineClient((port,), 0, 5, 8, status_limit=2.0, processes=1)
     with pytest.raises(Unavailable):
         submit(made)
@@ -478,7 +478,7 @@ def test_a_server_that_was_never_ready_has_nobody_wait() -> None:
 @given(cuts=st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=30), n=st.integers(1, 3))
 def test_whatever_is_cut_and_merged_the_tokens_are_whole(cuts: list[tuple[int, bool]], n: int) -> None:
     """The next tokenizer is told exactly what came before, each time."""
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     waiting, _ = submit(made, n=n)
     said: list[list[int]] = [[] for _ in range(n)]
@@ -497,7 +497,7 @@ def test_whatever_is_cut_and_merged_the_tokens_are_whole(cuts: list[tuple[int, b
 
 
 def test_aborts_owed_to_a_lost_tokenizer_are_forgotten() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     waiting, _ = submit(made)
     assert port.peer is not None
@@ -509,7 +509,7 @@ def test_aborts_owed_to_a_lost_tokenizer_are_forgotten() -> None:
 
 
 def test_rows_find_their_choice() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     waiting, requests = submit(made, count=2, n=2)
     rows = [(requests[1].id, Row(text="d", choice=1)), (12345, Row(text="stray")), (requests[0].id, Row(text="a"))]
@@ -527,7 +527,7 @@ EVENTS = st.lists(
 @given(EVENTS)
 def test_every_request_ends_once(events: list[tuple[str, int, int]]) -> None:
     """Random ends of four requests of three choices each: then no request is left and nothing is sent twice."""
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port, limit=4)
     lives = [submit(made, n=3) for _ in range(4)]
     for event, which, choice in events:
@@ -555,7 +555,7 @@ def test_every_request_ends_once(events: list[tuple[str, int, int]]) -> None:
 
 
 def test_an_error_of_the_engine_is_told_in_its_words() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port)
     waiting, (request,) = submit(made)
     row = Row(finish=Finish.ERROR, extra={"error": "the logits were not finite"})
@@ -566,14 +566,14 @@ def test_an_error_of_the_engine_is_told_in_its_words() -> None:
 
 
 def test_the_loss_of_a_stranger_changes_nothing() -> None:
-    made = engine_client(FakePort(silent))
+    made = engine_client(FakeLink(silent))
     waiting, _ = submit(made)
     made.receive([Arrival(new_peer(), Left("gone"))], NOW)
     assert not waiting.ended
 
 
 async def test_with_replicas_a_conversation_keeps_to_one_tokenizer() -> None:
-    ports = FakePort(silent), FakePort(silent), FakePort(silent)
+    ports = FakeLink(silent), FakeLink(silent), FakeLink(silent)
     made = engine_client(*ports, limit=32, processes=3, replicas=2)
     for turn in range(4):
         messages = msgspec.json.encode([{"role": "user", "content": "hello"}] + [{"role": "assistant"}] * turn)
@@ -588,7 +588,7 @@ async def test_with_replicas_a_conversation_keeps_to_one_tokenizer() -> None:
 
 
 async def test_one_replica_serves() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     made = engine_client(port, replicas=2)
     assert made.ready(NOW), "the other has not reported"
     port.arrive(msgspec.structs.replace(status(running=5), replica=1))

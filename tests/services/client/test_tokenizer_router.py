@@ -14,7 +14,7 @@ from penstock.protocol.messages import Client, Finish, Sampling, SubmitText
 from penstock.services.client.tokenizer_router import affinity
 from penstock.services.http.request_context import RequestContext, digest
 from penstock.services.openai.routes import application
-from tests.services.client.fake_engine import FakePort, Row, answering, request_context, service, words
+from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, request_context, words
 
 
 def request(*headers: tuple[bytes, bytes], port: int = 1, tenant: str = "") -> RequestContext:
@@ -129,8 +129,8 @@ async def test_every_route_says_whose_its_requests_are(
     path: str, body: dict[str, Any], named: dict[str, Any], keys: str
 ) -> None:
     vector = Row(tokens=0, finish=Finish.STOP, extra={"prompt_tokens": 1, "vector": VECTOR})
-    port = FakePort(answering(lambda request: [[vector]] if request.pooling else words("x")(request)))
-    app = application(service(port, api_key=keys))
+    port = FakeLink(answering(lambda request: [[vector]] if request.pooling else words("x")(request)))
+    app = application(app_state(port, api_key=keys))
 
     async def ask(connection: int, key: str, fields: dict[str, Any]) -> Client:
         transport = httpx.ASGITransport(app, client=("10.0.0.1", connection))

@@ -45,7 +45,7 @@ class Tokenizer:
         self._beat()
 
     def arrive(self, *messages: Message) -> None:
-        """Send to the api, as `FakePort.arrive` does."""
+        """Send to the api, as `FakeLink.arrive` does."""
         assert self.api is not None
         for message in messages:
             sent = self._watch.send(self.api, message)

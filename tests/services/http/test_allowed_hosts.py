@@ -11,7 +11,7 @@ from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import ConfigError, Forbidden
 from penstock.protocol.validation import check
 from penstock.services.http.security import TrustedHosts
-from tests.services.client.fake_engine import FakePort, client, request_context, service, silent
+from tests.services.client.fake_engine import FakeLink, app_state, client, request_context, silent
 from tests.services.http.test_refused_bodies import listening
 from tests.services.openai.shapes import check_error
 
@@ -66,7 +66,7 @@ def test_the_address_that_a_connection_came_to_is_a_name_of_ours() -> None:
 
 
 async def test_another_name_is_refused_on_every_route_but_the_probes() -> None:
-    async with client(service(FakePort(silent), allowed_hosts="api.example")) as http:
+    async with client(app_state(FakeLink(silent), allowed_hosts="api.example")) as http:
         for path in ("/", "/version", "/metrics", "/health", "/v1/models", "/nowhere", "/openapi.json"):
             answer = await http.get(path, headers={"host": "evil.example"})
             assert answer.status_code == 403
@@ -98,7 +98,7 @@ async def test_another_name_is_refused_on_every_route_but_the_probes() -> None:
     ],
 )
 async def test_the_name_of_a_request_on_a_real_connection(head: bytes, status: int) -> None:
-    parts = service(FakePort(silent), allowed_hosts="")
+    parts = app_state(FakeLink(silent), allowed_hosts="")
     async with asyncio.timeout(60), listening(parts) as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(head)

@@ -20,7 +20,7 @@ from penstock.services.openai.app_state import AppState
 from penstock.services.openai.errors import encode
 from penstock.services.openai.routes import application
 from penstock.services.openai.sse import Frames
-from tests.services.client.fake_engine import LIMIT, FakePort, Row, batch, service, silent
+from tests.services.client.fake_engine import LIMIT, FakeLink, Row, app_state, batch, silent
 
 BODY = json.dumps(
     {"prompt": "a", "stream": True, "max_tokens": 100, "stream_options": {"include_usage": True}}
@@ -66,7 +66,7 @@ class Client:
 class World:
     """A server on a real socket whose tokenizer the test plays."""
 
-    def __init__(self, parts: AppState, port: FakePort, address: tuple[str, int]) -> None:
+    def __init__(self, parts: AppState, port: FakeLink, address: tuple[str, int]) -> None:
         self.parts = parts
         self.port = port
         self.address = address
@@ -104,8 +104,8 @@ class World:
 
 @asynccontextmanager
 async def world() -> AsyncIterator[World]:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     config = uvicorn.Config(application(parts), http=Connection, ws="none", lifespan="off", log_config=None,
                             access_log=False)  # fmt: skip
     config.load()
@@ -449,7 +449,7 @@ async def test_what_two_readers_might_read_differently_is_refused(data: bytes, s
 
 async def test_trailers_are_dropped() -> None:
     """They come when the request has been let in by its headers, and are none of those."""
-    parts = service(FakePort(silent), api_key="right")
+    parts = app_state(FakeLink(silent), api_key="right")
     scopes: list[dict[str, object]] = []
 
     async def app(scope: dict[str, object], receive: object, send: object) -> None:

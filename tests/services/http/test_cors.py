@@ -8,7 +8,7 @@ from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.validation import check
 from penstock.services.http.security import MAX_ASKED
-from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
 from tests.services.openai.shapes import check_error
 
 PAGE = "https://page.example"
@@ -21,7 +21,7 @@ ALLOWANCE = "access-control-allow-origin"
 
 
 async def test_nothing_is_said_unless_it_was_asked_for() -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         for method, headers in (("GET", {"origin": PAGE}), ("OPTIONS", PREFLIGHT)):
             answer = await http.request(method, CHAT, headers=headers)
             assert answer.status_code == 403
@@ -30,7 +30,7 @@ async def test_nothing_is_said_unless_it_was_asked_for() -> None:
 
 
 async def test_a_preflight_needs_no_key_and_reads_no_body() -> None:
-    async with client(service(FakePort(silent), api_key="k", allowed_origins=f"{PAGE},https://b")) as http:
+    async with client(app_state(FakeLink(silent), api_key="k", allowed_origins=f"{PAGE},https://b")) as http:
         answer = await http.options(CHAT, headers=PREFLIGHT)
         assert answer.status_code == 204
         assert answer.content == b""
@@ -44,7 +44,7 @@ async def test_a_preflight_needs_no_key_and_reads_no_body() -> None:
 
 
 async def test_every_answer_names_the_origin_errors_and_streams_too() -> None:
-    parts = service(FakePort(answering(words("a", "b"))), allowed_origins=PAGE)
+    parts = app_state(FakeLink(answering(words("a", "b"))), allowed_origins=PAGE)
     async with client(parts, headers={"origin": PAGE}) as http:
         body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
         answers = [await http.post(CHAT, json=body), await http.post(CHAT, json={}), await http.get("/nowhere")]
@@ -57,7 +57,7 @@ async def test_every_answer_names_the_origin_errors_and_streams_too() -> None:
 
 @pytest.mark.parametrize("origin", ["https://other.example", "http://page.example", "https://page.example.evil", ""])
 async def test_another_origin_gets_nothing(origin: str) -> None:
-    async with client(service(FakePort(silent), allowed_origins=PAGE)) as http:
+    async with client(app_state(FakeLink(silent), allowed_origins=PAGE)) as http:
         preflight = await http.options(CHAT, headers=PREFLIGHT | {"origin": origin})
         answer = await http.get("/version", headers={"origin": origin})
     for each in (preflight, answer):
@@ -69,7 +69,7 @@ async def test_another_origin_gets_nothing(origin: str) -> None:
 
 
 async def test_any_origin() -> None:
-    async with client(service(FakePort(silent), allowed_origins="*")) as http:
+    async with client(app_state(FakeLink(silent), allowed_origins="*")) as http:
         answer = await http.get("/version", headers={"origin": "null"})
         assert answer.headers[ALLOWANCE] == "*"
         assert (await http.options(CHAT, headers=PREFLIGHT)).headers[ALLOWANCE] == "*"
@@ -78,7 +78,7 @@ async def test_any_origin() -> None:
 
 async def test_methods_headers_and_credentials_as_told() -> None:
     options = {"allowed_methods": "GET,POST", "allowed_headers": "x-a,authorization", "allow_credentials": True}
-    async with client(service(FakePort(silent), allowed_origins=PAGE, **options)) as http:
+    async with client(app_state(FakeLink(silent), allowed_origins=PAGE, **options)) as http:
         answer = await http.options(CHAT, headers=PREFLIGHT)
         plain = await http.get("/version", headers={"origin": PAGE})
     assert answer.headers["access-control-allow-methods"] == "GET, POST"
@@ -89,14 +89,14 @@ async def test_methods_headers_and_credentials_as_told() -> None:
 
 @pytest.mark.parametrize("asked", ["a b", "a\tb", "a:", "x," * MAX_ASKED])
 async def test_header_names_that_are_none_are_not_repeated(asked: str) -> None:
-    async with client(service(FakePort(silent), allowed_origins="*")) as http:
+    async with client(app_state(FakeLink(silent), allowed_origins="*")) as http:
         answer = await http.options(CHAT, headers=PREFLIGHT | {"access-control-request-headers": asked})
     assert answer.status_code == 405
     assert "access-control-allow-headers" not in answer.headers
 
 
 async def test_options_alone_are_no_preflight() -> None:
-    async with client(service(FakePort(silent), allowed_origins="*")) as http:
+    async with client(app_state(FakeLink(silent), allowed_origins="*")) as http:
         assert (await http.options(CHAT)).status_code == 405
         assert (await http.options(CHAT, headers={"origin": PAGE})).status_code == 405
 
@@ -125,9 +125,9 @@ FOREIGN = ["https://evil.example", "null", "", "http://127.0.0.1:3000", "https:/
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/json"])
 async def test_a_page_of_another_origin_makes_nothing_run(origin: str, kind: str | None) -> None:
     """A browser sends such a request without asking first, and keeps no more than its answer from the page."""
-    port = FakePort(silent)
+    port = FakeLink(silent)
     headers = {"origin": origin} | ({} if kind is None else {"content-type": kind})
-    async with client(service(port)) as http:
+    async with client(app_state(port)) as http:
         for path in (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"):
             answer = await http.post(path, content=b'{"prompt": "a", "input": "a"}', headers=headers)
             assert answer.status_code == 403
@@ -151,13 +151,13 @@ async def test_a_page_of_another_origin_makes_nothing_run(origin: str, kind: str
     ],
 )
 async def test_the_servers_own_page_may_call_it(headers: dict[str, str]) -> None:
-    async with client(service(FakePort(answering(words("ok"))))) as http:
+    async with client(app_state(FakeLink(answering(words("ok"))))) as http:
         body = {"messages": [{"role": "user", "content": "x"}]}
         assert (await http.post(CHAT, json=body, headers=headers)).status_code == 200
 
 
 async def test_several_origins_are_each_looked_at() -> None:
-    async with client(service(FakePort(silent), allowed_origins=PAGE)) as http:
+    async with client(app_state(FakeLink(silent), allowed_origins=PAGE)) as http:
         for origins in (["https://evil.example", PAGE], [PAGE, "https://evil.example"]):
             answer = await http.get("/version", headers=[("origin", origin) for origin in origins])
             assert answer.status_code == 403

@@ -15,7 +15,7 @@ import pytest
 from penstock.protocol.messages import EngineStatus
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http import middleware
-from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
 from tests.services.openai.shapes import check_error
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "a secret prompt"}]}
@@ -27,7 +27,7 @@ CLOSED = ("/v1/models", "/v1/models/demo", "/version", "/metrics", "/openapi.jso
 
 @pytest.mark.parametrize("path", [*OPEN, *CLOSED])
 async def test_every_route_but_the_probes_needs_the_key(path: str) -> None:
-    parts = service(FakePort(silent), api_key="s3cret-ü")
+    parts = app_state(FakeLink(silent), api_key="s3cret-ü")
     async with client(parts) as http:
         for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "s3cret"}, {"x-api-key": "s3cret"}):
             answer = await http.get(path, headers=given)
@@ -47,7 +47,7 @@ async def test_every_route_but_the_probes_needs_the_key(path: str) -> None:
 )
 async def test_the_key_is_a_bearer_token_and_nothing_else(scheme: str) -> None:
     """Whatever the scheme's length, the right key behind another one opens nothing."""
-    async with client(service(FakePort(silent), api_key="s3cret")) as http:
+    async with client(app_state(FakeLink(silent), api_key="s3cret")) as http:
         answer = await http.get("/v1/models", headers={"authorization": f"{scheme}s3cret"})
         assert answer.status_code == 401
         check_error(answer.json(), "authentication_error", None)
@@ -62,7 +62,7 @@ async def test_posts_need_the_key_before_their_body_is_read() -> None:
         raise AssertionError("the body was read")
         yield b""
 
-    async with client(service(FakePort(silent), api_key="key")) as http:
+    async with client(app_state(FakeLink(silent), api_key="key")) as http:
         for path in (CHAT, "/v1/completions", "/tokenize", "/detokenize"):
             answer = await http.post(path, content=body())
             assert answer.status_code == 401
@@ -70,14 +70,14 @@ async def test_posts_need_the_key_before_their_body_is_read() -> None:
 
 @pytest.mark.parametrize("given", ["abc-123", "x" * 128, "!~"])
 async def test_a_request_id_is_taken_and_returned(given: str) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.get("/version", headers={"x-request-id": given})
     assert answer.headers["x-request-id"] == given
 
 
 @pytest.mark.parametrize("given", [b"", b"x" * 129, b"a b", b"a\tb", "ü".encode()])
 async def test_a_request_id_that_is_not_printable_or_too_long_is_replaced(given: bytes) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answers = [await http.get(path, headers={"x-request-id": given}) for path in ("/version", "/nowhere")]
     names = {answer.headers["x-request-id"] for answer in answers}
     assert len(names) == 2
@@ -92,7 +92,7 @@ async def test_a_request_id_that_is_not_printable_or_too_long_is_replaced(given:
     ],
 )  # fmt: skip
 async def test_a_wrong_method(method: str, path: str, allowed: str) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.request(method, path)
     assert answer.status_code == 405
     assert answer.headers["allow"] == allowed
@@ -101,7 +101,7 @@ async def test_a_wrong_method(method: str, path: str, allowed: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/chat/completions/", "/v1/nothing", "/health/", "/%00", "/a" * 5000])
 async def test_a_wrong_path(path: str) -> None:
-    parts = service(FakePort(silent))
+    parts = app_state(FakeLink(silent))
     async with client(parts) as http:
         answer = await http.post(path, json={})
     assert answer.status_code == 404
@@ -119,7 +119,7 @@ async def test_a_wrong_path(path: str) -> None:
     ],
 )  # fmt: skip
 async def test_the_content_type(kind: str | None, status: int) -> None:
-    async with client(service(FakePort(answering(words("ok"))))) as http:
+    async with client(app_state(FakeLink(answering(words("ok"))))) as http:
         headers = {} if kind is None else {"content-type": kind}
         answer = await http.post(CHAT, content=json.dumps(HELLO), headers=headers)
     assert answer.status_code == status
@@ -132,7 +132,7 @@ async def test_a_body_that_is_announced_or_counted_too_large() -> None:
         for _ in range(64):
             yield b" " * 64
 
-    async with client(service(FakePort(silent), max_body_bytes=1024)) as http:
+    async with client(app_state(FakeLink(silent), max_body_bytes=1024)) as http:
         announced = await http.post(CHAT, content=b" " * 1025, headers=JSON)
         counted = await http.post(CHAT, content=pieces(), headers=JSON)
         fits = await http.post(CHAT, content=b" " * 1024, headers=JSON)
@@ -144,14 +144,14 @@ async def test_a_body_that_is_announced_or_counted_too_large() -> None:
 
 
 async def test_a_wrong_content_length_is_refused() -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.post(CHAT, content=b"{}", headers=JSON | {"content-length": "two"})
     assert answer.status_code == 400
 
 
 async def test_not_ready_is_503_where_the_engine_is_needed() -> None:
-    port = FakePort(answering(words("")))
-    parts = service(port)
+    port = FakeLink(answering(words("")))
+    parts = app_state(port)
     changed = EngineStatus(**{**_fields(parts.engine_client.status), "ready": False})
     port.arrive(changed)
     async with client(parts) as http:
@@ -178,8 +178,8 @@ def _fields(status: EngineStatus | None) -> dict[str, Any]:
 
 
 async def test_too_many_requests_are_429_with_a_time_to_come_back() -> None:
-    port = FakePort(silent)
-    parts = service(port, max_queued_requests=2)
+    port = FakeLink(silent)
+    parts = app_state(port, max_queued_requests=2)
     async with client(parts) as http:
         both = await http.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
         assert both.status_code == 400  # would never fit
@@ -194,7 +194,7 @@ async def test_too_many_requests_are_429_with_a_time_to_come_back() -> None:
 
 async def test_one_log_line_per_request_without_its_prompt(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, middleware.__name__):
-        async with client(service(FakePort(answering(words("an", "answer"))))) as http:
+        async with client(app_state(FakeLink(answering(words("an", "answer"))))) as http:
             await http.post(CHAT, json=HELLO | {"stream": True}, headers={"x-request-id": "mine"})
             await http.get("/health")
             await http.get("/v1/models/nobody")
@@ -216,7 +216,7 @@ async def test_one_log_line_per_request_without_its_prompt(caplog: pytest.LogCap
 async def test_a_line_names_the_trace(caplog: pytest.LogCaptureFixture) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     with caplog.at_level(logging.INFO, middleware.__name__):
-        async with client(service(FakePort(answering(words("ok"))))) as http:
+        async with client(app_state(FakeLink(answering(words("ok"))))) as http:
             await http.post(CHAT, json=HELLO, headers={"traceparent": f"00-{trace}-b7ad6b7169203331-01"})
             await http.post(CHAT, json=HELLO, headers={"traceparent": "no trace"})
             await http.post(CHAT, json={})
@@ -230,7 +230,7 @@ async def test_a_line_names_the_trace(caplog: pytest.LogCaptureFixture) -> None:
 async def test_prompts_are_logged_only_where_that_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         for wanted in (False, True):
-            async with client(service(FakePort(answering(words("ok"))), log_prompts=wanted)) as http:
+            async with client(app_state(FakeLink(answering(words("ok"))), log_prompts=wanted)) as http:
                 await http.post(CHAT, json=HELLO, headers={"x-request-id": f"wanted-{wanted}"})
                 await http.post(CHAT, json=HELLO | {"n": "a secret prompt"})
     told = [record.__dict__["fields"] for record in caplog.records if "secret" in str(record.__dict__)]
@@ -241,7 +241,7 @@ async def test_prompts_are_logged_only_where_that_was_asked_for(caplog: pytest.L
 
 
 async def test_a_bug_of_ours_ends_its_request_alone(caplog: pytest.LogCaptureFixture) -> None:
-    parts = service(FakePort(answering(words("ok"))))
+    parts = app_state(FakeLink(answering(words("ok"))))
 
     class Broken(ModelInfo, frozen=True):
         def check_name(self, asked: str | None) -> None:
@@ -262,6 +262,6 @@ def _model(model: ModelInfo) -> dict[str, Any]:
 
 
 async def test_head_is_answered_like_get() -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer: httpx.Response = await http.head("/health/ready")
     assert answer.status_code == 200

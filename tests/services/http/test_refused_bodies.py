@@ -23,7 +23,7 @@ from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.errors import encode
 from penstock.services.openai.routes import application
-from tests.services.client.fake_engine import LIMIT, FakePort, Row, batch, service, silent
+from tests.services.client.fake_engine import LIMIT, FakeLink, Row, app_state, batch, silent
 
 SIZE = 1 << 20  # bytes of each body
 FLOOD = 24  # bodies
@@ -120,18 +120,18 @@ def no_collector() -> Iterator[None]:
 @pytest.mark.parametrize("case", REFUSED)
 async def test_a_refused_body_is_freed_with_its_answer(case: str, close: bool) -> None:
     path, body, status = REFUSED[case]
-    parts = service(FakePort(silent), api_key="right")
+    parts = app_state(FakeLink(silent), api_key="right")
     assert await flood(parts, asking(path, body), status, close=close) < KEPT
 
 
 @pytest.mark.usefixtures("no_collector")
 async def test_a_wrong_key_keeps_no_body() -> None:
-    parts = service(FakePort(silent), api_key="right")
+    parts = app_state(FakeLink(silent), api_key="right")
     request = asking("/v1/chat/completions", json.dumps(CHAT), "Authorization: Bearer wrong")
     assert await flood(parts, request, 401, close=True) < KEPT
 
 
-def refusing(port: FakePort, message: Message) -> None:
+def refusing(port: FakeLink, message: Message) -> None:
     """A tokenizer that refuses what it gets."""
     port.sent.clear()
     if isinstance(message, SubmitText | Tokenize):
@@ -155,19 +155,19 @@ LATER = {
 @pytest.mark.parametrize("case", LATER)
 async def test_what_a_later_part_refuses_is_freed_too(case: str) -> None:
     path, body = LATER[case]
-    parts = service(FakePort(refusing), api_key="right")
+    parts = app_state(FakeLink(refusing), api_key="right")
     assert await flood(parts, asking(path, json.dumps(body)), 400, close=True) < KEPT
 
 
 @pytest.mark.usefixtures("no_collector")
 async def test_an_answered_body_is_freed_too() -> None:
-    def ending(port: FakePort, message: Message) -> None:
+    def ending(port: FakeLink, message: Message) -> None:
         port.sent.clear()
         if isinstance(message, SubmitText):
             row = Row(text="ok", finish=Finish.STOP, extra={"prompt_tokens": 3})
             asyncio.get_running_loop().call_soon(port.arrive, batch([(message.id, row)]))
 
-    parts = service(FakePort(ending), api_key="right")
+    parts = app_state(FakeLink(ending), api_key="right")
     assert await flood(parts, asking("/v1/completions", json.dumps({"prompt": BIG})), 200, close=False) < KEPT
 
 
@@ -176,11 +176,11 @@ async def test_when_all_requests_fail_at_once_each_has_an_error_of_its_own() -> 
     """One object for all of them would gather the frames of them all, and their bodies with them."""
     arrived: asyncio.Queue[None] = asyncio.Queue()
 
-    def waiting(port: FakePort, message: Message) -> None:
+    def waiting(port: FakeLink, message: Message) -> None:
         port.sent.clear()
         arrived.put_nowait(None)
 
-    parts = service(FakePort(waiting), api_key="right")
+    parts = app_state(FakeLink(waiting), api_key="right")
     requests = {
         "completions": asking("/v1/completions", json.dumps({"prompt": BIG})),
         "tokenize": asking("/tokenize", json.dumps({"prompt": BIG})),
@@ -205,7 +205,7 @@ async def test_when_all_requests_fail_at_once_each_has_an_error_of_its_own() -> 
 @pytest.mark.usefixtures("no_collector")
 async def test_a_connection_that_stays_open_keeps_nothing_of_a_refused_body() -> None:
     """Not even what was read of it before its key was looked at."""
-    parts = service(FakePort(silent), api_key="right")
+    parts = app_state(FakeLink(silent), api_key="right")
     request = asking("/v1/chat/completions", json.dumps(CHAT), "Authorization: Bearer wrong")
     async with asyncio.timeout(LIMIT), listening(parts) as address:
         idle = [await asyncio.open_connection(*address) for _ in range(FLOOD)]
@@ -234,13 +234,13 @@ CONTEXTS = {
 async def test_a_request_leaves_no_cycle_behind(case: str) -> None:
     """The api process collects cycles rarely: a context in one would keep its headers and its scope until then."""
 
-    def ending(port: FakePort, message: Message) -> None:
+    def ending(port: FakeLink, message: Message) -> None:
         port.sent.clear()
         if isinstance(message, SubmitText):
             row = Row(text="ok", finish=Finish.STOP, extra={"prompt_tokens": 3})
             asyncio.get_running_loop().call_soon(port.arrive, batch([(message.id, row)]))
 
     path, body, status = CONTEXTS[case]
-    parts = service(FakePort(ending), api_key="right")
+    parts = app_state(FakeLink(ending), api_key="right")
     await flood(parts, asking(path, json.dumps(body)), status, close=True)
     assert sum(isinstance(each, RequestContext) for each in gc.get_objects()) == 0

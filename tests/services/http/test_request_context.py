@@ -19,13 +19,13 @@ from penstock.services.http.request_context import RequestContext, new_id
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.store import ResponseStore
 from tests.services.client.fake_engine import (
-    FakePort,
+    FakeLink,
     Row,
     answering,
+    app_state,
     batch,
     client,
     request_context,
-    service,
     silent,
     words,
 )
@@ -43,7 +43,7 @@ VECTORS = (("/v1/embeddings", {"input": ["a", "b"]}), ("/v1/score", {"text_1": "
            ("/v1/rerank", {"query": "a", "documents": ["b"]}))  # fmt: skip
 
 
-def begins(port: FakePort, message: Message) -> None:
+def begins(port: FakeLink, message: Message) -> None:
     """A tokenizer that says one token of each request and then nothing more."""
     if isinstance(message, SubmitText):
         row = Row(text="so far", extra={"prompt_tokens": 3})
@@ -64,7 +64,7 @@ def later(turns: int, act: Callable[[], object]) -> None:
     loop.call_soon(act if turns == 0 else lambda: later(turns - 1, act))
 
 
-def check_freed(port: FakePort, parts: AppState) -> None:
+def check_freed(port: FakeLink, parts: AppState) -> None:
     assert port.of(Abort) == [Abort(request.id) for request in port.of(SubmitText)]
     assert parts.engine_client.statistics().unfinished == 0
 
@@ -85,8 +85,8 @@ async def test_a_request_that_waits_ends_at_its_deadline(
     path: str, body: dict[str, Any], stream: bool, fields: dict[str, Any], headers: dict[str, str], option: float,
     source: str,
 ) -> None:  # fmt: skip
-    port = FakePort(silent)
-    parts = service(port, request_timeout=option)
+    port = FakeLink(silent)
+    parts = app_state(port, request_timeout=option)
     async with client(parts) as http:
         answer = await http.post(path, json=body | fields | {"stream": stream}, headers=headers)
     assert answer.status_code == 504
@@ -98,8 +98,8 @@ async def test_a_request_that_waits_ends_at_its_deadline(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_message_ends_at_its_deadline_too(stream: bool) -> None:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     body = CHAT | {"max_tokens": 5, "timeout": SOON, "stream": stream}
     async with client(parts) as http:
         answer = await http.post("/v1/messages", json=body)
@@ -111,8 +111,8 @@ async def test_a_message_ends_at_its_deadline_too(stream: bool) -> None:
 
 @pytest.mark.parametrize(("path", "body"), VECTORS)
 async def test_vectors_end_at_their_deadline_too(path: str, body: dict[str, Any]) -> None:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     async with client(parts) as http:
         answer = await http.post(path, json=body | {"timeout": SOON})
     assert answer.status_code == 504
@@ -124,8 +124,8 @@ async def test_vectors_end_at_their_deadline_too(path: str, body: dict[str, Any]
 async def test_a_response_in_the_background_ends_at_its_deadline_too(
     fields: dict[str, Any], option: float, tmp_path: Path
 ) -> None:
-    port = FakePort(silent)
-    parts = service(port, request_timeout=option)
+    port = FakeLink(silent)
+    parts = app_state(port, request_timeout=option)
     parts = replace(parts, responses=ResponseStore(tmp_path, 0, 1, parts.config.api))
     async with client(parts) as http:
         begun = await http.post("/v1/responses", json={"input": "a", "background": True} | fields)
@@ -145,14 +145,14 @@ async def test_a_stream_that_has_begun_ends_with_the_reason(
 ) -> None:
     wind = clock(monkeypatch)
 
-    def begun(port: FakePort, message: Message) -> None:
+    def begun(port: FakeLink, message: Message) -> None:
         begins(port, message)
         if len(port.of(SubmitText)) == prompts:
             later(20, lambda: wind(LATER))
 
     prompts = len(body.get("prompt", "a"))
-    port = FakePort(begun)
-    parts = service(port)
+    port = FakeLink(begun)
+    parts = app_state(port)
     async with client(parts) as http:
         answer = await http.post(path, json=body | {"stream": True, "timeout": LATER})
     assert answer.status_code == 200
@@ -164,8 +164,8 @@ async def test_a_stream_that_has_begun_ends_with_the_reason(
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS)
 async def test_a_whole_answer_that_has_begun_is_a_504(path: str, body: dict[str, Any]) -> None:
-    port = FakePort(begins)
-    parts = service(port)
+    port = FakeLink(begins)
+    parts = app_state(port)
     async with client(parts) as http:
         answer = await http.post(path, json=body | {"timeout": SOON})
     assert answer.status_code == 504
@@ -173,8 +173,8 @@ async def test_a_whole_answer_that_has_begun_is_a_504(path: str, body: dict[str,
 
 
 async def test_who_is_in_time_is_served_and_leaves_no_timer() -> None:
-    port = FakePort(answering(words("an", "answer")))
-    async with client(service(port, request_timeout=60.0)) as http:
+    port = FakeLink(answering(words("an", "answer")))
+    async with client(app_state(port, request_timeout=60.0)) as http:
         answer = await http.post("/v1/completions", json={"prompt": "a", "timeout": 30}, headers=bounded("29.5"))
     assert answer.status_code == 200
     assert port.of(Abort) == []
@@ -190,8 +190,8 @@ def bounded(seconds: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("timeout", [0, -1, 5e-324, 0.0009, "1", True, 1e9, limits.MAX_TIMEOUT + 1])
 async def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
-    port = FakePort(silent)
-    async with client(service(port)) as http:
+    port = FakeLink(silent)
+    async with client(app_state(port)) as http:
         answer = await http.post("/v1/completions", json={"prompt": "a", "timeout": timeout})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "timeout"
@@ -202,8 +202,8 @@ async def test_a_time_that_is_none_is_refused(timeout: Any) -> None:
     "text", ["", "0", "0.0", "0.0009", "-1", "nan", "inf", "1e3", "9999999", "999999", "1,5", "0x1", "٣", "1 s"]
 )
 async def test_a_header_that_is_none_is_refused(text: str) -> None:
-    port = FakePort(silent)
-    async with client(service(port)) as http:
+    port = FakeLink(silent)
+    async with client(app_state(port)) as http:
         answer = await http.post(
             "/v1/completions", json={"prompt": "a"}, headers=[(b"x-request-timeout", text.encode())]
         )
@@ -238,7 +238,7 @@ def test_the_shortest_bound_holds_and_counts_from_the_start() -> None:
 
 async def test_bodies_of_unfinished_requests_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     wind, taken = clock(monkeypatch), asyncio.Event()
-    parts = service(FakePort(lambda port, message: taken.set()), max_queued_bytes=3000)
+    parts = app_state(FakeLink(lambda port, message: taken.set()), max_queued_bytes=3000)
     long = {"prompt": "a" * 2000, "timeout": LATER}
     async with client(parts) as http:
         first = asyncio.create_task(http.post("/v1/completions", json=long))

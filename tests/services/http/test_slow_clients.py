@@ -23,7 +23,7 @@ from penstock.services.http.connection import Connection, ConnectionLimits
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.errors import encode
 from penstock.services.openai.routes import application
-from tests.services.client.fake_engine import LIMIT, FakePort, Row, answering, batch, service, silent, words
+from tests.services.client.fake_engine import LIMIT, FakeLink, Row, answering, app_state, batch, silent, words
 from tests.services.openai.shapes import check_error
 
 SHORT = 0.15  # seconds
@@ -56,8 +56,8 @@ class Place:
 
 
 @asynccontextmanager
-async def place(limits: ConnectionLimits, port: FakePort | None = None, idle: float = 60.0) -> AsyncIterator[Place]:
-    parts = service(port or FakePort(answering(words("ok"))))
+async def place(limits: ConnectionLimits, port: FakeLink | None = None, idle: float = 60.0) -> AsyncIterator[Place]:
+    parts = app_state(port or FakeLink(answering(words("ok"))))
     config = uvicorn.Config(application(parts), ws="none", lifespan="off", log_config=None, access_log=False)
     config.load()
     config.timeout_keep_alive = cast(int, idle)
@@ -162,7 +162,7 @@ async def test_a_request_in_pieces_and_in_time_is_served() -> None:
 
 
 async def test_a_long_answer_is_not_cut_off_by_the_limits_of_its_request() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     async with place(ConnectionLimits(head_seconds=SHORT, body_seconds=SHORT), port, idle=SHORT) as found:
         reader, _ = await found.open(POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
         answer = asyncio.ensure_future(reader.read())
@@ -240,7 +240,7 @@ async def test_what_is_no_http(data: bytes, caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_nonsense_behind_a_request_that_is_being_served_is_not_answered_in_its_place() -> None:
-    port = FakePort(answering(words("an answer")))
+    port = FakeLink(answering(words("an answer")))
     async with place(ConnectionLimits(), port) as found:
         answer = await found.say(POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY + b"nonsense\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200")

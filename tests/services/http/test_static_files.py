@@ -14,7 +14,7 @@ import pytest
 
 from penstock.services.http import static_files as files
 from penstock.services.http.static_files import FILES
-from tests.services.client.fake_engine import FakePort, client, service, silent
+from tests.services.client.fake_engine import FakeLink, app_state, client, silent
 
 VOID = frozenset(("meta", "link", "img", "input", "br"))
 REMOTE = re.compile(r"https?://(?!www\.w3\.org/2000/svg)")
@@ -51,7 +51,7 @@ def head(path: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path", FILES)
 async def test_each_is_served_without_a_key(path: str) -> None:
-    async with client(service(FakePort(silent), api_key="k")) as http:
+    async with client(app_state(FakeLink(silent), api_key="k")) as http:
         answer = await http.get(path)
         assert answer.status_code == 200
         assert answer.content == FILES[path].body

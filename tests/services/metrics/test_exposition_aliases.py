@@ -10,7 +10,7 @@ from penstock.protocol.config import ApiConfig
 from penstock.protocol.links import Role
 from penstock.services.metrics import exposition
 from penstock.services.metrics.definitions import METRICS, Kind, Subject
-from tests.services.client.fake_engine import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 from tests.services.metrics.snapshots import every, message
 
 SAME = {  # of an engine, without labels of their own
@@ -30,9 +30,9 @@ def samples(families: list[Metric]) -> dict[tuple[str, ...], float]:
 
 
 async def test_aliases_say_what_ours_say() -> None:
-    port = FakePort(answering(words("a")))
+    port = FakeLink(answering(words("a")))
     values = {name: 3.0 + place for place, (name, _) in enumerate(sorted(SAME.values()))}
-    async with client(service(port, metrics_alias="vllm")) as http:
+    async with client(app_state(port, metrics_alias="vllm")) as http:
         port.arrive(message(every(Role.SCHEDULER, 1, **values)))
         text = (await http.get("/metrics")).text
     found = samples(list(text_string_to_metric_families(text)))
@@ -43,7 +43,7 @@ async def test_aliases_say_what_ours_say() -> None:
 
 async def test_aliases_are_off_unless_asked_for() -> None:
     assert ApiConfig().metrics_alias == "none"
-    async with client(service(FakePort(answering(words("a"))))) as http:
+    async with client(app_state(FakeLink(answering(words("a"))))) as http:
         assert "vllm:" not in (await http.get("/metrics")).text
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.links import Role
 from penstock.services.metrics.requests import FIRST_TOKEN, INTER_TOKEN, WHOLE_REQUEST, Traffic
-from tests.services.client.fake_engine import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 from tests.services.metrics.snapshots import every, message, server
 
 ROLES = ("api", "tokenizer", "scheduler", "executor")
@@ -18,8 +18,8 @@ HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
 async def test_metrics_are_what_happened() -> None:
-    port = FakePort(answering(words("a", "b", "c")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("a", "b", "c")))
+    async with client(app_state(port)) as http:
         port.arrive(message(*server(engine_blocks=100, engine_output_tokens=22)))
         await http.post("/v1/chat/completions", json=HELLO | {"stream": True})
         await http.post("/v1/chat/completions", json={})
@@ -51,8 +51,8 @@ async def test_metrics_are_what_happened() -> None:
 
 
 async def test_metrics_tell_what_became_of_drafts() -> None:
-    port = FakePort(answering(words("a")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("a")))
+    async with client(app_state(port)) as http:
         engine = every(Role.SCHEDULER, 0, 1e12, engine_drafts=3, engine_draft_tokens=12, engine_accepted_tokens=7)
         port.arrive(message(engine))
         text = (await http.get("/metrics")).text
@@ -66,8 +66,8 @@ async def test_metrics_tell_what_became_of_drafts() -> None:
 
 
 async def test_a_process_that_is_gone_has_no_series() -> None:
-    port = FakePort(answering(words("a")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("a")))
+    async with client(app_state(port)) as http:
         port.arrive(message(*server()))
         assert 'role="executor"' in (await http.get("/metrics")).text
         port.arrive(message(every(Role.TOKENIZER), every(Role.SCHEDULER)))
@@ -83,8 +83,8 @@ async def test_a_process_that_is_gone_has_no_series() -> None:
 
 
 async def test_two_engines_are_told_apart() -> None:
-    port = FakePort(answering(words("a")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("a")))
+    async with client(app_state(port)) as http:
         told = [every(Role.SCHEDULER, index, 1e12, engine_running=3 + index) for index in (0, 1)]  # after any heartbeat
         port.arrive(message(*told))
         lines = (await http.get("/metrics")).text.splitlines()

@@ -13,7 +13,7 @@ from penstock.protocol import limits
 from penstock.protocol.messages import SubmitText
 from penstock.services.openai.parameters import UNSUPPORTED, WITHOUT_EFFECT
 from penstock.services.openai.schema import ChatRequest, CompletionRequest, GenerationRequest
-from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
 from tests.services.openai.shapes import DESCRIPTION, check_error
 
 BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -141,8 +141,8 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
 )
 
 
-async def post(port: FakePort, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    async with client(service(port)) as http:
+async def post(port: FakeLink, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    async with client(app_state(port)) as http:
         answer = await http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
         return answer.status_code, answer.text
 
@@ -150,7 +150,7 @@ async def post(port: FakePort, path: str, body: dict[str, Any]) -> tuple[int, st
 @pytest.mark.parametrize(("path", "body"), BODIES)
 @pytest.mark.parametrize(("name", "value", "where", "expected"), TAKEN)
 async def test_taken(path: str, body: dict[str, Any], name: str, value: Any, where: str, expected: Any) -> None:
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     code, text = await post(port, path, body | {name: value})
     assert code == 200, text
     (found,) = port.of(SubmitText)
@@ -163,7 +163,7 @@ async def test_taken(path: str, body: dict[str, Any], name: str, value: Any, whe
 @pytest.mark.parametrize(("path", "body"), BODIES)
 @pytest.mark.parametrize(("name", "value", "param"), WRONG)
 async def test_wrong(path: str, body: dict[str, Any], name: str, value: Any, param: str) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     code, text = await post(port, path, body | {name: value})
     assert code == 400, text
     check_error(json.loads(text), "invalid_request_error", param)
@@ -174,7 +174,7 @@ async def test_wrong(path: str, body: dict[str, Any], name: str, value: Any, par
 @pytest.mark.parametrize(("path", "body"), BODIES)
 @pytest.mark.parametrize("name", UNSUPPORTED)
 async def test_not_built(path: str, body: dict[str, Any], name: str) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     for value in ({"type": "other"}, [{"a": 1}], "x" * 500, 3.5):
         code, text = await post(port, path, body | {name: value})
         assert code == 400, text
@@ -187,7 +187,7 @@ async def test_not_built(path: str, body: dict[str, Any], name: str) -> None:
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_refused_parameters_that_ask_for_nothing(path: str, body: dict[str, Any]) -> None:
     neutral = {name: values[0] if values else None for name, values in UNSUPPORTED.items()}
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     code, text = await post(port, path, body | neutral)
     assert code == 200, text
     code, text = await post(port, path, body | dict.fromkeys(UNSUPPORTED))
@@ -198,7 +198,7 @@ async def test_refused_parameters_that_ask_for_nothing(path: str, body: dict[str
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_accepted_without_effect(path: str, body: dict[str, Any]) -> None:
-    plain, told = FakePort(answering(words("ok"))), FakePort(answering(words("ok")))
+    plain, told = FakeLink(answering(words("ok"))), FakeLink(answering(words("ok")))
     await post(plain, path, body | {"seed": 1})
     code, text = await post(told, path, body | {"seed": 1} | dict.fromkeys(WITHOUT_EFFECT, "auto"))
     assert code == 200, text
@@ -213,7 +213,7 @@ async def test_accepted_without_effect(path: str, body: dict[str, Any]) -> None:
     [(*BODIES[0], "echo"), (*BODIES[0], "prompt"), (*BODIES[0], "suffix"), (*BODIES[1], "top_logprobs")],
 )
 async def test_parameters_of_the_other_endpoint(path: str, body: dict[str, Any], name: str) -> None:
-    code, text = await post(FakePort(silent), path, body | {name: 3})
+    code, text = await post(FakeLink(silent), path, body | {name: 3})
     assert code == 400, text
     assert json.loads(text)["error"]["param"] == name
 
@@ -221,24 +221,24 @@ async def test_parameters_of_the_other_endpoint(path: str, body: dict[str, Any],
 async def test_stream_options_that_are_not_built() -> None:
     path, body = BODIES[0]
     option = "include_obfuscation"
-    code, text = await post(FakePort(silent), path, body | {"stream": True, "stream_options": {option: True}})
+    code, text = await post(FakeLink(silent), path, body | {"stream": True, "stream_options": {option: True}})
     assert code == 400, text
     check_error(json.loads(text), "invalid_request_error", f"stream_options.{option}")
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     code, text = await post(port, path, body | {"stream": True, "stream_options": {option: False}})
     assert code == 200, text
 
 
 async def test_an_unknown_model() -> None:
     for path, body in BODIES:
-        code, text = await post(FakePort(silent), path, body | {"model": "nobody"})
+        code, text = await post(FakeLink(silent), path, body | {"model": "nobody"})
         assert code == 404
         check_error(json.loads(text), "not_found_error", "model")
         assert json.loads(text)["error"]["code"] == "model_not_found"
 
 
 async def test_a_seed_is_made_where_none_is_given() -> None:
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     path, body = BODIES[0]
     for _ in range(4):
         await post(port, path, body)
@@ -285,10 +285,10 @@ def test_no_parameter_is_both_served_and_refused() -> None:
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_every_wrong_key_of_a_bias_is_named(path: str, body: dict[str, Any]) -> None:
-    code, text = await post(FakePort(silent), path, body | {"logit_bias": {"5": 1, "x": 1, "1000": 1, "-1": 1}})
+    code, text = await post(FakeLink(silent), path, body | {"logit_bias": {"5": 1, "x": 1, "1000": 1, "-1": 1}})
     assert code == 400
     message = json.loads(text)["error"]["message"]
     assert message.endswith("'x', '1000', '-1'")
     many = {f"k{number}": 1 for number in range(20)}
-    _, text = await post(FakePort(silent), path, body | {"logit_bias": many})
+    _, text = await post(FakeLink(silent), path, body | {"logit_bias": many})
     assert json.loads(text)["error"]["message"].endswith("'k15' and 4 more")

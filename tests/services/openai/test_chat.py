@@ -10,22 +10,22 @@ import pytest
 
 from penstock.engine_core.folder import Generation
 from penstock.protocol.messages import Finish, SubmitText
-from tests.services.client.fake_engine import FakePort, Row, answering, client, position, service, silent, words
+from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, client, position, silent, words
 from tests.services.openai.shapes import check, check_chat_chunks, check_error, events, texts
 
 PATH = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
-async def post(port: FakePort, body: dict[str, Any], generation: Generation | None = None) -> tuple[int, str]:
-    async with client(service(port, generation=generation)) as http:
+async def post(port: FakeLink, body: dict[str, Any], generation: Generation | None = None) -> tuple[int, str]:
+    async with client(app_state(port, generation=generation)) as http:
         answer = await http.post(PATH, json=body)
         return answer.status_code, answer.text
 
 
 async def submitted(body: dict[str, Any], generation: Generation | None = None) -> SubmitText:
     """What the tokenizer receives for `body`."""
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     code, text = await post(port, HELLO | body, generation)
     assert code == 200, text
     (request,) = port.of(SubmitText)
@@ -34,7 +34,7 @@ async def submitted(body: dict[str, Any], generation: Generation | None = None) 
 
 
 async def test_the_whole_answer() -> None:
-    code, text = await post(FakePort(answering(words("Hi", " there"))), HELLO)
+    code, text = await post(FakeLink(answering(words("Hi", " there"))), HELLO)
     answer = json.loads(text)
     check(chat.ChatCompletion, answer)
     assert code == 200
@@ -52,7 +52,7 @@ async def test_the_whole_answer() -> None:
 
 
 async def test_a_stream() -> None:
-    _, text = await post(FakePort(answering(words("Hi", " there"))), HELLO | {"stream": True})
+    _, text = await post(FakeLink(answering(words("Hi", " there"))), HELLO | {"stream": True})
     chunks = events(text)
     check_chat_chunks(chunks)
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
@@ -63,7 +63,7 @@ async def test_a_stream() -> None:
 
 async def test_usage_comes_last_in_a_stream() -> None:
     body = HELLO | {"stream": True, "n": 3, "stream_options": {"include_usage": True}}
-    _, text = await post(FakePort(answering(words("a", "b"))), body)
+    _, text = await post(FakeLink(answering(words("a", "b"))), body)
     chunks = events(text)
     check_chat_chunks(chunks, usage=True)
     assert texts(chunks) == {0: "ab", 1: "ab", 2: "ab"}
@@ -77,13 +77,13 @@ async def test_choices_keep_their_index() -> None:
         return [[first, Row(text="a", choice=0)], [Row(text="B", choice=1, finish=Finish.LENGTH)],
                 [Row(text="A", choice=0, finish=Finish.STOP)]]  # fmt: skip
 
-    _, text = await post(FakePort(answering(steps)), HELLO | {"n": 2})
+    _, text = await post(FakeLink(answering(steps)), HELLO | {"n": 2})
     answer = json.loads(text)
     check(chat.ChatCompletion, answer)
     assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in answer["choices"]] == [
         (0, "aA", "stop"), (1, "bB", "length")
     ]  # fmt: skip
-    _, text = await post(FakePort(answering(steps)), HELLO | {"n": 2, "stream": True})
+    _, text = await post(FakeLink(answering(steps)), HELLO | {"n": 2, "stream": True})
     check_chat_chunks(events(text))
     assert texts(events(text)) == {0: "aA", 1: "bB"}
 
@@ -100,7 +100,7 @@ def with_logprobs(request: SubmitText) -> list[list[Row]]:
 @pytest.mark.parametrize("top", [None, 0, 2])
 async def test_logprobs(top: int | None) -> None:
     body = HELLO | {"logprobs": True, **({} if top is None else {"top_logprobs": top})}
-    _, text = await post(FakePort(answering(with_logprobs)), body)
+    _, text = await post(FakeLink(answering(with_logprobs)), body)
     answer = json.loads(text)
     check(chat.ChatCompletion, answer)
     content = answer["choices"][0]["logprobs"]["content"]
@@ -108,7 +108,7 @@ async def test_logprobs(top: int | None) -> None:
     assert content[1]["bytes"] == list("é".encode())
     assert [len(entry["top_logprobs"]) for entry in content] == [top or 0] * 3
     assert content[2]["logprob"] == -9999.0  # JSON has no minus infinity
-    _, text = await post(FakePort(answering(with_logprobs)), body | {"stream": True})
+    _, text = await post(FakeLink(answering(with_logprobs)), body | {"stream": True})
     chunks = events(text)
     check_chat_chunks(chunks)
     streamed = [c["choices"][0]["logprobs"]["content"] for c in chunks if c["choices"][0]["logprobs"]]
@@ -121,7 +121,7 @@ async def test_prompt_logprobs() -> None:
         prompt = (None, position("b", 5, 1, 2))
         return [[Row(text="x", finish=Finish.STOP, extra={"prompt_tokens": 2, "prompt_logprobs": prompt})]]
 
-    _, text = await post(FakePort(answering(steps)), HELLO | {"prompt_logprobs": 2})
+    _, text = await post(FakeLink(answering(steps)), HELLO | {"prompt_logprobs": 2})
     answer = json.loads(text)
     check(chat.ChatCompletion, answer)
     assert answer["prompt_logprobs"] == [
@@ -135,9 +135,9 @@ async def test_the_stop_reason_is_told_where_there_is_one() -> None:
     def steps(request: SubmitText) -> list[list[Row]]:
         return [[Row(text="a", finish=Finish.STOP, extra={"prompt_tokens": 1, "stop_reason": "\u2028END"})]]
 
-    _, text = await post(FakePort(answering(steps)), HELLO)
+    _, text = await post(FakeLink(answering(steps)), HELLO)
     assert json.loads(text)["choices"][0]["stop_reason"] == "\u2028END"
-    _, text = await post(FakePort(answering(steps)), HELLO | {"stream": True})
+    _, text = await post(FakeLink(answering(steps)), HELLO | {"stream": True})
     chunks = events(text)
     check_chat_chunks(chunks)
     assert chunks[-1]["choices"][0]["stop_reason"] == "\u2028END"
@@ -188,7 +188,7 @@ async def test_the_models_defaults_hold_where_the_request_is_silent() -> None:
     ],
 )
 async def test_contradictions(body: dict[str, Any], param: str) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     code, text = await post(port, HELLO | body)
     assert code == 400
     check_error(json.loads(text), "invalid_request_error", param)

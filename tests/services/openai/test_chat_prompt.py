@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.protocol import limits
-from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
 from tests.services.openai.shapes import check_error
 
 CHAT = "/v1/chat/completions"
@@ -27,7 +27,7 @@ async def test_what_is_handed_on_is_not_deep(field: str, value: Any) -> None:
         target["x"] = inner
         return {"messages": [{"role": "user", "content": "a"}], field: value}
 
-    async with client(service(FakePort(answering(words("ok"))))) as http:
+    async with client(app_state(FakeLink(answering(words("ok"))))) as http:
         for levels, status in ((50, 200), (limits.MAX_JSON_DEPTH + 1, 400), (500, 400)):
             answer = await http.post(CHAT, json=nested(levels))
             assert answer.status_code == status
@@ -71,7 +71,7 @@ async def test_what_is_handed_on_is_not_deep(field: str, value: Any) -> None:
 )  # fmt: skip
 async def test_wrong_messages(messages: Any, param: str) -> None:
     for path in ("/v1/chat/completions", "/tokenize"):
-        async with client(service(FakePort(silent))) as http:
+        async with client(app_state(FakeLink(silent))) as http:
             answer = await http.post(path, json={"messages": messages})
         assert answer.status_code == 400
         expected = "prompt" if path == "/tokenize" and messages is None else param
@@ -79,10 +79,10 @@ async def test_wrong_messages(messages: Any, param: str) -> None:
 
 
 async def test_text_parts_are_joined() -> None:
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     messages = [{"role": "system", "content": "s", "extra": 1}, {"role": "user", "content": parts, "name": "n"}]
-    async with client(service(port)) as http:
+    async with client(app_state(port)) as http:
         assert (await http.post(CHAT, json={"messages": messages})).status_code == 200
     sent = json.loads(port.sent[0].messages)  # type: ignore[attr-defined]
     assert sent == [messages[0], {"role": "user", "content": "one\ntwo", "name": "n"}]
@@ -91,15 +91,15 @@ async def test_text_parts_are_joined() -> None:
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "chat_template"])
 async def test_template_arguments_do_not_replace_the_servers_own(name: str) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {name: 1}}
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.post(CHAT, json=body)
     check_error(answer.json(), "invalid_request_error", f"chat_template_kwargs.{name}")
 
 
 @pytest.mark.parametrize("silent_turn", [{"role": "assistant", "content": None}, {"role": "assistant"}])
 async def test_an_assistant_may_have_said_nothing(silent_turn: dict[str, Any]) -> None:
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     messages = [{"role": "user", "content": "a"}, silent_turn, {"role": "user", "content": "b"}]
-    async with client(service(port)) as http:
+    async with client(app_state(port)) as http:
         assert (await http.post(CHAT, json={"messages": messages})).status_code == 200
     assert json.loads(port.sent[0].messages) == messages  # type: ignore[attr-defined]

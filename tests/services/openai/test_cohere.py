@@ -12,7 +12,7 @@ import pytest
 
 from penstock.engine_core.models.pooler import Pooler
 from penstock.protocol.messages import Finish, SubmitText
-from tests.services.client.fake_engine import MODEL, FakePort, Row, answering, client, service
+from tests.services.client.fake_engine import MODEL, FakeLink, Row, answering, app_state, client
 from tests.services.openai.shapes import check_error
 
 VECTOR = np.array([3.0, -4.0, 0.0, 12.0, -1.0, 1.0, -1.0, -1.0], np.float32)
@@ -26,8 +26,8 @@ def pooled(request: SubmitText) -> list[list[Row]]:
 
 
 async def post(body: dict[str, Any]) -> tuple[int, Any, list[SubmitText]]:
-    port = FakePort(answering(pooled))
-    async with client(replace(service(port), model=WORDED)) as http:
+    port = FakeLink(answering(pooled))
+    async with client(replace(app_state(port), model=WORDED)) as http:
         answer = await http.post("/v2/embed", json=body)
     return answer.status_code, answer.json(), port.of(SubmitText)
 

@@ -11,14 +11,14 @@ import pytest
 
 from penstock.protocol import limits
 from penstock.protocol.messages import Finish, SubmitText
-from tests.services.client.fake_engine import FakePort, Row, answering, client, position, service, silent, words
+from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, client, position, silent, words
 from tests.services.openai.shapes import check, check_completion_chunks, check_error, events, texts
 
 PATH = "/v1/completions"
 
 
-async def post(port: FakePort, body: dict[str, Any]) -> tuple[int, str]:
-    async with client(service(port)) as http:
+async def post(port: FakeLink, body: dict[str, Any]) -> tuple[int, str]:
+    async with client(app_state(port)) as http:
         answer = await http.post(PATH, json=body)
         return answer.status_code, answer.text
 
@@ -47,7 +47,7 @@ def ids_of(request: SubmitText) -> tuple[int, ...]:
     ],
 )
 async def test_every_form_of_prompt(prompt: Any, said: list[str]) -> None:
-    port = FakePort(answering(named))
+    port = FakeLink(answering(named))
     code, text = await post(port, {"prompt": prompt, "n": 2})
     assert code == 200, text
     answer = json.loads(text)
@@ -60,13 +60,13 @@ async def test_every_form_of_prompt(prompt: Any, said: list[str]) -> None:
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": len(said)}
     assert len({request.id for request in port.of(SubmitText)}) == len(said)
     body = {"prompt": prompt, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
-    _, text = await post(FakePort(answering(named)), body)
+    _, text = await post(FakeLink(answering(named)), body)
     check_completion_chunks(events(text), usage=True)
     assert texts(events(text)) == dict(enumerate(expected))
 
 
 async def test_all_prompts_share_one_sampling() -> None:
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     await post(port, {"prompt": ["a", "b"], "seed": 5, "max_tokens": 7})
     first, second = port.of(SubmitText)
     assert first.sampling == second.sampling
@@ -75,7 +75,7 @@ async def test_all_prompts_share_one_sampling() -> None:
 
 
 async def test_sixteen_tokens_unless_said() -> None:
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     await post(port, {"prompt": "a"})
     assert port.of(SubmitText)[0].sampling.max_tokens == 16
 
@@ -98,7 +98,7 @@ def echoing(request: SubmitText) -> list[list[Row]]:
 
 @pytest.mark.parametrize("top", [0, 2])
 async def test_logprobs(top: int) -> None:
-    _, text = await post(FakePort(answering(echoing)), {"prompt": "ab", "logprobs": top})
+    _, text = await post(FakeLink(answering(echoing)), {"prompt": "ab", "logprobs": top})
     answer = json.loads(text)
     check(types.Completion, answer)
     logprobs = answer["choices"][0]["logprobs"]
@@ -112,7 +112,7 @@ async def test_logprobs(top: int) -> None:
 @pytest.mark.parametrize("n", [1, 3])
 async def test_echo_with_logprobs(n: int) -> None:
     body = {"prompt": "ab", "logprobs": 1, "echo": True, "n": n}
-    port = FakePort(answering(echoing))
+    port = FakeLink(answering(echoing))
     _, text = await post(port, body)
     assert port.of(SubmitText)[0].echo
     assert port.of(SubmitText)[0].sampling.prompt_logprobs == 1
@@ -127,7 +127,7 @@ async def test_echo_with_logprobs(n: int) -> None:
         assert logprobs["token_logprobs"] == [None, -0.5, -0.5, -0.5]
         assert logprobs["top_logprobs"][0] is None
         assert "prompt_logprobs" not in choice
-    _, text = await post(FakePort(answering(echoing)), body | {"stream": True})
+    _, text = await post(FakeLink(answering(echoing)), body | {"stream": True})
     chunks = events(text)
     check_completion_chunks(chunks)
     assert texts(chunks) == dict.fromkeys(range(n), "abcd")
@@ -141,12 +141,12 @@ async def test_echo_of_a_single_token() -> None:
         extra = {"prompt_tokens": 1, "prompt_logprobs": (None,), "logprobs": (position("c", 3, 5, 1),)}
         return [[Row(text="Hello" + "c", finish=Finish.LENGTH, extra=extra)]]
 
-    _, text = await post(FakePort(answering(steps)), {"prompt": "Hello", "logprobs": 1, "echo": True})
+    _, text = await post(FakeLink(answering(steps)), {"prompt": "Hello", "logprobs": 1, "echo": True})
     assert json.loads(text)["choices"][0]["logprobs"]["tokens"] == ["Hello", "c"]
 
 
 async def test_echo_alone_asks_for_no_logprobs() -> None:
-    port = FakePort(answering(echoing))
+    port = FakeLink(answering(echoing))
     _, text = await post(port, {"prompt": "ab", "echo": True})
     assert json.loads(text)["choices"][0] == {"index": 0, "text": "abcd", "logprobs": None, "finish_reason": "length"}
     assert port.of(SubmitText)[0].sampling.prompt_logprobs == -1
@@ -158,7 +158,7 @@ async def test_an_echo_alone_has_the_prompts_logprobs() -> None:
         return [[Row(text="ab", tokens=0, finish=Finish.LENGTH, extra=extra)]]
 
     body = {"prompt": "ab", "logprobs": 1, "echo": True, "max_tokens": 0}
-    port = FakePort(answering(steps))
+    port = FakeLink(answering(steps))
     _, text = await post(port, body)
     assert port.of(SubmitText)[0].sampling.max_tokens == 0
     answer = json.loads(text)
@@ -168,7 +168,7 @@ async def test_an_echo_alone_has_the_prompts_logprobs() -> None:
     assert choice["logprobs"]["tokens"] == ["a", "b"]
     assert choice["logprobs"]["token_logprobs"] == [None, -0.5]
     assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (2, 0)
-    _, text = await post(FakePort(answering(steps)), body | {"stream": True})
+    _, text = await post(FakeLink(answering(steps)), body | {"stream": True})
     chunks = events(text)
     check_completion_chunks(chunks)
     assert texts(chunks) == {0: "ab"}
@@ -176,13 +176,13 @@ async def test_an_echo_alone_has_the_prompts_logprobs() -> None:
 
 async def test_no_tokens_without_an_echo_leave_nothing_to_answer() -> None:
     for echo in (None, False):
-        status, text = await post(FakePort(answering(words("ok"))), {"prompt": "ab", "max_tokens": 0, "echo": echo})
+        status, text = await post(FakeLink(answering(words("ok"))), {"prompt": "ab", "max_tokens": 0, "echo": echo})
         assert status == 400
         assert json.loads(text)["error"]["param"] == "max_tokens"
 
 
 async def test_prompt_logprobs_of_every_prompt() -> None:
-    port = FakePort(answering(echoing))
+    port = FakeLink(answering(echoing))
     _, text = await post(port, {"prompt": ["ab", "ab"], "prompt_logprobs": 1})
     answer = json.loads(text)
     check(types.Completion, answer)
@@ -214,7 +214,7 @@ async def test_prompt_logprobs_of_every_prompt() -> None:
     ],
 )
 async def test_wrong_prompts_and_their_neighbours(body: dict[str, Any], param: str) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     code, text = await post(port, body)
     assert code == 400
     check_error(json.loads(text), "invalid_request_error", param)
@@ -230,12 +230,12 @@ async def test_wrong_prompts_and_their_neighbours(body: dict[str, Any], param: s
     ],
 )
 async def test_ids_that_no_truncation_keeps_are_not_sent(prompt: Any, sent: list[tuple[int, ...]]) -> None:
-    port = FakePort(answering(named))
+    port = FakeLink(answering(named))
     assert (await post(port, {"prompt": prompt, "truncate_prompt_tokens": -1}))[0] == 200
     assert [ids_of(request) for request in port.of(SubmitText)] == sent
 
 
 async def test_texts_are_left_for_the_tokenizer_to_truncate() -> None:
-    port = FakePort(answering(named))
+    port = FakeLink(answering(named))
     assert (await post(port, {"prompt": ["a" * 5000, "b"], "truncate_prompt_tokens": 3}))[0] == 200
     assert [request.prompt for request in port.of(SubmitText)] == ["a" * 5000, "b"]

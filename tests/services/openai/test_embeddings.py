@@ -19,7 +19,7 @@ from penstock.protocol import limits
 from penstock.protocol.messages import Abort, Finish, SubmitText
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai import embeddings
-from tests.services.client.fake_engine import MODEL, FakePort, Row, answering, client, service, silent
+from tests.services.client.fake_engine import MODEL, FakeLink, Row, answering, app_state, client, silent
 from tests.services.openai.shapes import check, check_error
 
 PATH = "/v1/embeddings"
@@ -49,9 +49,9 @@ def unit(vector: NDArray[np.float32]) -> NDArray[np.float32]:
     return vector / np.linalg.norm(vector)
 
 
-async def post(body: dict[str, Any], port: FakePort | None = None, model: ModelInfo = POOLED) -> tuple[int, Any]:
-    port = port or FakePort(answering(pooled))
-    async with client(replace(service(port), model=model)) as http:
+async def post(body: dict[str, Any], port: FakeLink | None = None, model: ModelInfo = POOLED) -> tuple[int, Any]:
+    port = port or FakeLink(answering(pooled))
+    async with client(replace(app_state(port), model=model)) as http:
         answer = await http.post(PATH, json=body)
         return answer.status_code, answer.json()
 
@@ -97,7 +97,7 @@ async def test_dimensions_cut_and_scale_again() -> None:
 @pytest.mark.parametrize(("folder", "asked", "scaled"), [(True, None, True), (False, None, False), (False, True, True)])
 async def test_vectors_are_scaled_as_the_folder_or_the_request_says(folder: bool, asked: Any, scaled: bool) -> None:
     model = msgspec.structs.replace(POOLED, pooler=Pooler(normalize=folder, kind="mean"))
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     _, answer = await post({"input": "a", "normalize": asked}, port, model)
     assert np.allclose(values(answer)[0], unit(vector_of("a")) if scaled else vector_of("a"), atol=1e-6)
     (sent,) = port.of(SubmitText)
@@ -105,7 +105,7 @@ async def test_vectors_are_scaled_as_the_folder_or_the_request_says(folder: bool
 
 
 async def test_what_goes_to_the_tokenizer() -> None:
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     body = {"input": ["a", "b"], "truncate_prompt_tokens": 7, "add_special_tokens": False, "priority": 3}
     code, _ = await post(body | {"cache_salt": "s"}, port)
     assert code == 200
@@ -138,7 +138,7 @@ async def test_what_goes_to_the_tokenizer() -> None:
     ],
 )
 async def test_a_wrong_field_is_named(body: dict[str, Any], param: str) -> None:
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     code, answer = await post(body, port)
     assert code == 400
     check_error(answer, "invalid_request_error", param)
@@ -155,7 +155,7 @@ async def test_an_unknown_model_is_not_found_and_one_without_vectors_says_so() -
 
 async def test_as_many_texts_as_are_taken_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embeddings, "SLICE", 50)
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     texts = [f"text {number}" for number in range(220)]
     code, answer = await post({"input": texts}, port)
     assert code == 200, answer
@@ -170,14 +170,14 @@ async def test_one_that_fails_ends_the_others() -> None:
             return []
         return [[Row(tokens=0, finish=Finish.ERROR, extra={"error": "non-finite"})]]
 
-    port = FakePort(answering(failing))
+    port = FakeLink(answering(failing))
     code, answer = await post({"input": ["good", "bad", "fine"]}, port)
     assert code == 500, json.dumps(answer)
     assert len(port.of(Abort)) == 2
 
 
 async def test_a_server_without_room_says_so() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     assert port.peer is not None
     port.peer.credit = 1
     code, answer = await post({"input": ["a", "b"]}, port)
@@ -186,9 +186,9 @@ async def test_a_server_without_room_says_so() -> None:
 
 async def test_ids_that_no_truncation_keeps_are_not_sent() -> None:
     """Of a text for a vector the first ones are kept."""
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     inputs: tuple[list[Any], ...] = ([*range(512), 7, 8], [[*range(512), 7], [3, 4]])
-    async with client(replace(service(port), model=POOLED)) as http:
+    async with client(replace(app_state(port), model=POOLED)) as http:
         for given in inputs:
             answer = await http.post(PATH, json={"input": given, "truncate_prompt_tokens": -1})
             assert answer.status_code == 200, answer.text
@@ -197,7 +197,7 @@ async def test_ids_that_no_truncation_keeps_are_not_sent() -> None:
 
 @pytest.mark.parametrize(("side", "first", "kept"), [("left", False, 4), ("right", True, 3), (None, True, 3)])
 async def test_the_side_of_a_truncation(side: str | None, first: bool, kept: int) -> None:
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     body = {"input": [3] * 600 + [4] * 600, "truncate_prompt_tokens": 7, "truncation_side": side}
     code, _ = await post(body, port)
     assert code == 200

@@ -13,12 +13,12 @@ from penstock.protocol.messages import Finish, SubmitText
 from penstock.services.openai.answers import unpacked
 from tests.services.client.fake_engine import (
     MAX_MODEL_LEN,
-    FakePort,
+    FakeLink,
     Row,
     answering,
+    app_state,
     client,
     position,
-    service,
     silent,
     words,
 )
@@ -48,8 +48,8 @@ def with_ids(request: SubmitText) -> list[list[Row]]:
     return rows
 
 
-async def ask(port: FakePort, path: str, body: dict[str, Any]) -> str:
-    async with client(service(port)) as http:
+async def ask(port: FakeLink, path: str, body: dict[str, Any]) -> str:
+    async with client(app_state(port)) as http:
         answer = await http.post(path, json=body)
         assert answer.status_code == 200, answer.text
         return answer.text
@@ -68,7 +68,7 @@ async def test_stream_by_the_query(
     path: str, body: dict[str, Any], query: str, stream: bool | None, streamed: bool
 ) -> None:
     """What the body says counts more."""
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     text = await ask(port, path + query, body | ({} if stream is None else {"stream": stream}))
     assert text.startswith("data: ") == streamed
     assert port.of(SubmitText)[0].stream == streamed
@@ -77,7 +77,7 @@ async def test_stream_by_the_query(
 @BOTH
 @pytest.mark.parametrize("query", ["stream=perhaps", "stream=2", "stream=true&stream=true", "stream=%00"])
 async def test_a_query_that_makes_no_sense(path: str, body: dict[str, Any], query: str) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.post(f"{path}?{query}", json=body)
     assert answer.status_code == 400
     check_error(answer.json(), "invalid_request_error", "stream")
@@ -87,7 +87,7 @@ async def test_a_query_that_makes_no_sense(path: str, body: dict[str, Any], quer
 @pytest.mark.parametrize("more", [{}, {"n": 2}, {"return_token_ids": True}])
 async def test_usage_in_every_chunk_counts_what_was_told(path: str, body: dict[str, Any], more: dict[str, Any]) -> None:
     options = {"continuous_usage_stats": True, "include_usage": True}
-    port = FakePort(answering(words("a", "b", "c")))
+    port = FakeLink(answering(words("a", "b", "c")))
     chunks = events(await ask(port, path, body | more | {"stream": True, "stream_options": options}))
     told = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert told == sorted(told)
@@ -108,7 +108,7 @@ async def test_usage_that_is_not_included_is_in_no_chunk(
     path: str, body: dict[str, Any], included: bool | None
 ) -> None:
     options = {"continuous_usage_stats": True, "include_usage": included}
-    port = FakePort(answering(words("a", "b")))
+    port = FakeLink(answering(words("a", "b")))
     chunks = events(await ask(port, path, body | {"stream": True, "stream_options": options}))
     assert all("usage" not in chunk for chunk in chunks)
 
@@ -116,8 +116,8 @@ async def test_usage_that_is_not_included_is_in_no_chunk(
 @BOTH
 async def test_token_ids_whole_and_streamed(path: str, body: dict[str, Any]) -> None:
     asked = body | {"return_token_ids": True, "n": 2}
-    answer = json.loads(await ask(FakePort(answering(with_ids)), path, asked))
-    chunks = events(await ask(FakePort(answering(with_ids)), path, asked | {"stream": True}))
+    answer = json.loads(await ask(FakeLink(answering(with_ids)), path, asked))
+    chunks = events(await ask(FakeLink(answering(with_ids)), path, asked | {"stream": True}))
     assert [choice["token_ids"] for choice in answer["choices"]] == [[11, 12, 13, 14, 2]] * 2
     streamed: dict[int, list[int]] = {0: [], 1: []}
     prompts = []
@@ -140,7 +140,7 @@ async def test_token_ids_whole_and_streamed(path: str, body: dict[str, Any]) -> 
 @BOTH
 @pytest.mark.parametrize("value", [None, False])
 async def test_no_ids_unless_asked_for(path: str, body: dict[str, Any], value: bool | None) -> None:
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     text = await ask(port, path, body | {"return_token_ids": value, "return_tokens_as_token_ids": value})
     assert "token_ids" not in text
     assert not port.of(SubmitText)[0].with_token_ids
@@ -157,14 +157,14 @@ def with_logprobs(request: SubmitText) -> list[list[Row]]:
 async def test_tokens_called_by_their_ids(stream: bool) -> None:
     asked = {"return_tokens_as_token_ids": True, "stream": stream}
     path, body = CHAT
-    text = await ask(FakePort(answering(with_logprobs)), path, body | asked | {"logprobs": True, "top_logprobs": 2})
+    text = await ask(FakeLink(answering(with_logprobs)), path, body | asked | {"logprobs": True, "top_logprobs": 2})
     found = [chunk["choices"][0]["logprobs"] for chunk in (events(text) if stream else [json.loads(text)])]
     (entry,) = next(each for each in found if each)["content"]
     assert entry["token"] == "token_id:11"
     assert [top["token"] for top in entry["top_logprobs"]] == ["token_id:11", "token_id:901"]
     assert entry["bytes"] == [97]
     path, body = TEXT
-    text = await ask(FakePort(answering(with_logprobs)), path, body | asked | {"logprobs": 2, "echo": True})
+    text = await ask(FakeLink(answering(with_logprobs)), path, body | asked | {"logprobs": 2, "echo": True})
     found = [chunk["choices"][0]["logprobs"] for chunk in (events(text) if stream else [json.loads(text)])]
     logprobs = next(each for each in found if each)
     assert logprobs["tokens"] == ["token_id:7", "token_id:11"]
@@ -175,10 +175,10 @@ async def test_tokens_called_by_their_ids(stream: bool) -> None:
 @BOTH
 async def test_truncation_reaches_the_tokenizer(path: str, body: dict[str, Any]) -> None:
     for value, arrives in ((None, 0), (-1, -1), (7, 7)):
-        port = FakePort(answering(words("ok")))
+        port = FakeLink(answering(words("ok")))
         await ask(port, path, body | {"truncate_prompt_tokens": value})
         assert port.of(SubmitText)[0].truncate == arrives
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         for wrong in (0, -2, 1.5, "7"):
             answer = await http.post(path, json=body | {"truncate_prompt_tokens": wrong})
             assert answer.status_code == 400
@@ -186,7 +186,7 @@ async def test_truncation_reaches_the_tokenizer(path: str, body: dict[str, Any])
 
 
 async def test_ids_that_are_to_be_truncated_may_be_many() -> None:
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     await ask(port, "/v1/completions", {"prompt": [1] * 600, "truncate_prompt_tokens": 5})
     assert len(port.of(SubmitText)[0].prompt_ids) == 4 * MAX_MODEL_LEN  # as many as any truncation keeps
 
@@ -194,17 +194,17 @@ async def test_ids_that_are_to_be_truncated_may_be_many() -> None:
 @BOTH
 @pytest.mark.parametrize(("side", "first"), [("left", False), ("right", True), (None, False)])
 async def test_the_side_of_a_truncation(path: str, body: dict[str, Any], side: str | None, first: bool) -> None:
-    port = FakePort(answering(words("a")))
+    port = FakeLink(answering(words("a")))
     await ask(port, path, body | {"truncate_prompt_tokens": 5, "truncation_side": side})
     assert (port.of(SubmitText)[0].truncate, port.of(SubmitText)[0].keep_first) == (5, first)
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.post(path, json=body | {"truncation_side": "middle"})
     assert answer.status_code == 400
     check_error(answer.json(), "invalid_request_error", "truncation_side")
 
 
 async def test_many_ids_are_cut_on_the_side_that_is_asked_for() -> None:
-    port = FakePort(answering(words("a")))
+    port = FakeLink(answering(words("a")))
     given = [1] * 600 + [2] * 600
     await ask(port, "/v1/completions", {"prompt": given, "truncate_prompt_tokens": 5, "truncation_side": "right"})
     assert set(unpacked(port.of(SubmitText)[0].prompt_ids)) == {1}

@@ -15,7 +15,7 @@ from penstock.protocol.messages import Abort, Finish, Rejected, SubmitText, Toke
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
 from penstock.services.openai.sse import Frames
-from tests.services.client.fake_engine import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
+from tests.services.client.fake_engine import LIMIT, FakeLink, Row, answering, app_state, batch, client, silent, words
 from tests.services.openai.shapes import check_error
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -77,7 +77,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def request_of(port: FakePort) -> SubmitText:
+def request_of(port: FakeLink) -> SubmitText:
     (request,) = port.of(SubmitText)
     assert isinstance(request, SubmitText)
     return request
@@ -86,8 +86,8 @@ def request_of(port: FakePort) -> SubmitText:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
 async def test_a_client_that_leaves_is_aborted_at_once(stream: bool, begun: bool) -> None:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     connection = Connection(parts, CHAT, HELLO | {"stream": stream})
     await turns()
     request = request_of(port)
@@ -105,8 +105,8 @@ async def test_a_client_that_leaves_is_aborted_at_once(stream: bool, begun: bool
 
 
 async def test_every_prompt_of_a_client_that_leaves_is_aborted() -> None:
-    port = FakePort(silent)
-    connection = Connection(service(port), "/v1/completions", {"prompt": ["a", "b", "c"], "n": 2})
+    port = FakeLink(silent)
+    connection = Connection(app_state(port), "/v1/completions", {"prompt": ["a", "b", "c"], "n": 2})
     await turns()
     first, second, third = port.of(SubmitText)
     rows = [(second.id, Row(choice=0, finish=Finish.STOP)), (second.id, Row(choice=1, finish=Finish.STOP))]
@@ -117,8 +117,8 @@ async def test_every_prompt_of_a_client_that_leaves_is_aborted() -> None:
 
 
 async def test_an_abort_waits_for_credit_and_is_then_sent() -> None:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     connection = Connection(parts, CHAT, HELLO)
     await turns()
     assert port.peer is not None
@@ -134,8 +134,8 @@ async def test_an_abort_waits_for_credit_and_is_then_sent() -> None:
 
 
 async def test_a_client_that_leaves_while_its_text_is_tokenized() -> None:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     connection = Connection(parts, "/tokenize", {"prompt": "a"})
     await turns()
     assert len(port.of(Tokenize)) == 1
@@ -146,8 +146,8 @@ async def test_a_client_that_leaves_while_its_text_is_tokenized() -> None:
 
 
 async def test_deltas_for_a_slow_client_are_merged() -> None:
-    port = FakePort(silent)
-    slow = Connection(service(port), CHAT, HELLO | {"stream": True})
+    port = FakeLink(silent)
+    slow = Connection(app_state(port), CHAT, HELLO | {"stream": True})
     await turns()
     number = request_of(port).id
     port.arrive(batch([(number, Row(text="one", extra={"prompt_tokens": 3}))]))
@@ -166,8 +166,8 @@ async def test_deltas_for_a_slow_client_are_merged() -> None:
 
 
 async def test_one_write_per_step() -> None:
-    port = FakePort(answering(words("a", "b", "c")))
-    connection = Connection(service(port), CHAT, HELLO | {"stream": True, "n": 4})
+    port = FakeLink(answering(words("a", "b", "c")))
+    connection = Connection(app_state(port), CHAT, HELLO | {"stream": True, "n": 4})
     await connection.ended()
     assert len(connection.sent) == 1 + 3  # the headers, then one body per step whatever it held
 
@@ -184,8 +184,8 @@ async def test_one_write_per_step() -> None:
     ],
 )
 async def test_a_rejection_keeps_its_status(rejected: dict[str, Any], status: int, kind: str, stream: bool) -> None:
-    port = FakePort(silent)
-    async with client(service(port)) as http:
+    port = FakeLink(silent)
+    async with client(app_state(port)) as http:
         asking = asyncio.ensure_future(http.post(CHAT, json=HELLO | {"stream": stream}))
         await turns(20)
         port.arrive(Rejected(id=request_of(port).id, message="the prompt is too long", **rejected))
@@ -200,8 +200,8 @@ async def test_a_rejection_keeps_its_status(rejected: dict[str, Any], status: in
 async def test_a_failure_before_the_first_token(finish: Finish) -> None:
     extra = {"error": "the logits were not finite"} if finish == Finish.ERROR else {}
     for stream in (True, False):
-        port = FakePort(answering(lambda request: [[Row(tokens=0, finish=finish, extra=extra)]]))
-        async with client(service(port)) as http:
+        port = FakeLink(answering(lambda request: [[Row(tokens=0, finish=finish, extra=extra)]]))
+        async with client(app_state(port)) as http:
             answer = await http.post(CHAT, json=HELLO | {"stream": stream})
         assert answer.status_code == (500 if finish == Finish.ERROR else 503)
         check_error(answer.json(), "server_error" if finish == Finish.ERROR else "service_unavailable", None)
@@ -210,7 +210,7 @@ async def test_a_failure_before_the_first_token(finish: Finish) -> None:
 async def test_a_structure_that_cannot_be_followed_is_the_requests_own_fault() -> None:
     rows = [[Row(tokens=0, finish=Finish.GRAMMAR, extra={"error": "too many states"})]]
     for stream in (True, False):
-        async with client(service(FakePort(answering(lambda request: rows)))) as http:
+        async with client(app_state(FakeLink(answering(lambda request: rows)))) as http:
             answer = await http.post(CHAT, json=HELLO | {"stream": stream})
         assert answer.status_code == 400
         check_error(answer.json(), "invalid_request_error", None)
@@ -223,8 +223,8 @@ async def test_a_failure_in_a_stream_is_its_last_frame() -> None:
         fine = [Row(text="a", choice=c, extra={"prompt_tokens": 1}) for c in range(2)]
         return [fine, [Row(text="b", choice=1, finish=Finish.ERROR, extra={"error": "lost"})], [Row(text="never")]]
 
-    port = FakePort(answering(steps))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(steps))
+    async with client(app_state(port)) as http:
         answer = await http.post(CHAT, json=HELLO | {"stream": True, "n": 2})
     assert answer.status_code == 200
     blocks = answer.text.strip().split("\n\n")
@@ -238,15 +238,15 @@ async def test_a_failed_choice_fails_the_whole_answer() -> None:
     def steps(request: SubmitText) -> list[list[Row]]:
         return [[Row(text="a", choice=0, finish=Finish.STOP), Row(choice=1, finish=Finish.ERROR)]]
 
-    async with client(service(FakePort(answering(steps)))) as http:
+    async with client(app_state(FakeLink(answering(steps)))) as http:
         answer = await http.post(CHAT, json=HELLO | {"n": 2})
     assert answer.status_code == 500
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_lost_tokenizers_requests_go_on_at_another(stream: bool) -> None:
-    ports = [FakePort(silent, 0), FakePort(silent, 1)]
-    parts = service(ports)
+    ports = [FakeLink(silent, 0), FakeLink(silent, 1)]
+    parts = app_state(ports)
     connection = Connection(parts, CHAT, HELLO | {"stream": stream})
     await turns()
     home, other = ports if ports[0].of(SubmitText) else ports[::-1]
@@ -264,7 +264,7 @@ async def test_a_lost_tokenizers_requests_go_on_at_another(stream: bool) -> None
 
 
 async def test_what_outlasts_the_drain_ends_with_a_reason() -> None:
-    parts = service(FakePort(silent))
+    parts = app_state(FakeLink(silent))
     streaming = Connection(parts, CHAT, HELLO | {"stream": True})
     asking = Connection(parts, "/tokenize", {"prompt": "a"})
     await turns()
@@ -276,8 +276,8 @@ async def test_what_outlasts_the_drain_ends_with_a_reason() -> None:
 
 
 async def test_a_bug_of_ours_in_a_stream_cuts_it_short_and_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = FakePort(silent)
-    connection = Connection(service(port), CHAT, HELLO | {"stream": True})
+    port = FakeLink(silent)
+    connection = Connection(app_state(port), CHAT, HELLO | {"stream": True})
     await turns()
     number = request_of(port).id
     port.arrive(batch([(number, Row(text="one", extra={"prompt_tokens": 3}))]))
@@ -291,7 +291,7 @@ async def test_a_bug_of_ours_in_a_stream_cuts_it_short_and_aborts(monkeypatch: p
 
 
 async def test_the_time_to_the_first_token_is_counted_once() -> None:
-    parts = service(FakePort(answering(words("a", "b", "c"))))
+    parts = app_state(FakeLink(answering(words("a", "b", "c"))))
     started = time.monotonic()
     async with client(parts) as http:
         await http.post(CHAT, json=HELLO | {"stream": True, "n": 2})

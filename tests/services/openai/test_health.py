@@ -11,13 +11,13 @@ from penstock.protocol.config import RunConfig
 from penstock.protocol.links import Role
 from penstock.services.client.replicas import ReplicaSet
 from penstock.services.supervisor.restart_policy import LIMIT, RestartPolicy
-from tests.services.client.fake_engine import FakePort, client, service, silent, status
+from tests.services.client.fake_engine import FakeLink, app_state, client, silent, status
 from tests.services.openai.shapes import check_error
 
 
 async def test_health_says_what_is_missing() -> None:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     async with client(parts) as http:
         healthy = await http.get("/health")
         port.arrive(status(ready=False, step_age=9.5))
@@ -42,7 +42,7 @@ async def test_health_says_what_is_missing() -> None:
 
 
 async def test_a_process_beyond_hope_makes_it_unready_and_is_named(tmp_path: Path) -> None:
-    parts = service(FakePort(silent))
+    parts = app_state(FakeLink(silent))
     parts = replace(parts, config=msgspec.structs.replace(parts.config, run=RunConfig(run_dir=str(tmp_path))))
     restarts = RestartPolicy(tmp_path)
     for _ in range(LIMIT):
@@ -59,8 +59,8 @@ async def test_a_process_beyond_hope_makes_it_unready_and_is_named(tmp_path: Pat
 
 
 async def test_a_replica_that_is_missing_degrades_the_server(tmp_path: Path) -> None:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     model = msgspec.structs.replace(parts.config.model, data_parallel_size=2, tensor_parallel_size=2)
     config = msgspec.structs.replace(parts.config, model=model, run=RunConfig(run_dir=str(tmp_path)))
     parts = replace(parts, config=config)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from penstock.protocol.messages import SubmitText
-from tests.services.client.fake_engine import MODEL, FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import MODEL, FakeLink, answering, app_state, client, silent, words
 from tests.services.openai.shapes import check_error, events
 from tests.services.openai.test_cohere import pooled
 
@@ -24,7 +24,7 @@ POOLED = msgspec.structs.replace(MODEL, hidden=8)
     ],
 )
 async def test_texts(body: dict[str, Any], kind: str) -> None:
-    parts = service(FakePort(answering(words("so", " be it"))))
+    parts = app_state(FakeLink(answering(words("so", " be it"))))
     async with client(parts) as http:
         whole = await http.post("/invocations", json=body)
         stream = await http.post("/invocations", json={**body, "stream": True})
@@ -45,8 +45,8 @@ async def test_texts(body: dict[str, Any], kind: str) -> None:
     ],
 )
 async def test_vectors(body: dict[str, Any], member: str) -> None:
-    port = FakePort(answering(pooled))
-    async with client(replace(service(port), model=POOLED)) as http:
+    port = FakeLink(answering(pooled))
+    async with client(replace(app_state(port), model=POOLED)) as http:
         answer = await http.post("/invocations", json=body)
         score = await http.post("/score", json={"text_1": "a", "text_2": "b"})
     assert len(answer.json()[member]) == 1
@@ -56,7 +56,7 @@ async def test_vectors(body: dict[str, Any], member: str) -> None:
 
 @pytest.mark.parametrize("body", [{}, {"text_1": "a"}, {"query": "a"}])
 async def test_a_body_for_nothing(body: dict[str, Any]) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.post("/invocations", json=body)
         broken = await http.post("/invocations", content=b"{", headers={"content-type": "application/json"})
     assert answer.status_code == broken.status_code == 400
@@ -64,7 +64,7 @@ async def test_a_body_for_nothing(body: dict[str, Any]) -> None:
 
 
 async def test_a_body_counts_once() -> None:
-    parts = service(FakePort(answering(words("so"))), max_queued_bytes=1024)
+    parts = app_state(FakeLink(answering(words("so"))), max_queued_bytes=1024)
     async with client(parts) as http:
         for _ in range(4):
             answer = await http.post("/invocations", json={"prompt": "a" * 900})
@@ -73,11 +73,11 @@ async def test_a_body_counts_once() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_ping(method: str) -> None:
-    parts = service(FakePort(silent), api_key="key")
+    parts = app_state(FakeLink(silent), api_key="key")
     async with client(parts) as http:
         assert (await http.request(method, "/ping")).status_code == 200
-    port = FakePort(silent)
-    missing = service(port)
+    port = FakeLink(silent)
+    missing = app_state(port)
     port.lose()
     async with client(missing) as http:
         assert (await http.request(method, "/ping")).status_code == 503

@@ -12,7 +12,7 @@ from penstock.protocol.config import fields
 from penstock.protocol.messages import SubmitText
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.validation import LIMIT_OPTIONS
-from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
 from tests.services.openai.shapes import check_error
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
@@ -40,8 +40,8 @@ async def test_each_limit_names_itself_and_its_option(
 ) -> None:
     path, body = endpoint
     more = {"logprobs": True} if param == "top_logprobs" else {}
-    port = FakePort(answering(words("ok")))
-    async with client(service(port, **FEW)) as http:
+    port = FakeLink(answering(words("ok")))
+    async with client(app_state(port, **FEW)) as http:
         for value, status in ((fits, 200), (over, 400), (beyond, 400)):
             answer = await http.post(path, json={**body, **more, param: value})
             assert answer.status_code == status, answer.text
@@ -60,7 +60,7 @@ def test_every_option_named_exists() -> None:
 
 async def test_the_length_of_a_prompt_and_of_an_output_name_the_option() -> None:
     path, _ = TEXT
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         for body, param in (({"prompt": [1] * 513}, "prompt"), ({"prompt": "a", "max_tokens": 513}, "max_tokens")):
             answer = await http.post(path, json=body)
             assert answer.status_code == 400
@@ -77,7 +77,7 @@ async def test_the_depth_of_a_body(path: str) -> None:
             inner = [inner]
         return {"prompt": "a", "tokens": [1], "messages": [{"role": "user", "content": "a"}], "nobody_knows": inner}
 
-    async with client(service(FakePort(answering(words("ok"))), max_json_depth=8)) as http:
+    async with client(app_state(FakeLink(answering(words("ok"))), max_json_depth=8)) as http:
         for levels, refused in ((8, False), (9, True), (400, True)):
             body = json.dumps(nested(levels)).encode()
             answer = await http.post(path, content=body, headers={"content-type": "application/json"})

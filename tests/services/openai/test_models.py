@@ -9,7 +9,7 @@ import anthropic.types as anthropic
 import openai.types as types
 import pytest
 
-from tests.services.client.fake_engine import FakePort, client, service, silent
+from tests.services.client.fake_engine import FakeLink, app_state, client, silent
 from tests.services.openai.shapes import check, check_error, strangers
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
@@ -17,7 +17,7 @@ OWN = {"object", "created", "owned_by", "max_model_len"}  # what Anthropic's mod
 
 
 async def test_models() -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         listed = (await http.get("/v1/models")).json()
         one = (await http.get("/v1/models/demo-alias")).json()
         nobody = await http.get("/v1/models/some/body")
@@ -33,14 +33,14 @@ async def test_models() -> None:
 
 async def test_a_server_whose_output_is_wrong_says_so_everywhere() -> None:
     reasons = ("random weights (--load-format dummy)", "drafts")
-    async with client(service(FakePort(silent), wrong_output=reasons)) as http:
+    async with client(app_state(FakeLink(silent), wrong_output=reasons)) as http:
         listed = (await http.get("/v1/models")).json()
         health = (await http.get("/health")).json()
         answers = [await http.get("/version"), await http.get("/nowhere"), await http.get("/health/live")]
     assert all(model["wrong_output"] == list(reasons) for model in listed["data"])
     assert health["wrong_output"] == list(reasons)
     assert {answer.headers["x-penstock-wrong-output"] for answer in answers} == {"; ".join(reasons)}
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         assert "wrong_output" not in (await http.get("/v1/models")).json()["data"][0]
         answer = await http.get("/health")
         assert answer.json()["wrong_output"] == []
@@ -48,7 +48,7 @@ async def test_a_server_whose_output_is_wrong_says_so_everywhere() -> None:
 
 
 async def test_models_as_anthropics_clients_ask() -> None:
-    async with client(service(FakePort(silent)), headers=ANTHROPIC) as http:
+    async with client(app_state(FakeLink(silent)), headers=ANTHROPIC) as http:
         listed = await http.get("/v1/models")
         one = await http.get("/v1/models/demo-alias")
         nobody = await http.get("/v1/models/nobody")
@@ -79,7 +79,7 @@ async def test_models_as_anthropics_clients_ask() -> None:
     ],
 )
 async def test_pages_of_models(query: str, ids: list[str], more: bool) -> None:
-    async with client(service(FakePort(silent)), headers=ANTHROPIC) as http:
+    async with client(app_state(FakeLink(silent)), headers=ANTHROPIC) as http:
         page: Any = (await http.get(f"/v1/models?{query}")).json()
     assert [model["id"] for model in page["data"]] == ids
     assert page["has_more"] is more
@@ -88,7 +88,7 @@ async def test_pages_of_models(query: str, ids: list[str], more: bool) -> None:
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=9999", "after_id=no", "after_id=demo&before_id=demo"])
 async def test_pages_that_are_none(query: str) -> None:
-    async with client(service(FakePort(silent)), headers=ANTHROPIC) as http:
+    async with client(app_state(FakeLink(silent)), headers=ANTHROPIC) as http:
         answer = await http.get(f"/v1/models?{query}")
     assert answer.status_code == 400
     assert answer.json()["error"]["message"].startswith(query.split("=")[0])

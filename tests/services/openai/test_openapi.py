@@ -17,11 +17,11 @@ from penstock.services.openai.responses.request import REFUSALS as RESPONSE_REFU
 from penstock.services.openai.responses.request import ResponseRequest
 from penstock.services.openai.routes import ROUTES
 from penstock.services.openai.schema import ChatRequest
-from tests.services.client.fake_engine import FakePort, client, service, silent
+from tests.services.client.fake_engine import FakeLink, app_state, client, silent
 
 
 async def test_the_description_names_every_route_and_every_reference_resolves() -> None:
-    parts = service(FakePort(silent), api_key="key")
+    parts = app_state(FakeLink(silent), api_key="key")
     async with client(parts, headers={"authorization": "Bearer key"}) as http:
         found = (await http.get("/openapi.json")).json()
         for path, methods in found["paths"].items():

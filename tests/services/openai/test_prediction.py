@@ -10,7 +10,7 @@ import openai.types.chat as chat
 import pytest
 
 from penstock.protocol.messages import Finish, SubmitText
-from tests.services.client.fake_engine import FakePort, Row, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, client, silent, words
 from tests.services.openai.shapes import check, check_chat_chunks, check_completion_chunks, check_error, events
 
 CHAT = "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}
@@ -19,14 +19,14 @@ PART = {"type": "text", "text": "a"}
 ENDPOINTS = pytest.mark.parametrize(("path", "body"), [CHAT, PLAIN], ids=["chat", "completions"])
 
 
-async def post(port: FakePort, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    async with client(service(port)) as http:
+async def post(port: FakeLink, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    async with client(app_state(port)) as http:
         answer = await http.post(path, json=body)
         return answer.status_code, answer.text
 
 
 async def submitted(path: str, body: dict[str, Any]) -> SubmitText:
-    port = FakePort(answering(words("ok")))
+    port = FakeLink(answering(words("ok")))
     code, text = await post(port, path, body)
     assert code == 200, text
     (request,) = port.of(SubmitText)
@@ -69,7 +69,7 @@ async def test_the_predicted_text_goes_to_the_tokenizer(
     ],
 )
 async def test_a_wrong_prediction_is_refused(path: str, body: dict[str, Any], prediction: Any, param: str) -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     code, text = await post(port, path, body | {"prediction": prediction})
     assert code == 400
     check_error(json.loads(text), "invalid_request_error", json.loads(text)["error"]["param"])
@@ -101,7 +101,7 @@ async def test_drafts_are_switched_off_by_request(
 @ENDPOINTS
 @pytest.mark.parametrize("wrong", ["no", 0, {}])
 async def test_the_switch_is_true_or_false(path: str, body: dict[str, Any], wrong: Any) -> None:
-    code, text = await post(FakePort(silent), path, body | {"speculative": wrong})
+    code, text = await post(FakeLink(silent), path, body | {"speculative": wrong})
     assert code == 400
     check_error(json.loads(text), "invalid_request_error", "speculative")
 
@@ -116,21 +116,21 @@ def drafting(request: SubmitText) -> list[list[Row]]:
 @ENDPOINTS
 async def test_usage_adds_up_the_drafts_of_all_choices(path: str, body: dict[str, Any]) -> None:
     for n, accepted, rejected in ((1, 3, 0), (2, 3, 0), (3, 8, 2)):
-        _, text = await post(FakePort(answering(drafting)), path, body | {"n": n})
+        _, text = await post(FakeLink(answering(drafting)), path, body | {"n": n})
         answer = json.loads(text)
         check(chat.ChatCompletion if path == CHAT[0] else completions.Completion, answer)
         drafts = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
         details = drafts | {"reasoning_tokens": 0}
         assert answer["usage"]["completion_tokens_details"] == details
         streamed = body | {"n": n, "stream": True, "stream_options": {"include_usage": True}}
-        _, text = await post(FakePort(answering(drafting)), path, streamed)
+        _, text = await post(FakeLink(answering(drafting)), path, streamed)
         chunks = events(text)
         (check_chat_chunks if path == CHAT[0] else check_completion_chunks)(chunks, usage=True)
         assert chunks[-1]["usage"] == answer["usage"]
 
 
 async def test_every_prompt_has_the_prediction() -> None:
-    port = FakePort(answering(drafting))
+    port = FakeLink(answering(drafting))
     body = {"prompt": ["a", "b"], "prediction": {"type": "content", "content": "text"}}
     _, text = await post(port, PLAIN[0], body)
     assert [request.prediction for request in port.of(SubmitText)] == ["text", "text"]

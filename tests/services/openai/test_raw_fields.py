@@ -14,7 +14,7 @@ from penstock.services.openai.parameters import UNSUPPORTED_IN_COMPLETIONS, chec
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.structured_output import FORMS, UNREAD, grammar_of
 from penstock.services.openai.validation import LONG, RawFields, read_fields
-from tests.services.client.fake_engine import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 
 COMPLETION = msgspec.json.Decoder(CompletionRequest)
 CHAT = msgspec.json.Decoder(ChatRequest)
@@ -111,8 +111,8 @@ async def test_long_bodies_that_are_no_object(text: str, told: str) -> None:
 
 
 async def test_a_long_grammar_reaches_the_tokenizer_unread() -> None:
-    port = FakePort(answering(words("b")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("b")))
+    async with client(app_state(port)) as http:
         for path, field in (("/v1/completions", "guided_regex"), ("/v1/chat/completions", "ebnf")):
             body = {"prompt": "x"} if field == "guided_regex" else {"messages": [{"role": "user", "content": "x"}]}
             answer = await http.post(path, json={**body, field: LONG_TEXT})

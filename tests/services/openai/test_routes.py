@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
 from tests.services.openai.shapes import check_error
 
 
@@ -17,7 +17,7 @@ from tests.services.openai.shapes import check_error
     ],
 )  # fmt: skip
 async def test_a_path_that_is_nearly_right(path: str, near: str) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.post(path, json={})
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "unknown_path"
@@ -26,7 +26,7 @@ async def test_a_path_that_is_nearly_right(path: str, near: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v2/chat/completions", "/v1/images/generations", "/v1", "/nothing/" + "x" * 500])
 async def test_a_path_that_is_nothing(path: str) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.get(path)
     assert answer.status_code == 404
     check_error(answer.json(), "not_found_error", None)
@@ -34,13 +34,13 @@ async def test_a_path_that_is_nothing(path: str) -> None:
 
 
 async def test_a_wrong_method_is_told_the_right_ones() -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.get("/v1/chat/completions")
     assert answer.status_code == 405
     assert answer.headers["allow"] == "POST"
 
 
 async def test_the_right_path_is_served() -> None:
-    async with client(service(FakePort(answering(words("hi"))))) as http:
+    async with client(app_state(FakeLink(answering(words("hi"))))) as http:
         answer = await http.post("/v1/completions", json={"prompt": "a"})
     assert answer.json()["choices"][0]["text"] == "hi"

@@ -15,7 +15,7 @@ from penstock.protocol import limits
 from penstock.protocol.messages import Finish, SubmitText
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai.scoring import CLOSING, chance
-from tests.services.client.fake_engine import MODEL, FakePort, Row, answering, client, service
+from tests.services.client.fake_engine import MODEL, FakeLink, Row, answering, app_state, client
 from tests.services.openai.shapes import check_error
 
 POOLED = msgspec.structs.replace(MODEL, hidden=2)
@@ -38,10 +38,10 @@ def pooled(request: SubmitText) -> list[list[Row]]:
 
 
 async def post(
-    path: str, body: dict[str, Any], port: FakePort | None = None, model: ModelInfo = POOLED
+    path: str, body: dict[str, Any], port: FakeLink | None = None, model: ModelInfo = POOLED
 ) -> tuple[int, Any]:
-    port = port or FakePort(answering(pooled))
-    async with client(replace(service(port), model=model)) as http:
+    port = port or FakeLink(answering(pooled))
+    async with client(replace(app_state(port), model=model)) as http:
         answer = await http.post(path, json=body)
         return answer.status_code, answer.json()
 
@@ -68,14 +68,14 @@ async def test_pairs_are_scored_by_the_cosine_of_their_vectors(first: Any, secon
 
 
 async def test_a_text_of_several_pairs_is_asked_for_once() -> None:
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     _, answer = await post("/v1/score", {"text_1": "east", "text_2": ["north", "east", "north"]}, port)
     assert [sent.prompt for sent in port.of(SubmitText)] == ["east", "north"]
     assert answer["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
 
 
 async def test_a_model_that_answers_yes_or_no_is_asked_so() -> None:
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     _, answer = await post("/v1/score", {"text_1": "why {document}?", "text_2": ["abc", "abcdefg"]}, port, ASKING)
     assert scores(answer) == pytest.approx([chance(0.0, -2.0), chance(0.0, 2.0)], abs=1e-6)
     for sent in port.of(SubmitText):
@@ -111,10 +111,10 @@ async def test_the_best_few_with_or_without_their_texts() -> None:
 
 async def test_the_makers_prompts_stand_before_queries_and_documents() -> None:
     model = msgspec.structs.replace(POOLED, pooler=Pooler(query="find: "))
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     await post("/v1/rerank", {"query": "east", "documents": ["east"]}, port, model)
     assert [sent.prompt for sent in port.of(SubmitText)] == ["find: east", "east"]
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     asking = msgspec.structs.replace(model, pooler=Pooler(query="find: ", scorer="yes_no"))
     await post("/v1/rerank", {"query": "east", "documents": ["east"]}, port, asking)
     (sent,) = port.of(SubmitText)
@@ -139,7 +139,7 @@ async def test_the_makers_prompts_stand_before_queries_and_documents() -> None:
     ],
 )
 async def test_a_wrong_field_is_named(path: str, body: dict[str, Any], param: str) -> None:
-    port = FakePort(answering(pooled))
+    port = FakeLink(answering(pooled))
     code, answer = await post(path, body, port)
     assert code == 400
     check_error(answer, "invalid_request_error", param)

@@ -16,7 +16,7 @@ from penstock.services.http.request_context import STREAM_WRITER
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.generation import attended, stream
 from penstock.services.openai.sse import Frames
-from tests.services.client.fake_engine import FakePort, request_context, service, silent
+from tests.services.client.fake_engine import FakeLink, app_state, request_context, silent
 
 STREAMS = 256
 STEPS = 60
@@ -47,8 +47,8 @@ def batches(ids: list[int]) -> list[bytes]:
 
 async def run() -> tuple[float, int]:
     """Rows per second of CPU time, and bytes sent."""
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     sent = 0
 
     async def send(message: Message) -> None:

@@ -13,7 +13,7 @@ from penstock.protocol.messages import Finish, Grammar, SubmitText
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.structured_output import FORMS, grammar_of
 from penstock.services.openai.validation import decode
-from tests.services.client.fake_engine import FakePort, Row, answering, client, service
+from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, client
 from tests.services.openai.shapes import events
 
 CHAT = msgspec.json.Decoder(ChatRequest)
@@ -173,8 +173,8 @@ def test_every_form_is_a_field_of_both_requests() -> None:
 async def test_the_grammar_travels_and_what_it_does_not_hold_is_told(path: str, body: dict[str, Any]) -> None:
     told = {"prompt_tokens": 3, "approximations": ("minimum at /a",)}
     rows = [[Row(text="{", extra=told)], [Row(text="}", finish=Finish.STOP)]]
-    port = FakePort(answering(lambda request: rows))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(lambda request: rows))
+    async with client(app_state(port)) as http:
         whole = await http.post(path, json=body | {"guided_json": SCHEMA, "lenient": True})
         stream = await http.post(path, json=body | {"guided_json": SCHEMA, "lenient": True, "stream": True})
         exact = await http.post(path, json=body)

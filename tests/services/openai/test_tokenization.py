@@ -15,15 +15,15 @@ from penstock.protocol.config import Config, TokenizerConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.messages import Detokenize, Tokenize
 from penstock.services.client.model_info import read_model_info, tokenizer_info
-from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
 from tests.services.openai.shapes import check_error
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
 async def test_tokenize_and_back() -> None:
-    port = FakePort(answering(words("")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("")))
+    async with client(app_state(port)) as http:
         answer = (await http.post("/tokenize", json={"prompt": "abc"})).json()
         assert answer == {"count": 3, "max_model_len": 512, "tokens": [97, 98, 99], "token_strs": None}
         told = (await http.post("/tokenize", json={"prompt": "ab", "return_token_strs": True})).json()
@@ -36,9 +36,9 @@ async def test_tokenize_and_back() -> None:
 
 
 async def test_tokenizing_a_chat() -> None:
-    port = FakePort(answering(words("")))
+    port = FakeLink(answering(words("")))
     body = HELLO | {"tools": [{"type": "function"}], "chat_template_kwargs": {"a": 1}, "continue_final_message": True}
-    async with client(service(port)) as http:
+    async with client(app_state(port)) as http:
         assert (await http.post("/tokenize", json=body)).status_code == 200
     (question,) = port.of(Tokenize)
     assert json.loads(question.messages) == HELLO["messages"]
@@ -65,7 +65,7 @@ async def test_tokenizing_a_chat() -> None:
     ],
 )
 async def test_wrong_tokenizations(path: str, body: dict[str, Any], param: str) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.post(path, json=body)
         assert answer.status_code == 400
         check_error(answer.json(), "invalid_request_error", param)
@@ -74,8 +74,8 @@ async def test_wrong_tokenizations(path: str, body: dict[str, Any], param: str) 
 
 
 async def test_token_ids_travel_as_int32() -> None:
-    port = FakePort(answering(words("")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("")))
+    async with client(app_state(port)) as http:
         await http.post("/detokenize", json={"tokens": [1, 999]})
     assert port.of(Detokenize)[0].token_ids == struct.pack("<2i", 1, 999)
 
@@ -85,7 +85,7 @@ async def test_the_tokenizers_configuration(tmp_path: Path) -> None:
     file.write_text("{{ messages }}")
     model = read_model_info(Config())
     ours = read_model_info(Config(tokenizer=TokenizerConfig(chat_template=str(file))))
-    async with client(replace(service(FakePort(silent)), model=model)) as http:
+    async with client(replace(app_state(FakeLink(silent)), model=model)) as http:
         info = (await http.get("/tokenizer_info")).json()
     stated = json.loads((demo_folder() / "tokenizer_config.json").read_text())
     assert stated.items() <= info.items()

@@ -14,7 +14,7 @@ import pytest
 from penstock.protocol import limits
 from penstock.protocol.messages import CustomInput, Finish, Piece, PieceKind, SubmitText, ToolUse
 from penstock.services.openai.structured_output import FORMS
-from tests.services.client.fake_engine import FakePort, Row, answering, client, position, service, silent, words
+from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, client, position, silent, words
 from tests.services.openai.shapes import check, check_chat_chunks, check_error, events
 
 CHAT = "/v1/chat/completions"
@@ -35,8 +35,8 @@ GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start
 
 
 async def sent(**body: Any) -> SubmitText:
-    port = FakePort(answering(words("ok")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("ok")))
+    async with client(app_state(port)) as http:
         answer = await http.post(CHAT, json={"messages": ASK, **body})
     assert answer.status_code == 200, answer.text
     (found,) = port.of(SubmitText)
@@ -91,7 +91,7 @@ def test_every_structure_field_is_tried() -> None:
 @pytest.mark.parametrize("choice", FORCED, ids=["required", "named", "allowed"])
 async def test_a_call_that_must_be_follows_no_structure(field: str, choice: Any) -> None:
     body = {"messages": ASK, "tools": [F, G], "tool_choice": choice, field: STRUCTURES[field]}
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         answer = await http.post(CHAT, json=body)
     assert answer.status_code == 400
     param = "structured_outputs.regex" if field == "structured_outputs" else field
@@ -121,7 +121,7 @@ async def test_a_name_holds_no_line_break(name: str) -> None:
         {"tools": [tool(name)]}, {"tools": [custom(name)]},
         {"tools": [F], "tool_choice": {"type": "function", "function": {"name": name}}},
     ]  # fmt: skip
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         for body in bodies:
             assert (await http.post(CHAT, json={"messages": ASK, **body})).status_code == 400
 
@@ -163,7 +163,7 @@ async def test_calls_of_custom_tools_have_an_input() -> None:
         Row(finish=Finish.CALLS),
     )
     body = {"messages": ASK, "tools": [F, custom("c")]}
-    async with client(service(speaking(rows))) as http:
+    async with client(app_state(speaking(rows))) as http:
         answer = (await http.post(CHAT, json=body)).json()
         chunks = events((await http.post(CHAT, json=body | {"stream": True})).text)
     check(chat.ChatCompletion, answer)
@@ -227,8 +227,8 @@ async def test_reasoning_is_handed_on() -> None:
     ],
 )  # fmt: skip
 async def test_wrong(body: dict[str, Any], param: str) -> None:
-    port = FakePort(silent)
-    async with client(service(port)) as http:
+    port = FakeLink(silent)
+    async with client(app_state(port)) as http:
         answer = await http.post(CHAT, json={"messages": ASK, **body})
     assert answer.status_code == 400
     check_error(answer.json(), "invalid_request_error", param)
@@ -245,12 +245,12 @@ ROWS: Sequence[Row] = (
 )
 
 
-def speaking(rows: Sequence[Row]) -> FakePort:
-    return FakePort(answering(lambda request: [[row] for row in rows]))
+def speaking(rows: Sequence[Row]) -> FakeLink:
+    return FakeLink(answering(lambda request: [[row] for row in rows]))
 
 
 async def test_calls_and_reasoning_in_a_message() -> None:
-    async with client(service(speaking(ROWS))) as http:
+    async with client(app_state(speaking(ROWS))) as http:
         answer = (await http.post(CHAT, json={"messages": ASK})).json()
         hidden = (await http.post(CHAT, json={"messages": ASK, "include_reasoning": False})).json()
     check(chat.ChatCompletion, answer)
@@ -267,14 +267,14 @@ async def test_calls_and_reasoning_in_a_message() -> None:
 
 async def test_content_is_null_where_there_are_calls_alone() -> None:
     for rows, content in ((ROWS[3:], None), ([Row(pieces=(Piece(R, "why"),), finish=Finish.LENGTH)], "")):
-        async with client(service(speaking(rows))) as http:
+        async with client(app_state(speaking(rows))) as http:
             answer = (await http.post(CHAT, json={"messages": ASK})).json()
         check(chat.ChatCompletion, answer)
         assert answer["choices"][0]["message"]["content"] == content
 
 
 async def test_calls_and_reasoning_in_a_stream() -> None:
-    async with client(service(speaking(ROWS))) as http:
+    async with client(app_state(speaking(ROWS))) as http:
         text = (await http.post(CHAT, json={"messages": ASK, "stream": True})).text
     chunks = events(text)
     check_chat_chunks(chunks)
@@ -296,7 +296,7 @@ async def test_a_stream_without_reasoning_and_with_logprobs() -> None:
         Row(extra={"logprobs": (position("f", 2, 3),)}, pieces=(Piece(CALL, "f"), Piece(A, "{}"))),
         Row(finish=Finish.CALLS),
     ]
-    async with client(service(speaking(rows))) as http:
+    async with client(app_state(speaking(rows))) as http:
         body = {"messages": ASK, "stream": True, "include_reasoning": False, "logprobs": True}
         chunks = events((await http.post(CHAT, json=body)).text)
     check_chat_chunks(chunks)
@@ -308,7 +308,7 @@ async def test_a_stream_without_reasoning_and_with_logprobs() -> None:
 
 
 async def test_deltas_of_a_slow_client_merge_in_order() -> None:
-    async with client(service(FakePort(answering(lambda request: [list(ROWS)])))) as http:
+    async with client(app_state(FakeLink(answering(lambda request: [list(ROWS)])))) as http:
         chunks = events((await http.post(CHAT, json={"messages": ASK, "stream": True})).text)
     check_chat_chunks(chunks)
     kinds = [next(iter(chunk["choices"][0]["delta"]), "") for chunk in chunks]
@@ -316,8 +316,8 @@ async def test_deltas_of_a_slow_client_merge_in_order() -> None:
 
 
 async def test_a_template_of_the_request_where_the_server_takes_it() -> None:
-    port = FakePort(answering(words("ok")))
-    parts = service(port)
+    port = FakeLink(answering(words("ok")))
+    parts = app_state(port)
     trusting = msgspec.structs.replace(parts.config.tokenizer, trust_request_chat_template=True)
     config = msgspec.structs.replace(parts.config, tokenizer=trusting)
     async with client(dataclasses.replace(parts, config=config)) as http:

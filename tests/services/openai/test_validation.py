@@ -20,7 +20,7 @@ from penstock.services.openai.parameters import UNSUPPORTED
 from penstock.services.openai.routes import application
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.validation import check_depth
-from tests.services.client.fake_engine import FakePort, answering, client, request_context, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, request_context, silent, words
 from tests.services.openai.shapes import check_error
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
@@ -49,8 +49,8 @@ MALFORMED: tuple[tuple[str, bytes], ...] = (
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("what", "body"), MALFORMED)
 async def test_malformed_bodies(path: str, what: str, body: bytes) -> None:
-    port = FakePort(silent)
-    async with client(service(port)) as http:
+    port = FakeLink(silent)
+    async with client(app_state(port)) as http:
         answer = await http.post(path, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, what
     check_error(answer.json(), "invalid_request_error", answer.json()["error"]["param"])
@@ -126,7 +126,7 @@ GOOD: tuple[dict[str, Any], ...] = ({"messages": [{"role": "user", "content": "a
 
 
 async def ask(path: str, body: bytes) -> httpx.Response:
-    transport = httpx.ASGITransport(application(service(FakePort(answering(words("a", "b"))))))
+    transport = httpx.ASGITransport(application(app_state(FakeLink(answering(words("a", "b"))))))
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
         return await http.post(path, content=body, headers={"content-type": "application/json"})
 
@@ -153,7 +153,7 @@ async def test_no_bytes_are_a_server_error(path: str, noise: bytes, at: int, cut
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_compressed_body_is_not_taken_for_bad_json(path: str) -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         coded = {"content-type": "application/json", "content-encoding": "gzip"}
         answer = await http.post(path, content=gzip.compress(HELLO + b"}"), headers=coded)
     assert answer.status_code == 415
@@ -162,7 +162,7 @@ async def test_a_compressed_body_is_not_taken_for_bad_json(path: str) -> None:
 
 
 async def test_an_empty_body_and_a_bound_of_the_operators_are_called_so() -> None:
-    async with client(service(FakePort(silent))) as http:
+    async with client(app_state(FakeLink(silent))) as http:
         empty = await http.post("/v1/completions", headers={"content-type": "application/json"})
         many = await http.post("/v1/completions", json={"prompt": "a", "n": 100_000})
     assert empty.json()["error"]["message"] == "the body is empty"

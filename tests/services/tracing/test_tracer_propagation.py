@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.tracing.tracer import TRACEPARENT, client_context, parse, root, unsampled
-from tests.services.client.fake_engine import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 from tests.services.tracing.tracing import PARENT as SPAN
 from tests.services.tracing.tracing import ROOT, SAMPLED, TRACE, UNSAMPLED
 
@@ -40,8 +40,8 @@ def test_trace_context(headers: dict[str, str], expected: TraceContext) -> None:
 
 
 async def test_the_trace_travels_with_the_request() -> None:
-    port = FakePort(answering(words("ok")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("ok")))
+    async with client(app_state(port)) as http:
         for path, body in (("/v1/chat/completions", HELLO), ("/v1/completions", {"prompt": "a"})):
             await http.post(path, json=body, headers={"traceparent": PARENT})
     assert [request.trace.traceparent for request in port.of(SubmitText)] == [PARENT, PARENT]

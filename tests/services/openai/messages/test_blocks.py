@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.protocol.messages import SubmitText
-from tests.services.client.fake_engine import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 
 PLAIN = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "Rain."}}
 BLOCKS = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "Snow."}]}}
@@ -16,8 +16,8 @@ FOUND = {"type": "search_result", "title": "T", "source": "http://x", "content":
 
 
 async def said(content: Any) -> tuple[int, Any]:
-    port = FakePort(answering(words("so")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("so")))
+    async with client(app_state(port)) as http:
         messages = [{"role": "user", "content": content}]
         answer = await http.post("/v1/messages", json={"max_tokens": 9, "messages": messages})
     if answer.status_code != 200:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.protocol.messages import SubmitText
-from tests.services.client.fake_engine import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 
 THOUGHT = [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "text", "text": "so"}]
 CALLS = [{"type": "tool_use", "id": f"t{number}", "name": "f", "input": {}} for number in range(4)]
@@ -44,9 +44,9 @@ FIRST = "context_management.edits[0]"
     ],
 )  # fmt: skip
 async def test_edits(path: str, messages: list[Any], management: dict[str, Any], named: str) -> None:
-    port = FakePort(answering(words("so")))
+    port = FakeLink(answering(words("so")))
     body: dict[str, Any] = {"messages": messages, "context_management": management}
-    async with client(service(port)) as http:
+    async with client(app_state(port)) as http:
         if path == "/v1/messages":
             body["max_tokens"] = 9
         answer = await http.post(path, json=body)
@@ -57,10 +57,10 @@ async def test_edits(path: str, messages: list[Any], management: dict[str, Any],
 
 
 async def test_a_stream_says_that_nothing_was_edited() -> None:
-    port = FakePort(answering(words("so")))
+    port = FakeLink(answering(words("so")))
     management = {"edits": [{"type": "compact_20260112"}]}
     body = {"messages": SAY, "max_tokens": 9, "stream": True}
-    async with client(service(port)) as http:
+    async with client(app_state(port)) as http:
         answer = await http.post("/v1/messages", json={**body, "context_management": management})
         plain = await http.post("/v1/messages", json=body)
     assert answer.headers["x-penstock-ignored"] == FIRST
@@ -83,7 +83,7 @@ async def test_a_stream_says_that_nothing_was_edited() -> None:
     ],
 )  # fmt: skip
 async def test_what_is_no_edit(management: Any, named: str) -> None:
-    async with client(service(FakePort(answering(words("so"))))) as http:
+    async with client(app_state(FakeLink(answering(words("so"))))) as http:
         body = {"messages": SAY, "max_tokens": 9, "context_management": management}
         answer = await http.post("/v1/messages", json=body)
     assert answer.status_code == 400

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from penstock.protocol.messages import ContextLength, Rejected, SubmitText, Tokenize
-from tests.services.client.fake_engine import FakePort, answering, client, service, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 
 SAY: dict[str, Any] = {"max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def asked(body: dict[str, Any]) -> SubmitText:
-    port = FakePort(answering(words("so", " be it")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("so", " be it")))
+    async with client(app_state(port)) as http:
         answer = await http.post("/v1/messages", json={**SAY, **body})
         assert answer.status_code == 200, answer.text
         assert answer.json()["content"][0]["text"] == "so be it"
@@ -56,7 +56,7 @@ async def test_parameters_reach_the_engine() -> None:
     [({}, 401, "authentication_error"), ({"x-api-key": "key"}, 400, "invalid_request_error")],
 )
 async def test_errors_have_anthropics_shape(headers: dict[str, str], status: int, kind: str) -> None:
-    async with client(service(FakePort(answering(words("so"))), api_key="key"), headers=headers) as http:
+    async with client(app_state(FakeLink(answering(words("so"))), api_key="key"), headers=headers) as http:
         answer = await http.post("/v1/messages", json={**SAY, "max_tokens": 0})
         assert answer.status_code == status
         body = answer.json()
@@ -65,8 +65,8 @@ async def test_errors_have_anthropics_shape(headers: dict[str, str], status: int
 
 
 async def counted(body: dict[str, Any]) -> tuple[dict[str, Any], Tokenize]:
-    port = FakePort(answering(words("so")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("so")))
+    async with client(app_state(port)) as http:
         answer = await http.post("/v1/messages/count_tokens", json={"messages": SAY["messages"], **body})
     (question,) = port.of(Tokenize)
     assert isinstance(question, Tokenize)
@@ -110,7 +110,7 @@ async def test_a_count_is_of_the_prompt_that_the_message_would_have(body: dict[s
     ],
 )
 async def test_a_count_refuses_what_the_message_would(body: dict[str, Any], param: str) -> None:
-    async with client(service(FakePort(answering(words("so"))))) as http:
+    async with client(app_state(FakeLink(answering(words("so"))))) as http:
         answer = await http.post("/v1/messages/count_tokens", json={"messages": SAY["messages"], **body})
     assert answer.status_code == 400
     assert param in answer.json()["error"]["message"]
@@ -135,8 +135,8 @@ async def test_a_block_for_billing_is_not_for_the_model() -> None:
 )
 async def test_who_asks_for_more_than_the_context_holds(option: str, clamped: bool, status: int) -> None:
     """What remains is known where the prompt's length is."""
-    port = FakePort(answering(words("so")))
-    async with client(service(port, clamp_max_tokens=option)) as http:
+    port = FakeLink(answering(words("so")))
+    async with client(app_state(port, clamp_max_tokens=option)) as http:
         answer = await http.post("/v1/messages", json={**SAY, "max_tokens": 32_000})
     assert answer.status_code == status
     (submit,) = port.of(SubmitText)
@@ -153,11 +153,11 @@ async def test_who_asks_for_more_than_the_context_holds(option: str, clamped: bo
 )
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 async def test_lengths_are_told_as_anthropic_tells_them(length: ContextLength, told: str, path: str) -> None:
-    def refuse(port: FakePort, message: Any) -> None:
+    def refuse(port: FakeLink, message: Any) -> None:
         rejected = Rejected(id=message.id, status=400, message="x", param="messages", code="y", context=length)
         asyncio.get_running_loop().call_soon(port.arrive, rejected)
 
-    async with client(service(FakePort(refuse))) as http:
+    async with client(app_state(FakeLink(refuse))) as http:
         body = SAY if path == "/v1/messages" else {"messages": SAY["messages"]}
         answer = await http.post(path, json=body)
     assert answer.status_code == 400

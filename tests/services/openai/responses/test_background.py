@@ -11,7 +11,7 @@ import pytest
 from penstock.protocol.messages import Abort, Finish, SubmitText
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.turn import Turn
-from tests.services.client.fake_engine import LIMIT, FakePort, Row, answering, batch, client, service, silent, words
+from tests.services.client.fake_engine import LIMIT, FakeLink, Row, answering, app_state, batch, client, silent, words
 
 ASKED = {"input": "hi", "background": True}
 
@@ -47,7 +47,7 @@ def tokens(parts: AppState) -> tuple[int, int]:
 
 async def test_its_tokens_are_counted_and_logged_when_it_has_ended(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    parts = service(FakePort(answering(words("one", " two", prompt_tokens=7))))
+    parts = app_state(FakeLink(answering(words("one", " two", prompt_tokens=7))))
     async with client(parts, headers={"x-request-id": "mine"}) as asking:
         name = await begin(asking)
         told = await found(asking, name)
@@ -64,7 +64,7 @@ async def test_its_tokens_are_counted_and_logged_when_it_has_ended(caplog: pytes
 async def test_one_that_fails_is_counted_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     rows = [[Row(text="half", extra={"prompt_tokens": 3})], [Row(finish=Finish.ERROR, tokens=0)]]
-    parts = service(FakePort(answering(lambda _: rows)))
+    parts = app_state(FakeLink(answering(lambda _: rows)))
     async with client(parts) as asking:
         told = await found(asking, await begin(asking))
     assert told["status"] == "failed"
@@ -76,8 +76,8 @@ async def test_one_that_fails_is_counted_with_its_reason(caplog: pytest.LogCaptu
 
 
 async def test_to_delete_one_ends_it_and_it_stays_deleted() -> None:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     async with client(parts) as asking:
         name = await begin(asking)
         (asked,) = port.of(SubmitText)
@@ -92,8 +92,8 @@ async def test_to_delete_one_ends_it_and_it_stays_deleted() -> None:
 
 
 async def test_one_that_was_cancelled_says_so_and_is_kept() -> None:
-    port = FakePort(silent)
-    parts = service(port)
+    port = FakeLink(silent)
+    parts = app_state(port)
     async with client(parts) as asking:
         name = await begin(asking)
         for _ in range(2):
@@ -110,7 +110,7 @@ async def test_a_bug_of_ours_fails_it_instead_of_leaving_it_in_progress(
         raise RuntimeError("what nobody is told")
 
     monkeypatch.setattr(Turn, "complete", complete)
-    parts = service(FakePort(answering(words("one"))))
+    parts = app_state(FakeLink(answering(words("one"))))
     async with client(parts) as asking:
         told = await found(asking, await begin(asking))
     assert told["status"] == "failed"
@@ -122,9 +122,9 @@ async def test_a_bug_of_ours_fails_it_instead_of_leaving_it_in_progress(
 
 
 async def test_its_body_counts_until_it_has_ended() -> None:
-    port = FakePort(silent)
+    port = FakeLink(silent)
     long = "x" * 1000
-    async with client(service(port, max_queued_bytes=1500)) as asking:
+    async with client(app_state(port, max_queued_bytes=1500)) as asking:
         name = await begin(asking, input=long)
         refused = await asking.post("/v1/responses", json=ASKED | {"input": long})
         assert refused.status_code == 429

@@ -11,7 +11,7 @@ import pytest
 from penstock.protocol.messages import CustomInput, SubmitText
 from penstock.services.openai.responses.request import ResponseTool
 from penstock.services.openai.responses.tools import ToolName, toolbox
-from tests.services.client.fake_engine import FakePort, answering, client, service, silent, words
+from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words
 from tests.services.openai.shapes import check_error
 
 RESPONSES = "/v1/responses"
@@ -49,8 +49,8 @@ def test_tools_that_run_elsewhere_are_left_out_and_told(kind: str) -> None:
 
 
 async def asked(**body: Any) -> tuple[dict[str, Any], SubmitText]:
-    port = FakePort(answering(words("ok")))
-    async with client(service(port)) as http:
+    port = FakeLink(answering(words("ok")))
+    async with client(app_state(port)) as http:
         answer = await http.post(RESPONSES, json={"input": "hi", **body})
     assert answer.status_code == 200, answer.text
     (found,) = port.of(SubmitText)
@@ -115,8 +115,8 @@ async def test_choices(choice: Any, names: tuple[str, ...]) -> None:
     ],
 )  # fmt: skip
 async def test_wrong(body: dict[str, Any], param: str) -> None:
-    port = FakePort(silent)
-    async with client(service(port)) as http:
+    port = FakeLink(silent)
+    async with client(app_state(port)) as http:
         answer = await http.post(RESPONSES, json={"input": "hi", **body})
     assert answer.status_code == 400
     check_error(answer.json(), "invalid_request_error", param)
