@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from penstock.engine_core.grammar.lexemes import with_lexemes
 from penstock.engine_core.grammar.regexes import escaped, quoted
 from penstock.engine_core.grammar.rules import (
     Chars,
@@ -26,6 +25,7 @@ from penstock.engine_core.grammar.rules import (
     Text,
     completable,
     names,
+    with_lexemes,
 )
 from penstock.protocol.errors import InvalidRequest
 
@@ -50,34 +50,56 @@ class Words:
     """The grammar's tokens, read from left to right."""
 
     def __init__(self, source: str) -> None:
-        self._source = source
-        self._matches = self._split()
-        self.now: re.Match[str] | None = next(self._matches, None)
+        self.source = source
+        self._matches = self.split()
+        self.now: re.Match[str] | None = None
+        self.next()
 
     def next(self) -> None:
         self.now = next(self._matches, None)
 
     def at(self, *marks: str) -> bool:
-        return self.now is not None and self.now.lastgroup == "mark" and self.now[0] in marks
+        return self.now is not None and self.now.lastgroup == "mark" and self.now["mark"] in marks
 
     def wrong(self, what: str) -> InvalidRequest:
         """The error of a grammar that has something else at this place."""
-        place = len(self._source) if self.now is None else self.now.start()
-        line = self._source.count("\n", 0, place) + 1
+        return self.error(what, len(self.source) if self.now is None else self.now.start())
+
+    def error(self, what: str, place: int) -> InvalidRequest:
+        line = self.source.count("\n", 0, place) + 1
         return InvalidRequest(f"the grammar, line {line}: {what}", code="invalid_grammar")
 
-    def _split(self) -> Iterator[re.Match[str]]:
+    def split(self) -> Iterator[re.Match[str]]:
+        """All tokens but blanks."""
         place = 0
-        while place < len(self._source):
-            match = TOKEN.match(self._source, place)
+        while place < len(self.source):
+            match = TOKEN.match(self.source, place)
             if match is None:
-                self.now = None
-                line = self._source.count("\n", 0, place) + 1
-                found = self._source[place : place + 10]
-                raise InvalidRequest(f"the grammar, line {line}: {found!r} begins nothing", code="invalid_grammar")
+                raise self.error(f"{self.source[place : place + 10]!r} begins nothing", place)
             place = match.end()
             if match.lastgroup != "blank":
                 yield match
+
+    def bounds(self) -> tuple[int, int | None] | None:
+        """The repetition that stands here, if one does."""
+        match = self.now
+        if match is None or (match["mark"] or match["low"]) is None:
+            return None
+        if match["low"] is None:
+            return (int(match["mark"] == "+"), 1 if match["mark"] == "?" else None) if self.at("*", "+", "?") else None
+        low = int(match["low"] or 0)
+        return low, low if match["comma"] is None else int(match["high"]) if match["high"] else None
+
+    def repeated(self, node: Node) -> Node:
+        """The node with the repetitions that follow it."""
+        while (found := self.bounds()) is not None:
+            assert self.now is not None
+            low, high = found
+            if max(low, high or 0) > MOST_REPEATS or (high is not None and high < low):
+                raise self.wrong(f"{self.now[0]} is no repetition of at most {MOST_REPEATS}")
+            node = Repeat(node, low, high)
+            self.next()
+        return node
 
 
 def is_ebnf(source: str) -> bool:
@@ -137,7 +159,7 @@ def alternatives(words: Words, depth: int) -> Node:
 def sequence(words: Words, depth: int) -> Node:
     parts: list[Node] = []
     while words.now is not None and words.now["rule"] is None and not words.at("|", ")"):
-        parts.append(repeated(words, single(words, depth)))
+        parts.append(words.repeated(single(words, depth)))
     return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
 
@@ -163,23 +185,6 @@ def single(words: Words, depth: int) -> Node:
         raise words.wrong(f"{match[0]!r} has nothing to repeat")
     words.next()
     return found
-
-
-def repeated(words: Words, node: Node) -> Node:
-    """The node with the repetitions that follow it."""
-    while (match := words.now) is not None:
-        if words.at("*", "+", "?"):
-            node = Repeat(node, int(match[0] == "+"), 1 if match[0] == "?" else None)
-        elif match["low"]:
-            low = int(match["low"])
-            high = low if match["comma"] is None else int(match["high"]) if match["high"] else None
-            if max(low, high or 0) > MOST_REPEATS or (high is not None and high < low):
-                raise words.wrong(f"{match[0]} is no repetition of at most {MOST_REPEATS}")
-            node = Repeat(node, low, high)
-        else:
-            break
-        words.next()
-    return node
 
 
 def characters(words: Words, text: str) -> Iterator[str]:

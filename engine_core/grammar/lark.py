@@ -1,7 +1,15 @@
-"""Lark grammars, read into rules. Source: Lark's documentation, "Grammar Reference"; llguidance, "Syntax".
+"""Lark grammars, read into rules, and grammars of a text as grammars of the JSON string that holds the text.
 
 Rules and terminals become rules alike, imported terminals of Lark's library among them: what is read is the language,
 without the tree that a parser would build. What `%ignore` names may stand behind every terminal, the last one too.
+
+Models that write calls as JSON write the input of a custom tool as a string. What its grammar says of the text is
+rewritten for the string's spelling, character by character: what JSON escapes becomes its escape, all else stands for
+itself. One spelling for each character keeps the languages one to one. An escape's backslash may begin a character of
+one terminal as well as of the next, which a lexer that never goes back cannot tell apart: so the grammar is rewritten
+as a whole, to one regular expression or to lexemes that are exact.
+Sources: Lark's documentation, "Grammar Reference"; llguidance, "Syntax"; RFC 8259, section 7; OpenAI's guide to custom
+tools.
 """
 
 from __future__ import annotations
@@ -12,9 +20,10 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from penstock.engine_core.grammar import patterns
-from penstock.engine_core.grammar.ebnf import DEEPEST, MOST_REPEATS, ROOT
-from penstock.engine_core.grammar.rules import Chars, Choice, Name, Node, Repeat, Sequence, Text
+from penstock.engine_core.grammar import ebnf, patterns
+from penstock.engine_core.grammar.ebnf import DEEPEST, ROOT
+from penstock.engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text
+from penstock.engine_core.grammar.rules import ranges_of as characters_of
 from penstock.protocol.errors import InvalidRequest
 
 START = "start"
@@ -57,44 +66,30 @@ COMMON: Mapping[str, str] = {
     "C_COMMENT": r"/\*(?:[^*]|\*+[^*/])*\*+/",
     "SQL_COMMENT": r"--[^\n]*",
 }
+ESCAPED: patterns.Ranges = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))  # what JSON escapes
+SURROGATES: patterns.Ranges = ((0xD800, 0xDFFF),)
+TEXT_RULE = "text"  # the name that the user's root rule takes; no rule of Lark or EBNF has a quote in its name
 
 
-class Words:
-    """The grammar's tokens, from left to right."""
+class Words(ebnf.Words):
+    """The grammar's tokens, read from left to right."""
 
     def __init__(self, source: str) -> None:
         if len(source) > LONGEST:
             message = f"the grammar has {len(source)} characters; {LONGEST} is the limit"
             raise InvalidRequest(message, code="grammar_too_complex")
-        self._source = source
-        self._matches = self._split()
-        self.now: re.Match[str] | None = None
+        super().__init__(source)
         self.depth = 0
-        self.next()
 
-    def next(self) -> None:
-        self.now = next(self._matches, None)
-
-    def at(self, *marks: str) -> bool:
-        return self.now is not None and self.now.lastgroup == "mark" and self.now["mark"] in marks
-
-    def wrong(self, what: str) -> InvalidRequest:
-        """The error of a grammar that has something else at this place."""
-        return self._error(what, len(self._source) if self.now is None else self.now.start())
-
-    def _error(self, what: str, place: int) -> InvalidRequest:
-        line = self._source.count("\n", 0, place) + 1
-        return InvalidRequest(f"the grammar, line {line}: {what}", code="invalid_grammar")
-
-    def _split(self) -> Iterator[re.Match[str]]:
+    def split(self) -> Iterator[re.Match[str]]:
         """All tokens but blanks, and lines that an alternative continues."""
         place = 0
         held: re.Match[str] | None = None
-        while place < len(self._source):
-            match = TOKEN.match(self._source, place)
+        while place < len(self.source):
+            match = TOKEN.match(self.source, place)
             if match is None:
-                found = self._source[place : place + 20].split("\n")[0]
-                raise self._error(f"{found!r} has no form inside a call written as JSON", place)
+                found = self.source[place : place + 20].split("\n")[0]
+                raise self.error(f"{found!r} has no form inside a call written as JSON", place)
             place = match.end()
             if match["blank"]:
                 continue
@@ -105,6 +100,11 @@ class Words:
                 yield held
             held = None
             yield match
+
+    def bounds(self) -> tuple[int, int | None] | None:
+        if self.now is not None and self.now["least"]:
+            return int(self.now["least"]), int(self.now["most"] or self.now["least"])
+        return super().bounds()
 
 
 def read(source: str) -> dict[str, Node]:
@@ -193,7 +193,7 @@ def sequence(words: Words) -> Node:
         if match["alias_of"]:
             words.next()
             continue
-        parts.append(repeated(words, single(words)))
+        parts.append(words.repeated(single(words)))
     return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 
 
@@ -248,27 +248,6 @@ def string(words: Words, quoted: str) -> str:
         return str(json.loads(re.sub(r"\\x([0-9A-Fa-f]{2})", r"\\u00\1", quoted), strict=False))
     except ValueError:
         raise words.wrong(f"{quoted[:40]} is no literal") from None
-
-
-def repeated(words: Words, node: Node) -> Node:
-    """The node with the repetitions that follow it."""
-    while (match := words.now) is not None:
-        low: int
-        high: int | None
-        if words.at("*", "+", "?"):
-            low, high = int(match["mark"] == "+"), 1 if match["mark"] == "?" else None
-        elif match["least"]:
-            low, high = int(match["least"]), int(match["most"] or match["least"])
-        elif match["low"] is not None:
-            low = int(match["low"] or 0)
-            high = low if match["comma"] is None else int(match["high"]) if match["high"] else None
-        else:
-            break
-        if max(low, high or 0) > MOST_REPEATS or (high is not None and high < low):
-            raise words.wrong(f"{match[0]} is no repetition of at most {MOST_REPEATS}")
-        node = Repeat(node, low, high)
-        words.next()
-    return node
 
 
 def regex(words: Words, pattern: str) -> Node:
@@ -333,3 +312,65 @@ def property_ranges(name: str) -> patterns.Ranges:
     letters = "".join("x" if unicodedata.category(c).startswith(wanted) else " " for c in everything)
     spans = (m.span() for m in re.finditer("x+", letters))
     return patterns.united(tuple((ord(everything[a]), ord(everything[b - 1])) for a, b in spans))
+
+
+def quoted_regex(pattern: str) -> str:
+    """A Lark grammar of the JSON strings whose text matches the pattern. Raises InvalidRequest."""
+    try:
+        return quoted({ROOT: pattern_rules(pattern)})
+    except patterns.PatternError as error:
+        raise InvalidRequest(f"the pattern: {error}", code="invalid_grammar") from None
+
+
+def quoted_grammar(source: str) -> str:
+    """A Lark grammar of the JSON strings whose text the grammar, Lark or EBNF, derives. Raises InvalidRequest."""
+    if ebnf.is_ebnf(source):
+        return quoted(ebnf.read(source))
+    rules = read(source)
+    if ROOT not in rules:
+        raise InvalidRequest(f"the grammar has no rule {START}", code="invalid_grammar")
+    return quoted(rules)
+
+
+def quoted(rules: Mapping[str, Node]) -> str:
+    inside = {renamed(name): spelling(node) for name, node in rules.items()}
+    whole = Sequence((Text('"'), Name(renamed(ROOT)), Text('"')))
+    kind, text = ebnf.written({ROOT: whole, **inside})
+    return text if kind == "lark" else f"start: /{text}/"
+
+
+def renamed(name: str) -> str:
+    return f'"{TEXT_RULE}"' if name == ROOT else name
+
+
+def spelling(node: Node) -> Node:
+    """The node with every character as JSON spells it."""
+    match node:
+        case Text(value):
+            return Text(json.dumps(value, ensure_ascii=False)[1:-1])
+        case Chars():
+            return characters(characters_of(node))
+        case Name(rule):
+            return Name(renamed(rule))
+        case Sequence(parts):
+            return Sequence(tuple(map(spelling, parts)))
+        case Choice(parts):
+            return Choice(tuple(map(spelling, parts)))
+        case Repeat(part, low, high):
+            return Repeat(spelling(part), low, high)
+        case Lexeme(part):
+            return Lexeme(spelling(part))
+
+
+def characters(ranges: patterns.Ranges) -> Node:
+    """One character of a class, or its escape."""
+    plain = overlap(ranges, patterns.complemented(patterns.united(ESCAPED, SURROGATES)))
+    escapes = [json.dumps(chr(code))[1:-1] for low, high in overlap(ranges, ESCAPED) for code in range(low, high + 1)]
+    parts: list[Node] = [Chars(tuple((chr(low), chr(high)) for low, high in plain))] if plain else []
+    parts += map(Text, escapes)
+    return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+
+
+def overlap(one: patterns.Ranges, other: patterns.Ranges) -> patterns.Ranges:
+    """patterns.Ranges of the characters that stand in both."""
+    return tuple((max(a, c), min(b, d)) for a, b in one for c, d in other if max(a, c) <= min(b, d))

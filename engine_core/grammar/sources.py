@@ -10,8 +10,15 @@ import msgspec
 
 from penstock.engine_core.grammar import ebnf
 from penstock.engine_core.grammar.fields import read_json, text_of
-from penstock.engine_core.grammar.regexes import any_of, check_ends, lark_regex
-from penstock.engine_core.grammar.repetition import check_lark, check_regex, check_schema, check_texts
+from penstock.engine_core.grammar.regexes import (
+    any_of,
+    check_ends,
+    check_lark,
+    check_regex,
+    check_schema,
+    check_texts,
+    lark_regex,
+)
 from penstock.engine_core.grammar.schema import compile_schema
 from penstock.engine_core.grammar.tags import TagGrammar
 from penstock.engine_core.grammar.tokens import GrammarTokens

@@ -22,9 +22,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
 from penstock.engine_core.grammar import ebnf
-from penstock.engine_core.grammar.quoting import quoted_grammar, quoted_regex
-from penstock.engine_core.grammar.regexes import check_ends, lark_regex, quoted
-from penstock.engine_core.grammar.repetition import check_lark
+from penstock.engine_core.grammar.lark import quoted_grammar, quoted_regex
+from penstock.engine_core.grammar.regexes import check_ends, check_lark, lark_regex, quoted
 from penstock.protocol.errors import InvalidRequest
 
 DEEPEST = 32

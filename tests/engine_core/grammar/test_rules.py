@@ -9,8 +9,20 @@ import pytest
 from llguidance import LLMatcher
 
 from penstock.engine_core.grammar.ebnf import Inlined, read, translate
-from penstock.engine_core.grammar.lexemes import LARGEST, Reading, apart, plain_rules, ranges_of, union, with_lexemes
-from penstock.engine_core.grammar.rules import Chars, Lexeme, Name, Node, Sequence
+from penstock.engine_core.grammar.patterns import united
+from penstock.engine_core.grammar.rules import (
+    LARGEST,
+    Chars,
+    Lexeme,
+    Name,
+    Node,
+    Reading,
+    Sequence,
+    apart,
+    plain_rules,
+    ranges_of,
+    with_lexemes,
+)
 from tests.engine_core.grammar.test_ebnf import parses
 from tests.engine_core.grammar.vocabulary import accepts
 
@@ -81,7 +93,7 @@ def test_ranges() -> None:
     assert outside == ((0, 96), (100, 0x10FFFF))
     assert apart([outside, ((97, 99),)])
     assert not apart([outside, ((99, 100),)])
-    assert union([outside, ((97, 99),)]) == ((0, 0x10FFFF),)
+    assert united(outside, ((97, 99),)) == ((0, 0x10FFFF),)
     assert ranges_of(Chars((), negated=True)) == ((0, 0x10FFFF),)
 
 
