@@ -1,4 +1,4 @@
-"""The `penstock` command: `serve`, one command per process, `config`. Decides what runs; imports it only then."""
+"""The `penstock` command: parses the command line and imports only the module of the chosen command."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the executors of one replica share: process groups, all-reduce, and memory that several GPUs reach."""
+"""The executors of one replica: process groups, all-reduce, and GPU memory shared between processes."""

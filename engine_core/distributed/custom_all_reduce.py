@@ -26,7 +26,7 @@ LIBRARY = "libcuda.so.1"
 HANDLE_BYTES = 64
 LAZY_PEER_ACCESS = 1  # the flag that opening asks for
 BLOCK = 2 << 20  # bytes; smaller allocations share one, which would be opened as a whole
-WORD_BYTES = 256  # of what a rank tells the others at once
+WORD_BYTES = 256  # of one message of a rank to the others
 PROOF_BYTES = 16
 MOST_LINES = 4096  # of all ranks' rows in half of an inbox: a rank reads as many in an exchange
 FEWEST_PROOFS = 4096  # bytes, in which the ranks prove that they reach the memory
@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class DeviceMemory(Protocol):
-    """What a device's driver does with memory. Everything raises OSError with the driver's word."""
+    """A device driver's functions for memory. All raise OSError with the driver's error."""
 
     def allocate(self, size: int) -> int:
         """Address of so many bytes."""
@@ -45,7 +45,7 @@ class DeviceMemory(Protocol):
     def free(self, address: int) -> None: ...
 
     def handle(self, address: int) -> bytes:
-        """By what another process opens this memory: HANDLE_BYTES."""
+        """The handle by which another process opens this memory: HANDLE_BYTES."""
         ...
 
     def open(self, handle: bytes) -> int:
@@ -59,7 +59,7 @@ class DeviceMemory(Protocol):
     def read(self, address: int, size: int) -> bytes: ...
 
     def fill(self, address: int, word: int, words: int) -> None:
-        """Have so many words of 32 bits there be this one, when it returns."""
+        """Fill so many words of 32 bits, before it returns."""
         ...
 
 
@@ -134,7 +134,7 @@ class SharedMemory:
         self._memory = memory
         self._size = size
         self._rank = dist.get_rank(ranks)
-        self._addresses: dict[int, int] = {}  # by rank, of what is there by now
+        self._addresses: dict[int, int] = {}  # by rank, of the memory that is open by now
 
     @property
     def addresses(self) -> Sequence[int]:
@@ -157,7 +157,7 @@ class SharedMemory:
         together(self._ranks, lambda: self._check([word[HANDLE_BYTES:][:PROOF_BYTES] for word in told]))
 
     def fill(self, word: int) -> None:
-        """Have every rank's memory hold this word of 32 bits alone, when it returns on any."""
+        """Fill every rank's memory with this word of 32 bits, before it returns on any rank."""
         together(self._ranks, lambda: self._memory.fill(self._addresses[self._rank], word, self._size // 4))
 
     def close(self) -> None:
@@ -180,12 +180,13 @@ class SharedMemory:
                 self._addresses[rank] = self._memory.open(handle)
 
     def _prove(self, proof: bytes) -> None:
-        """Write to every rank what it knows to be ours."""
+        """Write a proof of this rank to every other."""
         for address in self._addresses.values():
             self._memory.write(address + self._rank * PROOF_BYTES, proof)
 
     def _check(self, proofs: Sequence[bytes]) -> None:
-        """What is opened may yet be out of reach, as where a bus drops writes between devices without a word."""
+        """Check the proofs: opened memory may still be out of reach, where a bus silently drops writes between
+        devices."""
         written = self._memory.read(self._addresses[self._rank], len(proofs) * PROOF_BYTES)
         for rank, proof in enumerate(proofs):
             if written[rank * PROOF_BYTES :][:PROOF_BYTES] != proof:
@@ -197,7 +198,7 @@ class SharedMemory:
 
 
 def together(ranks: dist.ProcessGroup, step: Callable[[], Result]) -> Result:
-    """What a step gives, when it is done on every rank. Raises OSError on all of them where it fails on one."""
+    """The result of a step that every rank does. Raises OSError on all of them where it fails on one."""
     result, reason = [], ""
     try:
         result.append(step())
@@ -221,7 +222,7 @@ def tell(ranks: dist.ProcessGroup, word: bytes) -> list[bytes]:
 
 
 def this_host() -> str:
-    """What tells this boot of this machine from every other."""
+    """An identity of this boot of this machine."""
     return BOOT_ID.read_text().strip()
 
 
@@ -235,7 +236,8 @@ class ExchangeStatistics(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """What every rank enqueues on one stream, all of them in the same order: the rest is `kernels/exchange_triton.py`.
+    """An all-reduce with residual and norm, which every rank enqueues on one stream, all in the same order. The kernel
+    is `kernels/exchange_triton.py`.
 
     The memory stays as long as a launch or a graph may use it; a process that ends gives it back by ending.
     """
@@ -245,7 +247,7 @@ class Exchange:
     rows: int  # of the inboxes', that are taken
 
     def takes(self, partial: Tensor) -> bool:
-        """Whether a partial sum `[tokens, width]` goes this way: every rank says the same."""
+        """Whether this takes a partial sum `[tokens, width]`: every rank decides the same."""
         tokens, width = partial.shape
         return 0 < tokens <= self.rows and width == self.inboxes.width and partial.dtype == self.inboxes.dtype
 

@@ -19,17 +19,17 @@ from penstock.engine_core.distributed.custom_all_reduce import Exchange
 
 @dataclass(frozen=True)
 class Group:
-    """Who this executor is among the members of its group. Members are numbered stage by stage, rank by rank.
+    """One executor's view of its group. Members are numbered stage by stage, rank by rank.
 
-    Every member calls the same methods in the same order. Without process groups nothing is exchanged: that is right
-    for a group of one, and lets tests hold the parts of several.
+    Every member calls the same methods in the same order. Without process groups nothing is exchanged, which suits a
+    group of one and tests of a single member.
     """
 
-    rank: int = 0  # of those that share this stage's layers
-    size: int = 1  # how many these are
+    rank: int = 0  # in this stage
+    size: int = 1  # ranks of this stage
     stage: int = 0
     stages: int = 1
-    ranks: dist.ProcessGroup | None = None  # of this stage; None: nobody to share with
+    ranks: dist.ProcessGroup | None = None  # of this stage; None: one rank
     members: dist.ProcessGroup | None = None  # of all stages; None: a group of one
     forwards: dist.ProcessGroup | None = None  # of this rank in every stage, for hidden states; None: one stage
     backwards: dist.ProcessGroup | None = None  # of the same members, for tokens: neither waits for the other
@@ -56,7 +56,7 @@ class Group:
         """Whether this stage has the output embedding."""
         return self.stage == self.stages - 1
 
-    def sum(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         """The ranks' partial sums added up, the same bits on each of them. `partial` may be overwritten."""
         if self.ranks is None:
             return partial
@@ -70,42 +70,43 @@ class Group:
             total += part
         return total.to(partial.dtype)
 
-    def join(self, columns: Tensor, width: int) -> Tensor:
-        """Every rank's `[rows, share]` side by side: `[rows, width]`. What is beyond `width` pads the last shares."""
+    def all_gather(self, columns: Tensor, width: int) -> Tensor:
+        """Every rank's `[rows, share]` side by side: `[rows, width]`, without the padding of the last shares."""
         if self.ranks is None:
             return columns
         parts = self._gather(columns.contiguous())  # [ranks, rows, share]
         share = columns.shape[1]
         return torch.cat([part[:, : width - at * share] for at, part in enumerate(parts) if at * share < width], dim=1)
 
-    def part(self, rows: Tensor) -> Tensor:
-        """This rank's columns of what every rank holds, `[.., width]`, as `join` puts them together again: a copy."""
+    def shard(self, rows: Tensor) -> Tensor:
+        """This rank's columns of a tensor that every rank has, `[.., width]`, as a copy; `all_gather` is the
+        inverse."""
         share = -(-rows.shape[-1] // self.size)
         own = rows[..., self.rank * share : (self.rank + 1) * share]
         lacking = share - own.shape[-1]
         return pad(own, (0, lacking)) if lacking else own.clone(memory_format=torch.contiguous_format)
 
-    def share(self, tokens: Tensor) -> None:
-        """Have every rank of the last stage hold the tokens that its first one sampled, in place: int32 [entries]."""
+    def broadcast(self, tokens: Tensor) -> None:
+        """Give every rank of the last stage the tokens that its first one sampled, in place: int32 [entries]."""
         if self.ranks is not None:
             dist.broadcast(tokens, src=self.stage * self.size, group=self.ranks)
 
     def send(self, stream: Tensor) -> dist.Work:
-        """Enqueue what the next stage's member of this rank receives. The tensor must stand until it has arrived."""
+        """Enqueue a send to this rank of the next stage. The tensor must live until it has arrived."""
         return self._sent(dist.isend(stream, self._member(self.stage + 1), group=self.forwards))
 
-    def receive(self, stream: Tensor) -> dist.Work:
-        """Enqueue what fills the tensor with that of the stage before; waiting for it has it there."""
+    def recv(self, stream: Tensor) -> dist.Work:
+        """Enqueue a receive from this rank of the stage before, into `stream`."""
         return self._sent(dist.irecv(stream, self._member(self.stage - 1), group=self.forwards))
 
-    def tell(self, tokens: Tensor) -> dist.Work:
-        """Enqueue what brings the last stage's tokens to every stage, each rank's to that rank: int32 [entries]."""
+    def broadcast_tokens(self, tokens: Tensor) -> dist.Work:
+        """Enqueue a broadcast of the last stage's tokens to every stage, rank by rank: int32 [entries]."""
         return self._sent(
             dist.broadcast(tokens, src=self._member(self.stages - 1), group=self.backwards, async_op=True)
         )
 
-    def least(self, number: int) -> int:
-        """The least of what the members say, on the host: for choices that must be the same everywhere."""
+    def all_min(self, number: int) -> int:
+        """The least number of all members, on the host: for choices that must be the same everywhere."""
         if self.members is None:
             return number
         found = torch.tensor([number])
@@ -113,7 +114,7 @@ class Group:
         return int(found)
 
     def _member(self, stage: int) -> int:
-        """Number of a stage's member of this rank."""
+        """Number of this rank's member of a stage."""
         return stage * self.size + self.rank
 
     def _sent(self, work: dist.Work | None) -> dist.Work:

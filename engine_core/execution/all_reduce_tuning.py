@@ -44,7 +44,7 @@ def try_exchange(group: Group, exchange: Exchange, device: torch.device) -> list
 
 def summed_norm(group: Group, partial: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """What is done without an exchange. Zeros stay zeros, however often they are added up in place."""
-    return add_rms_norm(group.sum(partial), residual, weight, EPS)
+    return add_rms_norm(group.all_reduce(partial), residual, weight, EPS)
 
 
 def microseconds(call: Callable[[], object], device: torch.device) -> float:
@@ -80,7 +80,7 @@ def quickest(group: Group, exchange: Exchange, device: torch.device) -> tuple[Gr
     """The group with the exchange for as many rows as every rank finds it quicker for, and what this one found. Without
     it where it never is: it is closed then."""
     trials = try_exchange(group, exchange, device)
-    rows = group.least(quicker_rows(trials))
+    rows = group.all_min(quicker_rows(trials))
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     if not rows:

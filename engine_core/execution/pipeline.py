@@ -105,30 +105,30 @@ class Pipeline:
         lines, _, hidden = inbox.shape
         with torch.cuda.stream(self._aside):  # of None: nothing happens
             part = inbox.new_empty(lines * rows.tokens, -(-hidden // self._group.size))
-            work = self._group.receive(part)
+            work = self._group.recv(part)
         work.wait()
         if self._aside is not None:
             part.record_stream(torch.cuda.current_stream(part.device))
-        inbox[:, : rows.tokens] = self._group.join(part, hidden).view(lines, rows.tokens, hidden)
+        inbox[:, : rows.tokens] = self._group.all_gather(part, hidden).view(lines, rows.tokens, hidden)
         self._received += 1
 
     def pass_on(self, rows: HostRows) -> None:
         """Behind the forward pass: its hidden states leave for the next stage."""
         outbox = self._model.outbox
         if outbox is not None:
-            part = self._group.part(outbox[:, : rows.tokens])
+            part = self._group.shard(outbox[:, : rows.tokens])
             self._keep(part, self._group.send(part))
             self._passed += 1
 
     def tell(self, rows: HostRows, tokens: Tensor) -> None:
         """The last stage has sampled: int32 [entries]."""
         own = tokens.clone()
-        self._keep(own, self._group.tell(own))
+        self._keep(own, self._group.broadcast_tokens(own))
         self._told += 1
 
     def tell_drafts(self, drafts: Tensor) -> None:
         """The last stage has drafted behind the step: int32 [rows, turns]."""
-        self._keep(drafts, self._group.tell(drafts))
+        self._keep(drafts, self._group.broadcast_tokens(drafts))
         self._drafted += 1
 
     def await_tokens(self, rows: HostRows) -> None:
@@ -152,7 +152,7 @@ class Pipeline:
     def _await(self, shape: tuple[int, ...], rows: HostRows, *, drafts: bool) -> None:
         with torch.cuda.stream(self._aside):
             tokens = torch.empty(shape, dtype=torch.int32, device=self._upload.device)
-            work = self._group.tell(tokens)
+            work = self._group.broadcast_tokens(tokens)
         self._number += 1
         self._awaited.append(Awaited(self._number, rows, tokens, work, drafts))
         self._last[rows.entry_slots] = self._number

@@ -71,6 +71,6 @@ class Sampler:
         else:
             tokens = torch.empty_like(entries.slots)
         if self._group.ranks is not None:
-            self._group.share(tokens)
+            self._group.broadcast(tokens)
         accept(tokens, entries, self._counting, history, self._rate)
         return Sampled(tokens, scores)

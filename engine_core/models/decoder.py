@@ -150,11 +150,11 @@ class Decoder:
         rotation, group = gather_rotation(self.rope, positions), self.placement.group
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
             if count := aux_layers.count(layer):
-                aux_states += [delta if residual is None else group.sum(delta.clone()) + residual] * count
+                aux_states += [delta if residual is None else group.all_reduce(delta.clone()) + residual] * count
             delta, residual = block.forward(delta, residual, rotation, attention, pages)
         assert residual is not None
         if self.norm is None:
-            return torch.stack((group.sum(delta) + residual, *aux_states)), aux_states
+            return torch.stack((group.all_reduce(delta) + residual, *aux_states)), aux_states
         return self.norm.add(delta, residual)[0], aux_states
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class Decoder:
         assert table is not None, "the last stage"
         logits = linear(hidden, table.weight, invariant=self.placement.invariant)
         if self.placement.group.ranks is not None:
-            logits = self.placement.group.join(logits, self.spec.vocab_size)
+            logits = self.placement.group.all_gather(logits, self.spec.vocab_size)
         return logits if logits.is_cuda else logits.float()
 
     def shallow(self) -> Decoder:

@@ -240,7 +240,7 @@ class Norm:
         if exchange is not None and exchange.takes(partial):
             return exchange.add(partial, residual, self.weight, self.eps)
         if self.group.ranks is not None:
-            partial = self.group.sum(partial)
+            partial = self.group.all_reduce(partial)
         return add_rms_norm(partial, residual, self.weight, self.eps)
 
     def destinations(self) -> Destinations:
@@ -266,7 +266,7 @@ class Embedding:
         local = ids - self.part.start
         others = (local < 0) | (local >= self.part.share)
         found = embedding(local.masked_fill(others, 0), self.weight)
-        return self.group.sum(found.masked_fill(others[:, None], 0.0))
+        return self.group.all_reduce(found.masked_fill(others[:, None], 0.0))
 
     def destinations(self) -> Destinations:
         held, hidden = self.part.held, self.weight.shape[1]

@@ -302,7 +302,7 @@ class Load:
 
     async def run(self, load: Iterable[Request], concurrency: int, start: float) -> None:
         """Send every request from `start` (monotonic seconds) on; return when each has its record."""
-        # Encoded before the start, so that the load's own work is only what the wire makes it do.
+        # Encoded before the start, so that little work is left for the measurement.
         waiting = deque((request, self._where.encode(request.body, self._endpoint)) for request in load)
         await asyncio.sleep(max(0.0, start - time.monotonic()))
         if waiting and any(request.due for request, _ in waiting):

@@ -87,7 +87,7 @@ def check_agreed(config: Config, spec: DraftSpec | None, group: Group) -> None:
     layers and collectives, and each member was started with its own options."""
     asked = read_speculative(config.scheduler.speculative_config)
     own = zlib.crc32(msgspec.json.encode((asked.num_speculative_tokens, spec)))
-    least, most = group.least(own), -group.least(-own)
+    least, most = group.all_min(own), -group.all_min(-own)
     if not least == own == most:
         text = config.scheduler.speculative_config
         raise ConfigError(FLAG, text, "the executors of a group were started with different ones, or different folders")

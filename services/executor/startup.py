@@ -279,7 +279,7 @@ def choose_graphs(
     if device.type == "cpu" or config.executor.enforce_eager:
         return None
     used = model.weight_bytes // model.dtype.itemsize - idle_weights(model.spec) // model.placement.size  # by a token
-    weights = model.placement.group.least(used)  # all have the same graphs
+    weights = model.placement.group.all_min(used)  # all have the same graphs
     asked = read_speculative(config.scheduler.speculative_config)
     drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
     seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)

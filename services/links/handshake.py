@@ -10,6 +10,7 @@ import os
 import select
 import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ def pid_namespace() -> int:
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a process says of itself in every handshake. `shared` is the hash of the options both sides share."""
+    """A process's part of every handshake. `shared` is the hash of the options that both ends share."""
 
     role: Role
     index: int
@@ -40,36 +41,24 @@ class Identity(msgspec.Struct, frozen=True):
 
 def hello(me: Identity, epoch: int, session: int) -> Hello:
     """A connector's first message."""
-    return Hello(
-        version=PROTOCOL_VERSION,
-        role=me.role,
-        index=me.index,
-        incarnation=me.incarnation,
-        pid=os.getpid(),
-        config=me.shared,
-        epoch=epoch,
-        session=session,
-        pid_namespace=me.pid_namespace,
-    )
+    return Hello(config=me.shared, **common(me, epoch, session))
 
 
 def welcome(me: Identity, answered: Hello, epoch: int, number: int) -> Welcome:
     """A binder's answer; `number` is the number of its session."""
-    return Welcome(
-        version=PROTOCOL_VERSION,
-        role=me.role,
-        index=me.index,
-        incarnation=me.incarnation,
-        pid=os.getpid(),
-        epoch=epoch,
-        session=answered.session,
-        number=number,
-        pid_namespace=me.pid_namespace,
-    )
+    return Welcome(number=number, **common(me, epoch, answered.session))
+
+
+def common(me: Identity, epoch: int, session: int) -> dict[str, Any]:
+    """The fields of both."""
+    return {
+        "version": PROTOCOL_VERSION, "role": me.role, "index": me.index, "incarnation": me.incarnation,
+        "pid": os.getpid(), "epoch": epoch, "session": session, "pid_namespace": me.pid_namespace,
+    }  # fmt: skip
 
 
 def refusal(spec: LinkSpec, me: Identity, hello: Hello) -> str:
-    """Why this hello is refused, in words that say which side to fix; empty if it is accepted."""
+    """Why this hello is refused, with the side to fix; empty if it is accepted."""
     who = f"{hello.role}-{hello.index} (pid {hello.pid})"
     if hello.role != spec.connector:
         return f"{who} connected to the link {spec.name!r}, which is for role {spec.connector.value!r}"

@@ -1,1 +1,1 @@
-"""Processes: starting, watching and restarting them, and what each sets up before its own work."""
+"""Processes: starting, watching and restarting them, and their common setup."""

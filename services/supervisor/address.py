@@ -1,4 +1,4 @@
-"""The address that the api listens on: checked, and kept, before any process starts."""
+"""The address that the api listens on: checked, and reserved, before any process starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import AddressError
 
-MAX_UDS = 107 - len("..new")  # bytes of a path: what sockaddr_un holds, less what its first name has more
+MAX_UDS = 107 - len("..new")  # bytes of a path: those of sockaddr_un less the suffix of its temporary name
 
 
 def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
@@ -27,7 +27,7 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def only_here(options: ApiConfig) -> bool:
-    """Whether the api listens on a loopback address, so that nobody but this machine's programs reaches it by name."""
+    """Whether the api listens on a loopback address, which only programs of this machine reach."""
     if options.uds:
         return False
     _, target = resolve(options.host, options.port)
@@ -37,7 +37,7 @@ def only_here(options: ApiConfig) -> bool:
 
 
 def check(host: str, port: int) -> None:
-    """Raise AddressError unless somebody could listen there now."""
+    """Raise AddressError unless a process could listen there now."""
     family, address = resolve(host, port)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -48,7 +48,7 @@ def check(host: str, port: int) -> None:
 
 
 def refusal(host: str, port: int, error: OSError) -> AddressError:
-    """What a failed bind means to the operator."""
+    """A failed bind as an error for the operator."""
     if error.errno == errno.EADDRNOTAVAIL:
         return AddressError("--host", host, "it must be an address of this machine")
     if error.errno == errno.EADDRINUSE:
@@ -57,7 +57,7 @@ def refusal(host: str, port: int, error: OSError) -> AddressError:
 
 
 def check_file(path: Path) -> None:
-    """Raise AddressError unless one could listen at this file: there is none, or a socket that nobody listens at."""
+    """Raise AddressError unless a process could listen at this file: it does not exist, or is an unused socket."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -81,12 +81,12 @@ def check_file(path: Path) -> None:
 
 
 def file_refusal(path: Path, error: OSError) -> AddressError:
-    """What a failed bind to a file means to the operator."""
+    """A failed bind to a file as an error for the operator."""
     return AddressError("--uds", str(path), f"it cannot be made: {error.strerror or error}")
 
 
 def hold(config: ApiConfig) -> socket.socket | None:
-    """With --port 0 and several api processes: a free port, kept from others until the api processes share it."""
+    """With --port 0 and several api processes: a free port, reserved until the api processes share it."""
     if config.uds or config.port or config.api_processes == 1:
         return None
     family, address = resolve(config.host, 0)

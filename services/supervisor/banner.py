@@ -1,4 +1,4 @@
-"""What `penstock serve` shows to a person: progress while its processes start, and then where it listens."""
+"""The terminal output of `penstock serve`: progress while its processes start, and then where it listens."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from penstock.services.supervisor.child import Child
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
-WEIGHTS = "X_PENSTOCK_WEIGHTS"  # field of an executor's notice: what is known of the weights
+WEIGHTS = "X_PENSTOCK_WEIGHTS"  # field of an executor's notice: how the weights were verified
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """What the banner tells."""
+    """The facts of the banner."""
 
     url: str
     model: str
@@ -38,13 +38,13 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float  # from the launcher's start to readiness
     chat: bool  # the model has a chat template
     locked: bool  # clients need a key
-    wrong_output: tuple[str, ...] = ()  # why what the server says is wrong
-    weights: str = ""  # what is known of the files, from whoever read them
-    replicas: int = 1  # each with a cache and slots of its own, which blocks and max_num_seqs are of one
+    wrong_output: tuple[str, ...] = ()  # reasons why the output is wrong
+    weights: str = ""  # how they were verified
+    replicas: int = 1  # `blocks` and `max_num_seqs` are those of one
 
     @property
     def tokens(self) -> int:
-        """The most tokens that the KV cache holds."""
+        """Capacity of the KV cache in tokens."""
         return self.blocks * self.block_size
 
     @property
@@ -54,7 +54,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engine_facts(status: EngineStatus) -> tuple[str, ...]:
-    """What an api process tells the launcher of the engine, wherever that runs, as lines of a notice."""
+    """The engine's facts as lines of an api process's notice to the launcher, wherever the engine runs."""
     return (
         f"X_PENSTOCK_BLOCKS={status.blocks}",
         f"X_PENSTOCK_BLOCK_SIZE={status.block_size}",
@@ -65,30 +65,30 @@ def engine_facts(status: EngineStatus) -> tuple[str, ...]:
 
 
 def serving(config: Config, children: Sequence[Child], model: str, chat: bool, seconds: float) -> Serving:
-    """The banner's facts, as the processes told them in their notices."""
-    told: dict[str, str] = {}
+    """The banner's facts, from the notices of the processes."""
+    fields: dict[str, str] = {}
     for child in children:
-        told.update(child.fields)
+        fields.update(child.fields)
     return Serving(
-        url=told["X_PENSTOCK_URL"],
+        url=fields["X_PENSTOCK_URL"],
         model=model,
-        device=told["X_PENSTOCK_DEVICE"],
-        dtype=told["X_PENSTOCK_DTYPE"],
-        blocks=int(told["X_PENSTOCK_BLOCKS"]),
-        block_size=int(told["X_PENSTOCK_BLOCK_SIZE"]),
-        max_model_len=int(told["X_PENSTOCK_MAX_MODEL_LEN"]),
+        device=fields["X_PENSTOCK_DEVICE"],
+        dtype=fields["X_PENSTOCK_DTYPE"],
+        blocks=int(fields["X_PENSTOCK_BLOCKS"]),
+        block_size=int(fields["X_PENSTOCK_BLOCK_SIZE"]),
+        max_model_len=int(fields["X_PENSTOCK_MAX_MODEL_LEN"]),
         max_num_seqs=config.model.max_num_seqs,
         seconds=seconds,
         chat=chat,
         locked=bool(config.api.api_key or config.api.api_key_file),
         replicas=config.model.data_parallel_size,
         wrong_output=wrong_output(config),
-        weights=told.get(WEIGHTS, ""),
+        weights=fields.get(WEIGHTS, ""),
     )
 
 
 def curl(facts: Serving) -> str:
-    """A command line that gets an answer from this server."""
+    """A command line for a first request to this server."""
     if facts.chat:
         path = "/v1/chat/completions"
         body: dict[str, object] = {"messages": [{"role": "user", "content": "Tell me a short story."}]}
@@ -173,7 +173,7 @@ class Progress:
         return self._live is not None
 
     def update(self, children: Sequence[Child]) -> None:
-        """Show what the processes say of themselves now."""
+        """Show the present status of the processes."""
         if self._live is not None:
             self._live.update(table(children), refresh=True)
 

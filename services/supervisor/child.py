@@ -1,4 +1,4 @@
-"""One process that the launcher started: its output, what it says of itself, how it ended."""
+"""One process that the launcher started: its output, its notices, and its end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Child:
         self._ran = 0  # nanoseconds, at the last look
 
     def read(self) -> list[str]:
-        """Lines that it has written since, at most 64 KiB of them; `speaking` turns false when its output ends."""
+        """Lines that it has written since the last call, at most 64 KiB; `speaking` is false once its output has
+        ended."""
         try:
             data = os.read(self.output, READ_BYTES)
         except BlockingIOError:
@@ -70,14 +71,14 @@ class Child:
         return lines
 
     def rest(self) -> list[str]:
-        """All that stands in the pipe of a process that has ended; what its own children may still write is left."""
+        """The rest of the output of a process that has ended, without waiting for output of its own children."""
         lines: list[str] = []
         while self.speaking and select.select([self.output], [], [], 0)[0]:
             lines += self.read()
         return lines
 
     def notice(self, fields: Mapping[str, str], received: float) -> None:
-        """Take over what it said of itself, and when."""
+        """Take over the fields of a notice, received at this time."""
         if fields.get("WATCHDOG") == "1":
             self.beat, self.looked = received, float("-inf")
         self.fields.update(fields)
@@ -85,7 +86,7 @@ class Child:
         self.ready = self.ready or self.fields.get("READY") == "1"
 
     def runs(self) -> bool:
-        """Whether its main thread has had a processor since the last call; no where that is not told.
+        """Whether its main thread has run since the last call; False where the kernel does not tell.
 
         Source: Documentation/scheduler/sched-stats.rst of the kernel, /proc/<pid>/schedstat.
         """
@@ -98,7 +99,7 @@ class Child:
         return now > before
 
     def signal(self, number: int) -> None:
-        """Send a signal; nothing happens when it has ended."""
+        """Send a signal, unless it has ended."""
         self._process.send_signal(number)
 
     def reap(self) -> bool:
@@ -122,7 +123,7 @@ class Child:
         return {"exit_code": self.code}
 
     def close(self) -> None:
-        """Give its descriptors back; it must have ended."""
+        """Close its descriptors; it must have ended."""
         assert self._process.stdout is not None
         self._process.stdout.close()
         os.close(self.pidfd)

@@ -122,7 +122,7 @@ def launch(config: Config, parts: Parts, entry: Path = ENTRY, environ: Mapping[s
 
 
 class Shutdown:
-    """The end of a server: its roles are asked to end one after the other, and what takes too long is to be killed."""
+    """The end of a server: its roles are asked to end one after the other, and killed after a deadline."""
 
     def __init__(self, restarts: RestartPolicy, drain_seconds: float) -> None:
         self.remaining: list[Role] | None = None  # roles not yet asked to end; None while serving
@@ -159,7 +159,7 @@ class Shutdown:
         self._ask(children, END_SECONDS)
 
     def cancel(self) -> None:
-        """Nothing is waited for any more; the caller kills what is left."""
+        """Wait for nothing more; the caller kills the remaining processes."""
         self.remaining = []
         self._restarts.give_up(Role)
 
@@ -239,7 +239,7 @@ class Launcher:
         return self._code
 
     def close(self) -> None:
-        """Kill what is left, which is nothing after an orderly end, and release everything."""
+        """Kill the remaining processes (none after an orderly end) and release everything."""
         self._progress.close()
         for child in tuple(self._children):
             child.signal(signal.SIGKILL)
@@ -273,7 +273,7 @@ class Launcher:
             if not child.speaking:
                 self._selector.unregister(child.output)
         elif child.reap():
-            self._read_notices()  # its last words
+            self._read_notices()  # its last ones
             for line in child.rest():
                 self._progress.write(line)
             self._forget(child)
@@ -305,7 +305,7 @@ class Launcher:
         return len(self._children) == wanted and all(child.ready for child in self._children)
 
     def _serving(self) -> None:
-        """Every process is ready for the first time: tell the user and the supervisor."""
+        """Every process is ready for the first time: inform the user and the supervisor."""
         self._was_ready = True
         self._progress.close()
         self._end_start_trace()
@@ -381,8 +381,8 @@ class Launcher:
             self._restart(child)
             return
         self._code = ExitCode(child.code) if child.code in MISTAKES else ExitCode.FAILED
-        told = child.fields.get(ERROR_FIELD)
-        reason = f"{ERROR_FIELD}={told}" if told else crash_line(child.name, ending(child), last)
+        error = child.fields.get(ERROR_FIELD)
+        reason = f"{ERROR_FIELD}={error}" if error else crash_line(child.name, ending(child), last)
         notify("STOPPING=1", f"STATUS={child.name} died", reason)
         self._shutdown.all_at_once(self._children)
 
@@ -461,7 +461,7 @@ def stop_signals() -> tuple[int, ...]:
 
 
 def child_environment(config: Config, directory: RunDirectory, notices: Path) -> dict[str, str]:
-    """The environment of every child: ours, less what a supervisor set for the launcher, plus the secret options."""
+    """The environment of every child: the launcher's, without a supervisor's variables, plus the secret options."""
     environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
     environ = options.environment(config, environ)
     environ |= {NOTIFY_SOCKET: str(notices), process.PARENT: str(os.getpid()), **directory.environment()}

@@ -171,7 +171,7 @@ class NonBlockingStream(io.TextIOBase):
         self._bytes = 0  # waiting or being written
         self._written = 0
         self._dropped = 0
-        self._reported = 0  # dropped writes that the reader was told of
+        self._reported = 0  # dropped writes that a notice has counted
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write_waiting, name="output", daemon=True)

@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Every option, grouped by section. What was not typed is absent from the parsed namespace."""
+    """Add every option, grouped by section. Options that were not typed are absent from the parsed namespace."""
     parser.add_argument("--config", metavar="FILE.toml", default="", help="file with options, in sections or flat")
     groups = {name: parser.add_argument_group(title) for name, title in TITLES.items()}
     for field in fields():
@@ -83,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def help_text(field: Field) -> str:
-    """What an option is, what it may be, and its default."""
+    """An option's help: its meaning, allowed values and default."""
     default = field.default
     if isinstance(default, bool):
         shown = "on" if default else "off"
@@ -149,8 +149,8 @@ def check_swallowed(typed: Mapping[str, object]) -> None:
         assert isinstance(taken, list | None)
         for each in taken or ():
             if len(each) > 1:
-                told = f"is {each[-1]!r} the model? Name the model in front: MODEL {field.flag} {shlex.join(each)}"
-                raise ConfigError(field.flag, " ".join(each), told)
+                hint = f"is {each[-1]!r} the model? Name the model in front: MODEL {field.flag} {shlex.join(each)}"
+                raise ConfigError(field.flag, " ".join(each), hint)
 
 
 def model_field() -> Field:
@@ -234,7 +234,7 @@ def unknown_key(path: Path, name: str, section: str, known: Mapping[str, Field])
 
 
 def as_toml(effective: Effective) -> str:
-    """The configuration as a file for --config; what was given carries its origin, secrets stand as a comment."""
+    """The configuration as a file for --config, with the origin of each given value; secrets are only mentioned."""
     lines = []
     section = ""
     for field in fields():
@@ -255,7 +255,7 @@ def as_toml(effective: Effective) -> str:
 
 
 def toml_value(value: object) -> str:
-    """A TOML literal: JSON's, but for characters that TOML wants as they are, and DEL, which it does not."""
+    """A TOML literal: that of JSON with characters unescaped, except DEL."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -274,7 +274,7 @@ def arguments(config: Config) -> list[str]:
 
 
 def environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
-    """A child's environment: what is `inherited`, but of secret options those of `config` alone."""
+    """A child's environment: the inherited one, with the secret options of `config` alone."""
     secret = {
         field.variable: str(getattr(getattr(config, field.section), field.name))
         for field in fields()

@@ -1,5 +1,5 @@
-"""What every process sets up before its own work: its log, its signals, its end with the launcher, its exit codes, the
-phases of its start, its background tasks.
+"""The common setup of every process: its log, its signals, its end with the launcher, its exit codes, the phases of its
+start, its background tasks.
 
 When the launcher dies, however it dies, the kernel signals each of its children. A process under systemd or supervisord
 has no launcher and gets no such signal.
@@ -198,12 +198,12 @@ class StartupPhases:
         self.all = [StartupPhase(IMPORTS, time.monotonic() - age())]
 
     def begin(self, name: str) -> None:
-        """A phase that may take long; the supervisor is told."""
+        """A phase that may take long; it is reported to the supervisor."""
         progress(name)
         self.note(name)
 
     def note(self, name: str) -> None:
-        """A phase that the supervisor need not be told of."""
+        """A phase that is not reported."""
         self.all.append(StartupPhase(name, time.monotonic()))
 
     def durations(self, now: float) -> str:
@@ -213,8 +213,8 @@ class StartupPhases:
 
 
 def background_task(work: Coroutine[None, None, None], failed: Callable[[Exception], None]) -> asyncio.Task[None]:
-    """Start `work`, which nobody awaits; the caller cancels it. `failed` gets the error that ends it, if any: without
-    its background tasks a process looks alive and is not."""
+    """Start `work` as a task, which the caller cancels. `failed` gets the error that ends it, if any: without its
+    background tasks a process only looks alive."""
     import asyncio  # the command line imports this module and needs no event loop
 
     def ended(task: asyncio.Task[None]) -> None:

@@ -28,7 +28,7 @@ LOCK = "lock"
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
 LEFTOVERS = tuple([row.pattern for row in RUN_FILES if not row.kept])  # of processes that could not remove them
-LOCK_SECONDS = 10.0  # that a launcher which was killed may take to let go of its lock, on a machine that is overloaded
+LOCK_SECONDS = 10.0  # until a killed launcher has released its lock, on an overloaded machine
 STALE_SECONDS = 60.0  # younger directories may belong to a launcher that has not locked yet
 
 
@@ -154,7 +154,7 @@ def sweep(parent: Path) -> None:
 
 
 def clear(path: Path, *, temporary: bool) -> None:
-    """Remove what a server leaves in its run directory; safe to do twice and from several processes."""
+    """Remove a server's files from its run directory; safe to do twice and from several processes."""
     if temporary:
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -174,15 +174,15 @@ def await_end(pid: int, seconds: float) -> None:
 
 
 def clear_orphan(path: Path, environ: Mapping[str, str] = os.environ) -> None:
-    """What an api process does at its end when its launcher was killed: the launcher's own cleaning, unless another one
-    has come into its place and has files of its own there.
+    """Clean up at the end of an api process whose launcher was killed, unless another launcher has taken over the
+    directory.
 
-    The kernel tells children of a parent's end as soon as the thread that started them is gone; the lock is free a
-    moment later, with the last thread."""
+    The kernel signals children as soon as the thread that started them is gone; the lock is free a moment later, with
+    the last thread."""
     try:
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
-        return  # somebody has been here
+        return  # it is gone already
     if PARENT in environ:
         await_end(int(environ[PARENT]), LOCK_SECONDS)
     if taken(lock):

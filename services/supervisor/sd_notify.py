@@ -63,7 +63,7 @@ def notice_sender() -> socket.socket:
 
 
 def progress(text: str) -> None:
-    """Report a phase of the start. The supervisor extends its start timeout: weights and compilers take their time."""
+    """Report a phase of the start and have the supervisor extend its start timeout."""
     notify(f"STATUS={text}", f"EXTEND_TIMEOUT_USEC={int(PHASE_SECONDS * 1e6)}")
 
 
@@ -156,7 +156,7 @@ def read_error(field: str) -> PenstockError:
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """One datagram: its sender, as the kernel says, and its fields."""
+    """One datagram: its sender, as attested by the kernel, and its fields."""
 
     pid: int
     fields: dict[str, str]

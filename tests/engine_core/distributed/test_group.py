@@ -17,11 +17,11 @@ def test_one_executor_is_first_and_last_and_answers() -> None:
 
 def test_one_exchanges_nothing() -> None:
     x, tokens = torch.randn(3, 5), torch.tensor([4, 5], dtype=torch.int32)
-    assert ALONE.sum(x) is x
-    assert ALONE.join(x, 5) is x
-    ALONE.share(tokens)
+    assert ALONE.all_reduce(x) is x
+    assert ALONE.all_gather(x, 5) is x
+    ALONE.broadcast(tokens)
     assert tokens.tolist() == [4, 5]
-    assert ALONE.least(7) == 7
+    assert ALONE.all_min(7) == 7
 
 
 @pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (1, 3), (4, 2)])
@@ -35,7 +35,7 @@ def test_the_last_stages_first_rank_answers(ranks: int, stages: int) -> None:
 @pytest.mark.parametrize(("size", "width"), [(1, 6), (2, 6), (3, 7), (4, 5)])
 def test_parts_side_by_side_are_what_every_rank_holds(size: int, width: int) -> None:
     whole = torch.randn(2, 9, width)[:, :3]
-    parts = [Group(rank=rank, size=size).part(whole) for rank in range(size)]
+    parts = [Group(rank=rank, size=size).shard(whole) for rank in range(size)]
     assert {part.shape for part in parts} == {(2, 3, -(-width // size))}
     assert all(part.is_contiguous() for part in parts)
     assert torch.equal(torch.cat(parts, -1)[..., :width], whole)

@@ -94,7 +94,7 @@ def differences(group: Group, sizes: Sequence[int], width: int, dtype: torch.dty
             residual = torch.randn(rows, width, generator=common, device=device).to(dtype)
             dawdle(dice)
             found = exchange.add(partial, residual, weight, EPS)
-            expected = add_parts([ordered.sum(partial)], residual, weight, EPS)
+            expected = add_parts([ordered.all_reduce(partial)], residual, weight, EPS)
             different += torch.stack([(one != other).sum() for one, other in zip(found, expected, strict=True)])
         of_norms, of_sums = different.tolist()
         return of_norms, of_sums

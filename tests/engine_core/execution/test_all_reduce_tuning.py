@@ -71,7 +71,7 @@ def test_the_group_has_it_for_the_rows_that_all_ranks_agree_on(
     times: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(Group, "least", lambda group, number: asked.append(number) or min(number, 8))
+    monkeypatch.setattr(Group, "all_min", lambda group, number: asked.append(number) or min(number, 8))
     times += [3.0, 9.0, 4.0, 8.0, 5.0, 7.0]
     memory = Memory()
     exchange = exchange_of(40, memory)

@@ -37,10 +37,11 @@ def member(config: Config, index: int, link) -> None:
     assert generation is not None
     group = begin(config, where, generation, torch.device("cpu"))
     tokens = torch.tensor([index, index + 10], dtype=torch.int32)
-    group.share(tokens)
+    group.broadcast(tokens)
     link.send((
-        group.rank, group.stage, group.answers, group.sum(torch.tensor([1.0 + index])).tolist(),
-        group.join(torch.tensor([[float(index)]]), group.size).tolist(), tokens.tolist(), group.least(index + 3),
+        group.rank, group.stage, group.answers, group.all_reduce(torch.tensor([1.0 + index])).tolist(),
+        group.all_gather(torch.tensor([[float(index)]]), group.size).tolist(), tokens.tolist(),
+        group.all_min(index + 3),
         os.environ["NCCL_NVLS_ENABLE"],
     ))  # fmt: skip
 
