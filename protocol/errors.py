@@ -5,7 +5,7 @@
     │   ├── InvalidRequest           400 invalid_request_error
     │   │   ├── ContextExceeded      400 invalid_request_error, code "context_length_exceeded"
     │   │   ├── GrammarFailure       400 invalid_request_error, code "grammar_failed"
-    │   │   ├── NotBuilt             400 invalid_request_error, code "unsupported"
+    │   │   ├── Unsupported          400 invalid_request_error, code "unsupported"
     │   │   └── UnsupportedSchema    400 invalid_request_error, code "unsupported_schema"
     │   ├── Unauthorized             401 authentication_error
     │   ├── Forbidden                403 permission_error
@@ -76,8 +76,8 @@ class ContextExceeded(InvalidRequest):
         self.limit = limit
 
 
-class NotBuilt(InvalidRequest):
-    """A known parameter that Penstock does not serve yet. Refused, never ignored."""
+class Unsupported(InvalidRequest):
+    """A known parameter or value that Penstock does not support. Refused, never ignored."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param, code="unsupported")

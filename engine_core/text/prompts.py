@@ -17,7 +17,7 @@ from penstock.engine_core.text.rendering import Rendered, Renderer
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.columns import pack, unpack, unpack_token_ids
-from penstock.protocol.errors import ContextExceeded, InvalidRequest, NotBuilt
+from penstock.protocol.errors import ContextExceeded, InvalidRequest, Unsupported
 from penstock.protocol.limits import MAX_BAD_WORD_TOKENS
 from penstock.protocol.messages import (
     Detokenize,
@@ -81,7 +81,7 @@ class Prompter:
             )
             return Prepared(pooled, unpack("i", pooled.token_ids), "")
         if self._limits.headless:
-            raise NotBuilt("this model has no output embedding: it makes vectors and no text", param="model")
+            raise Unsupported("this model has no output embedding: it makes vectors and no text", param="model")
         assert request.chat_template is None or rendered is not None, "a request's template in this process"
         if rendered is None and request.messages is not None:
             rendered = self._renderer.render(request, now)

@@ -171,7 +171,7 @@ def chat_request(
     messages: object, params: SamplingParams | None, model: ModelInfo, *, split: bool = True, **fields: Any
 ) -> Request:
     """The request of a conversation. `fields` are other fields of a chat request; without `split` the output is plain
-    text, as the model wrote it. Raises InvalidRequest or NotBuilt."""
+    text, as the model wrote it. Raises InvalidRequest or Unsupported."""
     tools = None if split else fields.pop("tools", None)
     body = as_chat(params, messages, separate_reasoning=split, **fields)
     submit = chat_submission(body, 0, model, choices(body, 1), TraceContext())
@@ -214,6 +214,6 @@ def embedding_submissions(
 
 
 def score_sheet(data_1: Strings, data_2: Strings, truncate: int | None, model: ModelInfo) -> Sheet:
-    """The pairs of a call. Raises InvalidRequest and NotBuilt."""
+    """The pairs of a call. Raises InvalidRequest and Unsupported."""
     request = ScoreRequest(text_1=data_1, text_2=data_2, truncate_prompt_tokens=truncate)
     return Sheet(request, pairs_of(request), model, TraceContext())

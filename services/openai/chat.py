@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.config import CLAMP_ALL
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Client, Grammar, Reasoning, SubmitText, Tokenize, ToolUse, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
@@ -86,7 +86,7 @@ def chat_submission(
 ) -> SubmitText:
     """The request as the message with id `number`; `clamp` as in `Lengths`.
 
-    Raises InvalidRequest or NotBuilt naming the parameter.
+    Raises InvalidRequest or Unsupported naming the parameter.
     """
     prompt = chat_prompt(request)
     found = submission(request, lengths(request, clamp=clamp), model, n, trace)
@@ -169,7 +169,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chat_prompt(request: ChatRequest | TokenizeRequest) -> ChatPrompt:
-    """The request's conversation. Raises InvalidRequest or NotBuilt naming the message that is wrong."""
+    """The request's conversation. Raises InvalidRequest or Unsupported naming the message that is wrong."""
     continued = bool(request.continue_final_message)
     if continued and request.add_generation_prompt:
         raise InvalidRequest(
@@ -246,16 +246,16 @@ def as_function(call_id: str | None, call: CustomCall) -> dict[str, object]:
 def check_message(message: ChatMessage, path: str) -> None:
     if message.role not in ROLES:
         if message.role == "function":
-            raise NotBuilt(f"{path}.role: function is OpenAI's deprecated form of tool", param=f"{path}.role")
+            raise Unsupported(f"{path}.role: function is OpenAI's deprecated form of tool", param=f"{path}.role")
         allowed = ", ".join(ROLES)
         raise InvalidRequest(
             f"{path}.role: {message.role!r} is not one of {allowed}", param=f"{path}.role", code="invalid_value"
         )
     if message.function_call and given(message.function_call):
         reason = "function_call is OpenAI's deprecated form of tool_calls"
-        raise NotBuilt(f"{path}.{reason}", param=f"{path}.function_call")
+        raise Unsupported(f"{path}.{reason}", param=f"{path}.function_call")
     if message.audio and given(message.audio):
-        raise NotBuilt(f"{path}.audio is not built yet", param=f"{path}.audio")
+        raise Unsupported(f"{path}.audio is not built yet", param=f"{path}.audio")
     if message.tool_calls and message.role != "assistant":
         param = f"{path}.tool_calls"
         raise InvalidRequest(f"{param}: only an assistant calls tools", param=param, code="invalid_value")
@@ -281,7 +281,7 @@ def check_part(part: ContentPart, role: str, place: str) -> None:
         return
     if part.type != "text":
         message = f"{place}.type: {part.type!r} is not built; this server reads text parts only"
-        raise NotBuilt(message, param=f"{place}.type")
+        raise Unsupported(message, param=f"{place}.type")
     if part.text is None:
         raise missing(f"{place}.text")
 

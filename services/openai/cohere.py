@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
@@ -102,16 +102,16 @@ async def embed(app: AppState, context: RequestContext) -> None:
 
 
 def submissions(request: EmbedRequest, model: ModelInfo, trace: TraceContext) -> list[SubmitText]:
-    """A message for each text, without ids. Raises InvalidRequest and NotBuilt naming the field."""
+    """A message for each text, without ids. Raises InvalidRequest and Unsupported naming the field."""
     check_pooler(model)
     check_dimensions(request.output_dimension, model, "output_dimension")
     check_count(len(request.texts), "texts")
     if request.input_type == "image":
-        raise NotBuilt("input_type: 'image' is not built; only text is read", param="input_type")
+        raise Unsupported("input_type: 'image' is not built; only text is read", param="input_type")
     for number, kind in enumerate(request.embedding_types or ()):
         if kind not in BUILT:
             param = f"embedding_types[{number}]"
-            raise NotBuilt(f"{param}: {kind!r} is not built; {', '.join(BUILT)} are", param=param)
+            raise Unsupported(f"{param}: {kind!r} is not built; {', '.join(BUILT)} are", param=param)
     asked = truncated(request)
     before = {"search_query": model.pooler.query, "search_document": model.pooler.document}.get(request.input_type, "")
     return [

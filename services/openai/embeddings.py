@@ -16,7 +16,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Pooling, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import OutputCollector
@@ -92,11 +92,11 @@ class Pooled(msgspec.Struct, frozen=True):
 
 
 def check_fields(body: bytes, served: Collection[str] = ()) -> None:
-    """Raise NotBuilt for a field that is refused, unless it is one of `served`, and asks for something. `body` is a
+    """Raise Unsupported for a field that is refused, unless it is one of `served`, and asks for something. `body` is a
     JSON object."""
     for name, raw in decoding.decode(body, FIELDS).items():
         if name in REFUSED and name not in served and bytes(raw).strip() != b"null":
-            raise NotBuilt(f"{name} is not built: {REFUSED[name]}", param=name)
+            raise Unsupported(f"{name} is not built: {REFUSED[name]}", param=name)
 
 
 def texts_of(
@@ -278,9 +278,9 @@ def text_submission(
 
 
 def check_pooler(model: ModelInfo) -> None:
-    """Raise NotBuilt if no vectors can be made with this model."""
+    """Raise Unsupported if no vectors can be made with this model."""
     if model.pooler.unpooled:
-        raise NotBuilt(f"this model makes no vectors here: {model.pooler.unpooled}", param="model")
+        raise Unsupported(f"this model makes no vectors here: {model.pooler.unpooled}", param="model")
 
 
 def vectors(request: EmbeddingRequest, found: Sequence[Vector], model: ModelInfo) -> list[Vector]:

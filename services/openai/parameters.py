@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Grammar, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai import validation as decoding
@@ -169,7 +169,7 @@ class UsageWanted(msgspec.Struct, frozen=True):
 
 
 def wants_usage(request: GenerationRequest) -> UsageWanted:
-    """As the stream's options say. Raises InvalidRequest for options without a stream, NotBuilt."""
+    """As the stream's options say. Raises InvalidRequest for options without a stream, Unsupported."""
     options = request.stream_options
     if options is None:
         return UsageWanted()
@@ -179,7 +179,7 @@ def wants_usage(request: GenerationRequest) -> UsageWanted:
         )
     if options.include_obfuscation:
         param = "stream_options.include_obfuscation"
-        raise NotBuilt(f"{param} is not built yet", param=param)
+        raise Unsupported(f"{param} is not built yet", param=param)
     included = bool(options.include_usage)
     return UsageWanted(included, included and bool(options.continuous_usage_stats))
 
@@ -305,14 +305,14 @@ def check_unsupported(
     reasons: Mapping[str, str],
     n: int = 1,
 ) -> None:
-    """Raise NotBuilt, with what `reasons` says, for the first parameter of `table` that asks for something. `best_of`
+    """Raise Unsupported, with the text in `reasons`, for the first parameter of `table` that has an effect. `best_of`
     passes when it equals `n`."""
     for name, raw in fields.items():
         neutral = table.get(name)
         if neutral is None:
             continue
         if len(raw) > LONGEST_NEUTRAL or not is_neutral(decoding.decode(raw, VALUE, name), name, neutral, n):
-            raise NotBuilt(reasons.get(name, f"{name} is not built yet"), param=name)
+            raise Unsupported(reasons.get(name, f"{name} is not built yet"), param=name)
 
 
 def is_neutral(value: object, name: str, neutral: tuple[object, ...], n: int) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Pooling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
@@ -151,13 +151,13 @@ async def rerank(app: AppState, context: RequestContext, *, documents: bool = Tr
 class Sheet:
     """Pairs that are to be scored: the messages that it takes, without ids, and what their vectors mean.
 
-    By cosine each different text is asked for once; by yes_no each pair is. Raises NotBuilt for a model whose scores
+    By cosine each different text is asked for once; by yes_no each pair is. Raises Unsupported for a model whose scores
     cannot be made.
     """
 
     def __init__(self, request: VectorRequest, pairs: Sequence[Pair], model: ModelInfo, trace: TraceContext) -> None:
         if model.pooler.unscored:
-            raise NotBuilt(f"this model scores nothing here: {model.pooler.unscored}", param="model")
+            raise Unsupported(f"this model scores nothing here: {model.pooler.unscored}", param="model")
         self._answers = model.pooler.scorer == "yes_no"
         self._places: dict[str, int] = {}  # of each text among the messages
         self._pairs = pairs

@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Grammar
 from penstock.services.openai.schema import UNREAD, GenerationRequest, OptionalJson
 from penstock.services.openai.validation import decode, given
@@ -126,7 +126,7 @@ def structured_outputs(raw: msgspec.Raw, name: str) -> Grammar | None:
     form = decode(raw, OUTPUTS, name)
     if form.disable_additional_properties:
         path = f"{name}.disable_additional_properties"
-        raise NotBuilt(f"{path} is not built; the schema says it with additionalProperties", param=path)
+        raise Unsupported(f"{path} is not built; the schema says it with additionalProperties", param=path)
     found = []
     for kind, read in KINDS.items():
         part = getattr(form, kind)

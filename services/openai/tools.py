@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import CustomInput, ToolUse
 from penstock.services.openai.schema import ChatRequest, OptionalJson
 from penstock.services.openai.validation import check_depth, decode, given, misfit
@@ -127,7 +127,7 @@ CHOICE = msgspec.json.Decoder(Literal["none", "auto", "required"] | ToolChoice)
 
 
 def tools_asked(request: ChatRequest) -> Asked:
-    """Raises InvalidRequest and NotBuilt naming the field. Under `none` the model is not shown the tools."""
+    """Raises InvalidRequest and Unsupported naming the field. Under `none` the model is not shown the tools."""
     functions = functions_of(request.tools)
     choice = decode(request.tool_choice, CHOICE, "tool_choice") if given(request.tool_choice) else "auto"
     if not functions or choice == "none":
@@ -164,7 +164,7 @@ def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> list[Function]:
         place = f"tools[{number}]"
         if tool.type not in ("function", "custom"):
             message = f"{place}.type: {tool.type!r} is not supported; tools of type function and custom are"
-            raise NotBuilt(message, param=f"{place}.type")
+            raise Unsupported(message, param=f"{place}.type")
         given_tool = tool.function if tool.type == "function" else tool.custom
         if given_tool is None:
             raise missing(f"{place}.{tool.type}")

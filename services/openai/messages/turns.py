@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Grammar, Reasoning
 from penstock.services.openai.chat import ChatPrompt, template_arguments
 from penstock.services.openai.messages.request import (
@@ -44,7 +44,7 @@ HIGHEST: Mapping[str, str] = {"max": "xhigh"}  # what chats call Anthropic's oth
 
 
 def message_prompt(request: MessageRequest | CountRequest, max_tokens: int) -> ChatPrompt:
-    """The conversation of a message, whose answer has `max_tokens` at most. Raises InvalidRequest and NotBuilt naming
+    """The conversation of a message, answered with `max_tokens` at most. Raises InvalidRequest and Unsupported naming
     the field."""
     thinking = request.thinking
     budget = request.thinking_token_budget if isinstance(request, MessageRequest) else None
@@ -142,7 +142,7 @@ def tools_of(tools: Sequence[ToolDefinition]) -> list[tuple[Function, dict[str, 
         if tool.type not in (None, "custom"):
             param = f"{place}.type"
             message = f"{param}: {tool.type!r} is a tool of Anthropic's servers; this one serves tools of the client's"
-            raise NotBuilt(message, param=param)
+            raise Unsupported(message, param=param)
         if not given(tool.input_schema):
             raise missing(f"{place}.input_schema")
         check_schema(tool.input_schema, f"{place}.input_schema")
@@ -229,7 +229,7 @@ def texts(blocks: list[InputBlock], place: str) -> str:
 
 
 def text_of(block: InputBlock, path: str) -> str:
-    """What a block says. Raises NotBuilt for one that holds no text, InvalidRequest for one that lacks something."""
+    """What a block says. Raises Unsupported for one that holds no text, InvalidRequest for one that lacks something."""
     match block.type:
         case "text":
             return text_needed(block.text, f"{path}.text")
@@ -239,7 +239,7 @@ def text_of(block: InputBlock, path: str) -> str:
             title, source = text_needed(block.title, f"{path}.title"), text_needed(block.source, f"{path}.source")
             said = said_by(needed(block.content, f"{path}.content"), f"{path}.content")
             return element("search_result", title=title, source=source, content=said)
-    raise NotBuilt(f"{path}.type: {block.type!r} is not built; this server reads text only", param=f"{path}.type")
+    raise Unsupported(f"{path}.type: {block.type!r} is not built; this server reads text only", param=f"{path}.type")
 
 
 def document(block: InputBlock, path: str) -> str:
@@ -255,7 +255,7 @@ def document(block: InputBlock, path: str) -> str:
         said = said_by(needed(source.content, f"{place}.content"), f"{place}.content")
     else:
         message = f"{place}.type: {source.type!r} is not built; documents of type text and content are read"
-        raise NotBuilt(message, param=f"{place}.type")
+        raise Unsupported(message, param=f"{place}.type")
     return element("document", title=block.title, context=block.context, content=said)
 
 

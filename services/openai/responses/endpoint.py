@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Message, Send
 
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai import generation
 from penstock.services.openai.app_state import AppState
@@ -65,7 +65,7 @@ class Kept:
 async def get_response(app: AppState, context: RequestContext) -> None:
     """A response that is kept."""
     if stream_asked(context):
-        raise NotBuilt("a response that was made cannot be streamed again", param="stream")
+        raise Unsupported("a response that was made cannot be streamed again", param="stream")
     await context.send_json((await app.responses.get(context.path_params["id"])).answer)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.services.openai.chat import as_function
 from penstock.services.openai.responses.request import ROLES, Item, Part, ResponseTool
 from penstock.services.openai.responses.tools import flat, needed
@@ -45,7 +45,7 @@ class History:
     """The conversation as chat messages. `ignored` is what of it says nothing to this server's model."""
 
     def __init__(self, items: list[Item]) -> None:
-        """Raises InvalidRequest or NotBuilt naming the item that is wrong."""
+        """Raises InvalidRequest or Unsupported naming the item that is wrong."""
         self.messages: Messages = []
         self.ignored: list[str] = []
         for number, item in enumerate(items):
@@ -334,5 +334,5 @@ def summary_of(item: Item) -> str:
     return said or unsealed(item.encrypted_content) or ""
 
 
-def refusal(param: str, kind: str) -> NotBuilt:
-    return NotBuilt(f"{param}: {kind!r} is not supported; {REASONS.get(kind, 'no such item is known')}", param=param)
+def refusal(param: str, kind: str) -> Unsupported:
+    return Unsupported(f"{param}: {kind!r} is not supported; {REASONS.get(kind, 'no such item is known')}", param=param)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.services.openai.responses.request import ResponseTool, ResponseToolChoice
 from penstock.services.openai.tools import (
     Choice,
@@ -104,7 +104,7 @@ def flat(name: str, namespace: str | None) -> str:
 
 
 def toolbox(tools: Sequence[tuple[str, ResponseTool]]) -> Toolbox:
-    """Each tool comes with its place in the request. Raises InvalidRequest and NotBuilt naming what is wrong."""
+    """Each tool comes with its place in the request. Raises InvalidRequest and Unsupported naming what is wrong."""
     functions, template, names, shown, ignored = [], [], {}, [], []
     for place, tool in tools:
         if BUILT_IN.fullmatch(tool.type):
@@ -112,7 +112,7 @@ def toolbox(tools: Sequence[tuple[str, ResponseTool]]) -> Toolbox:
             continue
         if tool.type not in ("function", "custom", "namespace"):
             message = f"{place}.type: {tool.type!r} is not supported; function, custom and namespace are"
-            raise NotBuilt(message, param=f"{place}.type")
+            raise Unsupported(message, param=f"{place}.type")
         shown.append(shown_of(tool, place))
         for inner_place, inner, namespace in members(tool, place):
             name = flat(needed(inner.name, f"{inner_place}.name"), namespace)
@@ -134,7 +134,7 @@ def members(tool: ResponseTool, place: str) -> Iterator[tuple[str, ResponseTool,
         inner_place = f"{place}.tools[{number}]"
         if inner.type not in ("function", "custom"):
             message = f"{inner_place}.type: {inner.type!r} is not supported; function and custom are"
-            raise NotBuilt(message, param=f"{inner_place}.type")
+            raise Unsupported(message, param=f"{inner_place}.type")
         yield inner_place, inner, needed(tool.name, f"{place}.name")
 
 
@@ -185,7 +185,7 @@ def one_shown(tool: ResponseTool, place: str) -> ToolShown | CustomShown:
 
 
 def choice_of(choice: str | ResponseToolChoice | None, tools: Toolbox) -> Choice:
-    """`tool_choice`. Raises InvalidRequest and NotBuilt naming what is wrong."""
+    """`tool_choice`. Raises InvalidRequest and Unsupported naming what is wrong."""
     if choice is None or isinstance(choice, str):
         return Choice(mode=choice or "auto")
     if choice.type in ("function", "custom"):
@@ -193,7 +193,7 @@ def choice_of(choice: str | ResponseToolChoice | None, tools: Toolbox) -> Choice
         return Choice(mode="required", named=((name, "tool_choice.name"),), one=True)
     if choice.type != "allowed_tools":
         message = f"tool_choice.type: {choice.type!r} is not supported; function, custom and allowed_tools are"
-        raise NotBuilt(message, param="tool_choice.type")
+        raise Unsupported(message, param="tool_choice.type")
     allowed: list[tuple[str, str]] = []
     for number, tool in enumerate(choice.tools or ()):
         place = f"tool_choice.tools[{number}]"
@@ -201,7 +201,7 @@ def choice_of(choice: str | ResponseToolChoice | None, tools: Toolbox) -> Choice
             continue
         if tool.type not in ("function", "custom", "namespace"):
             message = f"{place}.type: {tool.type!r} is not supported; function, custom and namespace are"
-            raise NotBuilt(message, param=f"{place}.type")
+            raise Unsupported(message, param=f"{place}.type")
         name = needed(tool.name, f"{place}.name")
         if tool.type != "namespace":
             allowed.append((flat(name, tool.namespace), f"{place}.name"))

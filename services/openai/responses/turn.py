@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.config import CLAMP_ALL, ApiConfig
-from penstock.protocol.errors import InvalidRequest, NotBuilt, NotFound, RequestError
+from penstock.protocol.errors import InvalidRequest, NotFound, RequestError, Unsupported
 from penstock.protocol.messages import Finish, Grammar, PieceKind, Reasoning, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import OutputCollector, Segment
@@ -69,7 +69,7 @@ class Turn:
     def __init__(
         self, request: ResponseRequest, store: ResponseStore, name: str, earlier: Messages | None = None
     ) -> None:
-        """`earlier` is the conversation that it goes on from. Raises InvalidRequest and NotBuilt naming the field."""
+        """`earlier` is the conversation so far. Raises InvalidRequest and Unsupported naming the field."""
         check_options(request, store)
         self.request = request
         self.id = store.new_id()
@@ -205,16 +205,16 @@ def check_options(request: ResponseRequest, store: ResponseStore) -> None:
             raise InvalidRequest(message, param="stream_options", code="invalid_value")
         if request.stream_options.include_obfuscation:
             param = "stream_options.include_obfuscation"
-            raise NotBuilt(f"{param} is not built yet", param=param)
+            raise Unsupported(f"{param} is not built yet", param=param)
     if not request.background:
         return
     if request.stream:
-        raise NotBuilt(
+        raise Unsupported(
             "background is not built for streams; retrieve the response when it is ready", param="background"
         )
     if store.shared:
         message = "background needs a server with --api-processes 1, where whoever asks finds who runs it"
-        raise NotBuilt(message, param="background")
+        raise Unsupported(message, param="background")
     if request.store is False or not store.keeps:
         message = "background needs a response that is kept" + ("" if store.keeps else "; this server keeps none")
         raise InvalidRequest(message, param="background", code="invalid_value")
@@ -244,7 +244,7 @@ def without_effect(request: ResponseRequest) -> tuple[str, ...]:
 
 
 def response_prompt(request: ResponseRequest, messages: Messages, tools: Toolbox) -> ChatPrompt:
-    """The conversation of a response. Raises InvalidRequest and NotBuilt naming the field."""
+    """The conversation of a response. Raises InvalidRequest and Unsupported naming the field."""
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
     choice = choice_of(request.tool_choice, tools)
     conversation = [*instructions, *messages]

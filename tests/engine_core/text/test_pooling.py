@@ -12,7 +12,7 @@ from penstock.engine_core.text.pooling import pooled_submission
 from penstock.engine_core.text.prompts import Prompter, PromptLimits
 from penstock.engine_core.text.template import read_template
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary, read_vocabulary
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Client, Pooling, Sampling, SubmitText
 
 LENGTH = 64
@@ -124,7 +124,7 @@ def test_a_model_without_an_output_embedding_makes_vectors_and_no_text(vocabular
     limits = PromptLimits(vocab_size=4000, max_model_len=LENGTH, eos_token_ids=(), headless=True)
     prompter = Prompter(vocabulary, read_template(demo_folder(), vocabulary.names, ""), limits)
     text = SubmitText(id=1, prompt=TEXT, sampling=Sampling())
-    with pytest.raises(NotBuilt, match="no output embedding"):
+    with pytest.raises(Unsupported, match="no output embedding"):
         prompter.prepare(text, 0.0)
     pooling = Pooling(kind="last", param="input")
     made = prompter.prepare(SubmitText(id=1, prompt=TEXT, sampling=Sampling(), pooling=pooling), 0.0)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import SubmitText
 from penstock.services.openai.parameters import UNSUPPORTED_IN_COMPLETIONS, check_unsupported
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
@@ -78,7 +78,7 @@ async def test_fields_are_those_of_the_body() -> None:
     for body in ({"regex": LONG_TEXT, "top_logprobs": 2}, {"regex": "a", "top_logprobs": 2}):
         members = await of(body)
         assert set(members.fields) == {"prompt", "messages", *body}
-        with pytest.raises(NotBuilt, match="top_logprobs"):
+        with pytest.raises(Unsupported, match="top_logprobs"):
             check_unsupported(members.fields, UNSUPPORTED_IN_COMPLETIONS, {}, 1)
 
 

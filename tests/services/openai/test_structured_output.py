@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.protocol.errors import InvalidRequest, NotBuilt
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Finish, Grammar, SubmitText
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.structured_output import FORMS, grammar_of
@@ -153,7 +153,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
 
 def test_what_is_not_built_is_refused() -> None:
     refused = error(structured_outputs={"json": {}, "disable_additional_properties": True})
-    assert isinstance(refused, NotBuilt)
+    assert isinstance(refused, Unsupported)
     assert refused.param == "structured_outputs.disable_additional_properties"
 
 
