@@ -107,7 +107,8 @@ def passes(
     spec = read_spec(folder)
     model = build(spec, dtype, device, CONTEXT, group=group)
     load(model, folder, "dummy", 1)
-    sizes = 1 + max(batches) * CONTEXT // PAGE, PAGE, model.placement.kv_heads(spec.kv_heads), spec.head_dim
+    kv_heads = model.placement.kv_heads(spec.attention.kv_heads)
+    sizes = 1 + max(batches) * CONTEXT // PAGE, PAGE, kv_heads, spec.attention.head_dim
     cache = [(torch.zeros(sizes, dtype=dtype, device=device),) * 2 for _ in range(spec.layers)]
     found = []
     for rows in batches:

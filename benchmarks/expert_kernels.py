@@ -64,11 +64,11 @@ def candidates(tokens: int, model: Model) -> list[ExpertTiling]:
     tall = (64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (128, 64, 8, 4), (128, 64, 4, 4)
     high = (128, 64, 8, 3), (128, 64, 8, 4), (64, 64, 4, 4), (64, 128, 8, 3)
     if mean <= 16:
-        found += [paired(Tiling(rows, *form, swapped=True)) for rows in (8, 16, 32) for form in low]
+        found += [paired(Tiling(rows, *form, swap_ab=True)) for rows in (8, 16, 32) for form in low]
     if 2 <= mean <= 64:
-        found += [paired(Tiling(64, *form, described=boxes)) for form in tall for boxes in (False, True)]
+        found += [paired(Tiling(64, *form, tma=boxes)) for form in tall for boxes in (False, True)]
     if mean >= 16:
-        found += [paired(Tiling(128, *form, described=boxes)) for form in high for boxes in (False, True)]
+        found += [paired(Tiling(128, *form, tma=boxes)) for form in high for boxes in (False, True)]
     return list(dict.fromkeys(found))
 
 

@@ -147,7 +147,7 @@ def tilings(rows: Rows) -> list[Tiling]:
     splits = sorted({min(most, splits) for splits in (1, 2, 4, 8, 16, 32, 64)})
     forms = [(16, 64, 2, 4), (16, 64, 4, 4), (16, 128, 4, 3), (16, 128, 2, 3)]
     return [
-        Tiling(lines, keys, count, warps, stages, by_row=True, least=64)
+        Tiling(lines, keys, count, warps, stages, by_row=True, min_split_keys=64)
         for count in splits
         for lines, keys, warps, stages in forms
     ]
@@ -155,7 +155,8 @@ def tilings(rows: Rows) -> list[Tiling]:
 
 def name_of(tiling: Tiling) -> str:
     kind = "by row" if tiling.by_row else "tiles"
-    return f"{kind} {tiling.lines}x{tiling.keys} split {tiling.splits} warps {tiling.warps} stages {tiling.stages}"
+    size = f"{tiling.block_m}x{tiling.block_n}"
+    return f"{kind} {size} split {tiling.programs} warps {tiling.warps} stages {tiling.stages}"
 
 
 def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figure]:

@@ -72,16 +72,16 @@ class Cost(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, spec: ModelSpec, chip: Chip) -> Cost:
-        projections = spec.hidden * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
+        projections = spec.hidden * spec.attention.head_dim * (2 * spec.attention.heads + 2 * spec.attention.kv_heads)
         experts = spec.experts
         sparse = 0 if experts is None else sum(experts.layers)
-        layers = spec.layers * projections + (spec.layers - sparse) * 3 * spec.hidden * spec.intermediate
+        layers = spec.layers * projections + (spec.layers - sparse) * 3 * spec.hidden * spec.mlp.intermediate
         return cls(
             chip=chip,
             layer_weights=layers + (0 if experts is None else sparse * spec.hidden * experts.count),
             head_weights=spec.hidden * spec.vocab_size,
-            attention=4 * spec.layers * spec.heads * spec.head_dim,
-            cache_bytes=2 * TWO_BYTES * spec.layers * spec.kv_heads * spec.head_dim,
+            attention=4 * spec.layers * spec.attention.heads * spec.attention.head_dim,
+            cache_bytes=2 * TWO_BYTES * spec.layers * spec.attention.kv_heads * spec.attention.head_dim,
             expert_weights=0 if experts is None else sparse * expert_weights(spec, experts),
             experts=0 if experts is None else experts.count,
             chosen=0 if experts is None else experts.chosen,

@@ -32,14 +32,14 @@ from benchmarks.linear_shapes import MODELS, Model, Product, candidates, product
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.attention import paged_attention
 from penstock.kernels.linear import gated_linear, linear
-from penstock.kernels.linear_hopper import multiply_ring
-from penstock.kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling
-from penstock.kernels.linear_triton import multiply_described, multiply_tiles, multiply_vector
+from penstock.kernels.linear_hopper import multiply_pipelined
+from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, choose_tiling
+from penstock.kernels.linear_triton import multiply_tiles, multiply_tma, multiply_vector
 from penstock.kernels.norm import add_rms_norm
 from penstock.kernels.records import AttentionBatch, Rotation
 from penstock.kernels.rope import rotate_and_store
 
-Way = Tiling | VectorTiling | RingTiling
+Way = Tiling | VectorTiling | PipelinedTiling
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (1024, 8192)
 CONTEXT, BLOCK = 64, 16  # keys of each row of a decode step: products are the matter here
@@ -100,10 +100,10 @@ def call(product: Product, x: Tensor, weight: Tensor, tiling: Way | None) -> Ten
         return silu_mul(found) if product.gated else found
     if isinstance(tiling, VectorTiling):
         return multiply_vector(x, weight, None, tiling, gated=product.gated)
-    if isinstance(tiling, RingTiling):
-        return multiply_ring(x, weight, None, tiling, gated=product.gated)
+    if isinstance(tiling, PipelinedTiling):
+        return multiply_pipelined(x, weight, None, tiling, gated=product.gated)
     fused = product.gated and tiling.gated
-    found = (multiply_described if tiling.described else multiply_tiles)(x, weight, None, tiling, gated=fused)
+    found = (multiply_tma if tiling.tma else multiply_tiles)(x, weight, None, tiling, gated=fused)
     return silu_mul(found) if product.gated and not fused else found
 
 
@@ -168,14 +168,15 @@ def measure(
 def describe(tiling: Way) -> str:
     if isinstance(tiling, VectorTiling):
         return f"vector {tiling.outputs}x{tiling.inputs} w{tiling.warps}"
-    if isinstance(tiling, RingTiling):
+    if isinstance(tiling, PipelinedTiling):
         return f"ring w{tiling.warps} s{tiling.stages}"
     marks = "".join(
         mark
-        for mark, there in (("s", tiling.swapped), ("d", tiling.described), ("f", tiling.flat), ("g", tiling.gated))
+        for mark, there in (("s", tiling.swap_ab), ("d", tiling.tma), ("f", tiling.flat), ("g", tiling.gated))
         if there
     )
-    return f"{tiling.rows}x{tiling.outputs}x{tiling.inputs} w{tiling.warps} s{tiling.stages} r{tiling.resident} {marks}"
+    size = f"{tiling.rows}x{tiling.outputs}x{tiling.inputs}"
+    return f"{size} w{tiling.warps} s{tiling.stages} r{tiling.ctas_per_sm} {marks}"
 
 
 class Layers:
@@ -241,7 +242,7 @@ def without_overlap() -> Iterator[None]:
     """Every kernel as it would be launched on a GPU before Hopper."""
     with ExitStack() as patches:
         for name in ("activation", "linear", "norm", "rope"):
-            patches.enter_context(mock.patch(f"penstock.kernels.{name}_triton.overlaps", return_value=False))
+            patches.enter_context(mock.patch(f"penstock.kernels.{name}_triton.supports_pdl", return_value=False))
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.kernels.linear_tilings import RING_ROWS, RingTiling, Tiling, VectorTiling
+from penstock.kernels.linear_tilings import PIPELINED_ROWS, PipelinedTiling, Tiling, VectorTiling
 
 
 class Model(NamedTuple):
@@ -58,18 +58,18 @@ def work(product: Product, rows: int, itemsize: int = 2) -> tuple[int, int]:
     return itemsize * size, 2 * rows * product.outputs * product.inputs
 
 
-def candidates(rows: int, gated: bool) -> list[Tiling | VectorTiling | RingTiling]:
+def candidates(rows: int, gated: bool) -> list[Tiling | VectorTiling | PipelinedTiling]:
     """Tilings worth trying for so many rows."""
     tiles = few_rows(8 if rows <= 8 else 16) if rows <= 16 else some_rows(rows) if rows <= 512 else many_rows()
     if gated:  # both products in one kernel, or the gate in a kernel of its own
         fused = [tile for tile in tiles if tile.gated and 2 * tile.rows * tile.outputs <= 64 * 256]
         tiles = [*fused, *(replace(tile, gated=False) for tile in tiles)]
-    rings = rings_of() if rows <= RING_ROWS else []
+    rings = rings_of() if rows <= PIPELINED_ROWS else []
     return list(dict.fromkeys([*(vectors() if rows == 1 else ()), *rings, *tiles]))
 
 
-def rings_of() -> list[RingTiling]:
-    return [RingTiling(RING_ROWS, warps, stages) for warps in (1, 2, 4) for stages in (2, 3, 4, 6, 8)]
+def rings_of() -> list[PipelinedTiling]:
+    return [PipelinedTiling(PIPELINED_ROWS, warps, stages) for warps in (1, 2, 4) for stages in (2, 3, 4, 6, 8)]
 
 
 def vectors() -> list[VectorTiling]:
@@ -87,32 +87,32 @@ def few_rows(height: int) -> list[Tiling]:
         *((32, 128, 4, 5), (32, 256, 4, 4), (64, 64, 4, 8), (64, 128, 4, 4), (64, 128, 4, 6)),
     )
     boxes = ((64, 128, 4, 6, 1), (64, 128, 4, 5, 2), (64, 256, 4, 5, 1), (128, 128, 4, 5, 1), (64, 64, 4, 6, 4))
-    plain = [Tiling(height, *form, swapped=True) for form in forms]
-    return plain + [described(height, *box, swapped=True) for box in boxes]
+    plain = [Tiling(height, *form, swap_ab=True) for form in forms]
+    return plain + [tma_tiling(height, *box, swap_ab=True) for box in boxes]
 
 
 def some_rows(rows: int) -> list[Tiling]:
     if rows <= 64:
         height = 32 if rows <= 32 else 64
         forms = ((32, 128, 4, 6, 2), (64, 128, 4, 4, 2), (64, 128, 4, 6, 2), (128, 128, 4, 4, 2), (128, 64, 4, 6, 2))
-        found = [described(height, *form) for form in forms if height == 64]
-        found += [described(height, *form, swapped=True) for form in forms if form[0] > 32]
-        return [*found, Tiling(height, 64, 128, 4, 4, swapped=True), Tiling(height, 128, 64, 4, 5, swapped=True)]
+        found = [tma_tiling(height, *form) for form in forms if height == 64]
+        found += [tma_tiling(height, *form, swap_ab=True) for form in forms if form[0] > 32]
+        return [*found, Tiling(height, 64, 128, 4, 4, swap_ab=True), Tiling(height, 128, 64, 4, 5, swap_ab=True)]
     tall = (
         *((64, 64, 128, 4, 6, 2), (64, 128, 128, 4, 4, 1), (64, 128, 64, 4, 6, 2), (128, 64, 128, 4, 4, 1)),
         *((128, 128, 64, 4, 5, 1), (128, 128, 64, 8, 5, 1), (256, 128, 64, 8, 4, 1), (128, 256, 64, 8, 4, 1)),
         *((128, 128, 64, 8, 3, 2), (128, 64, 64, 4, 4, 2), (128, 128, 128, 8, 3, 1), (64, 256, 64, 8, 5, 1)),
     )
-    upright = [described(*form) for form in tall]
-    return upright + [described(*form, swapped=True) for form in tall if form[0] < 256]
+    upright = [tma_tiling(*form) for form in tall]
+    return upright + [tma_tiling(*form, swap_ab=True) for form in tall if form[0] < 256]
 
 
 def many_rows() -> list[Tiling]:
     forms = ((128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (128, 128, 64, 8, 5))
-    return [Tiling(*form, described=True, gated=False, flat=True) for form in forms]
+    return [Tiling(*form, tma=True, gated=False, flat=True) for form in forms]
 
 
-def described(
-    rows: int, outputs: int, inputs: int, warps: int, stages: int, resident: int, *, swapped: bool = False
+def tma_tiling(
+    rows: int, outputs: int, inputs: int, warps: int, stages: int, ctas_per_sm: int, *, swap_ab: bool = False
 ) -> Tiling:
-    return Tiling(rows, outputs, inputs, warps, stages, swapped=swapped, described=True, resident=resident)
+    return Tiling(rows, outputs, inputs, warps, stages, swap_ab=swap_ab, tma=True, ctas_per_sm=ctas_per_sm)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import overlaps
+from penstock.kernels.launch import begin_pdl, supports_pdl
 
 TILE = 1024
 
@@ -17,19 +17,17 @@ def silu_mul_rows(gate_up: Tensor) -> Tensor:
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
     out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-    ahead = overlaps(gate_up.device)
+    pdl = supports_pdl(gate_up.device)
     silu_mul_kernel[(tokens, triton.cdiv(width, TILE))](
-        gate_up, out, gate_up.stride(0), WIDTH=width, TILE=TILE, AHEAD=ahead, launch_pdl=ahead
+        gate_up, out, gate_up.stride(0), WIDTH=width, TILE=TILE, PDL=pdl, launch_pdl=pdl
     )
     return out
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr):
+def silu_mul_kernel(gate_up, out, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr):
     """Part of one row, in fp32, rounded once."""
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin_pdl(PDL)
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * TILE + tl.arange(0, TILE)
     there = places < WIDTH

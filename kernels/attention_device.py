@@ -21,10 +21,10 @@ from penstock.kernels.attention_tiling import (
     invariant_tiling,
     low_tiling,
     tall_tiling,
-    wants_cuts,
+    wants_split_k,
 )
 from penstock.kernels.attention_triton import attend_tiles
-from penstock.kernels.launch import processors
+from penstock.kernels.launch import num_sms
 from penstock.kernels.records import AttentionBatch
 
 SharedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float], Tensor]
@@ -41,7 +41,7 @@ def attend_pages(
     """
     shape = shape_of(q, k_pages, batch, window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    by_row, chunks, shortest = launches(shape, batch.invariant, processors(q.device))
+    by_row, chunks, shortest = launches(shape, batch.invariant, num_sms(q.device))
     schedule = None
     stream = shared_attention(q, k_pages, batch, window)
     if stream is not None:
@@ -49,7 +49,7 @@ def attend_pages(
     if by_row is not None:
         attend_tiles(q, k_pages, v_pages, out, batch, scale, window, by_row, schedule=schedule)
     if chunks is not None:
-        general = batch.invariant or wants_cuts(shape, processors(q.device))
+        general = batch.invariant or wants_split_k(shape, num_sms(q.device))
         attend = None if general else chunk_attention(q, k_pages, window)
         if attend is not None:
             attend(q, k_pages, v_pages, out, batch, scale, shortest)
@@ -59,17 +59,17 @@ def attend_pages(
 
 
 @lru_cache(maxsize=256)  # a step's layers ask the same
-def launches(shape: Shape, invariant: bool, processors: int) -> tuple[Tiling | None, Tiling | None, int]:
+def launches(shape: Shape, invariant: bool, num_sms: int) -> tuple[Tiling | None, Tiling | None, int]:
     """How rows of few queries are cut, how chunks are, and the fewest queries of what the latter launch serves."""
     if invariant:
-        tiling = invariant_tiling(shape, processors)
+        tiling = invariant_tiling(shape, num_sms)
         return (tiling, None, 1) if tiling.by_row else (None, tiling, 1)
     if shape.max_query * shape.group <= max(PACKED, shape.group):
-        return low_tiling(shape, shape.max_query, processors), None, 1
+        return low_tiling(shape, shape.max_query, num_sms), None, 1
     if shape.rows == 1:
-        return None, tall_tiling(shape, processors), 1
+        return None, tall_tiling(shape, num_sms), 1
     few = max(LOW // shape.group, 1)
-    return low_tiling(shape, few, processors), tall_tiling(shape, processors), few + 1
+    return low_tiling(shape, few, num_sms), tall_tiling(shape, num_sms), few + 1
 
 
 def chunk_attention(q: Tensor, k_pages: Tensor, window: int) -> ChunkAttention | None:
@@ -111,4 +111,4 @@ def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> 
 
 def arrival_counters(device: torch.device) -> Tensor:
     """Zeros for `AttentionBatch.arrivals`, enough for any batch: the kernels leave them zero."""
-    return torch.zeros(max(COUNTERS, WAVES * processors(device)), dtype=torch.int32, device=device)
+    return torch.zeros(max(COUNTERS, WAVES * num_sms(device)), dtype=torch.int32, device=device)

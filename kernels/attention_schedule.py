@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import overlaps
+from penstock.kernels.launch import supports_pdl
 from penstock.kernels.records import AttentionBatch
 
 ROWS = 256  # whose tiles are listed at once, so that one kernel serves steps of any number of rows
@@ -31,11 +31,11 @@ def schedule_units(batch: AttentionBatch, block_size: int, keys: int, together: 
     """
     rows = len(batch.context)
     found = torch.empty(HEADER + rows + 1, dtype=torch.int32, device=batch.context.device)
-    ahead = overlaps(found.device)
+    pdl = supports_pdl(found.device)
     schedule_kernel[(1,)](
         batch.query_start, batch.context, batch.slots, batch.block_tables, found, rows, batch.block_tables.stride(0),
         TILE=triton.next_power_of_2(rows), BLOCK_SIZE=block_size, KEYS=keys, TOGETHER=together, FEW_ROWS=FEW_ROWS,
-        SHORT=SHORT, BLOCKS=BLOCKS, AHEAD=ahead, num_warps=8, launch_pdl=ahead,
+        SHORT=SHORT, BLOCKS=BLOCKS, PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
     return found
 
@@ -60,20 +60,20 @@ def list_tiles(batch: AttentionBatch, tokens: int, queries: int, shortest: int) 
     rows = len(batch.context)
     most = most_tiles(rows, tokens, queries, shortest)
     found = torch.empty(1 + 2 * most, dtype=torch.int32, device=batch.context.device)
-    ahead = overlaps(found.device)
+    pdl = supports_pdl(found.device)
     tiles_kernel[(1,)](
         batch.query_start, found, rows, shortest,
-        TILE=ROWS, QUERIES=queries, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+        TILE=ROWS, QUERIES=queries, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return found
 
 
 @triton.jit(do_not_specialize=("rows", "shortest"), do_not_specialize_on_alignment=("query_start",))
 def tiles_kernel(
-    query_start, found, rows, shortest, TILE: tl.constexpr, QUERIES: tl.constexpr, AHEAD: tl.constexpr
+    query_start, found, rows, shortest, TILE: tl.constexpr, QUERIES: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """All rows of a step in one program, TILE at once."""
-    if AHEAD:
+    if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     before = 0
@@ -117,10 +117,10 @@ def shared_blocks(slot, served, first, most, tables, stride, TILE: tl.constexpr,
 def schedule_kernel(
     query_start, context, slots, tables, found, rows, stride,
     TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, TOGETHER: tl.constexpr, FEW_ROWS: tl.constexpr,
-    SHORT: tl.constexpr, BLOCKS: tl.constexpr, AHEAD: tl.constexpr,
+    SHORT: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All rows of a step in one program. A row keeps a key of its own at least."""
-    if AHEAD:
+    if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.arange(0, TILE)

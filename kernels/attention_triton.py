@@ -1,10 +1,10 @@
 """Attention over paged keys and values in Triton, for rows of any mixture of queries and lengths.
 
-A program computes a tile: some queries of one row by the heads that share one key-value head, so that each key is read
-once for the whole group. Tiles are rows, or stand in a list that the device has made, and the grid is a bound that
-follows from sizes alone: nothing waits for the device, and a graph may hold the launch. Where tiles are few and
-contexts long, keys are cut into shares, and the last program of a tile to finish joins them (flash decoding: Dao et
-al., 2023). Softmax runs over blocks of keys with a running maximum (FlashAttention-2: Dao, 2023), in fp32.
+A program computes a tile: some queries of one sequence by the heads that share one key-value head, so that each key is
+read once for the whole group. Tiles are sequences, or come from a list made on the device, and the grid is a bound that
+follows from sizes alone: nothing waits for the device, and a CUDA graph may hold the launch. Where tiles are few and
+contexts long, keys are split, and the last program of a tile to finish combines the splits (flash decoding: Dao et al.,
+2023). Softmax runs over blocks of keys with a running maximum (FlashAttention-2: Dao, 2023), in fp32.
 """
 
 from __future__ import annotations
@@ -18,60 +18,53 @@ from torch import Tensor
 
 from penstock.kernels.attention_schedule import most_tiles, tiles_of
 from penstock.kernels.attention_tiling import Tiling
-from penstock.kernels.launch import overlaps
+from penstock.kernels.launch import supports_pdl
 from penstock.kernels.records import AttentionBatch
 
 LOG2_E = math.log2(math.e)
 
 
 def attend_tiles(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    out: Tensor,
-    batch: AttentionBatch,
-    scale: float,
-    window: int,
-    tiling: Tiling,
-    shortest: int = 1,
-    schedule: Tensor | None = None,
-) -> None:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor, batch: AttentionBatch, scale: float, window: int,
+    tiling: Tiling, shortest: int = 1, schedule: Tensor | None = None,
+) -> None:  # fmt: skip
     """One launch, which writes `out  # [tokens, heads, dim]` for the rows that it serves.
 
     These are, with `tiling.by_row`, those whose queries fit one tile, else those of at least `shortest` queries. A row
-    without keys gives zeros; tokens past the last row's end are left alone. With a schedule (`attention_schedule`) it
-    does nothing if that says that rows share a prefix.
+    without keys gives zeros; tokens past the last row's end are left alone. With a schedule (`attention_schedule`) the
+    kernel returns at once if rows share a prefix.
     """
     tokens, heads, dim = q.shape
     rows, kv_heads = len(batch.context), k_pages.shape[2]
     group = heads // kv_heads
-    queries = tiling.lines // group  # of a tile
-    assert queries > 0, f"{group} heads share keys, more than the {tiling.lines} lines of a tile"
+    queries = tiling.block_m // group  # of a tile
+    assert queries > 0, f"{group} heads share keys, more than the {tiling.block_m} rows of a tile"
     assert q.stride(2) == 1 and q.stride(1) == dim  # noqa: PT018
     assert k_pages.is_contiguous() and v_pages.is_contiguous() and out.is_contiguous()  # noqa: PT018
     listed, tiles = batch.query_start, rows
     if not tiling.by_row:
         listed, tiles = tiles_of(batch, tokens, queries, shortest), most_tiles(rows, tokens, queries, shortest)
-    parts, masses, arrivals, places = out, out, batch.query_start, 1
-    if tiling.splits > 1:
-        reach = min(batch.max_context, window + queries + tiling.keys) if window else batch.max_context
-        places = -(-reach // tiling.share) + 1 if tiling.share else tiling.splits
-        shape = tiles * kv_heads, places, tiling.lines
-        parts = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
-        masses = torch.empty(*shape, dtype=torch.float32, device=q.device)
+    partials, lses, arrivals, places = out, out, batch.query_start, 1
+    if tiling.programs > 1:
+        reach = min(batch.max_context, window + queries + tiling.block_n) if window else batch.max_context
+        places = -(-reach // tiling.split_keys) + 1 if tiling.split_keys else tiling.programs
+        shape = tiles * kv_heads, places, tiling.block_m
+        partials = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
+        lses = torch.empty(*shape, dtype=torch.float32, device=q.device)
         arrivals = arrivals.new_zeros(tiles * kv_heads) if batch.arrivals is None else batch.arrivals
         assert len(arrivals) >= tiles * kv_heads
-    ahead = overlaps(q.device)
-    attention_kernel[(kv_heads, tiles, tiling.splits) if tiling.by_row else (tiles, kv_heads, tiling.splits)](
-        q, k_pages, v_pages, out, parts, masses, arrivals, batch.context if schedule is None else schedule,
+    pdl = supports_pdl(q.device)
+    attention_kernel[(kv_heads, tiles, tiling.programs) if tiling.by_row else (tiles, kv_heads, tiling.programs)](
+        q, k_pages, v_pages, out, partials, lses, arrivals, batch.context if schedule is None else schedule,
         listed, batch.query_start, batch.context, batch.slots, batch.block_tables,
         batch.block_tables.stride(0), q.stride(0), places, scale * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
-        BLOCK_SIZE=k_pages.shape[1], WINDOW=window, BY_ROW=tiling.by_row, SPLIT=tiling.splits > 1, SHARE=tiling.share,
-        LEAST=max(tiling.least // tiling.keys, 1), LINES=tiling.lines, KEYS=tiling.keys,
-        JOIN_LINES=triton.next_power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.lines,
-        YIELDS=schedule is not None, AHEAD=ahead,
-        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
+        BLOCK_SIZE=k_pages.shape[1], WINDOW=window, BY_ROW=tiling.by_row, SPLIT_K=tiling.programs > 1,
+        SPLIT_KEYS=tiling.split_keys, MIN_ITERATIONS=max(tiling.min_split_keys // tiling.block_n, 1),
+        BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
+        COMBINE_M=triton.next_power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.block_m,
+        SKIP_IF_SHARED=schedule is not None, PDL=pdl,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -82,34 +75,35 @@ def find_tile(tiles, query_start, QUERIES: tl.constexpr, BY_ROW: tl.constexpr):
     """
     if BY_ROW:
         kv_head, tile = tl.program_id(0), tl.program_id(1)
-        row, ahead, served = tile, 0, True
+        row, first_query, served = tile, 0, True
     else:
         tile, kv_head = tl.program_id(0), tl.program_id(1)
         served = tile < tl.load(tiles)
         row = tl.load(tiles + 1 + 2 * tile, mask=served, other=0)
-        ahead = tl.load(tiles + 2 + 2 * tile, mask=served, other=0)
+        first_query = tl.load(tiles + 2 + 2 * tile, mask=served, other=0)
     start = tl.load(query_start + row)
     count = tl.load(query_start + row + 1) - start
     if BY_ROW:
         served = (count > 0) & (count <= QUERIES)
-    return kv_head, tile, row, start, count, ahead, served
+    return kv_head, tile, row, start, count, first_query, served
 
 
 @triton.jit
 def attend_keys(
-    q, k_pages, v_pages, table, position, scale, found, peak, total, first, end,
+    q, k_pages, v_pages, table, position, scale, found, row_max, row_sum, first, end,
     STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    KEYS: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Carry the softmax of a tile on over keys first .. end - 1. Unless MASKED every line sees all of them.
+    """Carry the softmax of a tile on over keys first .. end - 1. Unless MASKED every row sees all of them.
 
-    found: fp32 [lines, dim], unnormalised. peak, total: fp32 [lines], the largest score so far and the sum of weights.
-    scale: positive, of the scores, in base 2. What is fused is written out, so that MASKED rounds no differently.
+    found: fp32 [rows, dim], unnormalised. row_max, row_sum: fp32 [rows], the largest score so far and the sum of
+    weights. scale: positive, of the scores, in base 2. Fused operations are written out, so that MASKED rounds no
+    differently.
     """
     dims = tl.arange(0, DIM_TILE)
     in_head = dims < DIM
-    for start in range(first, end, KEYS):
-        places = start + tl.arange(0, KEYS)  # [keys]
+    for start in range(first, end, BLOCK_N):
+        places = start + tl.arange(0, BLOCK_N)  # [keys]
         if MASKED:
             there = places < end
             blocks = tl.load(table + places // BLOCK_SIZE, mask=there, other=0)
@@ -125,148 +119,148 @@ def attend_keys(
         else:
             k = tl.load(k_places)
             v = tl.load(v_places)
-        scores = tl.dot(q, k, input_precision="ieee")  # [lines, keys]
+        scores = tl.dot(q, k, input_precision="ieee")  # [rows, keys]
         if MASKED:
             seen = there[None, :] & (places[None, :] <= position[:, None])
             if WINDOW > 0:
                 seen = seen & (places[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
-        highest = tl.maximum(peak, tl.max(scores, 1) * scale)
+        highest = tl.maximum(row_max, tl.max(scores, 1) * scale)
         level = highest
-        if MASKED:  # a line that has seen nothing yet
+        if MASKED:  # a row that has seen nothing yet
             level = tl.where(highest == float("-inf"), 0.0, highest)
         weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, scale, tl.float32), -level[:, None]))
-        fade = tl.exp2(peak - level)
-        total = tl.fma(total, fade, tl.sum(weights, 1))
-        found = tl.dot(weights.to(v.dtype), v, found * fade[:, None], input_precision="ieee")
-        peak = highest
-    return found, peak, total
+        alpha = tl.exp2(row_max - level)
+        row_sum = tl.fma(row_sum, alpha, tl.sum(weights, 1))
+        found = tl.dot(weights.to(v.dtype), v, found * alpha[:, None], input_precision="ieee")
+        row_max = highest
+    return found, row_max, row_sum
 
 
 @triton.jit
-def attend_share(
+def attend_split(
     q, k_pages, v_pages, table, position, scale, lowest, highest, first, end,
-    LINES: tl.constexpr, STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK_M: tl.constexpr, STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a tile over keys first .. end - 1 alone: fp32 [lines, dim], and [lines] the base-2 logarithm of its
-    weight, -inf for a line that sees none. lowest, highest: positions of the tile's first and last query.
+    """Attention of a tile over keys first .. end - 1 alone: fp32 [rows, dim], and [rows] the base-2 logarithm of
+    its weight, -inf for a row that sees none. lowest, highest: positions of the tile's first and last query.
     """
-    sums = tl.zeros([LINES, DIM_TILE], tl.float32)
-    peak = tl.full([LINES], float("-inf"), tl.float32)
-    total = tl.zeros([LINES], tl.float32)
+    sums = tl.zeros([BLOCK_M, DIM_TILE], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
     # Between `clear` and `masked` every query of the tile sees every key.
     clear = first
     if WINDOW > 0:
         after = highest + 1 - WINDOW  # first key that the last query sees
-        clear = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(after, 0), KEYS) * KEYS, first), end)
-        sums, peak, total = attend_keys(
-            q, k_pages, v_pages, table, position, scale, sums, peak, total, first, clear,
-            STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS, True,
+        clear = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(after, 0), BLOCK_N) * BLOCK_N, first), end)
+        sums, row_max, row_sum = attend_keys(
+            q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, first, clear,
+            STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, True,
         )  # fmt: skip
-    masked = tl.maximum(clear, tl.minimum((lowest + 1) // KEYS * KEYS, end))
-    sums, peak, total = attend_keys(
-        q, k_pages, v_pages, table, position, scale, sums, peak, total, clear, masked,
-        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS, False,
+    masked = tl.maximum(clear, tl.minimum((lowest + 1) // BLOCK_N * BLOCK_N, end))
+    sums, row_max, row_sum = attend_keys(
+        q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, clear, masked,
+        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, False,
     )  # fmt: skip
-    sums, peak, total = attend_keys(
-        q, k_pages, v_pages, table, position, scale, sums, peak, total, masked, end,
-        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS, True,
+    sums, row_max, row_sum = attend_keys(
+        q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, masked, end,
+        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, True,
     )  # fmt: skip
-    whole = tl.where(total > 0, total, 1.0)
-    return sums / whole[:, None], peak + tl.log2(whole)
+    whole = tl.where(row_sum > 0, row_sum, 1.0)
+    return sums / whole[:, None], row_max + tl.log2(whole)
 
 
 @triton.jit
-def put_part(parts, masses, first_line, part, mass, real, DIM: tl.constexpr, DIM_TILE: tl.constexpr):
-    """Keep what a share gave for the lines that are real."""
+def store_partial(partials, lses, first_row, partial, lse, real, DIM: tl.constexpr, DIM_TILE: tl.constexpr):
+    """Store a split's partial result for the real rows of a tile."""
     dims = tl.arange(0, DIM_TILE)
-    line = first_line + tl.arange(0, part.shape[0])
-    tl.store(parts + line[:, None] * DIM + dims[None, :], part, mask=real[:, None] & (dims < DIM)[None, :])
-    tl.store(masses + line, mass, mask=real)
+    at = first_row + tl.arange(0, partial.shape[0])
+    tl.store(partials + at[:, None] * DIM + dims[None, :], partial, mask=real[:, None] & (dims < DIM)[None, :])
+    tl.store(lses + at, lse, mask=real)
 
 
 @triton.jit
 def arrives_last(counter, programs):
-    """Count a program as done; whether it is the last of its tile, which then finds all parts and a counter of zero."""
-    tl.debug_barrier()  # every thread's part is written
+    """Count a program as done. Whether it is the tile's last, which sees all partials and resets the counter."""
+    tl.debug_barrier()  # every thread's partial is written
     last = tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
     tl.store(counter, 0, mask=last)
     return last
 
 
 @triton.jit
-def join(found, peak, total, part, mass):
-    """Add one share to the weighted mean of those before it; shares are always joined in their order.
+def combine(found, row_max, row_sum, partial, lse):
+    """Add one split to the weighted mean of those before it; splits are always combined in their order.
 
-    found, part: fp32 [lines, dim]. peak, total, mass: fp32 [lines]. A mean of nothing, or a share without weight,
-    leaves the other as it is, to the bit.
+    found, partial: fp32 [rows, dim]. row_max, row_sum, lse: fp32 [rows]. A mean of nothing, or a split without
+    weight, leaves the other as it is, to the bit.
     """
-    highest = tl.maximum(peak, mass)
+    highest = tl.maximum(row_max, lse)
     level = tl.where(highest == float("-inf"), 0.0, highest)
-    fade = tl.exp2(peak - level)
-    weight = tl.exp2(mass - level)
-    found = tl.fma(part, weight[:, None], found * fade[:, None])
-    return found, highest, tl.fma(total, fade, weight)
+    alpha = tl.exp2(row_max - level)
+    weight = tl.exp2(lse - level)
+    found = tl.fma(partial, weight[:, None], found * alpha[:, None])
+    return found, highest, tl.fma(row_sum, alpha, weight)
 
 
 @triton.jit
-def join_shares(
-    parts, masses, shares, LINES: tl.constexpr, JOIN_LINES: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+def combine_splits(
+    partials, lses, splits, BLOCK_M: tl.constexpr, COMBINE_M: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The weighted mean of a tile's shares for its first lines: fp32 [lines, dim], and [lines] its sum of weights."""
-    lines = tl.arange(0, JOIN_LINES)
+    """The weighted mean of a tile's splits for its first rows: fp32 [rows, dim], and [rows] its sum of weights."""
+    tile_rows = tl.arange(0, COMBINE_M)
     dims = tl.arange(0, DIM_TILE)
-    found = tl.zeros([JOIN_LINES, DIM_TILE], tl.float32)
-    peak = tl.full([JOIN_LINES], float("-inf"), tl.float32)
-    total = tl.zeros([JOIN_LINES], tl.float32)
-    for first in range(0, shares, AT_ONCE):
-        for ahead in tl.static_range(AT_ONCE):  # independent loads
-            share = tl.full([JOIN_LINES], first + ahead, tl.int32)
-            line = share * LINES + lines
-            mass = tl.load(masses + line, mask=share < shares, other=float("-inf"))
-            held = (share < shares)[:, None] & (dims < DIM)[None, :]
-            part = tl.load(parts + line[:, None] * DIM + dims[None, :], mask=held, other=0.0)
-            found, peak, total = join(found, peak, total, part, mass)
-    return found, total
+    found = tl.zeros([COMBINE_M, DIM_TILE], tl.float32)
+    row_max = tl.full([COMBINE_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([COMBINE_M], tl.float32)
+    for first in range(0, splits, AT_ONCE):
+        for step in tl.static_range(AT_ONCE):  # independent loads
+            split = tl.full([COMBINE_M], first + step, tl.int32)
+            at = split * BLOCK_M + tile_rows
+            lse = tl.load(lses + at, mask=split < splits, other=float("-inf"))
+            held = (split < splits)[:, None] & (dims < DIM)[None, :]
+            partial = tl.load(partials + at[:, None] * DIM + dims[None, :], mask=held, other=0.0)
+            found, row_max, row_sum = combine(found, row_max, row_sum, partial, lse)
+    return found, row_sum
 
 
 @triton.jit
-def write_joined(
-    out, parts, masses, shares, start, count, ahead, kv_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, LINES: tl.constexpr, JOIN_LINES: tl.constexpr,
+def write_combined(
+    out, partials, lses, splits, start, count, first_query, kv_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_M: tl.constexpr, COMBINE_M: tl.constexpr,
     DIM: tl.constexpr, DIM_TILE: tl.constexpr,
 ):  # fmt: skip
-    """Put what a tile's shares give together to its place in the output."""
-    found, total = join_shares(
-        parts, masses, shares, LINES, JOIN_LINES, DIM, DIM_TILE, 8 if JOIN_LINES <= 8 else 2
+    """Combine all splits of a tile and write the result."""
+    found, row_sum = combine_splits(
+        partials, lses, splits, BLOCK_M, COMBINE_M, DIM, DIM_TILE, 8 if COMBINE_M <= 8 else 2
     )  # fmt: skip
-    found = found / tl.where(total > 0, total, 1.0)[:, None]
-    lines = tl.arange(0, JOIN_LINES)
+    found = found / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    tile_rows = tl.arange(0, COMBINE_M)
     dims = tl.arange(0, DIM_TILE)
-    query = ahead + lines // GROUP
-    real = (lines < QUERIES * GROUP) & (query < count)
-    places = ((start + query).to(tl.int64) * HEADS + kv_head * GROUP + lines % GROUP)[:, None] * DIM + dims[None, :]
+    query = first_query + tile_rows // GROUP
+    real = (tile_rows < QUERIES * GROUP) & (query < count)
+    places = ((start + query).to(tl.int64) * HEADS + kv_head * GROUP + tile_rows % GROUP)[:, None] * DIM + dims[None, :]
     tl.store(out + places, found.to(out.dtype.element_ty), mask=real[:, None] & (dims < DIM)[None, :])
 
 
 @triton.jit
-def cut_keys(
-    lowest, end, WINDOW: tl.constexpr, SHARE: tl.constexpr, LEAST: tl.constexpr, KEYS: tl.constexpr
+def split_keys(
+    lowest, end, WINDOW: tl.constexpr, SPLIT_KEYS: tl.constexpr, MIN_ITERATIONS: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
-    """The first key that a tile sees, where its first share begins, the keys of a share, and how many shares there are.
+    """The first key that a tile sees, where its first split begins, the keys of a split, and how many splits there are.
 
     lowest: position of the tile's first query; end: one past that of its last.
     """
     first = 0
     if WINDOW > 0:
-        first = tl.maximum(lowest - WINDOW + 1, 0) // KEYS * KEYS
-    if SHARE > 0:
-        size = SHARE
-        base = first // SHARE * SHARE
+        first = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if SPLIT_KEYS > 0:
+        size = SPLIT_KEYS
+        base = first // SPLIT_KEYS * SPLIT_KEYS
     else:
-        size = tl.maximum(tl.cdiv(tl.cdiv(end - first, KEYS), tl.num_programs(2)), LEAST) * KEYS
+        size = tl.maximum(tl.cdiv(tl.cdiv(end - first, BLOCK_N), tl.num_programs(2)), MIN_ITERATIONS) * BLOCK_N
         base = first
     return first, base, size, tl.maximum(tl.cdiv(end - base, size), 1)
 
@@ -276,43 +270,44 @@ def cut_keys(
     do_not_specialize_on_alignment=("arrivals", "schedule", "tiles", "query_start", "context", "slots", "block_tables"),
 )
 def attention_kernel(
-    q, k_pages, v_pages, out, parts, masses, arrivals, schedule, tiles, query_start, context, slots,
+    q, k_pages, v_pages, out, partials, lses, arrivals, schedule, tiles, query_start, context, slots,
     block_tables, table_stride, q_stride, places, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT: tl.constexpr, SHARE: tl.constexpr, LEAST: tl.constexpr,
-    LINES: tl.constexpr, KEYS: tl.constexpr, JOIN_LINES: tl.constexpr, YIELDS: tl.constexpr, AHEAD: tl.constexpr,
+    WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT_K: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    MIN_ITERATIONS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMBINE_M: tl.constexpr,
+    SKIP_IF_SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile over its share of the keys, or all of its shares. scale: of the scores, in base 2.
+    """One tile over some splits of its keys. scale: of the scores, in base 2.
 
-    BY_ROW: tiles are rows, and key-value heads are neighbours in the grid; else tiles are. SHARE: keys of a share, or 0
-    where the programs of a tile divide its keys evenly, into shares of at least LEAST turns. SPLIT: several programs
-    take the shares by turns, `parts` is fp32 [tiles, kv_heads, places, lines, dim] and `masses` the same without dim;
-    `arrivals` int32 [tiles, kv_heads] counts the programs that are done, and is left zero.
+    BY_ROW: tiles are sequences, and key-value heads are neighbours in the grid; else tiles are. SPLIT_KEYS: keys of a
+    split, or 0 where the programs of a tile divide its keys evenly, with at least MIN_ITERATIONS iterations each.
+    SPLIT_K: several programs take the splits in turn. partials: fp32 [tiles, kv_heads, places, rows, dim]; lses: the
+    same without dim. arrivals: int32 [tiles, kv_heads] counts the programs that are done, and is left zero.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    QUERIES: tl.constexpr = LINES // GROUP
-    if AHEAD:
-        if SPLIT:  # few programs, which leave processors to the kernel behind
+    QUERIES: tl.constexpr = BLOCK_M // GROUP
+    if PDL:
+        if SPLIT_K:  # few programs, which leave SMs to the next kernel
             tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    if YIELDS:  # noqa: SIM102 - `and` of the language evaluates both sides
+    if SKIP_IF_SHARED:  # noqa: SIM102 - `and` of the language evaluates both sides
         if tl.load(schedule) > 0:
             return
-    kv_head, tile, row, start, count, ahead, served = find_tile(tiles, query_start, QUERIES, BY_ROW)
+    kv_head, tile, row, start, count, first_query, served = find_tile(tiles, query_start, QUERIES, BY_ROW)
     length = tl.load(context + row)
     slot = tl.load(slots + row)
     if not served:
         return
-    lowest = length - count + ahead  # position of the tile's first query
-    end = lowest + tl.minimum(QUERIES, count - ahead)
-    first, base, size, shares = cut_keys(lowest, end, WINDOW, SHARE, LEAST, KEYS)
+    lowest = length - count + first_query  # position of the tile's first query
+    end = lowest + tl.minimum(QUERIES, count - first_query)
+    first, base, size, splits = split_keys(lowest, end, WINDOW, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
     own = tl.program_id(2)
-    if own >= shares:
+    if own >= splits:
         return
-    lines = tl.arange(0, LINES)
-    query = ahead + lines // GROUP  # [lines], within the row
-    head = kv_head * GROUP + lines % GROUP
-    real = (lines < QUERIES * GROUP) & (query < count)
+    tile_rows = tl.arange(0, BLOCK_M)
+    query = first_query + tile_rows // GROUP  # [tile rows], within the sequence
+    head = kv_head * GROUP + tile_rows % GROUP
+    real = (tile_rows < QUERIES * GROUP) & (query < count)
     position = length - count + query
     token = (start + query).to(tl.int64)
     dims = tl.arange(0, DIM_TILE)
@@ -323,38 +318,38 @@ def attention_kernel(
     k_pages += kv_head * DIM
     v_pages += kv_head * DIM
     table = block_tables + slot.to(tl.int64) * table_stride
-    held = (tile * KV_HEADS + kv_head).to(tl.int64) * places * LINES  # line of the tile's first part
-    if SHARE > 0:
-        found = tl.zeros([LINES, DIM_TILE], tl.float32)
-        peak = tl.full([LINES], float("-inf"), tl.float32)
-        total = tl.zeros([LINES], tl.float32)
-        for share in range(own, shares, tl.num_programs(2)):
-            low = base + share * SHARE
-            part, mass = attend_share(
+    held = (tile * KV_HEADS + kv_head).to(tl.int64) * places * BLOCK_M  # row of the tile's first partial
+    if SPLIT_KEYS > 0:
+        found = tl.zeros([BLOCK_M, DIM_TILE], tl.float32)
+        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        for split in range(own, splits, tl.num_programs(2)):
+            low = base + split * SPLIT_KEYS
+            partial, lse = attend_split(
                 q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1,
-                tl.maximum(low, first), tl.minimum(low + SHARE, end),
-                LINES, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS,
+                tl.maximum(low, first), tl.minimum(low + SPLIT_KEYS, end),
+                BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N,
             )  # fmt: skip
-            if SPLIT:
-                put_part(parts, masses, held + share * LINES, part, mass, real, DIM, DIM_TILE)
+            if SPLIT_K:
+                store_partial(partials, lses, held + split * BLOCK_M, partial, lse, real, DIM, DIM_TILE)
             else:
-                found, peak, total = join(found, peak, total, part, mass)
-        if not SPLIT:
-            found = found / tl.where(total > 0, total, 1.0)[:, None]
+                found, row_max, row_sum = combine(found, row_max, row_sum, partial, lse)
+        if not SPLIT_K:
+            found = found / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
             tl.store(out + out_places, found.to(out.dtype.element_ty), mask=real[:, None] & in_head)
     else:
         low = base + own * size
-        part, mass = attend_share(
+        partial, lse = attend_split(
             q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1, low, tl.minimum(low + size, end),
-            LINES, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, KEYS,
+            BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N,
         )  # fmt: skip
-        if SPLIT and shares > 1:
-            put_part(parts, masses, held + own * LINES, part, mass, real, DIM, DIM_TILE)
+        if SPLIT_K and splits > 1:
+            store_partial(partials, lses, held + own * BLOCK_M, partial, lse, real, DIM, DIM_TILE)
         else:
-            tl.store(out + out_places, part.to(out.dtype.element_ty), mask=real[:, None] & in_head)
-    if SPLIT and (SHARE > 0 or shares > 1):  # noqa: SIM102 - `and` of the language evaluates both sides
-        if arrives_last(arrivals + tile * KV_HEADS + kv_head, tl.minimum(shares, tl.num_programs(2))):
-            write_joined(
-                out, parts + held * DIM, masses + held, shares, start, count, ahead, kv_head,
-                HEADS, GROUP, QUERIES, LINES, JOIN_LINES, DIM, DIM_TILE,
+            tl.store(out + out_places, partial.to(out.dtype.element_ty), mask=real[:, None] & in_head)
+    if SPLIT_K and (SPLIT_KEYS > 0 or splits > 1):  # noqa: SIM102 - `and` of the language evaluates both sides
+        if arrives_last(arrivals + tile * KV_HEADS + kv_head, tl.minimum(splits, tl.num_programs(2))):
+            write_combined(
+                out, partials + held * DIM, lses + held, splits, start, count, first_query, kv_head,
+                HEADS, GROUP, QUERIES, BLOCK_M, COMBINE_M, DIM, DIM_TILE,
             )  # fmt: skip

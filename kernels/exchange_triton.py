@@ -30,7 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.exchange import TURNS, Inboxes, empty_word
-from penstock.kernels.launch import overlaps, processors
+from penstock.kernels.launch import begin_pdl, num_sms, supports_pdl
 
 PER_THREAD = 16  # elements of a row: as in the norm's kernel, so that a row's sum of squares has the same bits
 REGISTERS = 1 << 16  # of a multiprocessor, of which Volta and every GPU since has so many
@@ -51,20 +51,20 @@ def exchange_rows(
     tile = triton.next_power_of_2(width)
     warps = min(16, max(4, tile // (32 * PER_THREAD)))
     registers = FEW_REGISTERS if (inboxes.ranks - 1) * partial.dtype.itemsize <= FEW else MANY_REGISTERS
-    ahead = overlaps(partial.device)
+    pdl = supports_pdl(partial.device)
     exchange_kernel[(programs(tokens, places(warps, registers, partial.device)),)](
         partial, residual, weight, normed, total, inboxes.addresses, inboxes.turns, tokens,
         partial.stride(0), residual.stride(0), eps,
         WIDTH=width, TILE=tile, RANK=inboxes.rank, RANKS=inboxes.ranks, ROWS=inboxes.rows, TURNS=TURNS,
-        WORD=tl.int32 if partial.dtype.itemsize == 4 else tl.int16, EMPTY=empty_word(partial.dtype), AHEAD=ahead,
-        num_warps=warps, maxnreg=registers, launch_pdl=ahead,
+        WORD=tl.int32 if partial.dtype.itemsize == 4 else tl.int16, EMPTY=empty_word(partial.dtype), PDL=pdl,
+        num_warps=warps, maxnreg=registers, launch_pdl=pdl,
     )  # fmt: skip
     return normed, total
 
 
 def places(warps: int, registers: int, device: torch.device) -> int:
     """Programs of so many warps, of so many registers a thread, that a GPU has at once when it has nothing else."""
-    return processors(device) * max(1, REGISTERS // (32 * warps * registers))
+    return num_sms(device) * max(1, REGISTERS // (32 * warps * registers))
 
 
 def programs(tokens: int, most: int) -> int:
@@ -77,15 +77,13 @@ def programs(tokens: int, most: int) -> int:
 def exchange_kernel(
     partial, residual, weight, normed, total, addresses, turns, tokens, partial_stride, residual_stride, eps,
     WIDTH: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr,
-    TURNS: tl.constexpr, WORD: tl.constexpr, EMPTY: tl.constexpr, AHEAD: tl.constexpr,
+    TURNS: tl.constexpr, WORD: tl.constexpr, EMPTY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Every program has each so-manieth row."""
     places = tl.arange(0, TILE)
     there = places < WIDTH
     weights = tl.load(weight + places, mask=there, other=0.0).to(tl.float32)
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin_pdl(PDL)
     for row in range(tl.program_id(0), tokens, tl.num_programs(0)):
         words = sent_words(partial + row * partial_stride, places, there, WORD, EMPTY)
         line = (tl.load(turns + row) * RANKS + RANK) * ROWS + row

@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from penstock.kernels.launch import overlaps
+from penstock.kernels.launch import begin_pdl, supports_pdl
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling, choose_expert_tiling
-from penstock.kernels.linear_triton import add_product, describable, gate_values, load_box, load_tile
+from penstock.kernels.linear_triton import add_product, gate_values, load_tile, load_tma_tile, tma_compatible
 from penstock.kernels.records import Routes
 from penstock.kernels.routing_triton import Schedule, sort_pairs
 
@@ -42,10 +42,10 @@ def multiply_sorted(
     inner = multiply_tiles(x, gate_up, schedule, tiling.gate_up, chosen, gated=True)
     lines = multiply_tiles(inner, down, schedule, tiling.down, 1, gated=False)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
-    ahead = overlaps(x.device)
+    pdl = supports_pdl(x.device)
     sum_kernel[(tokens, triton.cdiv(hidden, COLUMNS))](
         lines, routes.experts, routes.shares, out, hidden, first,
-        HELD=held, CHOSEN=chosen, COLUMNS=COLUMNS, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+        HELD=held, CHOSEN=chosen, COLUMNS=COLUMNS, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -59,17 +59,17 @@ def multiply_tiles(
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     lines = weight.view(held * outputs, inputs)
-    described = tiling.described and describable(lines)
+    tma = tiling.tma and tma_compatible(lines)
     out = torch.empty(len(schedule.order), width, dtype=x.dtype, device=x.device)
     columns = triton.cdiv(width, tiling.outputs)
-    ahead = overlaps(x.device)
+    pdl = supports_pdl(x.device)
     expert_kernel[(columns * len(schedule.tiles),)](
         x, TensorDescriptor(lines, list(lines.shape), [inputs, 1], [tiling.outputs, tiling.inputs])
-        if described else lines,
+        if tma else lines,
         schedule.order, schedule.tiles, schedule.total, out, width, inputs, x.stride(0), columns,
-        CHOSEN=chosen, ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAPPED=tiling.swapped,
-        GATED=gated, DESCRIBED=described, EVEN=inputs % tiling.inputs == 0, AHEAD=ahead,
-        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
+        CHOSEN=chosen, ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAP_AB=tiling.swap_ab,
+        GATED=gated, TMA=tma, EVEN=inputs % tiling.inputs == 0, PDL=pdl,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -85,12 +85,10 @@ def load_share(experts, shares, pair, size, first, HELD: tl.constexpr):
 @triton.jit(do_not_specialize=("first",))
 def sum_kernel(
     lines, experts, shares, out, width, first,
-    HELD: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, AHEAD: tl.constexpr,
+    HELD: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Part of a token's sum over the lines of its pairs."""
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin_pdl(PDL)
     token = tl.program_id(0)
     places = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([COLUMNS], tl.float32)
@@ -105,11 +103,11 @@ def sum_kernel(
 @triton.jit
 def expert_kernel(
     x, weight, order, tiles, count, out, width, inputs, x_stride, columns,
-    CHOSEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAPPED: tl.constexpr,
-    GATED: tl.constexpr, DESCRIBED: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+    CHOSEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAP_AB: tl.constexpr,
+    GATED: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile, if there is one: pairs of an expert. Lines past the last pair or output repeat it."""
-    if AHEAD:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0) // columns
     if tile >= tl.load(count):
@@ -123,27 +121,27 @@ def expert_kernel(
     output = first + tl.arange(0, OUTPUTS)
     top = expert * (2 * width if GATED else width)
     x_lines = x + pair // CHOSEN * x_stride
-    sums = tl.zeros([OUTPUTS, ROWS] if SWAPPED else [ROWS, OUTPUTS], tl.float32)
+    sums = tl.zeros([OUTPUTS, ROWS] if SWAP_AB else [ROWS, OUTPUTS], tl.float32)
     ups = sums
-    if not DESCRIBED:
+    if not TMA:
         lines = weight + (top + tl.minimum(output, width - 1)).to(tl.int64) * inputs
         up_lines = lines + width.to(tl.int64) * inputs
     for start in range(0, inputs, INPUTS):
-        values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAPPED)
-        if DESCRIBED:
-            weights = load_box(weight, top + first, start, not SWAPPED)
+        values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAP_AB)
+        if TMA:
+            weights = load_tma_tile(weight, top + first, start, not SWAP_AB)
         else:
-            weights = load_tile(lines, start, inputs, INPUTS, EVEN, not SWAPPED)
-        sums = add_product(values, weights, sums, SWAPPED)
+            weights = load_tile(lines, start, inputs, INPUTS, EVEN, not SWAP_AB)
+        sums = add_product(values, weights, sums, SWAP_AB)
         if GATED:
-            if DESCRIBED:
-                weights = load_box(weight, top + width + first, start, not SWAPPED)
+            if TMA:
+                weights = load_tma_tile(weight, top + width + first, start, not SWAP_AB)
             else:
-                weights = load_tile(up_lines, start, inputs, INPUTS, EVEN, not SWAPPED)
-            ups = add_product(values, weights, ups, SWAPPED)
-    if AHEAD:
+                weights = load_tile(up_lines, start, inputs, INPUTS, EVEN, not SWAP_AB)
+            ups = add_product(values, weights, ups, SWAP_AB)
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    if SWAPPED:
+    if SWAP_AB:
         sums = sums.trans()
         ups = ups.trans()
     if GATED:

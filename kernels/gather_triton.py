@@ -36,6 +36,18 @@ def gather_tokens(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: 
 
 
 @triton.jit
+def find_rows(query_start, token, count, steps):
+    """The row of each token by binary search; `count` for tokens past the last row's end."""
+    low = token * 0  # entries of query_start that are known not to exceed the token
+    high = low + count + 1
+    for _ in range(steps):
+        middle = (low + high) // 2
+        reached = tl.load(query_start + middle, mask=low < high, other=0) <= token
+        low, high = tl.where((low < high) & reached, middle + 1, low), tl.where((low < high) & ~reached, middle, high)
+    return low - 1
+
+
+@triton.jit
 def first_position(slots, starts, known, row, there):
     """Of rows: where a chunk starts, or so many positions before the end of the slot's known tokens."""
     start = tl.load(starts + row, mask=there, other=0)
@@ -64,13 +76,7 @@ def gather_kernel(
         return
     token = tile * TILE + lanes
     there = token < total
-    low = lanes * 0  # how many of query_start are known not to lie past the token
-    high = low + count + 1
-    for _ in range(steps):
-        middle = (low + high) // 2
-        before = tl.load(query_start + middle, mask=low < high, other=0) <= token
-        low, high = tl.where((low < high) & before, middle + 1, low), tl.where((low < high) & ~before, middle, high)
-    row = low - 1
+    row = find_rows(query_start, token, count, steps)
     used = there & (row < count)
     first, slot = first_position(slots, starts, known, row, used)
     position = tl.where(used, first + token - tl.load(query_start + row, mask=used, other=0), 0)
@@ -129,13 +135,7 @@ def places_kernel(
     """steps: enough to search the rows by halves."""
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     there = token < total
-    low = token * 0  # how many of query_start are known not to lie past the token
-    high = low + count + 1
-    for _ in range(steps):
-        middle = (low + high) // 2
-        reached = tl.load(query_start + middle, mask=low < high, other=0) <= token
-        low, high = tl.where((low < high) & reached, middle + 1, low), tl.where((low < high) & ~reached, middle, high)
-    row = low - 1
+    row = find_rows(query_start, token, count, steps)
     used = there & (row < count)
     slot = tl.load(slots + row, mask=used, other=0).to(tl.int64)
     position = tl.load(positions + token, mask=there, other=0)

@@ -1,9 +1,9 @@
-"""Products of few rows with a weight, in Gluon: weights are on their way before the rows are known.
+"""Products of few rows with a weight, in Gluon: weights are prefetched before the rows are known.
 
-A program computes some outputs of all rows. Boxes of its weights go through a ring in shared memory, fetched by the
-tensor memory accelerator; the first of them before the kernel in front of this one has ended (`kernels.launch`), so
-that the memory works while that one ends, and while a norm or a gate between two products runs. All programs of a
-product stand on the device at once, in half of its shared memory, so that there is room for those of the next.
+A program computes some outputs of all rows. Tiles of its weights go through a pipeline in shared memory, loaded by TMA;
+the first of them before the previous kernel has ended (PDL, `kernels.launch`), so that the memory is busy while that
+one ends, and while a norm or a gate between two products runs. All programs of a product are resident at once, in half
+of the shared memory, which leaves room for those of the next.
 
 A matrix instruction that adds to the sums of the one before waits for it, 25 ns for 16 inputs; so each warp has four
 sums, for one input in four each, in blocks of 64. That makes other bits than the tiles of `kernels.linear_triton`, so
@@ -20,66 +20,62 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from penstock.kernels.launch import overlaps
-from penstock.kernels.linear_tilings import RING_INPUTS, RingTiling
+from penstock.kernels.gluon_names import async_load, barrier
+from penstock.kernels.launch import supports_pdl
+from penstock.kernels.linear_tilings import PIPELINED_INPUTS, PipelinedTiling
 
-try:
-    from triton.experimental.gluon.language import barrier
-    from triton.experimental.gluon.language.nvidia.hopper.tma import async_load
-except ImportError:  # their names in Triton 3.6
-    from triton.experimental.gluon.language import thread_barrier as barrier
-    from triton.experimental.gluon.language.nvidia.hopper.tma import async_copy_global_to_shared as async_load
-
-BOX = 64  # inputs that make a line of the swizzled shared memory, 128 bytes
-BOXES = RING_INPUTS // BOX  # of one turn; the kernel has sums for four of them
+TILE_K = 64  # inputs of a row of swizzled shared memory, 128 bytes
+K_TILES = PIPELINED_INPUTS // TILE_K  # of one iteration; the kernel has sums for four of them
 
 
-def multiply_ring(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: RingTiling, *, gated: bool) -> Tensor:
-    """The product of few rows `[rows, inputs]`; x and weight must be `describable`."""
+def multiply_pipelined(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tiling: PipelinedTiling, *, gated: bool
+) -> Tensor:
+    """The product of few rows `[rows, inputs]`; x and weight must be `tma_compatible`."""
     rows, inputs = x.shape
     width = weight.shape[0] // (2 if gated else 1)
     assert rows <= tiling.rows
     layout = gl.NVMMASharedLayout(128, 16, 2)
-    lines = 16 * tiling.warps
-    boxes = (
-        TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tiling.rows, BOX], layout),
-        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [lines, BOX], layout),
+    outputs = 16 * tiling.warps
+    tiles = (
+        TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tiling.rows, TILE_K], layout),
+        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [outputs, TILE_K], layout),
     )
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    ahead = overlaps(x.device)
-    ring_kernel[(-(-width // lines),)](
-        *boxes, x if bias is None else bias, out, rows, width, -(-inputs // (BOXES * BOX)),
-        ROWS=tiling.rows, LINES=lines, BOX=BOX, BOXES=BOXES, STAGES=tiling.stages, WARPS=tiling.warps, GATED=gated,
-        BIAS=bias is not None, AHEAD=ahead, num_warps=tiling.warps, launch_pdl=ahead,
+    pdl = supports_pdl(x.device)
+    pipelined_kernel[(-(-width // outputs),)](
+        *tiles, x if bias is None else bias, out, rows, width, -(-inputs // (K_TILES * TILE_K)),
+        ROWS=tiling.rows, OUTPUTS=outputs, TILE_K=TILE_K, K_TILES=K_TILES, STAGES=tiling.stages, WARPS=tiling.warps,
+        GATED=gated, BIAS=bias is not None, PDL=pdl, num_warps=tiling.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
 @gluon.jit
-def copy_turn(
-    x, weight, x_tiles, tiles, full, turn, width,
-    WEIGHTS: gl.constexpr, VALUES: gl.constexpr, ROWS: gl.constexpr, LINES: gl.constexpr, BOX: gl.constexpr,
-    BOXES: gl.constexpr, STAGES: gl.constexpr, PIECES: gl.constexpr,
+def copy_stage(
+    x, weight, x_tiles, tiles, full, iteration, width,
+    WEIGHTS: gl.constexpr, VALUES: gl.constexpr, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, TILE_K: gl.constexpr,
+    K_TILES: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Start the copies of a turn, its weights, its values or both, into its place of the ring, which must be free."""
-    stage = turn % STAGES
+    """Start an iteration's copies, of its weights, its values or both, into its pipeline stage, which must be free."""
+    stage = iteration % STAGES
     ready = full.index(stage)
-    line = gl.program_id(0) * LINES
-    start = turn * (BOXES * BOX)
+    output = gl.program_id(0) * OUTPUTS
+    start = iteration * (K_TILES * TILE_K)
     if WEIGHTS:
-        mbarrier.expect(ready, (PIECES * LINES + ROWS) * BOXES * BOX * 2)
-        for piece in gl.static_range(PIECES):
-            for box in gl.static_range(BOXES):
-                target = tiles.index((stage * PIECES + piece) * BOXES + box)
-                async_load(weight, [piece * width + line, start + box * BOX], ready, target)
+        mbarrier.expect(ready, (PARTS * OUTPUTS + ROWS) * K_TILES * TILE_K * 2)
+        for part in gl.static_range(PARTS):
+            for tile in gl.static_range(K_TILES):
+                target = tiles.index((stage * PARTS + part) * K_TILES + tile)
+                async_load(weight, [part * width + output, start + tile * TILE_K], ready, target)
     if VALUES:
-        for box in gl.static_range(BOXES):
-            async_load(x, [0, start + box * BOX], ready, x_tiles.index(stage * BOXES + box))
+        for tile in gl.static_range(K_TILES):
+            async_load(x, [0, start + tile * TILE_K], ready, x_tiles.index(stage * K_TILES + tile))
 
 
 @gluon.jit
-def add_box(tiles, x_tiles, at, x_at, sums, SUMS: gl.constexpr):
-    """sums + weights @ values of one box."""
+def add_tile(tiles, x_tiles, at, x_at, sums, SUMS: gl.constexpr):
+    """sums + weights @ values of one tile."""
     values = x_tiles.index(x_at).permute((1, 0)).load(gl.DotOperandLayout(1, SUMS, 2))
     return mma_v2(tiles.index(at).load(gl.DotOperandLayout(0, SUMS, 2)), values, sums)
 
@@ -87,80 +83,82 @@ def add_box(tiles, x_tiles, at, x_at, sums, SUMS: gl.constexpr):
 @gluon.jit
 def store_outputs(
     sums, ups, bias, out, rows, width,
-    ROWS: gl.constexpr, LINES: gl.constexpr, WARPS: gl.constexpr, SUMS: gl.constexpr, GATED: gl.constexpr,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, WARPS: gl.constexpr, SUMS: gl.constexpr, GATED: gl.constexpr,
     BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Bias, gate and rounding of a finished tile `[lines, rows]`."""
+    """Bias, gate and rounding of a finished tile `[outputs, rows]`."""
     TYPE: gl.constexpr = out.dtype.element_ty
-    WIDE: gl.constexpr = gl.BlockedLayout([8, 1], [LINES // 8, 256 // LINES], [1, WARPS], [0, 1])
-    first = gl.program_id(0) * LINES
-    line = first + gl.arange(0, LINES, gl.SliceLayout(1, SUMS))
+    WIDE: gl.constexpr = gl.BlockedLayout([8, 1], [OUTPUTS // 8, 256 // OUTPUTS], [1, WARPS], [0, 1])
+    first = gl.program_id(0) * OUTPUTS
+    output = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, SUMS))
     if BIAS:
-        sums += gl.load(bias + line, mask=line < width, other=0.0).to(gl.float32)[:, None]
+        sums += gl.load(bias + output, mask=output < width, other=0.0).to(gl.float32)[:, None]
     if GATED:
         if BIAS:
-            ups += gl.load(bias + width + line, mask=line < width, other=0.0).to(gl.float32)[:, None]
+            ups += gl.load(bias + width + output, mask=output < width, other=0.0).to(gl.float32)[:, None]
         gate = sums.to(TYPE).to(gl.float32)
         sums = gate / (1.0 + gl.exp(-gate)) * ups.to(TYPE).to(gl.float32)
     found = gl.convert_layout(sums.to(TYPE), WIDE)
-    line = first + gl.arange(0, LINES, gl.SliceLayout(1, WIDE))
+    output = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, WIDE))
     row = gl.arange(0, ROWS, gl.SliceLayout(0, WIDE))
-    places = row.to(gl.int64)[None, :] * width + line[:, None]
-    gl.store(out + places, found, mask=(line < width)[:, None] & (row < rows)[None, :])
+    places = row.to(gl.int64)[None, :] * width + output[:, None]
+    gl.store(out + places, found, mask=(output < width)[:, None] & (row < rows)[None, :])
 
 
 @gluon.jit(do_not_specialize=("rows",))
-def ring_kernel(
-    x, weight, bias, out, rows, width, turns,
-    ROWS: gl.constexpr, LINES: gl.constexpr, BOX: gl.constexpr, BOXES: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, AHEAD: gl.constexpr,
+def pipelined_kernel(
+    x, weight, bias, out, rows, width, iterations,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, TILE_K: gl.constexpr, K_TILES: gl.constexpr, STAGES: gl.constexpr,
+    WARPS: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """LINES outputs of all rows, GATED: and the gate's lines that belong to them."""
-    if AHEAD:
+    """OUTPUTS outputs of all rows; GATED: of gate and up."""
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    PIECES: gl.constexpr = 2 if GATED else 1
+    PARTS: gl.constexpr = 2 if GATED else 1
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
-    tiles = gl.allocate_shared_memory(weight.dtype, [STAGES * PIECES * BOXES, LINES, BOX], TILE)
-    x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES * BOXES, ROWS, BOX], TILE)
+    tiles = gl.allocate_shared_memory(weight.dtype, [STAGES * PARTS * K_TILES, OUTPUTS, TILE_K], TILE)
+    x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES * K_TILES, ROWS, TILE_K], TILE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for place in gl.static_range(STAGES):
         mbarrier.init(full.index(place), count=1)
     fence_async_shared()
     barrier()
-    for turn in range(gl.minimum(STAGES, turns)):
-        copy_turn(
-            x, weight, x_tiles, tiles, full, turn, width, True, False, ROWS, LINES, BOX, BOXES, STAGES, PIECES
+    for iteration in range(gl.minimum(STAGES, iterations)):
+        copy_stage(
+            x, weight, x_tiles, tiles, full, iteration, width, True, False,
+            ROWS, OUTPUTS, TILE_K, K_TILES, STAGES, PARTS,
         )  # fmt: skip
-    if AHEAD:
+    if PDL:
         tl.extra.cuda.gdc_wait()
-    for turn in range(gl.minimum(STAGES, turns)):
-        copy_turn(
-            x, weight, x_tiles, tiles, full, turn, width, False, True, ROWS, LINES, BOX, BOXES, STAGES, PIECES
+    for iteration in range(gl.minimum(STAGES, iterations)):
+        copy_stage(
+            x, weight, x_tiles, tiles, full, iteration, width, False, True,
+            ROWS, OUTPUTS, TILE_K, K_TILES, STAGES, PARTS,
         )  # fmt: skip
-    sums_0 = gl.zeros([LINES, ROWS], gl.float32, SUMS)
+    sums_0 = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
     sums_1, sums_2, sums_3 = sums_0, sums_0, sums_0
     ups_0, ups_1, ups_2, ups_3 = sums_0, sums_0, sums_0, sums_0
-    for turn in range(turns):
-        stage = turn % STAGES
-        mbarrier.wait(full.index(stage), turn // STAGES & 1)
-        values = stage * BOXES
-        weights = values * PIECES
-        sums_0 = add_box(tiles, x_tiles, weights, values, sums_0, SUMS)
-        sums_1 = add_box(tiles, x_tiles, weights + 1, values + 1, sums_1, SUMS)
-        sums_2 = add_box(tiles, x_tiles, weights + 2, values + 2, sums_2, SUMS)
-        sums_3 = add_box(tiles, x_tiles, weights + 3, values + 3, sums_3, SUMS)
+    for iteration in range(iterations):
+        stage = iteration % STAGES
+        mbarrier.wait(full.index(stage), iteration // STAGES & 1)
+        values = stage * K_TILES
+        weights = values * PARTS
+        sums_0 = add_tile(tiles, x_tiles, weights, values, sums_0, SUMS)
+        sums_1 = add_tile(tiles, x_tiles, weights + 1, values + 1, sums_1, SUMS)
+        sums_2 = add_tile(tiles, x_tiles, weights + 2, values + 2, sums_2, SUMS)
+        sums_3 = add_tile(tiles, x_tiles, weights + 3, values + 3, sums_3, SUMS)
         if GATED:
-            ups_0 = add_box(tiles, x_tiles, weights + 4, values, ups_0, SUMS)
-            ups_1 = add_box(tiles, x_tiles, weights + 5, values + 1, ups_1, SUMS)
-            ups_2 = add_box(tiles, x_tiles, weights + 6, values + 2, ups_2, SUMS)
-            ups_3 = add_box(tiles, x_tiles, weights + 7, values + 3, ups_3, SUMS)
-        barrier()  # every warp has read the turn's boxes
-        if turn + STAGES < turns:
-            copy_turn(
-                x, weight, x_tiles, tiles, full, turn + STAGES, width, True, True,
-                ROWS, LINES, BOX, BOXES, STAGES, PIECES,
+            ups_0 = add_tile(tiles, x_tiles, weights + 4, values, ups_0, SUMS)
+            ups_1 = add_tile(tiles, x_tiles, weights + 5, values + 1, ups_1, SUMS)
+            ups_2 = add_tile(tiles, x_tiles, weights + 6, values + 2, ups_2, SUMS)
+            ups_3 = add_tile(tiles, x_tiles, weights + 7, values + 3, ups_3, SUMS)
+        barrier()  # every warp has read the iteration's tiles
+        if iteration + STAGES < iterations:
+            copy_stage(
+                x, weight, x_tiles, tiles, full, iteration + STAGES, width, True, True,
+                ROWS, OUTPUTS, TILE_K, K_TILES, STAGES, PARTS,
             )  # fmt: skip
     sums = (sums_0 + sums_1) + (sums_2 + sums_3)
     ups = (ups_0 + ups_1) + (ups_2 + ups_3)
-    store_outputs(sums, ups, bias, out, rows, width, ROWS, LINES, WARPS, SUMS, GATED, BIAS)
+    store_outputs(sums, ups, bias, out, rows, width, ROWS, OUTPUTS, WARPS, SUMS, GATED, BIAS)

@@ -1,8 +1,8 @@
 """Products with a weight in Triton, for the shapes at which they measure better than cuBLAS, or must be invariant.
 
 One row is multiplied by the plain arithmetic units, which keep up with the memory then. Up to 8 rows are
-`kernels.linear_hopper`'s. More rows go through the matrix units in tiles: few rows by loads of their own, many by the
-tensor memory accelerator, whose programs take tile after tile. No tile cuts the inputs, and a matrix instruction adds
+`kernels.linear_hopper`'s. More rows go through the matrix units in tiles: few rows by plain loads, many by TMA, whose
+programs take tile after tile. No tile cuts the inputs, and a matrix instruction adds
 them to the sums in order, 16 at a time, whatever its size: so a row's result is the same to the last bit in every
 tiling, alone or among others. Tests hold that, and `invariant` products are made of tiles alone.
 
@@ -23,8 +23,8 @@ from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.launch import overlaps, processors
-from penstock.kernels.linear_tilings import RingTiling, Tiling, VectorTiling, choose_tiling, low_tiling
+from penstock.kernels.launch import num_sms, supports_pdl
+from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, choose_tiling, low_tiling
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
@@ -37,28 +37,28 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, inv
         return silu_mul(found) if gated else found
     if isinstance(tiling, VectorTiling):
         return multiply_vector(x, weight, bias, tiling, gated=gated)
-    if isinstance(tiling, RingTiling):
-        ring = ring_product(x.device)
-        if ring is not None and describable(x) and describable(weight):
-            return ring(x, weight, bias, tiling, gated=gated)
+    if isinstance(tiling, PipelinedTiling):
+        pipelined = pipelined_product(x.device)
+        if pipelined is not None and tma_compatible(x) and tma_compatible(weight):
+            return pipelined(x, weight, bias, tiling, gated=gated)
         tiling = low_tiling(len(x), width, gated=gated)
     fused = gated and tiling.gated
-    described = tiling.described and describable(x) and describable(weight)
-    product = multiply_described if described else multiply_tiles
+    tma = tiling.tma and tma_compatible(x) and tma_compatible(weight)
+    product = multiply_tma if tma else multiply_tiles
     found = product(x, weight, bias, tiling, gated=fused)
     return silu_mul(found) if gated and not fused else found
 
 
 @lru_cache(maxsize=64)
-def ring_product(device: torch.device) -> Callable[..., Tensor] | None:
-    """`kernels.linear_hopper.multiply_ring`, if the device and this Triton are such as it takes."""
-    if not overlaps(device):
+def pipelined_product(device: torch.device) -> Callable[..., Tensor] | None:
+    """`kernels.linear_hopper.multiply_pipelined`, if the device and this Triton are such as it takes."""
+    if not supports_pdl(device):
         return None
     try:
-        from penstock.kernels.linear_hopper import multiply_ring
+        from penstock.kernels.linear_hopper import multiply_pipelined
     except ImportError:  # a Triton without Gluon
         return None
-    return multiply_ring
+    return multiply_pipelined
 
 
 def multiply_vector(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: VectorTiling, *, gated: bool) -> Tensor:
@@ -68,11 +68,11 @@ def multiply_vector(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Vect
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     out = torch.empty(1, width, dtype=x.dtype, device=x.device)
-    ahead = overlaps(x.device)
+    pdl = supports_pdl(x.device)
     vector_kernel[(triton.cdiv(width, tiling.outputs),)](
         x, weight, x if bias is None else bias, out, width, inputs,
-        OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, GATED=gated, BIAS=bias is not None, AHEAD=ahead,
-        num_warps=tiling.warps, launch_pdl=ahead,
+        OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, GATED=gated, BIAS=bias is not None, PDL=pdl,
+        num_warps=tiling.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -84,36 +84,36 @@ def multiply_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tilin
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    ahead = tiling.ahead and overlaps(x.device)
+    pdl = tiling.pdl and supports_pdl(x.device)
     tile_kernel[(triton.cdiv(rows, tiling.rows), triton.cdiv(width, tiling.outputs))](
         x, weight, x if bias is None else bias, out, rows, width, inputs, x.stride(0),
-        ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAPPED=tiling.swapped, GATED=gated,
-        BIAS=bias is not None, EVEN=inputs % tiling.inputs == 0, AHEAD=ahead,
-        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
+        ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAP_AB=tiling.swap_ab, GATED=gated,
+        BIAS=bias is not None, EVEN=inputs % tiling.inputs == 0, PDL=pdl,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def multiply_described(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling, *, gated: bool) -> Tensor:
-    """The product of many rows `[rows, inputs]`; x and weight must be `describable`."""
+def multiply_tma(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling, *, gated: bool) -> Tensor:
+    """The product of many rows `[rows, inputs]`; x and weight must be `tma_compatible`."""
     rows, inputs = x.shape
     width = weight.shape[0] // (2 if gated else 1)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(rows, tiling.rows) * triton.cdiv(width, tiling.outputs)
-    ahead = tiling.ahead and overlaps(x.device)
-    described_kernel[(min(tiles, tiling.resident * processors(x.device)),)](
+    pdl = tiling.pdl and supports_pdl(x.device)
+    tma_kernel[(min(tiles, tiling.ctas_per_sm * num_sms(x.device)),)](
         TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tiling.rows, tiling.inputs]),
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tiling.outputs, tiling.inputs]),
         x if bias is None else bias, out, rows, width, inputs,
-        ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAPPED=tiling.swapped, GATED=gated,
-        BIAS=bias is not None, FLAT=tiling.flat, AHEAD=ahead,
-        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=ahead,
+        ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAP_AB=tiling.swap_ab, GATED=gated,
+        BIAS=bias is not None, FLAT=tiling.flat, PDL=pdl,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def describable(matrix: Tensor) -> bool:
-    """Whether the tensor memory accelerator can read it: every row begins at a multiple of 16 bytes."""
+def tma_compatible(matrix: Tensor) -> bool:
+    """Whether TMA can load it: every row begins at a multiple of 16 bytes."""
     aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * matrix.itemsize % 16 == 0
     return aligned and matrix.stride(1) == 1
 
@@ -128,10 +128,10 @@ def gate_values(gate, up, TYPE: tl.constexpr):
 @triton.jit
 def vector_kernel(
     x, weight, bias, out, width, inputs,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, AHEAD: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Some outputs of one row. Each turn multiplies the weights that the turn before has fetched."""
-    if AHEAD:
+    """Some outputs of one row. Each iteration multiplies the weights that the one before has loaded."""
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     real = output < width
@@ -143,7 +143,7 @@ def vector_kernel(
     ups = gates
     if GATED:
         ups = tl.load(up_lines, mask=there, other=0.0, eviction_policy="evict_first")
-    if AHEAD:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     up_sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
@@ -171,10 +171,10 @@ def vector_kernel(
 @triton.jit
 def store_tile(
     sums, ups, bias, out, row, output, rows, width,
-    SWAPPED: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
+    SWAP_AB: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """Bias, gate and rounding of a finished tile; what lies past the last row or output is not written."""
-    if SWAPPED:
+    if SWAP_AB:
         sums = sums.trans()
         ups = ups.trans()
     real = output < width
@@ -206,18 +206,18 @@ def load_tile(lines, start, inputs, INPUTS: tl.constexpr, EVEN: tl.constexpr, UP
 
 
 @triton.jit
-def load_box(matrix, line, start, UPRIGHT: tl.constexpr):
-    """A box of a descriptor, `[lines, inputs]` or UPRIGHT `[inputs, lines]`."""
-    box = matrix.load([line, start])
+def load_tma_tile(matrix, row, start, UPRIGHT: tl.constexpr):
+    """A tile by TMA, `[rows, inputs]` or UPRIGHT `[inputs, rows]`."""
+    tile = matrix.load([row, start])
     if UPRIGHT:
-        box = box.trans()
-    return box
+        tile = tile.trans()
+    return tile
 
 
 @triton.jit
-def add_product(values, weights, sums, SWAPPED: tl.constexpr):
-    """sums + values @ weights; SWAPPED: sums + weights @ values."""
-    if SWAPPED:
+def add_product(values, weights, sums, SWAP_AB: tl.constexpr):
+    """sums + values @ weights; SWAP_AB: sums + weights @ values."""
+    if SWAP_AB:
         sums = tl.dot(weights, values, sums, input_precision="ieee")
     else:
         sums = tl.dot(values, weights, sums, input_precision="ieee")
@@ -227,8 +227,8 @@ def add_product(values, weights, sums, SWAPPED: tl.constexpr):
 @triton.jit(do_not_specialize=("rows",))  # a single row is no case of its own
 def tile_kernel(
     x, weight, bias, out, rows, width, inputs, x_stride,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAPPED: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAP_AB: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile. Lines past the last row or output repeat it.
 
@@ -239,27 +239,27 @@ def tile_kernel(
     x_lines = x + tl.minimum(row, rows - 1).to(tl.int64) * x_stride
     lines = weight + tl.minimum(output, width - 1).to(tl.int64) * inputs
     up_lines = lines + width.to(tl.int64) * inputs
-    sums = tl.zeros([OUTPUTS, ROWS] if SWAPPED else [ROWS, OUTPUTS], tl.float32)
+    sums = tl.zeros([OUTPUTS, ROWS] if SWAP_AB else [ROWS, OUTPUTS], tl.float32)
     ups = sums
-    if AHEAD:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     for start in range(0, inputs, INPUTS):
-        values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAPPED)
-        weights = load_tile(lines, start, inputs, INPUTS, EVEN, not SWAPPED)
-        sums = add_product(values, weights, sums, SWAPPED)
+        values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAP_AB)
+        weights = load_tile(lines, start, inputs, INPUTS, EVEN, not SWAP_AB)
+        sums = add_product(values, weights, sums, SWAP_AB)
         if GATED:
-            weights = load_tile(up_lines, start, inputs, INPUTS, EVEN, not SWAPPED)
-            ups = add_product(values, weights, ups, SWAPPED)
-    if AHEAD:
+            weights = load_tile(up_lines, start, inputs, INPUTS, EVEN, not SWAP_AB)
+            ups = add_product(values, weights, ups, SWAP_AB)
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    store_tile(sums, ups, bias, out, row, output, rows, width, SWAPPED, GATED, BIAS)
+    store_tile(sums, ups, bias, out, row, output, rows, width, SWAP_AB, GATED, BIAS)
 
 
 @triton.jit(do_not_specialize=("rows",))
-def described_kernel(
+def tma_kernel(
     x, weight, bias, out, rows, width, inputs,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAPPED: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, FLAT: tl.constexpr, AHEAD: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAP_AB: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, FLAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Every so many-th tile. Neighbouring programs take the tiles of up to 8 heights over the same outputs.
 
@@ -268,22 +268,22 @@ def described_kernel(
     high = tl.cdiv(rows, ROWS)
     tiles = high * tl.cdiv(width, OUTPUTS)
     group = 8 * tl.cdiv(width, OUTPUTS)
-    if AHEAD:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLAT):
         top = tile // group * 8
         size = tl.minimum(high - top, 8)
         first_row = (top + tile % group % size) * ROWS
         first_output = tile % group // size * OUTPUTS
-        sums = tl.zeros([OUTPUTS, ROWS] if SWAPPED else [ROWS, OUTPUTS], tl.float32)
+        sums = tl.zeros([OUTPUTS, ROWS] if SWAP_AB else [ROWS, OUTPUTS], tl.float32)
         ups = sums
         for start in range(0, inputs, INPUTS):
-            values = load_box(x, first_row, start, SWAPPED)
-            sums = add_product(values, load_box(weight, first_output, start, not SWAPPED), sums, SWAPPED)
+            values = load_tma_tile(x, first_row, start, SWAP_AB)
+            sums = add_product(values, load_tma_tile(weight, first_output, start, not SWAP_AB), sums, SWAP_AB)
             if GATED:
-                ups = add_product(values, load_box(weight, width + first_output, start, not SWAPPED), ups, SWAPPED)
+                ups = add_product(values, load_tma_tile(weight, width + first_output, start, not SWAP_AB), ups, SWAP_AB)
         row = first_row + tl.arange(0, ROWS)
         output = first_output + tl.arange(0, OUTPUTS)
-        store_tile(sums, ups, bias, out, row, output, rows, width, SWAPPED, GATED, BIAS)
-    if AHEAD:
+        store_tile(sums, ups, bias, out, row, output, rows, width, SWAP_AB, GATED, BIAS)
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import overlaps
+from penstock.kernels.launch import begin_pdl, supports_pdl
 
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -31,26 +31,24 @@ def launch(x: Tensor, residual: Tensor, weight: Tensor, normed: Tensor, total: T
     tokens, width = x.shape
     assert x.stride(1) == residual.stride(1) == 1
     tile = triton.next_power_of_2(width)
-    ahead = overlaps(x.device)
+    pdl = supports_pdl(x.device)
     norm_kernel[(tokens,)](
         x, residual, weight, normed, total, x.stride(0), residual.stride(0), eps,
-        WIDTH=width, TILE=tile, ADD=add, AHEAD=ahead, num_warps=min(16, max(4, tile // 512)), launch_pdl=ahead,
+        WIDTH=width, TILE=tile, ADD=add, PDL=pdl, num_warps=min(16, max(4, tile // 512)), launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit
 def norm_kernel(
     x, residual, weight, normed, total, x_stride, residual_stride, eps,
-    WIDTH: tl.constexpr, TILE: tl.constexpr, ADD: tl.constexpr, AHEAD: tl.constexpr,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: a sum is rounded to its type before the norm is taken, as it will be when it is read again."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, TILE)
     there = places < WIDTH
     weights = tl.load(weight + places, mask=there, other=0.0)
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin_pdl(PDL)
     values = tl.load(x + row * x_stride + places, mask=there, other=0.0).to(tl.float32)
     if ADD:
         values += tl.load(residual + row * residual_stride + places, mask=there, other=0.0).to(tl.float32)

@@ -28,15 +28,9 @@ def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def rotate_and_store(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotation: Rotation,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    slot_mapping: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor,
     norms: HeadNorms | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Turned queries `[tokens, heads, dim]`; keys, turned likewise, and values go to their slots of the pages.
 
     q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product. Norms come before the turn.

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import overlaps
+from penstock.kernels.launch import begin_pdl, supports_pdl
 from penstock.kernels.records import Rotation
 
 if TYPE_CHECKING:
@@ -24,20 +24,18 @@ def rotation_rows(table: Tensor, positions: Tensor) -> Rotation:
     assert table.is_contiguous()
     assert positions.is_contiguous()
     cos, sin = (torch.empty(tokens, 1, dim, dtype=table.dtype, device=table.device) for _ in range(2))
-    ahead = overlaps(table.device)
+    pdl = supports_pdl(table.device)
     rotation_kernel[(tokens,)](
         table, positions, cos, sin,
-        HALF=dim // 2, TILE=triton.next_power_of_2(dim // 2), AHEAD=ahead, num_warps=1, launch_pdl=ahead,
+        HALF=dim // 2, TILE=triton.next_power_of_2(dim // 2), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return Rotation(cos, sin)
 
 
 @triton.jit(do_not_specialize_on_alignment=("positions",))
-def rotation_kernel(table, positions, cos, sin, HALF: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr):
+def rotation_kernel(table, positions, cos, sin, HALF: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr):
     """One token: each half of the row twice, the first of the sines negated."""
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin_pdl(PDL)
     token = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, TILE)
     there = places < HALF
@@ -52,15 +50,9 @@ def rotation_kernel(table, positions, cos, sin, HALF: tl.constexpr, TILE: tl.con
 
 
 def rotate_heads(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rotation: Rotation,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    slot_mapping: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor,
     norms: HeadNorms | None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`kernels.rope.rotate_and_store` by the kernel."""
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
@@ -70,12 +62,12 @@ def rotate_heads(
     assert v_pages.is_contiguous()
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
     query, key, eps = norms or (q, q, 0.0)
-    ahead = overlaps(q.device)
+    pdl = supports_pdl(q.device)
     programs = triton.cdiv(heads, HEADS_TILE) + 2 * triton.cdiv(kv_heads, HEADS_TILE)
     rotate_kernel[(tokens, programs)](
         q, k, v, out, k_pages, v_pages, slot_mapping, rotation.cos, rotation.sin, query, key, q.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF_TILE=triton.next_power_of_2(dim // 2),
-        HEADS_TILE=HEADS_TILE, NORMS=norms is not None, AHEAD=ahead, num_warps=4, launch_pdl=ahead,
+        HEADS_TILE=HEADS_TILE, NORMS=norms is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -105,10 +97,10 @@ def turn_heads(
 def rotate_kernel(
     q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_weight, key_weight, stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_TILE: tl.constexpr, HEADS_TILE: tl.constexpr,
-    NORMS: tl.constexpr, AHEAD: tl.constexpr,
+    NORMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One token, a few heads of its queries, keys or values: the grid's second axis counts them in this order."""
-    if AHEAD:  # in this order: when attention begins, everything but what this kernel writes is complete
+    if PDL:  # in this order: when attention begins, everything but what this kernel writes is complete
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     QUERY_TILES: tl.constexpr = (HEADS + HEADS_TILE - 1) // HEADS_TILE

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import overlaps
+from penstock.kernels.launch import begin_pdl, supports_pdl
 from penstock.kernels.records import Routes
 
 FEW = 512  # pairs that are counted at once
@@ -34,11 +34,11 @@ def route_rows(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
     assert logits.stride(1) == 1
     experts = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
     shares = torch.empty(rows, chosen, dtype=torch.float32, device=logits.device)
-    ahead = overlaps(logits.device)
+    pdl = supports_pdl(logits.device)
     route_kernel[(rows,)](
         logits, experts, shares, logits.stride(0),
         COUNT=count, WIDE=triton.next_power_of_2(count), CHOSEN=chosen, SLOTS=triton.next_power_of_2(chosen),
-        NORMALISED=normalised, AHEAD=ahead, num_warps=1 if count <= 256 else 4, launch_pdl=ahead,
+        NORMALISED=normalised, PDL=pdl, num_warps=1 if count <= 256 else 4, launch_pdl=pdl,
     )  # fmt: skip
     return Routes(experts, shares, count)
 
@@ -55,12 +55,12 @@ def sort_pairs(experts: Tensor, first: int, held: int, rows: int) -> Schedule:
     order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
     tiles = torch.empty(most_tiles(pairs, held, rows), 3, dtype=torch.int32, device=experts.device)
     count = torch.empty(1, dtype=torch.int32, device=experts.device)
-    ahead = overlaps(experts.device)
+    pdl = supports_pdl(experts.device)
     few = pairs <= FEW
     sort_kernel[(held,)](
         experts, order, tiles, count, pairs, first, rows,
-        HELD=held, BINS=triton.next_power_of_2(held + 1), CHUNK=FEW if few else MANY, AHEAD=ahead,
-        num_warps=4 if few else 16, launch_pdl=ahead,
+        HELD=held, BINS=triton.next_power_of_2(held + 1), CHUNK=FEW if few else MANY, PDL=pdl,
+        num_warps=4 if few else 16, launch_pdl=pdl,
     )  # fmt: skip
     return Schedule(order, tiles, count)
 
@@ -69,12 +69,10 @@ def sort_pairs(experts: Tensor, first: int, held: int, rows: int) -> Schedule:
 def route_kernel(
     logits, experts, shares, stride,
     COUNT: tl.constexpr, WIDE: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, NORMALISED: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One row. NaN makes all shares NaN, and is chosen like the least likely."""
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin_pdl(PDL)
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, WIDE)
     slot = tl.arange(0, SLOTS)
@@ -107,12 +105,10 @@ def load_experts(experts, start, pairs, first, HELD: tl.constexpr, CHUNK: tl.con
 @triton.jit(do_not_specialize=("pairs", "first", "rows"))
 def sort_kernel(
     experts, order, tiles, count, pairs, first, rows,
-    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, AHEAD: tl.constexpr,
+    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Pairs and tiles of one expert."""
-    if AHEAD:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    begin_pdl(PDL)
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)

@@ -120,7 +120,7 @@ def stage_model(model: Network, group: Group, tokens: int, aux_layers: Sequence[
 
 def kv_pages(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Pages]:
     """A pair for each layer, zero. Block 0 is scratch."""
-    shape = blocks + 1, block_size, spec.kv_heads, spec.head_dim
+    shape = blocks + 1, block_size, spec.attention.kv_heads, spec.attention.head_dim
     return [(zeros(shape, dtype, device), zeros(shape, dtype, device)) for _ in range(spec.layers)]
 
 

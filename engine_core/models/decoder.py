@@ -170,7 +170,7 @@ class Decoder:
         """As few of this model's layers as there are kinds of them, the same weights: for work that only kinds matter
         to. The first layer is a kind of its own, since nothing is added before it."""
         spec = self.spec
-        kinds = [(window, spec.experts_of(layer) is None) for layer, window in enumerate(spec.windows)]
+        kinds = [(window, spec.experts_of(layer) is None) for layer, window in enumerate(spec.attention.windows)]
         kept = sorted({0, *(kinds.index(kind, 1) for kind in kinds[1:])})
         short = copy(self)
         short.spec = spec.part(kept)
@@ -206,13 +206,14 @@ class SelfAttention:
     each head's query and key, a sliding window."""
 
     def __init__(self, spec: ModelSpec, layer: int, placement: Placement, inputs: int = 0) -> None:
+        attention = spec.attention
         self.qkv = FusedQKV(spec, placement, inputs)
         self.output = output_projection(spec, placement)
         self.query_norm, self.key_norm = (
-            Norm(spec.head_dim, spec.norm_eps, placement) if spec.qk_norm else None for _ in range(2)
+            Norm(attention.head_dim, spec.norm_eps, placement) if attention.qk_norm else None for _ in range(2)
         )
-        self.scale = spec.head_dim**-0.5
-        self.window = spec.windows[layer]
+        self.scale = attention.head_dim**-0.5
+        self.window = attention.windows[layer]
 
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         norms = None

@@ -85,7 +85,8 @@ def read_head(folder: Path, target: ModelSpec, names: Collection[str] | None) ->
             raise file.error(key, "such heads are not known")
     bias = names is not None and "fc.bias" in names
     if names is not None and any(name.endswith("self_attn.q_proj.bias") for name in names):
-        spec = msgspec.structs.replace(spec, qkv_bias=True)  # heads of Qwen models say so nowhere else
+        attention = msgspec.structs.replace(spec.attention, qkv_bias=True)  # heads of Qwen models say so nowhere else
+        spec = msgspec.structs.replace(spec, attention=attention)
     if version == FIRST:
         return HeadSpec(version=version, layers=spec, fc_bias=bias)
     if spec.layers != 1:
@@ -128,5 +129,6 @@ def head_weights(spec: HeadSpec) -> int:
     found = blocks + joined * hidden * hidden + hidden * spec.fc_bias
     if spec.version == FIRST:
         return found - hidden  # the first layer has one norm
-    wider = hidden * (layers.heads + 2 * layers.kv_heads) * layers.head_dim  # attention reads embedding and state
+    heads = (layers.attention.heads + 2 * layers.attention.kv_heads) * layers.attention.head_dim
+    wider = hidden * heads  # attention reads embedding and state
     return found + wider + 2 * hidden + spec.vocabulary * hidden

@@ -171,18 +171,19 @@ class FusedQKV:
     """Queries, keys and values in one product, of the residual stream or of `inputs` numbers."""
 
     def __init__(self, spec: ModelSpec, placement: Placement, inputs: int = 0) -> None:
-        self.heads = placement.share(spec.heads)
-        self.kv_heads = placement.kv_heads(spec.kv_heads)
-        self.head_dim = spec.head_dim
-        kv_width = spec.kv_heads * spec.head_dim
-        kv_first = placement.rank * spec.kv_heads // placement.size * spec.head_dim
-        kv_share = self.kv_heads * spec.head_dim
+        attention = spec.attention
+        self.heads = placement.share(attention.heads)
+        self.kv_heads = placement.kv_heads(attention.kv_heads)
+        self.head_dim = attention.head_dim
+        kv_width = attention.kv_heads * attention.head_dim
+        kv_first = placement.rank * attention.kv_heads // placement.size * attention.head_dim
+        kv_share = self.kv_heads * attention.head_dim
         parts = (
-            spread("q_proj", spec.heads * spec.head_dim, placement),
+            spread("q_proj", attention.heads * attention.head_dim, placement),
             Part("k_proj", kv_width, kv_share, kv_first),
             Part("v_proj", kv_width, kv_share, kv_first),
         )
-        self.linear = Linear(parts, inputs or spec.hidden, placement, bias=spec.qkv_bias)
+        self.linear = Linear(parts, inputs or spec.hidden, placement, bias=attention.qkv_bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`[tokens, inputs]` -> q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product."""
@@ -197,7 +198,8 @@ class FusedQKV:
 def output_projection(spec: ModelSpec, placement: Placement) -> Linear:
     """From all heads' values back to the hidden size; each rank multiplies its own heads."""
     parts = (whole("o_proj", spec.hidden),)
-    return Linear(parts, spec.heads * spec.head_dim, placement, bias=spec.output_bias, split_inputs=True)
+    attention = spec.attention
+    return Linear(parts, attention.heads * attention.head_dim, placement, bias=attention.output_bias, split_inputs=True)
 
 
 class GatedMlp:
@@ -206,10 +208,10 @@ class GatedMlp:
     name = "mlp"  # in a checkpoint's layer
 
     def __init__(self, spec: ModelSpec, placement: Placement) -> None:
-        gate_up = tuple(spread(name, spec.intermediate, placement) for name in ("gate_proj", "up_proj"))
-        self.gate_up = Linear(gate_up, spec.hidden, placement, bias=spec.mlp_bias)
+        gate_up = tuple(spread(name, spec.mlp.intermediate, placement) for name in ("gate_proj", "up_proj"))
+        self.gate_up = Linear(gate_up, spec.hidden, placement, bias=spec.mlp.bias)
         down = (whole("down_proj", spec.hidden),)
-        self.down = Linear(down, spec.intermediate, placement, bias=spec.mlp_bias, split_inputs=True)
+        self.down = Linear(down, spec.mlp.intermediate, placement, bias=spec.mlp.bias, split_inputs=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down.forward(self.gate_up.forward_gated(x))

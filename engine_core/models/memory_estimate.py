@@ -39,7 +39,7 @@ class CacheShape:
 
 def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
     """Keys and values of one block over all layers."""
-    return 2 * spec.layers * block_size * spec.kv_heads * spec.head_dim * item_bytes
+    return 2 * spec.layers * block_size * spec.attention.kv_heads * spec.attention.head_dim * item_bytes
 
 
 def drafting_bytes(layers: ModelSpec, block_size: int, item_bytes: int, *, states: bool) -> int:
@@ -97,9 +97,11 @@ class StepShape:
 
 def weights(spec: ModelSpec) -> int:
     """Numbers in all tensors of a model, as `models.decoder` lays them out."""
-    queries, pairs = spec.heads * spec.head_dim, 2 * spec.kv_heads * spec.head_dim
+    shape = spec.attention
+    queries, pairs = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
     attention = spec.hidden * (queries + pairs) + queries * spec.hidden
-    attention += (queries + pairs) * spec.qkv_bias + spec.hidden * spec.output_bias + 2 * spec.head_dim * spec.qk_norm
+    attention += (queries + pairs) * shape.qkv_bias + spec.hidden * shape.output_bias
+    attention += 2 * shape.head_dim * shape.qk_norm
     mlps = sum(mlp_weights(spec, spec.experts_of(layer)) for layer in range(spec.layers))
     embeddings = spec.vocab_size * spec.hidden * (1 if spec.tied else 2)
     return embeddings + spec.layers * (attention + 2 * spec.hidden) + mlps + spec.hidden
@@ -109,7 +111,7 @@ def mlp_weights(spec: ModelSpec, experts: ExpertSpec | None) -> int:
     """Of a layer with these experts and their router, or with one MLP."""
     if experts is not None:
         return experts.count * (spec.hidden + expert_weights(spec, experts))
-    return 3 * spec.hidden * spec.intermediate + (2 * spec.intermediate + spec.hidden) * spec.mlp_bias
+    return 3 * spec.hidden * spec.mlp.intermediate + (2 * spec.mlp.intermediate + spec.hidden) * spec.mlp.bias
 
 
 def expert_weights(spec: ModelSpec, experts: ExpertSpec) -> int:
@@ -128,7 +130,8 @@ def idle_weights(spec: ModelSpec) -> int:
 def step_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that slot tables and the largest step take beyond weights and cache."""
     mlps = {mlp_numbers(spec, spec.experts_of(layer)) for layer in range(spec.layers)}
-    widest = max(mlps) + 4 * spec.hidden + (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    heads = (spec.attention.heads + 2 * spec.attention.kv_heads) * spec.attention.head_dim
+    widest = max(mlps) + 4 * spec.hidden + heads
     activations = step.tokens * widest * step.item_bytes
     lines = (step.max_num_seqs + step.max_num_seqs // DRAFTED) * spec.vocab_size * FLOAT
     tables = step.max_num_seqs * step.max_model_len * FLOAT
@@ -137,9 +140,9 @@ def step_bytes(spec: ModelSpec, step: StepShape) -> int:
 
 def mlp_numbers(spec: ModelSpec, experts: ExpertSpec | None) -> int:
     """That a token has in a layer's MLP: gate, up and their product, or that product and the result of each expert."""
-    return 3 * spec.intermediate if experts is None else experts.chosen * (experts.width + spec.hidden)
+    return 3 * spec.mlp.intermediate if experts is None else experts.chosen * (experts.width + spec.hidden)
 
 
 def taken_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that are taken when the cache is made: weights, rotary tables, the context."""
-    return weights(spec) * step.item_bytes + step.max_model_len * spec.head_dim * FLOAT + CONTEXT_BYTES
+    return weights(spec) * step.item_bytes + step.max_model_len * spec.attention.head_dim * FLOAT + CONTEXT_BYTES

@@ -12,8 +12,9 @@ from penstock.engine_core.models.spec import ModelSpec, RopeSpec
 
 def rope_table(spec: ModelSpec, length: int, device: torch.device) -> Tensor:
     """Cosines and sines of positions 0..length-1: fp32 `[length, head_dim]`, cosines of half the dimensions first."""
-    angles = torch.arange(length, dtype=torch.float32)[:, None] * rope_frequencies(spec.rope, spec.head_dim, length)
-    table = torch.cat((angles.cos(), angles.sin()), dim=1) * spec.rope.attention_factor
+    rope, positions = spec.attention.rope, torch.arange(length, dtype=torch.float32)
+    angles = positions[:, None] * rope_frequencies(rope, spec.attention.head_dim, length)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1) * rope.attention_factor
     return table.to(device)
 
 

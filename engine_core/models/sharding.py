@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.memory_estimate import weights
-from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.spec import MlpSpec, ModelSpec
 from penstock.protocol.errors import ConfigError
 
 TENSOR_PARALLEL = "--tensor-parallel-size"
@@ -19,8 +19,10 @@ PIPELINE_PARALLEL = "--pipeline-parallel-size"
 def rank_spec(spec: ModelSpec, size: int) -> ModelSpec:
     """The model as one of `size` ranks has its attention: its share of the heads. Key-value heads are split, or one of
     them repeated where there are fewer than ranks."""
-    kv_heads = max(1, spec.kv_heads // size)
-    return msgspec.structs.replace(spec, heads=spec.heads // size, kv_heads=kv_heads)
+    heads, kv_heads = spec.attention.heads // size, max(1, spec.attention.kv_heads // size)
+    return msgspec.structs.replace(
+        spec, attention=msgspec.structs.replace(spec.attention, heads=heads, kv_heads=kv_heads)
+    )
 
 
 def vocabulary_share(rows: int, size: int) -> int:
@@ -32,16 +34,16 @@ def part_spec(spec: ModelSpec, size: int) -> ModelSpec:
     """One rank's share as a model of its own, as far as weights and activations are reckoned of it."""
     experts = spec.experts and msgspec.structs.replace(spec.experts, width=spec.experts.width // size)
     return msgspec.structs.replace(
-        rank_spec(spec, size), intermediate=spec.intermediate // size, experts=experts,
+        rank_spec(spec, size), mlp=MlpSpec(spec.mlp.intermediate // size, spec.mlp.bias), experts=experts,
         vocab_size=vocabulary_share(spec.vocab_size, size),
     )  # fmt: skip
 
 
 def shared(spec: ModelSpec, *, expert_parallel: bool = False) -> list[tuple[str, int]]:
     """What the ranks share evenly, in words, and how much of it there is."""
-    found, experts = [("attention heads", spec.heads)], spec.experts
+    found, experts = [("attention heads", spec.attention.heads)], spec.experts
     if experts is None or not all(experts.layers):
-        found.append(("numbers of each MLP's width", spec.intermediate))
+        found.append(("numbers of each MLP's width", spec.mlp.intermediate))
     if experts is not None:
         whole, width = ("experts", experts.count), ("numbers of each expert's width", experts.width)
         found.append(whole if expert_parallel else width)
@@ -57,8 +59,9 @@ def check_ranks(spec: ModelSpec, size: int, *, expert_parallel: bool = False) ->
     for what, count in shared(spec, expert_parallel=expert_parallel):
         if count % size:
             raise ConfigError(TENSOR_PARALLEL, size, f"it must divide the model's {count} {what}: {sizes}")
-    if spec.kv_heads % size and size % spec.kv_heads:
-        few = f"it must divide the model's {spec.kv_heads} key-value heads or be a multiple of them: {sizes}"
+    kv_heads = spec.attention.kv_heads
+    if kv_heads % size and size % kv_heads:
+        few = f"it must divide the model's {kv_heads} key-value heads or be a multiple of them: {sizes}"
         raise ConfigError(TENSOR_PARALLEL, size, few)
 
 
@@ -69,8 +72,9 @@ def divisors(spec: ModelSpec, *, expert_parallel: bool = False) -> str:
 
 
 def shared_evenly(spec: ModelSpec, size: int, *, expert_parallel: bool = False) -> bool:
-    pairs = spec.kv_heads % size == 0 or size % spec.kv_heads == 0
-    return pairs and all(count % size == 0 for _, count in shared(spec, expert_parallel=expert_parallel))
+    kv_heads = spec.attention.kv_heads
+    whole = kv_heads % size == 0 or size % kv_heads == 0
+    return whole and all(count % size == 0 for _, count in shared(spec, expert_parallel=expert_parallel))
 
 
 def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, ranks: int = 1) -> tuple[range, ...]:
@@ -114,11 +118,6 @@ def filled(sizes: list[int], most: int, stages: int) -> list[int]:
 def stage_spec(spec: ModelSpec, stages: int, stage: int, draft: DraftSpec | None = None, ranks: int = 1) -> ModelSpec:
     """The model with the layers of one stage alone."""
     return spec.part(stage_layers(spec, stages, draft, ranks)[stage])
-
-
-def stage_weights(spec: ModelSpec, stages: int, stage: int) -> int:
-    """Numbers in the tensors of one stage, as `models.decoder` lays them out."""
-    return held_weights(stage_spec(spec, stages, stage), begins=stage == 0, ends=stage == stages - 1)
 
 
 def held_weights(spec: ModelSpec, *, begins: bool, ends: bool, head: bool = False) -> int:

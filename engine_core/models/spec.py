@@ -144,31 +144,43 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     high_freq_factor: float = 4.0
 
 
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Grouped-query attention over rotary positions."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: RopeSpec
+    windows: tuple[int, ...]  # of each layer: a query sees this many latest keys, its own among them; 0: all
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+
+
+class MlpSpec(msgspec.Struct, frozen=True):
+    """The gated SiLU MLP of a layer without experts."""
+
+    intermediate: int
+    bias: bool
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer with RMS norm, rotary positions, grouped-query attention and gated SiLU MLPs."""
+    """A decoder-only transformer with RMS norm."""
 
     family: str
     layers: int
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int  # width of the MLP of a layer that has one
+    attention: AttentionSpec
+    mlp: MlpSpec
     vocab_size: int
     norm_eps: float
-    rope: RopeSpec
-    windows: tuple[int, ...]  # per layer: a query sees this many latest keys, its own among them; 0: all
     tied: bool  # the output embedding is the input embedding
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     max_position: int  # length served by default
     longest: int  # length that may be asked for
     dtype: str  # of the checkpoint
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    headless: bool = False  # neither an output embedding nor a tied one: it makes vectors alone
+    headless: bool = False  # it has no output embedding, own or tied: it makes vectors alone
     experts: ExpertSpec | None = None  # of the layers that have some
 
     def experts_of(self, layer: int) -> ExpertSpec | None:
@@ -177,10 +189,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def part(self, kept: Sequence[int]) -> ModelSpec:
         """The same model with these of its layers alone."""
-        windows, experts = tuple(self.windows[layer] for layer in kept), self.experts
+        windows, experts = tuple(self.attention.windows[layer] for layer in kept), self.experts
         if experts is not None:
             experts = msgspec.structs.replace(experts, layers=tuple(experts.layers[layer] for layer in kept))
-        return msgspec.structs.replace(self, layers=len(kept), windows=windows, experts=experts)
+        attention = msgspec.structs.replace(self.attention, windows=windows)
+        return msgspec.structs.replace(self, layers=len(kept), attention=attention, experts=experts)
 
 
 def read_spec(folder: Path) -> ModelSpec:
@@ -230,19 +243,20 @@ def decoder_spec(file: ConfigFile, family: str, known: Collection[str] = ()) -> 
         family=family,
         layers=layers,
         hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=file.integer("intermediate_size"),
+        attention=AttentionSpec(
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            rope=rope,
+            windows=read_windows(file, family, layers),
+            qkv_bias=attention_bias or family == "qwen2",
+            output_bias=attention_bias,
+            qk_norm=family in ("qwen3", "qwen3_moe"),
+        ),
+        mlp=MlpSpec(file.integer("intermediate_size"), file.flag("mlp_bias") and family == "llama"),
         vocab_size=file.integer("vocab_size"),
         norm_eps=file.number("rms_norm_eps", 1e-6),
-        rope=rope,
-        windows=read_windows(file, family, layers),
         tied=file.flag("tie_word_embeddings"),
-        qkv_bias=attention_bias or family == "qwen2",
-        output_bias=attention_bias,
-        mlp_bias=file.flag("mlp_bias") and family == "llama",
-        qk_norm=family in ("qwen3", "qwen3_moe"),
         max_position=max_position,
         longest=int(max_position * rope.factor) if rope.kind == "dynamic" else max_position,
         dtype=read_dtype(file),

@@ -41,6 +41,7 @@ class HermesParser(CallParser):
         return self._state is State.CALL and self._call.stage is Stage.ARGUMENTS
 
     def flush(self) -> list[Piece]:
+        """As `CallParser.flush`."""
         match self._state:
             case State.TEXT:
                 return self._prose.flush()

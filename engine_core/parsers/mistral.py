@@ -53,6 +53,7 @@ class MistralParser(CallParser):
         return inside or self._state is State.ARGUMENTS
 
     def flush(self) -> list[Piece]:
+        """As `CallParser.flush`."""
         match self._state:
             case State.ARGUMENTS | State.BEHIND:
                 return []

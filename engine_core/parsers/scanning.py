@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ JSON_SIGNS = re.compile(r'["{}\[\]]')
 PYTHON_SIGNS = re.compile(r"""["'(){}\[\]]""")
 
 
-class CallParser:
+class CallParser(ABC):
     """Tells tool calls from content. How the text is cut into deltas changes nothing but the cuts between pieces.
 
     Each subclass names the method that consumes text in each of its states; it returns the text that is left.
@@ -45,9 +46,9 @@ class CallParser:
             text = self._steps[self._state](self, text, out)
         return out
 
+    @abstractmethod
     def flush(self) -> list[Piece]:
         """What was held back, once the output is over."""
-        raise NotImplementedError
 
 
 def partial_end(text: str, marker: str) -> int:

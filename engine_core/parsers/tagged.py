@@ -80,6 +80,7 @@ class TaggedParser(CallParser):
         self._lead = Lead()
 
     def flush(self) -> list[Piece]:
+        """As `CallParser.flush`."""
         match self._state:
             case State.TEXT:
                 return self._prose.flush()

@@ -66,7 +66,7 @@ def test_every_way_gives_the_product(gated: bool) -> None:
     x = torch.randn(1, 96, device=device)
     product = Product("", 32, 96, gated)
     weight = torch.randn(product.outputs, 96, device=device) / 10
-    ways = VectorTiling(2, 32, 4), Tiling(16, 16, 32, 4, 2), Tiling(16, 16, 32, 4, 2, described=True, gated=False)
+    ways = VectorTiling(2, 32, 4), Tiling(16, 16, 32, 4, 2), Tiling(16, 16, 32, 4, 2, tma=True, gated=False)
     plain = torch.nn.functional.linear(x, weight)
     if gated:
         plain = torch.nn.functional.silu(plain[:, :32]) * plain[:, 32:]
@@ -75,8 +75,8 @@ def test_every_way_gives_the_product(gated: bool) -> None:
 
 
 def test_launches_without_overlap() -> None:
-    before = linear_triton.overlaps
+    before = linear_triton.supports_pdl
     with without_overlap():
-        assert not norm_triton.overlaps(torch.device("cuda"))
-        assert not linear_triton.overlaps(torch.device("cuda"))
-    assert linear_triton.overlaps is before
+        assert not norm_triton.supports_pdl(torch.device("cuda"))
+        assert not linear_triton.supports_pdl(torch.device("cuda"))
+    assert linear_triton.supports_pdl is before

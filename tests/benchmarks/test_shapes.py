@@ -38,10 +38,11 @@ def test_a_shape_is_that_of_the_reference(
     tmp_path: Path, shape: Shape, family: str, sizes: tuple[int, ...], tied: bool, cache: int
 ) -> None:
     spec = read_spec(make_folder(shape, tmp_path))
-    found = (spec.layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.intermediate, spec.vocab_size)
+    heads = spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim
+    found = spec.layers, spec.hidden, *heads, spec.mlp.intermediate, spec.vocab_size
     assert (spec.family, found, spec.tied) == (family, sizes, tied)
-    assert spec.qk_norm == family.startswith("qwen3")
-    assert 2 * 2 * spec.layers * spec.kv_heads * spec.head_dim == cache  # bytes of one position
+    assert spec.attention.qk_norm == family.startswith("qwen3")
+    assert 2 * 2 * spec.layers * spec.attention.kv_heads * spec.attention.head_dim == cache  # bytes of one position
     assert spec.longest >= 40960
     assert spec.dtype == "bfloat16"
 

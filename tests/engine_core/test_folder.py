@@ -15,33 +15,11 @@ import msgspec
 import pytest
 
 from penstock.engine_core.folder import Generation, model_length, read_generation, resolve, served_names
-from penstock.engine_core.models.spec import ModelSpec, RopeSpec
 from penstock.protocol.config import ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
+from tests.engine_core.models.specs import small_spec
 
-SPEC = ModelSpec(
-    family="llama",
-    layers=1,
-    hidden=16,
-    heads=2,
-    kv_heads=1,
-    head_dim=8,
-    intermediate=8,
-    vocab_size=9,
-    norm_eps=1e-6,
-    rope=RopeSpec(),
-    windows=(0,),
-    tied=False,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
-    max_position=4096,
-    longest=4096,
-    dtype="float32",
-    bos_token_id=None,
-    eos_token_ids=(),
-)
+SPEC = small_spec(hidden=16, heads=2, kv_heads=1, intermediate=8, max_position=4096, longest=4096)
 
 
 def write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:

@@ -12,18 +12,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from penstock.kernels.attention_hopper import GROUP_LINES, KEYS, REGISTERS, STAGES, chunk_kernel
+from penstock.kernels.attention_hopper import BLOCK_M, BLOCK_N, REGISTERS, STAGES, chunk_kernel
 
 
 def compiled(dim: int, block_size: int) -> dict[str, object]:
     sizes = {
-        "HEADS": 32, "KV_HEADS": 8, "DIM": dim, "BLOCK_SIZE": block_size, "BOX": min(block_size, KEYS),
-        "LINES": GROUP_LINES, "KEYS": KEYS, "STAGES": STAGES, "AHEAD": True,
+        "HEADS": 32, "KV_HEADS": 8, "DIM": dim, "BLOCK_SIZE": block_size, "CHUNK_KEYS": min(block_size, BLOCK_N),
+        "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "STAGES": STAGES, "PDL": True,
     }  # fmt: skip
     layout = "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)"
     types = dict.fromkeys(chunk_kernel.arg_names, "i32")
     types |= dict.fromkeys(("tiles", "query_start", "context", "slots", "block_tables"), "*i32")
-    types |= dict.fromkeys(("k_boxes", "v_boxes"), f"tensordesc<bf16[{sizes['BOX']}, 64],{layout}>")
+    types |= dict.fromkeys(("k_desc", "v_desc"), f"tensordesc<bf16[{sizes['CHUNK_KEYS']}, 64],{layout}>")
     types |= dict.fromkeys(sizes, "constexpr") | {"q": "*bf16", "out": "*bf16", "scale": "fp32"}
     places = {name: (at,) for at, name in enumerate(chunk_kernel.arg_names)}
     aligned = {places[name]: [["tt.divisibility", 16]] for name in ("q", "out", "q_stride")}

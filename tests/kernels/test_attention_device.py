@@ -16,7 +16,7 @@ from penstock.kernels.attention_device import (
     attend_pages,
     chunk_attention,
     launches,
-    processors,
+    num_sms,
     shape_of,
 )
 from penstock.kernels.attention_tiling import WAVES
@@ -127,7 +127,7 @@ def test_a_mixture_takes_two_launches_of_rows_that_complete_each_other() -> None
         scene = Scene(rows, 8, 2, 16, 16)
         by_row, chunks, shortest = launches(shape_of(scene.q, scene.k_pages, scene.batch, 0), invariant, 132)
         if by_row is not None and chunks is not None:
-            assert by_row.lines // 4 == shortest - 1
+            assert by_row.block_m // 4 == shortest - 1
         return by_row is not None, chunks is not None, shortest
 
     assert launched([(1, 50), (16, 20)]) == (True, False, 1)
@@ -140,7 +140,7 @@ def test_a_mixture_takes_two_launches_of_rows_that_complete_each_other() -> None
 def test_counters_are_enough_wherever_keys_are_cut(device: str) -> None:
     counters = arrival_counters(torch.device(device))
     assert counters.dtype == torch.int32
-    assert len(counters) >= WAVES * processors(torch.device(device))
+    assert len(counters) >= WAVES * num_sms(torch.device(device))
     assert not counters.any()
 
 

@@ -24,10 +24,16 @@ ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def form(
-    lines: int = 16, splits: int = 1, *, by_row: bool = False, share: int = 0, keys: int = 16, warps: int = 4
+    block_m: int = 16,
+    programs: int = 1,
+    *,
+    by_row: bool = False,
+    split_keys: int = 0,
+    block_n: int = 16,
+    warps: int = 4,
 ) -> Tiling:
-    """Shares may be as small as a turn."""
-    return Tiling(lines, keys, splits, warps, 2, by_row, share, keys)
+    """Splits may be as small as an iteration."""
+    return Tiling(block_m, block_n, programs, warps, 2, by_row, split_keys, block_n)
 
 
 def attend(scene: Scene, tiling: Tiling, window: int = 0, shortest: int = 1) -> torch.Tensor:
@@ -59,7 +65,7 @@ def alone(scene: Scene, first: int, count: int, context: int, row: int) -> Atten
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "block_size", "lines", "splits"),
+    ("heads", "kv_heads", "dim", "block_size", "block_m", "programs"),
     [
         (2, 2, 32, 8, 16, 1),
         (4, 2, 64, 16, 32, 1),
@@ -67,29 +73,29 @@ def alone(scene: Scene, first: int, count: int, context: int, row: int) -> Atten
         (8, 1, 32, 16, 32, 3),
         (6, 2, 16, 7, 16, 2),  # three heads in a group: a line of the tile stays idle
         (2, 1, 24, 1, 16, 1),  # lanes past the head stay idle
-        (2, 2, 8, 16, 16, 5),  # more splits than blocks of keys
+        (2, 2, 8, 16, 16, 5),  # more programs than blocks of keys
     ],
 )
 @pytest.mark.parametrize("rows", [MIXED, SINGLES, BORDERS], ids=["mixed", "singles", "borders"])
 def test_tiles_of_rows_of_any_length(
-    rows: Rows, heads: int, kv_heads: int, dim: int, block_size: int, lines: int, splits: int, device: str
+    rows: Rows, heads: int, kv_heads: int, dim: int, block_size: int, block_m: int, programs: int, device: str
 ) -> None:
-    check(Scene(rows, heads, kv_heads, dim, block_size), device, form(lines, splits))
+    check(Scene(rows, heads, kv_heads, dim, block_size), device, form(block_m, programs))
 
 
-@pytest.mark.parametrize("splits", [1, 2, 4])
-@pytest.mark.parametrize("share", [0, 32])
+@pytest.mark.parametrize("programs", [1, 2, 4])
+@pytest.mark.parametrize("split_keys", [0, 32])
 @pytest.mark.parametrize("rows", [SINGLES, FEW], ids=["singles", "few"])
-def test_a_tile_for_each_row(rows: Rows, share: int, splits: int, device: str) -> None:
-    check(Scene(rows, 8, 2, 32, 8), device, form(16, splits, by_row=True, share=share))
+def test_a_tile_for_each_row(rows: Rows, split_keys: int, programs: int, device: str) -> None:
+    check(Scene(rows, 8, 2, 32, 8), device, form(16, programs, by_row=True, split_keys=split_keys))
 
 
 @pytest.mark.parametrize("window", [1, 6, 16, 17, 100])
-@pytest.mark.parametrize(("splits", "share"), [(1, 0), (2, 0), (1, 32), (2, 32)])
+@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (2, 0), (1, 32), (2, 32)])
 @pytest.mark.parametrize("rows", [[(7, 7), (1, 33), (20, 50)], [(1, 5), (1, 40), (1, 64)]], ids=["mixed", "singles"])
-def test_windows(rows: Rows, splits: int, share: int, window: int, device: str) -> None:
+def test_windows(rows: Rows, programs: int, split_keys: int, window: int, device: str) -> None:
     by_row = rows[0][0] == 1
-    check(Scene(rows, 4, 2, 16, 8), device, form(16, splits, by_row=by_row, share=share), window)
+    check(Scene(rows, 4, 2, 16, 8), device, form(16, programs, by_row=by_row, split_keys=split_keys), window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -98,7 +104,7 @@ def test_windows(rows: Rows, splits: int, share: int, window: int, device: str) 
 def test_half_precision(rows: Rows, window: int, dtype: torch.dtype, device: str) -> None:
     if dtype == torch.bfloat16 and device == "cpu":
         pytest.skip("the interpreter multiplies matrices of bfloat16 as if they were integers")
-    check(Scene(rows, 4, 2, 64, 16, dtype), device, form(16, 2, by_row=rows[0][0] == rows[1][0], keys=32), window)
+    check(Scene(rows, 4, 2, 64, 16, dtype), device, form(16, 2, by_row=rows[0][0] == rows[1][0], block_n=32), window)
 
 
 def test_launches_leave_each_others_rows_alone(device: str) -> None:
@@ -113,14 +119,14 @@ def test_launches_leave_each_others_rows_alone(device: str) -> None:
     torch.testing.assert_close(found.double(), scene.expected(), atol=3e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("share", [0, 32])
-def test_counters_are_left_zero(share: int, device: str) -> None:
+@pytest.mark.parametrize("split_keys", [0, 32])
+def test_counters_are_left_zero(split_keys: int, device: str) -> None:
     scene = Scene(SINGLES, 4, 2, 16, 8)
     moved = scene.on(device)
     arrivals = torch.zeros(64, dtype=torch.int32, device=device)
     moved.batch = replace(moved.batch, arrivals=arrivals)
     for _ in range(2):
-        found = attend(moved, form(16, 3, by_row=True, share=share))
+        found = attend(moved, form(16, 3, by_row=True, split_keys=split_keys))
         torch.testing.assert_close(found.cpu().double(), scene.expected(), atol=3e-6, rtol=1e-5)
         assert not arrivals.any()
 
@@ -132,9 +138,9 @@ def test_counters_must_be_enough(device: str) -> None:
         attend(moved, form(16, 3, by_row=True))
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("programs", [1, 3])
 @pytest.mark.parametrize("by_row", [False, True])
-def test_rows_without_queries_or_keys(splits: int, by_row: bool, device: str) -> None:
+def test_rows_without_queries_or_keys(programs: int, by_row: bool, device: str) -> None:
     """Padding: a row without queries costs nothing, one whose context is 0 gives zeros, neighbours are unchanged."""
     scene = Scene([(4, 16), (5, 17), (8, 31)], 4, 2, 16, 8)
     padded, last = scene.on(device), int(scene.batch.query_start[-1])
@@ -152,7 +158,7 @@ def test_rows_without_queries_or_keys(splits: int, by_row: bool, device: str) ->
         block_tables=tables.to(device),
     )
     padded.q = torch.cat((padded.q, padded.q[:1]))
-    found = attend(padded, form(16, splits, by_row=by_row)).cpu()
+    found = attend(padded, form(16, programs, by_row=by_row)).cpu()
     torch.testing.assert_close(found[:last].double(), scene.expected(), atol=3e-6, rtol=1e-5)
     assert torch.equal(found[last:], torch.zeros_like(found[last:]))
 
@@ -178,20 +184,20 @@ def test_a_scratch_row_of_single_queries_harms_nobody(device: str) -> None:
 
 
 def test_bounds_may_be_larger_than_what_there_is(device: str) -> None:
-    """A captured graph is cut for the longest context it may meet: programs without a share are harmless."""
+    """A captured graph is cut for the longest context it may meet: programs without a split are harmless."""
     scene = Scene(SINGLES, 4, 2, 16, 8)
     moved = scene.on(device)
     moved.batch = replace(moved.batch, max_context=40960, max_query=4)
-    for tiling in (form(16, 12, by_row=True), form(16, 5, by_row=True, share=32)):
+    for tiling in (form(16, 12, by_row=True), form(16, 5, by_row=True, split_keys=32)):
         found = attend(moved, tiling).cpu()
         torch.testing.assert_close(found.double(), scene.expected(), atol=3e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("share", [0, 32])
-def test_a_row_does_not_depend_on_its_batch(share: int, device: str) -> None:
+@pytest.mark.parametrize("split_keys", [0, 32])
+def test_a_row_does_not_depend_on_its_batch(split_keys: int, device: str) -> None:
     """The same tiling gives the same bits, whatever else is in the launch."""
     scene = Scene(MIXED, 4, 2, 16, 16).on(device)
-    tiling = form(16, 2, share=share)
+    tiling = form(16, 2, split_keys=split_keys)
     together = attend(scene, tiling)
     for row in (0, 1, 4):
         start, end = scene.batch.query_start[row : row + 2].tolist()
@@ -206,16 +212,16 @@ def test_fixed_shares_give_a_query_the_same_bits_in_any_chunk(window: int, devic
     """One by one by row, in pieces by tiles, with one program or several: the tile's form and the shares are fixed."""
     rows: Rows = [(26, 86), (1, 33)]
     scene = Scene(rows, 2, 1, 16, 16).on(device)
-    whole = attend(scene, form(32, 1, share=32), window)
-    assert torch.equal(attend(scene, form(32, 3, share=32), window), whole)
+    whole = attend(scene, form(32, 1, split_keys=32), window)
+    assert torch.equal(attend(scene, form(32, 3, split_keys=32), window), whole)
     piece = scene.on(device)
     for first, count in ((0, 1), (1, 8), (9, 17)):
         piece.q = scene.q[first : first + count]
         piece.batch = alone(scene, first, count, 60 + first + count, 0)
-        for splits in (1, 2):
+        for programs in (1, 2):
             by_row = count <= 16
-            found = attend(piece, form(32, splits, share=32, by_row=by_row), window)
-            assert torch.equal(found, whole[first : first + count]), (first, splits)
+            found = attend(piece, form(32, programs, split_keys=32, by_row=by_row), window)
+            assert torch.equal(found, whole[first : first + count]), (first, programs)
 
 
 def test_queries_and_tables_may_be_views(device: str) -> None:

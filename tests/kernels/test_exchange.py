@@ -201,7 +201,7 @@ def test_no_more_programs_than_places(most: int) -> None:
 def test_places_have_the_registers_they_need(
     warps: int, registers: int, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_triton, "processors", lambda device: 132)
+    monkeypatch.setattr(exchange_triton, "num_sms", lambda device: 132)
     assert places(warps, registers, torch.device("cpu")) == 132 * each
     assert registers > 128 or each * warps * 32 * registers <= 65536
     assert each * warps * 32 <= 2048, "threads that a multiprocessor has"

@@ -5,19 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.linear_tilings import (
-    BY_MEAN,
-    HIGH,
-    LOW,
-    LOWEST,
-    MEMORY,
-    MIDDLE,
-    SINGLES,
-    ExpertTiling,
-    Tiling,
-    choose_expert_tiling,
-)
+from penstock.kernels.linear_tilings import BY_MEAN, MEMORY, SINGLE, ExpertTiling, Tiling, choose_expert_tiling
 
+LOWEST, LOW, MIDDLE, HIGH = (tiling for _, tiling in BY_MEAN)
 TOKENS = (1, 2, 8, 64, 128, 256, 512, 1024, 8192)
 
 
@@ -25,11 +15,10 @@ def test_tiles_grow_with_the_tokens_of_an_expert() -> None:
     found = [choose_expert_tiling(8 * tokens, 128, torch.bfloat16) for tokens in TOKENS]
     assert found == [*[LOWEST] * 5, LOW, MIDDLE, *[HIGH] * 2]
     rows = [tiling.down.rows for _, tiling in BY_MEAN]
-    assert rows == sorted(rows)
-    assert rows[-1] < HIGH.down.rows
+    assert rows == sorted(set(rows))
 
 
-@pytest.mark.parametrize(("most", "tiling"), BY_MEAN)
+@pytest.mark.parametrize(("most", "tiling"), BY_MEAN[:-1])
 def test_borders_belong_to_the_smaller_tiles(most: int, tiling: ExpertTiling) -> None:
     for experts in (8, 128):
         assert choose_expert_tiling(most * experts, experts, torch.float16) is tiling
@@ -38,7 +27,7 @@ def test_borders_belong_to_the_smaller_tiles(most: int, tiling: ExpertTiling) ->
 
 @pytest.mark.parametrize("pairs", [1, 8, 65536])
 def test_single_precision_has_one_tiling(pairs: int) -> None:
-    assert choose_expert_tiling(pairs, 8, torch.float32) is SINGLES
+    assert choose_expert_tiling(pairs, 8, torch.float32) == ExpertTiling(SINGLE, SINGLE)
 
 
 @pytest.mark.parametrize("tiling", [LOWEST, LOW, MIDDLE, HIGH])

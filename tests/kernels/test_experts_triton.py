@@ -11,15 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.experts_triton import multiply_experts, multiply_sorted
-from penstock.kernels.linear_tilings import HIGH, LOW, LOWEST, MIDDLE, ExpertTiling, Tiling
+from penstock.kernels.linear_tilings import BY_MEAN, ExpertTiling, Tiling
 from penstock.kernels.records import Routes
 from penstock.kernels.routing_triton import route_rows
 from tests.kernels.test_experts import exact, weights
 
 PLAIN = ExpertTiling(Tiling(16, 16, 32, 4, 2), Tiling(16, 32, 16, 4, 2))
-SWAPPED = ExpertTiling(Tiling(16, 32, 16, 4, 2, swapped=True), Tiling(16, 16, 32, 4, 2, swapped=True))
-DESCRIBED = ExpertTiling(Tiling(16, 16, 32, 4, 2, described=True), Tiling(16, 32, 16, 4, 2, described=True))
-WAYS = {"plain": PLAIN, "swapped": SWAPPED, "described": DESCRIBED}
+SWAP_AB = ExpertTiling(Tiling(16, 32, 16, 4, 2, swap_ab=True), Tiling(16, 16, 32, 4, 2, swap_ab=True))
+TMA = ExpertTiling(Tiling(16, 16, 32, 4, 2, tma=True), Tiling(16, 32, 16, 4, 2, tma=True))
+WAYS = {"plain": PLAIN, "swap_ab": SWAP_AB, "tma": TMA}
 COUNT, CHOSEN, HIDDEN, WIDTH = 4, 2, 48, 24
 SCENES: dict[str, tuple[int, int]] = {"one token": (1, CHOSEN), "more than a tile": (20, 1), "all": (3, COUNT)}
 
@@ -64,8 +64,8 @@ def operands(
 @pytest.mark.parametrize(
     ("way", "scene"),
     [
-        *(("swapped", scene) for scene in SCENES),
-        *(pytest.param(way, scene, marks=pytest.mark.long) for way in ("plain", "described") for scene in SCENES),
+        *(("swap_ab", scene) for scene in SCENES),
+        *(pytest.param(way, scene, marks=pytest.mark.long) for way in ("plain", "tma") for scene in SCENES),
     ],
 )
 def test_products(way: str, scene: str, device: str) -> None:
@@ -83,9 +83,9 @@ def test_some_experts_are_held_alone(device: str) -> None:
     parts = []
     for first, held in ((0, 1), (1, 3)):
         own = slice(first, first + held)
-        parts.append(multiply(x, routes, gate_up[own], down[own], first, SWAPPED))
+        parts.append(multiply(x, routes, gate_up[own], down[own], first, SWAP_AB))
         check(parts[-1], x, routes, gate_up[own], down[own], first)
-    torch.testing.assert_close(sum(parts), multiply(x, routes, gate_up, down, 0, SWAPPED))
+    torch.testing.assert_close(sum(parts), multiply(x, routes, gate_up, down, 0, SWAP_AB))
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -93,20 +93,20 @@ def test_all_tokens_go_to_one_expert(device: str) -> None:
     x, routes, gate_up, down = operands(17, 1, torch.float32, device)
     for expert in (COUNT - 1, 0) if device == "cuda" else (COUNT - 1,):
         one = Routes(torch.full_like(routes.experts, expert), routes.shares, COUNT)
-        check(multiply(x, one, gate_up, down, 0, SWAPPED), x, one, gate_up, down)
+        check(multiply(x, one, gate_up, down, 0, SWAP_AB), x, one, gate_up, down)
 
 
 def test_a_row_of_nan_stays_alone(device: str) -> None:
     x, routes, gate_up, down = operands(4, CHOSEN, torch.float32, device)
-    expected = multiply(x, routes, gate_up, down, 0, SWAPPED)
+    expected = multiply(x, routes, gate_up, down, 0, SWAP_AB)
     x[3], routes.shares[3] = torch.nan, torch.nan
-    found = multiply(x, routes, gate_up, down, 0, SWAPPED)
+    found = multiply(x, routes, gate_up, down, 0, SWAP_AB)
     assert found[3].isnan().all()
     others = [0, 1, 2]
     assert torch.equal(found[others], expected[others])
 
 
-@pytest.mark.parametrize("way", [pytest.param("swapped", marks=pytest.mark.long), "described"])
+@pytest.mark.parametrize("way", [pytest.param("swap_ab", marks=pytest.mark.long), "tma"])
 def test_a_token_does_not_depend_on_its_neighbours(way: str, device: str) -> None:
     """Not on their number, their experts or its place among them, to the last bit."""
     for dtype in types(device)[::-1][:1]:
@@ -125,7 +125,7 @@ def test_rows_that_lie_apart(device: str) -> None:
     x, routes, gate_up, down = operands(2, CHOSEN, torch.float32, device)
     wide = torch.cat((x, x), dim=1)[:, :HIDDEN]
     assert wide.stride(0) == 2 * HIDDEN
-    for way in (SWAPPED, PLAIN):
+    for way in (SWAP_AB, PLAIN):
         assert torch.equal(multiply(wide, routes, gate_up, down, 0, way), multiply(x, routes, gate_up, down, 0, way))
 
 
@@ -170,7 +170,7 @@ def test_tilings_of_the_product_give_the_same_bits(experts: int, chosen: int, hi
     x = torch.randn(900, hidden, device="cuda").bfloat16()
     routes = route(torch.randn(900, experts, device="cuda"), chosen, normalised=True)
     first = multiply_sorted(x, routes, gate_up, down, 0, PLAIN)
-    for way in (LOWEST, LOW, MIDDLE, HIGH):
+    for _, way in BY_MEAN:
         assert torch.equal(multiply_sorted(x, routes, gate_up, down, 0, way), first), way
     for rows in (1, 2, 5, 33, 300):
         part = Routes(routes.experts[:rows], routes.shares[:rows], experts)

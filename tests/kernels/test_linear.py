@@ -8,10 +8,10 @@ import torch
 from penstock.kernels.linear import gated_linear, linear
 from penstock.kernels.linear_tilings import (
     MEMORY,
-    PROCESSORS,
-    RING_INPUTS,
+    NUM_SMS,
+    PIPELINED_INPUTS,
     WIDE,
-    RingTiling,
+    PipelinedTiling,
     Tiling,
     VectorTiling,
     choose_tiling,
@@ -75,11 +75,11 @@ def test_weights_of_2_to_8_rows_are_fetched_ahead() -> None:
         for (width, inputs), gated in itertools.product(SHAPES, (False, True)):
             if gated or width < WIDE:
                 found = choose_tiling(rows, width, inputs, torch.float16, gated=gated, invariant=False)
-                assert isinstance(found, RingTiling)
+                assert isinstance(found, PipelinedTiling)
                 assert rows <= found.rows
-                size = 2 * RING_INPUTS * found.stages * (found.rows + 16 * found.warps * (2 if gated else 1))
+                size = 2 * PIPELINED_INPUTS * found.stages * (found.rows + 16 * found.warps * (2 if gated else 1))
                 assert size <= MEMORY
-                programs = -(-width // (16 * found.warps * PROCESSORS))
+                programs = -(-width // (16 * found.warps * NUM_SMS))
                 assert found.stages == 2 or size * programs <= MEMORY
     assert isinstance(choose_tiling(8, 128256, 4096, torch.bfloat16, gated=False, invariant=False), Tiling)
     assert choose_tiling(8, 4096, 4096, torch.float32, gated=False, invariant=False) is None
@@ -93,7 +93,7 @@ def test_from_65_to_128_rows_every_processor_has_a_tile_or_cublas_multiplies() -
         for width in (3584, 4096, 4224):
             found = chosen(rows, width, inputs=inputs)
             assert isinstance(found, Tiling)
-            assert 0.8 * PROCESSORS <= -(-rows // found.rows) * -(-width // found.outputs) <= PROCESSORS
+            assert 0.8 * NUM_SMS <= -(-rows // found.rows) * -(-width // found.outputs) <= NUM_SMS
         for width in (2560, 5120, 6144, 28672):
             assert chosen(rows, width, inputs=inputs) is None
         assert chosen(rows, 4096, inputs=inputs, gated=True) is None
@@ -105,7 +105,7 @@ def test_long_products_of_many_rows_begin_when_their_turn_comes() -> None:
     for rows, width, inputs, ahead in ((64, 28672, 4096, True), (256, 4096, 1024, True), (256, 6144, 4096, False)):
         found = choose_tiling(rows, width, inputs, torch.bfloat16, gated=False, invariant=True)
         assert isinstance(found, Tiling)
-        assert found.ahead == ahead
+        assert found.pdl == ahead
     assert choose_tiling(256, 4096, 4096, torch.bfloat16, gated=False, invariant=False) is None  # cuBLAS
     assert choose_tiling(256, 1024, 3072, torch.bfloat16, gated=False, invariant=False) is not None
 

@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from penstock.kernels.linear_tilings import RING_ROWS, RingTiling
-from penstock.kernels.linear_triton import ring_product
+from penstock.kernels.linear_tilings import PIPELINED_ROWS, PipelinedTiling
+from penstock.kernels.linear_triton import pipelined_product
 
 CUDA = torch.device("cuda")
 
@@ -20,7 +20,7 @@ CUDA = torch.device("cuda")
 def test_it_compiles_for_the_chip(gated: bool) -> None:
     """Without a GPU too: the program fits, and is made of the chip's own instructions."""
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.ring_compilation", str(int(gated))]
+    command = [sys.executable, "-m", "tests.kernels.pipelined_compilation", str(int(gated))]
     done = subprocess.run(command, env=plain, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -29,7 +29,7 @@ def test_it_compiles_for_the_chip(gated: bool) -> None:
 
 
 def test_devices_before_hopper_have_none() -> None:
-    assert ring_product(torch.device("cpu")) is None
+    assert pipelined_product(torch.device("cpu")) is None
 
 
 @pytest.mark.gpu
@@ -40,12 +40,12 @@ def test_devices_before_hopper_have_none() -> None:
 )
 def test_products_of_any_size(width: int, inputs: int, gated: bool, dtype: torch.dtype) -> None:
     """The same bits at each call, whatever the ring holds; rows are independent of each other."""
-    multiply = ring_product(CUDA)
+    multiply = pipelined_product(CUDA)
     if multiply is None:
         pytest.skip("this is no GPU of Hopper's generation")
     torch.manual_seed(width + inputs)
     weight = torch.randn(width * (1 + gated), inputs, device="cuda").mul_(inputs**-0.5).to(dtype)
-    whole = torch.randn(RING_ROWS, inputs, device="cuda").to(dtype)
+    whole = torch.randn(PIPELINED_ROWS, inputs, device="cuda").to(dtype)
     for bias in (None, torch.randn(len(weight), device="cuda").to(dtype)):
         product = whole.double() @ weight.double().T + (0 if bias is None else bias.double())
         if gated:
@@ -53,8 +53,9 @@ def test_products_of_any_size(width: int, inputs: int, gated: bool, dtype: torch
             product = gate * gate.sigmoid() * up
         first = None
         for warps, stages in ((1, 8), (1, 2), (2, 3), (4, 2)):
-            for rows in (1, 3, RING_ROWS):
-                found = multiply(whole[:rows], weight, bias, RingTiling(RING_ROWS, warps, stages), gated=gated)
+            for rows in (1, 3, PIPELINED_ROWS):
+                tiling = PipelinedTiling(PIPELINED_ROWS, warps, stages)
+                found = multiply(whole[:rows], weight, bias, tiling, gated=gated)
                 first = found if first is None else first
                 assert torch.equal(found[:1], first[:1])
                 error = (found.double() - product[:rows]).norm() / product[:rows].norm()
@@ -63,11 +64,11 @@ def test_products_of_any_size(width: int, inputs: int, gated: bool, dtype: torch
 
 @pytest.mark.gpu
 def test_what_lies_behind_the_rows_is_not_read() -> None:
-    multiply = ring_product(CUDA)
+    multiply = pipelined_product(CUDA)
     if multiply is None:
         pytest.skip("this is no GPU of Hopper's generation")
-    wide = torch.full((RING_ROWS, 1024), torch.nan, device="cuda").bfloat16()
+    wide = torch.full((PIPELINED_ROWS, 1024), torch.nan, device="cuda").bfloat16()
     wide[:3, :512] = 1
     weight = torch.ones(64, 512, device="cuda").bfloat16()
-    found = multiply(wide[:3, :512], weight, None, RingTiling(RING_ROWS, 1, 4), gated=False)
+    found = multiply(wide[:3, :512], weight, None, PipelinedTiling(PIPELINED_ROWS, 1, 4), gated=False)
     assert torch.equal(found, torch.full((3, 64), 512.0, device="cuda").bfloat16())

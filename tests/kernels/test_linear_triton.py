@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.linear_tilings import Tiling, VectorTiling, choose_tiling
-from penstock.kernels.linear_triton import describable, multiply_described, multiply_tiles, multiply_vector
+from penstock.kernels.linear_triton import multiply_tiles, multiply_tma, multiply_vector, tma_compatible
 
 SMALL = (
     Tiling(16, 16, 32, 4, 2),
-    Tiling(16, 32, 16, 4, 2, swapped=True),
-    Tiling(32, 16, 32, 4, 2, described=True),
-    Tiling(16, 32, 64, 4, 2, swapped=True, described=True, flat=True),
+    Tiling(16, 32, 16, 4, 2, swap_ab=True),
+    Tiling(32, 16, 32, 4, 2, tma=True),
+    Tiling(16, 32, 64, 4, 2, swap_ab=True, tma=True, flat=True),
 )
 LARGE = tuple(
     {
@@ -53,7 +53,7 @@ def check(found: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, gated: 
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling, *, gated: bool = False) -> Tensor:
-    return (multiply_described if tiling.described else multiply_tiles)(x, weight, bias, tiling, gated=gated)
+    return (multiply_tma if tiling.tma else multiply_tiles)(x, weight, bias, tiling, gated=gated)
 
 
 def operands(rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,21 +92,21 @@ def test_several_rows(
         check(multiply(x, weight, chosen, tiling, gated=gated), x, weight, chosen, gated)
 
 
-@pytest.mark.parametrize("described", [False, True])
-def test_rows_that_lie_apart(described: bool, device: str) -> None:
+@pytest.mark.parametrize("tma", [False, True])
+def test_rows_that_lie_apart(tma: bool, device: str) -> None:
     wide, weight, _ = operands(5, 24, 64, torch.float32, device)
     x = torch.cat((wide, wide), dim=1)[:, 32:96]
-    tiling = Tiling(16, 16, 32, 4, 2, described=described)
+    tiling = Tiling(16, 16, 32, 4, 2, tma=tma)
     check(multiply(x, weight, None, tiling), x, weight, None, False)
 
 
 def test_what_the_accelerator_can_read() -> None:
     rows = torch.zeros(8, 64, dtype=torch.float16)
-    assert describable(rows)
-    assert describable(rows[:, 8:16])
-    assert not describable(rows[:, 4:12])  # begins off a multiple of 16 bytes
-    assert not describable(torch.zeros(8, 60, dtype=torch.float16))
-    assert not describable(rows.t())
+    assert tma_compatible(rows)
+    assert tma_compatible(rows[:, 8:16])
+    assert not tma_compatible(rows[:, 4:12])  # begins off a multiple of 16 bytes
+    assert not tma_compatible(torch.zeros(8, 60, dtype=torch.float16))
+    assert not tma_compatible(rows.t())
 
 
 @pytest.mark.parametrize("gated", [False, True])

@@ -73,8 +73,8 @@ def logits_of(group: Group, folder: Path, tokens: Sequence[int]) -> torch.Tensor
     spec = read_spec(folder)
     model = build(spec, torch.bfloat16, device, TOKENS, group=group)
     load(model, folder, "dummy", 5)
-    blocks, kv_heads = -(-TOKENS // PAGE), model.placement.kv_heads(spec.kv_heads)
-    shape = blocks + 1, PAGE, kv_heads, spec.head_dim
+    blocks, kv_heads = -(-TOKENS // PAGE), model.placement.kv_heads(spec.attention.kv_heads)
+    shape = blocks + 1, PAGE, kv_heads, spec.attention.head_dim
     pages = [tuple(torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2)) for _ in range(LAYERS)]
 
     def column(values: Sequence[int]) -> torch.Tensor:

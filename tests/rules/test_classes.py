@@ -13,7 +13,7 @@ ERRORS = "protocol.errors"
 MOST_ATTRIBUTES = 20
 # Classes that are larger than the rule allows and older than it; none is to be added.
 LARGE = frozenset((
-    *("ModelSpec", "SamplingParams", "ResponseAnswer", "Item"),
+    *("SamplingParams", "ResponseAnswer", "Item"),
     *("ResponseRequest", "GenerationRequest"),
 ))  # fmt: skip
 RECORDS = re.compile(r"(Config|Options|Statistics|Spec|Plan|Result|Message)$")

@@ -93,7 +93,7 @@ def hidden(group: Group, folder: Path, with_exchange: bool) -> Tensor:
             return hidden(replace(group, exchange=exchange), folder, False)
     model = build(spec, torch.float32, torch.device("cpu"), PAGE, group=group)
     load(model, demo_folder())
-    shape = 2, PAGE, model.placement.kv_heads(spec.kv_heads), spec.head_dim
+    shape = 2, PAGE, model.placement.kv_heads(spec.attention.kv_heads), spec.attention.head_dim
     column = torch.tensor([0, TOKENS], dtype=torch.int32)
     batch = AttentionBatch(
         query_start=column, context=column[1:], slots=column[:1], block_tables=torch.ones(1, 1, dtype=torch.int32),

@@ -13,9 +13,10 @@ from penstock.engine_core import loading
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.spec import ModelSpec, RopeSpec
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan, StepResult
+from tests.engine_core.models.specs import small_spec
 
 VOCABULARY = 97
 LENGTH = 128
@@ -23,11 +24,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def tiny_spec() -> ModelSpec:
-    return ModelSpec(
-        family="llama", layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=64, vocab_size=VOCABULARY,
-        norm_eps=1e-6, rope=RopeSpec(), windows=(0, 0), tied=False, qkv_bias=False, output_bias=False, mlp_bias=False,
-        qk_norm=False, max_position=LENGTH, longest=LENGTH, dtype="float32", bos_token_id=None, eos_token_ids=(),
-    )  # fmt: skip
+    return small_spec(layers=2, vocab_size=VOCABULARY, max_position=LENGTH, longest=LENGTH)
 
 
 def tiny_model() -> Decoder:

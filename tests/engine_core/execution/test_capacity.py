@@ -23,7 +23,7 @@ SHAPE = CacheShape(block_bytes=1000, block_size=16, max_model_len=100, max_num_s
 
 def test_bytes_of_a_block() -> None:
     spec = tiny_spec()
-    assert block_bytes(spec, 16, 2) == 2 * spec.layers * 16 * spec.kv_heads * spec.head_dim * 2
+    assert block_bytes(spec, 16, 2) == 2 * spec.layers * 16 * spec.attention.kv_heads * spec.attention.head_dim * 2
 
 
 def test_a_request_takes_whole_blocks() -> None:

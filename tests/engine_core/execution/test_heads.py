@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -36,13 +35,14 @@ from tests.engine_core.execution.test_draft_model import MOST, STEPS, Bench, sam
 from tests.engine_core.execution.test_same_tokens import lives, outputs
 from tests.engine_core.models import eagle_heads as heads
 from tests.engine_core.models.parity import PagedRun
+from tests.engine_core.models.specs import resized
 
 VERSIONS = ("first", "third")
 
 
 def spec() -> ModelSpec:
     """As wide as the heads of `eagle_heads`, deep enough for three depths."""
-    return msgspec.structs.replace(tiny_spec(), hidden=heads.HIDDEN, head_dim=heads.DIM, layers=7, windows=(0,) * 7)
+    return resized(tiny_spec(), hidden=heads.HIDDEN, head_dim=heads.DIM, layers=7, windows=(0,) * 7)
 
 
 @pytest.fixture(scope="module")

@@ -76,7 +76,7 @@ def reference_logits(model: Decoder, ids: Sequence[int]) -> torch.Tensor:
         max_query=count,
         max_context=count,
     )
-    page = torch.zeros(1, LENGTH, spec.kv_heads, spec.head_dim)
+    page = torch.zeros(1, LENGTH, spec.attention.kv_heads, spec.attention.head_dim)
     cache = [(page.clone(), page.clone()) for _ in range(spec.layers)]
     with torch.inference_mode():
         return model.logits(model.forward(torch.tensor(ids, dtype=torch.int32), torch.arange(count), batch, cache))

@@ -91,10 +91,8 @@ def test_model_without_pages_agrees(model: Decoder, alone: list[list[int]]) -> N
         max_query=count,
         max_context=count,
     )
-    cache = [
-        (torch.zeros(2, 64, spec.kv_heads, spec.head_dim), torch.zeros(2, 64, spec.kv_heads, spec.head_dim))
-        for _ in range(spec.layers)
-    ]
+    shape = 2, 64, spec.attention.kv_heads, spec.attention.head_dim
+    cache = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(spec.layers)]
     with torch.inference_mode():
         hidden = model.forward(ids, torch.arange(count), batch, cache)
         best = model.logits(hidden).argmax(-1).tolist()

@@ -16,33 +16,14 @@ from penstock.engine_core.loading.checkpoint import INDEX, SINGLE, cuts, read_ch
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import Destination
 from penstock.engine_core.models.registry import build
-from penstock.engine_core.models.spec import ModelSpec, RopeSpec
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.errors import ModelError
+from tests.engine_core.models.specs import small_spec
 
 
 def spec(tied: bool = False, hidden: int = 8) -> ModelSpec:
-    return ModelSpec(
-        family="qwen2",
-        layers=2,
-        hidden=hidden,
-        heads=4,
-        kv_heads=2,
-        head_dim=4,
-        intermediate=12,
-        vocab_size=10,
-        norm_eps=1e-6,
-        rope=RopeSpec(),
-        windows=(0, 0),
-        tied=tied,
-        qkv_bias=True,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        max_position=16,
-        longest=16,
-        dtype="float32",
-        bos_token_id=None,
-        eos_token_ids=(),
+    return small_spec(
+        family="qwen2", layers=2, hidden=hidden, head_dim=4, intermediate=12, vocab_size=10, tied=tied, qkv_bias=True
     )
 
 

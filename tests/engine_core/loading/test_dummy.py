@@ -3,7 +3,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.registry import build
 from penstock.kernels.records import AttentionBatch
 from tests.engine_core.loading.test_checkpoint import spec
+from tests.engine_core.models.specs import resized
 
 
 def model(tied: bool = False, hidden: int = 128, rank: int = 0, size: int = 1) -> Decoder:
@@ -81,7 +81,7 @@ def test_chunks_differ_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_eight_billion_parameters_take_seconds_on_a_gpu() -> None:
     """Shapes of Llama 3.1 8B: made on the device, 16 GB of bfloat16."""
     sizes = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "head_dim": 128, "intermediate": 14336}
-    large = msgspec.structs.replace(spec(), **sizes, family="llama", vocab_size=128256, windows=(0,) * 32)
+    large = resized(spec(), **sizes, family="llama", vocab_size=128256, windows=(0,) * 32)
     torch.zeros(1, device="cuda")
     began = time.monotonic()
     found = build(large, torch.bfloat16, torch.device("cuda"), 131072)

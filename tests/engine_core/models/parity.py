@@ -77,7 +77,7 @@ class PagedRun:
         wide = -(-room // block_size)
         blocks = 1 + wide * len(prompts)
         spec = model.spec
-        shape = blocks, block_size, spec.kv_heads, spec.head_dim
+        shape = blocks, block_size, spec.attention.kv_heads, spec.attention.head_dim
         self.cache = [
             (torch.full(shape, math.nan, dtype=model.dtype), torch.full(shape, math.nan, dtype=model.dtype))
             for _ in range(spec.layers)

@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config
 
 from tests.engine_core.models.parity import SIZES, PagedRun, ours, random_prompts, write_checkpoint
+from tests.engine_core.models.specs import resized
 
 
 def config(**more: Any) -> LlamaConfig:
@@ -83,12 +83,12 @@ def test_a_shallow_model_has_a_layer_of_each_kind_and_the_same_weights(tmp_path:
     write_checkpoint(tmp_path, config(num_hidden_layers=6))
     model = ours(tmp_path)
     for windows, kept in (((0,) * 6, [0, 1]), ((0, 8, 8, 0, 8, 0), [0, 1, 3]), ((8, 0, 0, 0, 0, 0), [0, 1])):
-        model.spec = msgspec.structs.replace(model.spec, windows=windows)
+        model.spec = resized(model.spec, windows=windows)
         short = model.shallow()
         assert short.blocks == tuple(model.blocks[at] for at in kept)
         assert short.spec.layers == len(kept)
-        assert short.spec.windows == tuple(windows[at] for at in kept)
+        assert short.spec.attention.windows == tuple(windows[at] for at in kept)
         assert short.embedding is model.embedding
-    model.spec = msgspec.structs.replace(model.spec, windows=(0,))
+    model.spec = resized(model.spec, windows=(0,))
     assert model.shallow().spec.layers == 1
     assert len(model.blocks) == 6

@@ -31,7 +31,8 @@ def test_qwen(tmp_path: Path) -> None:
     found = spec(tmp_path, QWEN_MOE, norm_topk_prob=True)
     experts = found.experts
     assert experts is not None
-    assert (found.family, found.qk_norm, found.qkv_bias, found.head_dim) == ("qwen3_moe", True, False, 8)
+    attention = found.attention
+    assert (found.family, attention.qk_norm, attention.qkv_bias, attention.head_dim) == ("qwen3_moe", True, False, 8)
     assert (experts.count, experts.chosen, experts.width, experts.normalised) == (16, 3, 24, True)
     assert experts.layers == (True,) * 4
     assert experts.names == NAMES[QWEN]
@@ -47,11 +48,13 @@ def test_what_the_families_assume(tmp_path: Path) -> None:
     found = spec(tmp_path, silent, architectures=["Qwen3MoeForCausalLM"], num_attention_heads=8)
     assert found.experts is not None
     assert (found.experts.count, found.experts.chosen, found.experts.width) == (128, 8, 768)
-    assert (found.kv_heads, found.max_position, found.norm_eps, found.rope.theta) == (4, 32768, 1e-6, 1e4)
+    assert (found.attention.kv_heads, found.attention.rope.theta) == (4, 1e4)
+    assert (found.max_position, found.norm_eps) == (32768, 1e-6)
     found = spec(tmp_path, silent, architectures=["MixtralForCausalLM"], num_attention_heads=8)
     assert found.experts is not None
     assert (found.experts.count, found.experts.chosen, found.experts.width) == (8, 2, 96)
-    assert (found.kv_heads, found.max_position, found.norm_eps, found.rope.theta) == (8, 131072, 1e-5, 1e6)
+    assert (found.attention.kv_heads, found.attention.rope.theta) == (8, 1e6)
+    assert (found.max_position, found.norm_eps) == (131072, 1e-5)
 
 
 def test_both_spellings_of_the_number(tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ def test_mixtral(tmp_path: Path) -> None:
     found = spec(tmp_path, MIXTRAL_SMALL, num_local_experts=4, sliding_window=8, attention_bias=True)
     experts = found.experts
     assert experts is not None
-    assert (found.windows, found.qkv_bias, found.qk_norm) == ((8,) * 4, False, False)
+    assert (found.attention.windows, found.attention.qkv_bias, found.attention.qk_norm) == ((8,) * 4, False, False)
     assert (experts.count, experts.chosen, experts.width, experts.normalised) == (4, 2, 96, True)
     assert experts.layers == (True,) * 4
     assert experts.names == NAMES[MIXTRAL]
@@ -97,14 +100,14 @@ def test_a_model_that_has_none_after_all(tmp_path: Path, more: dict[str, Any]) -
 
 def test_a_window_is_every_layers(tmp_path: Path) -> None:
     window = {"sliding_window": 32, "max_window_layers": 3}
-    assert spec(tmp_path, QWEN_MOE, **window).windows == (0,) * 4
-    assert spec(tmp_path, QWEN_MOE, **window, use_sliding_window=True).windows == (32,) * 4
+    assert spec(tmp_path, QWEN_MOE, **window).attention.windows == (0,) * 4
+    assert spec(tmp_path, QWEN_MOE, **window, use_sliding_window=True).attention.windows == (32,) * 4
 
 
 def test_some_layers_of_a_model(tmp_path: Path) -> None:
     found = spec(tmp_path, QWEN_MOE, decoder_sparse_step=2)
     part = found.part((1, 2))
-    assert (part.layers, part.windows, part.hidden) == (2, (0, 0), found.hidden)
+    assert (part.layers, part.attention.windows, part.hidden) == (2, (0, 0), found.hidden)
     assert part.experts is not None
     assert part.experts.layers == (True, False)
     plain = spec(tmp_path, QWEN2)

@@ -24,10 +24,11 @@ from penstock.engine_core.models.layers import GatedMlp, Placement
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import NAMES, QWEN, ExpertSpec, read_spec
 from tests.engine_core.models.parity import SIZES, ours, write_checkpoint
+from tests.engine_core.models.specs import resized
 from tests.engine_core.models.test_layers import SPEC
 
 EXPERTS = ExpertSpec(count=8, chosen=3, width=12, normalised=True, layers=(True, False), names=NAMES[QWEN])
-MODEL = msgspec.structs.replace(SPEC, layers=2, windows=(0, 0), experts=EXPERTS, mlp_bias=False)
+MODEL = resized(SPEC, layers=2, windows=(0, 0), experts=EXPERTS, mlp_bias=False)
 CONFIGS: dict[str, Any] = {
     "qwen": Qwen3MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[1], head_dim=16

@@ -12,15 +12,14 @@ import torch
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.draft_spec import FIRST, THIRD, head_weights, read_head
 from penstock.engine_core.models.eagle import EagleHead
-from penstock.engine_core.models.spec import ModelSpec, RopeSpec
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.eagle_heads import HIDDEN, KNOWN, first_weights, head_config, third_weights, write_head
+from tests.engine_core.models.specs import small_spec
 
 VOCAB = 160
-TARGET = ModelSpec(
-    family="qwen3", layers=12, hidden=HIDDEN, heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab_size=VOCAB,
-    norm_eps=1e-6, rope=RopeSpec(), windows=(0,) * 12, tied=True, qkv_bias=False, output_bias=False, mlp_bias=False,
-    qk_norm=True, max_position=256, longest=256, dtype="bfloat16", bos_token_id=None, eos_token_ids=(),
+TARGET = small_spec(
+    family="qwen3", layers=12, hidden=HIDDEN, head_dim=16, intermediate=96, vocab_size=VOCAB, tied=True, qk_norm=True,
+    max_position=256, longest=256, dtype="bfloat16",
 )  # fmt: skip
 
 
@@ -43,8 +42,8 @@ def test_what_names_of_tensors_say(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     assert not read_head(folder, TARGET, first_weights()).fc_bias
     assert read_head(folder, TARGET, first_weights(bias=True)).fc_bias
-    assert not read_head(folder, TARGET, first_weights()).layers.qkv_bias
-    assert read_head(folder, TARGET, [*first_weights(), "layers.0.self_attn.q_proj.bias"]).layers.qkv_bias
+    assert not read_head(folder, TARGET, first_weights()).layers.attention.qkv_bias
+    assert read_head(folder, TARGET, [*first_weights(), "layers.0.self_attn.q_proj.bias"]).layers.attention.qkv_bias
 
 
 def test_vocabularies_of_the_third_version(tmp_path: Path) -> None:

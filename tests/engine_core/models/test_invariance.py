@@ -12,33 +12,14 @@ from torch import Tensor
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import FusedQKV, GatedMlp, Linear, Placement, whole
 from penstock.engine_core.models.registry import build
-from penstock.engine_core.models.spec import ModelSpec, RopeSpec
 from penstock.kernels.records import AttentionBatch
+from tests.engine_core.models.specs import small_spec
 
 LENGTH, BLOCK = 400, 16
-SPEC = ModelSpec(
-    family="qwen3",
-    layers=2,
-    hidden=1024,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=3072,
-    vocab_size=4096,
-    norm_eps=1e-6,
-    rope=RopeSpec(),
-    windows=(0, 0),
-    tied=True,
-    qkv_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
-    max_position=LENGTH,
-    longest=LENGTH,
-    dtype="bfloat16",
-    bos_token_id=None,
-    eos_token_ids=(),
-)
+SPEC = small_spec(
+    family="qwen3", layers=2, hidden=1024, heads=16, kv_heads=8, head_dim=128, intermediate=3072, vocab_size=4096,
+    tied=True, qk_norm=True, max_position=LENGTH, longest=LENGTH, dtype="bfloat16",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,7 +41,7 @@ class Requests:
         self.ids = torch.randint(spec.vocab_size, (count, LENGTH), device="cuda", dtype=torch.int32)
         wide = -(-LENGTH // BLOCK)
         self.table = (torch.randperm(count * wide, device="cuda") + 1).int().view(count, wide)
-        shape = count * wide + 1, BLOCK, spec.kv_heads, spec.head_dim
+        shape = count * wide + 1, BLOCK, spec.attention.kv_heads, spec.attention.head_dim
         self.cache = [
             (torch.zeros(shape, dtype=model.dtype, device="cuda"), torch.zeros(shape, dtype=model.dtype, device="cuda"))
             for _ in range(spec.layers)

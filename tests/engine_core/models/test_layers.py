@@ -8,31 +8,9 @@ from torch import Tensor
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.layers import Embedding, FusedQKV, GatedMlp, Linear, Norm, Placement, spread, whole
-from penstock.engine_core.models.spec import ModelSpec, RopeSpec
+from tests.engine_core.models.specs import small_spec
 
-SPEC = ModelSpec(
-    family="llama",
-    layers=1,
-    hidden=12,
-    heads=4,
-    kv_heads=2,
-    head_dim=6,
-    intermediate=20,
-    vocab_size=9,
-    norm_eps=1e-6,
-    rope=RopeSpec(),
-    windows=(0,),
-    tied=False,
-    qkv_bias=True,
-    output_bias=True,
-    mlp_bias=True,
-    qk_norm=False,
-    max_position=16,
-    longest=16,
-    dtype="float32",
-    bos_token_id=None,
-    eos_token_ids=(),
-)
+SPEC = small_spec(hidden=12, head_dim=6, intermediate=20, qkv_bias=True, output_bias=True, mlp_bias=True)
 Layer = FusedQKV | GatedMlp | Linear | Norm | Embedding
 
 

@@ -166,8 +166,9 @@ def test_published_configuration(name: str, tmp_path: Path) -> None:
     config, expected = EXPECTED[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
     spec = read_spec(tmp_path)
-    sizes = spec.heads, spec.kv_heads, spec.head_dim, spec.max_position, spec.rope.kind, spec.rope.theta
-    assert (*sizes, max(spec.windows), spec.tied, spec.qkv_bias, spec.dtype) == expected
+    own = spec.attention
+    sizes = own.heads, own.kv_heads, own.head_dim, spec.max_position, own.rope.kind, own.rope.theta
+    assert (*sizes, max(own.windows), spec.tied, own.qkv_bias, spec.dtype) == expected
     assert (spec.layers, spec.hidden, spec.vocab_size, spec.longest) == (
         config["num_hidden_layers"],
         config["hidden_size"],
@@ -179,5 +180,5 @@ def test_published_configuration(name: str, tmp_path: Path) -> None:
 def test_rope_of_llama_31(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_31_8B))
     expected = RopeSpec(kind="llama3", theta=5e5, factor=8.0, original_max_position=8192)
-    assert read_spec(tmp_path).rope == expected
+    assert read_spec(tmp_path).attention.rope == expected
     assert read_spec(tmp_path).eos_token_ids == (128001, 128008, 128009)

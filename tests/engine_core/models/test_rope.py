@@ -55,8 +55,8 @@ def test_tables_equal_transformers(kind: str, tmp_path: Path) -> None:
     reference = config(kind)
     spec = read(tmp_path, reference)
     frequencies, factor = ROPE_INIT_FUNCTIONS[kind.split()[0]](reference)
-    torch.testing.assert_close(rope_frequencies(spec.rope, 64, 200), frequencies, rtol=3e-7, atol=0)
-    assert spec.rope.attention_factor == pytest.approx(factor)
+    torch.testing.assert_close(rope_frequencies(spec.attention.rope, 64, 200), frequencies, rtol=3e-7, atol=0)
+    assert spec.attention.rope.attention_factor == pytest.approx(factor)
     torch.testing.assert_close(
         rope_table(spec, 200, torch.device("cpu")), table_of(frequencies, factor, 200), rtol=0, atol=2e-5
     )
@@ -80,7 +80,7 @@ def test_dynamic_beyond_it_is_that_of_the_served_length(length: int, tmp_path: P
     reference = config("dynamic")
     spec = read(tmp_path, reference)
     frequencies, _ = ROPE_INIT_FUNCTIONS["dynamic"](reference, seq_len=length)
-    torch.testing.assert_close(rope_frequencies(spec.rope, 64, length), frequencies, rtol=3e-7, atol=0)
+    torch.testing.assert_close(rope_frequencies(spec.attention.rope, 64, length), frequencies, rtol=3e-7, atol=0)
 
 
 @torch.inference_mode()
@@ -97,6 +97,6 @@ def test_dynamic_served_at_a_prompts_length_is_transformers(tmp_path: Path) -> N
 
 def test_table_is_single_precision_of_the_served_length() -> None:
     table = rope_table(SPEC, 7, torch.device("cpu"))
-    assert table.shape == (7, SPEC.head_dim)
+    assert table.shape == (7, SPEC.attention.head_dim)
     assert table.dtype == torch.float32
     assert torch.equal(table[0], torch.tensor([1.0] * 3 + [0.0] * 3))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import msgspec
 import pytest
 import torch
 
@@ -10,9 +9,10 @@ from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import FIRST, DraftSpec, HeadSpec
 from penstock.engine_core.models.memory_estimate import weights
-from penstock.engine_core.models.sharding import held_weights, stage_layers, stage_spec, stage_weights
+from penstock.engine_core.models.sharding import held_weights, stage_layers, stage_spec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.protocol.errors import ConfigError
+from tests.engine_core.models.specs import resized
 
 FOLDER = embedded.demo_folder()
 SPEC = read_spec(FOLDER)
@@ -20,9 +20,13 @@ CPU = torch.device("cpu")
 
 
 def spec_of(layers: int, vocabulary: int, *, tied: bool) -> ModelSpec:
-    return msgspec.structs.replace(
+    return resized(
         SPEC, layers=layers, windows=(0,) * layers, vocab_size=vocabulary, tied=tied, hidden=64, intermediate=128
     )
+
+
+def stage_weights(spec: ModelSpec, stages: int, stage: int) -> int:
+    return held_weights(stage_spec(spec, stages, stage), begins=stage == 0, ends=stage == stages - 1)
 
 
 def part(stage: int, stages: int, spec: ModelSpec = SPEC) -> Decoder:

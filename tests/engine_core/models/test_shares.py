@@ -8,17 +8,18 @@ import pytest
 from penstock.engine_core.models.sharding import check_ranks, part_spec, rank_spec, shared_evenly, vocabulary_share
 from penstock.engine_core.models.spec import NAMES, QWEN, ExpertSpec, ModelSpec
 from penstock.protocol.errors import ConfigError
+from tests.engine_core.models.specs import resized
 from tests.engine_core.models.test_layers import SPEC
 
-LARGE = msgspec.structs.replace(SPEC, heads=64, kv_heads=8, head_dim=128, intermediate=28672)
+LARGE = resized(SPEC, heads=64, kv_heads=8, head_dim=128, intermediate=28672)
 
 
 @pytest.mark.parametrize(("size", "heads", "kv_heads"), [(1, 64, 8), (2, 32, 4), (8, 8, 1), (16, 4, 1), (64, 1, 1)])
 def test_a_rank_has_its_share_of_the_heads(size: int, heads: int, kv_heads: int) -> None:
     check_ranks(LARGE, size)
     found = rank_spec(LARGE, size)
-    assert (found.heads, found.kv_heads) == (heads, kv_heads)
-    assert msgspec.structs.replace(found, heads=64, kv_heads=8) == LARGE
+    assert (found.attention.heads, found.attention.kv_heads) == (heads, kv_heads)
+    assert resized(found, heads=64, kv_heads=8) == LARGE
 
 
 def refused(spec: ModelSpec, size: int) -> str:
@@ -37,7 +38,7 @@ def test_heads_that_ranks_cannot_share_are_told_in_numbers() -> None:
 
 
 def test_pairs_are_split_or_repeated_but_never_cut() -> None:
-    spec = msgspec.structs.replace(SPEC, heads=12, kv_heads=6, intermediate=48)
+    spec = resized(SPEC, heads=12, kv_heads=6, intermediate=48)
     assert "6 key-value heads" in refused(spec, 4)
     for size in (2, 3, 6, 12):
         check_ranks(spec, size)
@@ -53,17 +54,17 @@ def test_shares_of_a_vocabulary_are_equal_and_hold_it(rows: int, size: int, shar
 
 def test_a_part_has_the_weights_that_a_rank_has() -> None:
     part = part_spec(LARGE, 4)
-    assert (part.heads, part.kv_heads, part.intermediate) == (16, 2, 7168)
+    assert (part.attention.heads, part.attention.kv_heads, part.mlp.intermediate) == (16, 2, 7168)
     assert part_spec(LARGE, 1) == LARGE
 
 
 def test_so_is_the_width() -> None:
-    assert "20 numbers" in refused(msgspec.structs.replace(SPEC, heads=8, kv_heads=8), 8)
+    assert "20 numbers" in refused(resized(SPEC, heads=8, kv_heads=8), 8)
 
 
 def test_experts_are_shared_whole_or_by_their_width() -> None:
     experts = ExpertSpec(count=12, chosen=2, width=96, normalised=True, layers=(True,), names=NAMES[QWEN])
-    spec = msgspec.structs.replace(SPEC, heads=48, kv_heads=1, intermediate=5, experts=experts)
+    spec = resized(SPEC, heads=48, kv_heads=1, intermediate=5, experts=experts)
     for size in (1, 2, 12, 16, 48):
         check_ranks(spec, size)  # where no layer has one MLP its width does not matter
     check_ranks(spec, 12, expert_parallel=True)

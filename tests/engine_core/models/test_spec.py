@@ -37,12 +37,13 @@ def spec(folder: Path, base: dict[str, Any] = LLAMA, **more: Any) -> ModelSpec:
 
 def test_sizes(tmp_path: Path) -> None:
     found = spec(tmp_path)
-    assert (found.family, found.layers, found.hidden, found.heads, found.kv_heads) == ("llama", 4, 64, 8, 8)
-    assert (found.head_dim, found.intermediate, found.vocab_size, found.norm_eps) == (8, 96, 100, 1e-6)
+    attention = found.attention
+    assert (found.family, found.layers, found.hidden, attention.heads, attention.kv_heads) == ("llama", 4, 64, 8, 8)
+    assert (found.attention.head_dim, found.mlp.intermediate, found.vocab_size, found.norm_eps) == (8, 96, 100, 1e-6)
     assert (found.max_position, found.longest, found.dtype) == (512, 512, "bfloat16")
     assert (found.bos_token_id, found.eos_token_ids) == (1, (2, 3))
-    assert (found.tied, found.qkv_bias, found.output_bias, found.mlp_bias, found.qk_norm) == (False,) * 5
-    assert found.rope == RopeSpec()
+    assert not any((found.tied, attention.qkv_bias, attention.output_bias, found.mlp.bias, attention.qk_norm))
+    assert found.attention.rope == RopeSpec()
 
 
 @pytest.mark.parametrize(
@@ -59,15 +60,15 @@ def test_sizes(tmp_path: Path) -> None:
 )
 def test_what_a_family_has(tmp_path: Path, base: dict[str, Any], more: dict[str, Any], expected: object) -> None:
     found = spec(tmp_path, base, **more)
-    assert (found.qkv_bias, found.output_bias, found.mlp_bias, found.qk_norm) == expected
+    assert (found.attention.qkv_bias, found.attention.output_bias, found.mlp.bias, found.attention.qk_norm) == expected
 
 
 def test_head_size_and_groups(tmp_path: Path) -> None:
-    assert spec(tmp_path, head_dim=32).head_dim == 32
-    assert spec(tmp_path, head_dim=None).head_dim == 8
-    assert spec(tmp_path, QWEN3).head_dim == 128
-    assert spec(tmp_path, num_key_value_heads=2).kv_heads == 2
-    assert spec(tmp_path, num_key_value_heads=None).kv_heads == 8
+    assert spec(tmp_path, head_dim=32).attention.head_dim == 32
+    assert spec(tmp_path, head_dim=None).attention.head_dim == 8
+    assert spec(tmp_path, QWEN3).attention.head_dim == 128
+    assert spec(tmp_path, num_key_value_heads=2).attention.kv_heads == 2
+    assert spec(tmp_path, num_key_value_heads=None).attention.kv_heads == 8
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_head_size_and_groups(tmp_path: Path) -> None:
     ],
 )
 def test_windows(tmp_path: Path, base: dict[str, Any], more: dict[str, Any], windows: tuple[int, ...]) -> None:
-    assert spec(tmp_path, base, **more).windows == windows
+    assert spec(tmp_path, base, **more).attention.windows == windows
 
 
 OLD = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}}
@@ -94,9 +95,10 @@ NEW = {"rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 5e5
 
 def test_both_spellings_of_rope(tmp_path: Path) -> None:
     expected = RopeSpec(kind="linear", theta=5e5, factor=4.0, original_max_position=512)
-    assert spec(tmp_path, **OLD).rope == spec(tmp_path, **NEW).rope == expected
-    assert spec(tmp_path, rope_theta=5e5, rope_scaling=None).rope == RopeSpec(theta=5e5)
-    assert spec(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 7.0}).rope == RopeSpec(theta=7.0)
+    assert spec(tmp_path, **OLD).attention.rope == spec(tmp_path, **NEW).attention.rope == expected
+    assert spec(tmp_path, rope_theta=5e5, rope_scaling=None).attention.rope == RopeSpec(theta=5e5)
+    plain = {"rope_type": "default", "rope_theta": 7.0}
+    assert spec(tmp_path, rope_parameters=plain).attention.rope == RopeSpec(theta=7.0)
 
 
 def test_llama3_rope(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_llama3_rope(tmp_path: Path) -> None:
     }
     found = spec(tmp_path, rope_theta=5e5, rope_scaling=scaling)
     assert found.max_position == 512
-    assert found.rope == RopeSpec(kind="llama3", theta=5e5, factor=8.0, original_max_position=128)
+    assert found.attention.rope == RopeSpec(kind="llama3", theta=5e5, factor=8.0, original_max_position=128)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +132,15 @@ def test_lengths(tmp_path: Path, scaling: dict[str, Any], served: int, longest: 
 
 def test_yarn_attention_factor(tmp_path: Path) -> None:
     yarn = {"type": "yarn", "factor": 4.0}
-    assert spec(tmp_path, rope_scaling=yarn).rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
-    assert spec(tmp_path, rope_scaling={**yarn, "attention_factor": 0.5}).rope.attention_factor == 0.5
+    assert spec(tmp_path, rope_scaling=yarn).attention.rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+    assert spec(tmp_path, rope_scaling={**yarn, "attention_factor": 0.5}).attention.rope.attention_factor == 0.5
     scales = {**yarn, "mscale": 2.0, "mscale_all_dim": 2.0}
-    assert spec(tmp_path, rope_scaling=scales).rope.attention_factor == 1.0
+    assert spec(tmp_path, rope_scaling=scales).attention.rope.attention_factor == 1.0
 
 
 def test_model_type_serves_where_architectures_are_silent(tmp_path: Path) -> None:
-    assert spec(tmp_path, {**LLAMA, "architectures": None, "model_type": "mistral"}, num_key_value_heads=8).windows[0]
+    silent = {**LLAMA, "architectures": None, "model_type": "mistral"}
+    assert spec(tmp_path, silent, num_key_value_heads=8).attention.windows[0]
 
 
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForSequenceClassification", "GPT2Model", ""])

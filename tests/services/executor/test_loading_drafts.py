@@ -57,7 +57,7 @@ def test_a_server_starts_with_the_embedded_draft_and_says_what_it_makes() -> Non
     assert (plain.ready.draft_tokens, engine.ready.draft_tokens) == (0, 3)
     assert engine.ready.weight_bytes > plain.ready.weight_bytes
     layers = [read_spec(path) for path in (demo_folder(), draft_folder())]
-    model, both = (2 * one.layers * 16 * one.kv_heads * one.head_dim * 4 for one in layers)
+    model, both = (2 * one.layers * 16 * one.attention.kv_heads * one.attention.head_dim * 4 for one in layers)
     assert plain.ready.cache_bytes == (plain.ready.blocks + 1) * model
     assert engine.ready.cache_bytes == (engine.ready.blocks + 1) * (model + both)
 

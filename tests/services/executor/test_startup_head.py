@@ -30,7 +30,8 @@ def test_the_embedded_head_by_its_name() -> None:
     assert engine.ready.draft_tokens == 3
     spec, hidden = read_spec(demo_folder()), read_spec(demo_folder()).hidden
     own = json.loads((eagle_folder() / "config.json").read_text())
-    keys = 2 * 16 * 4 * (spec.layers * spec.kv_heads * spec.head_dim + own["num_key_value_heads"] * own["head_dim"])
+    model = spec.layers * spec.attention.kv_heads * spec.attention.head_dim
+    keys = 2 * 16 * 4 * (model + own["num_key_value_heads"] * own["head_dim"])
     assert engine.ready.cache_bytes == (engine.ready.blocks + 1) * (keys + 16 * hidden * 4)
 
 

@@ -1,0 +1,40 @@
+"""Compiles the pipelined kernel for Hopper, GPU or not: `python -m tests.kernels.pipelined_compilation GATED`.
+
+A process of its own, since Triton's interpreter is chosen once for a process. Prints what the test asks as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from penstock.kernels.linear_hopper import K_TILES, TILE_K, pipelined_kernel
+from penstock.kernels.linear_tilings import pipelined_tiling
+
+
+def compiled(gated: bool) -> dict[str, object]:
+    tiling = pipelined_tiling(14336 if gated else 4096, 4096, gated=gated)
+    outputs = 16 * tiling.warps
+    sizes = {
+        "ROWS": tiling.rows, "OUTPUTS": outputs, "TILE_K": TILE_K, "K_TILES": K_TILES, "STAGES": tiling.stages,
+        "WARPS": tiling.warps, "GATED": gated, "BIAS": True, "PDL": True,
+    }  # fmt: skip
+    layout = "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)"
+    types = dict.fromkeys(pipelined_kernel.arg_names, "i32") | dict.fromkeys(("bias", "out"), "*bf16")
+    types |= {"x": f"tensordesc<bf16[{tiling.rows}, {TILE_K}],{layout}>"}
+    types |= {"weight": f"tensordesc<bf16[{outputs}, {TILE_K}],{layout}>"} | dict.fromkeys(sizes, "constexpr")
+    places = {name: (at,) for at, name in enumerate(pipelined_kernel.arg_names)}
+    aligned = {places[name]: [["tt.divisibility", 16]] for name in ("bias", "out", "width")}
+    source = GluonASTSource(pipelined_kernel, types, {places[name]: value for name, value in sizes.items()}, aligned)
+    options = {"num_warps": tiling.warps, "launch_pdl": True, "enable_fp_fusion": True}
+    kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    wanted = "mma.sync", "cp.async.bulk.tensor", "griddepcontrol.wait"
+    return {"shared": kernel.metadata.shared, "instructions": [name for name in wanted if name in kernel.asm["ptx"]]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(compiled(bool(int(sys.argv[1])))))
