@@ -156,7 +156,7 @@ def test_the_span_of_a_request_that_found_no_room_has_an_end() -> None:
     asked = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), trace=SAMPLED) for _ in range(2)]
     with pytest.raises(Overloaded):
         made.submit(asked, waiting, NOW)
-    operation, *prompts = bench.told()
+    operation, *prompts = bench.spans()
     assert (operation.name, operation.start, operation.end) == ("text_completion demo", NOW, NOW)
     assert operation.error == "the server is busy; try again later"
     assert operation.attributes["error.type"] == "overloaded"

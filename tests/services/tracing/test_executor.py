@@ -57,7 +57,7 @@ def test_a_request_from_its_prompt_to_its_end() -> None:
     execution.run(decode_off=ints(3))
     execution.now += 2 * QUIET
     execution.traces.tick(execution.now)
-    first, second, decode = execution.bench.told()
+    first, second, decode = execution.bench.spans()
     assert [span.name for span in (first, second, decode)] == [
         names.EXECUTE_PREFILL, names.EXECUTE_PREFILL, names.EXECUTE_DECODE,
     ]  # fmt: skip
@@ -80,7 +80,7 @@ def test_two_steps_on_the_way() -> None:
     execution.collect(two)
     execution.collect(three)
     execution.traces.tick(execution.now + 2 * QUIET)
-    decode = named(execution.bench.told(), names.EXECUTE_DECODE)
+    decode = named(execution.bench.spans(), names.EXECUTE_DECODE)
     assert (decode.attributes[names.STEPS], decode.start, decode.end) == (2, 1.0, 3.0)
 
 
@@ -92,7 +92,7 @@ def test_a_slot_that_stands_still_for_a_step_goes_on() -> None:
     execution.run(decode_on=ints(0))
     execution.run(decode_off=ints(0, 1))
     execution.traces.forget()
-    decodes = [span for span in execution.bench.told() if span.name == names.EXECUTE_DECODE]
+    decodes = [span for span in execution.bench.spans() if span.name == names.EXECUTE_DECODE]
     assert sorted(span.attributes[names.STEPS] for span in decodes) == [2, 3]
 
 
@@ -104,9 +104,9 @@ def test_a_slot_that_somebody_else_gets_is_told_at_once() -> None:
     two = execution.begin(starts=(start(0, other),), chunks=ints(0, 0, 9, 1))
     execution.collect(one)
     execution.collect(two)
-    told = execution.bench.told()
-    assert child_of(named(told, names.EXECUTE_DECODE), SAMPLED)
-    assert [span.parent for span in told if span.name == names.EXECUTE_PREFILL] == [SAMPLED, other]
+    spans = execution.bench.spans()
+    assert child_of(named(spans, names.EXECUTE_DECODE), SAMPLED)
+    assert [span.parent for span in spans if span.name == names.EXECUTE_PREFILL] == [SAMPLED, other]
 
 
 def test_nothing_is_told_of_the_untraced() -> None:
@@ -115,7 +115,7 @@ def test_nothing_is_told_of_the_untraced() -> None:
     execution.run(decode_on=ints(0, 1))
     execution.run(decode_off=ints(0, 1))
     execution.traces.forget()
-    assert execution.bench.told() == []
+    assert execution.bench.spans() == []
 
 
 def test_who_decoded_when_the_work_ended_is_told_without_a_further_plan() -> None:
@@ -126,7 +126,7 @@ def test_who_decoded_when_the_work_ended_is_told_without_a_further_plan() -> Non
     execution.traces.tick(execution.now + QUIET / 2)
     assert execution.bench.tracer.statistics().recorded == 1
     execution.traces.tick(execution.now + 2 * QUIET)
-    decode = named(execution.bench.told(), names.EXECUTE_DECODE)
+    decode = named(execution.bench.spans(), names.EXECUTE_DECODE)
     assert (decode.attributes[names.STEPS], decode.end) == (2, 3.0)
 
 
@@ -139,7 +139,7 @@ def test_who_goes_on_after_a_rest_is_told_of_twice() -> None:
     execution.run()
     execution.run()
     execution.traces.tick(execution.now + 2 * QUIET)
-    decodes = [span for span in execution.bench.told() if span.name == names.EXECUTE_DECODE]
+    decodes = [span for span in execution.bench.spans() if span.name == names.EXECUTE_DECODE]
     assert [span.attributes[names.STEPS] for span in decodes] == [1, 2]
     assert decodes[1].start == 12.0
 
@@ -151,7 +151,7 @@ def test_an_epoch_that_ends_leaves_nothing() -> None:
     execution.begin()  # its result never comes
     execution.traces.forget()
     execution.run()
-    assert named(execution.bench.told(), names.EXECUTE_DECODE).attributes[names.STEPS] == 1
+    assert named(execution.bench.spans(), names.EXECUTE_DECODE).attributes[names.STEPS] == 1
 
 
 def test_waits_for_masks_are_of_everybody_in_the_step() -> None:
@@ -163,14 +163,14 @@ def test_waits_for_masks_are_of_everybody_in_the_step() -> None:
     execution.traces.masked(step, 0.125)
     execution.collect(step)
     execution.traces.forget()
-    prefill, decode = execution.bench.told()
+    prefill, decode = execution.bench.spans()
     assert (prefill.attributes[names.MASK_SECONDS], decode.attributes[names.MASK_SECONDS]) == (0.25, 0.125)
 
 
 def test_a_step_that_the_scheduler_traces_has_a_span_here() -> None:
     execution = Execution()
     execution.run(trace=SAMPLED, chunks=ints(0, 0, 5, 1))
-    step = named(execution.bench.told(), names.EXECUTE_STEP)
+    step = named(execution.bench.spans(), names.EXECUTE_STEP)
     assert child_of(step, SAMPLED)
     assert (step.attributes[names.STEP_NUMBER], step.attributes[names.STEP_CHUNKS]) == (1, 1)
 
@@ -202,6 +202,6 @@ def test_every_decoding_step_is_told_once(life: list[str]) -> None:
     while pending:
         execution.collect(pending.pop(0))
     execution.traces.forget()
-    decodes = [span for span in execution.bench.told() if span.name == names.EXECUTE_DECODE]
+    decodes = [span for span in execution.bench.spans() if span.name == names.EXECUTE_DECODE]
     assert sum(int(str(span.attributes[names.STEPS])) for span in decodes) == ran
     assert all(before.end <= after.start for before, after in itertools.pairwise(decodes))

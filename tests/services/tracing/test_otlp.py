@@ -92,7 +92,7 @@ def test_exporters_of_a_program_that_hosts_us_keep_their_log(caplog: pytest.LogC
     bench.tracer.record("x", SAMPLED, 0.0, 1.0, {})
     logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").warning("theirs")
     assert [record.getMessage() for record in caplog.records] == ["theirs"]
-    bench.told()
+    bench.spans()
 
 
 def test_variables_of_the_exporter_count(sink: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def told(tracer: Tracer, count: int) -> None:
 def test_all_that_is_recorded_is_delivered_in_order() -> None:
     bench = Bench()
     told(bench.tracer, 100)
-    assert [each.name for each in bench.told()] == list(map(str, range(100)))
+    assert [each.name for each in bench.spans()] == list(map(str, range(100)))
     assert bench.tracer.statistics().delivered == bench.tracer.statistics().recorded == 100
 
 
@@ -281,7 +281,7 @@ def test_spans_of_many_threads_are_all_delivered() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(bench.told()) == 1600
+    assert len(bench.spans()) == 1600
 
 
 def test_a_tracer_is_of_its_process() -> None:

@@ -30,15 +30,19 @@ def test_a_step_is_a_trace_that_goes_on_at_the_executors() -> None:
     traces = SchedulerTraces(bench.tracer)
     plan = traces.planned(StepPlan(step=7, epoch=1), facts(), 10.0)
     traces.applied(result(), 10.5)
-    (step,) = bench.told()
+    (step,) = bench.spans()
     assert plan.trace is not None
     assert (plan.trace.trace_id, plan.trace.span_id) == (step.parent.trace_id, step.id)
     assert plan.trace.sampled
     assert step.parent.span_id == ""
     assert (step.name, step.start, step.end, step.links) == (names.STEP, 10.0, 10.5, (SAMPLED,))
-    told = step.attributes
-    assert (told[names.BATCH], told[names.STEP_TOKENS], told[names.BLOCKS_USED]) == (3, 100, 40)
-    assert (told[names.DEVICE_SECONDS], told[names.WAITED_SECONDS], told[names.DRAFTING_SECONDS]) == (0.25, 0.125, 0.5)
+    attributes = step.attributes
+    assert (attributes[names.BATCH], attributes[names.STEP_TOKENS], attributes[names.BLOCKS_USED]) == (3, 100, 40)
+    assert (attributes[names.DEVICE_SECONDS], attributes[names.WAITED_SECONDS], attributes[names.DRAFTING_SECONDS]) == (
+        0.25,
+        0.125,
+        0.5,
+    )
 
 
 def test_steps_have_spans_now_and_then() -> None:
@@ -51,13 +55,13 @@ def test_steps_have_spans_now_and_then() -> None:
             traces.planned(StepPlan(step=number, epoch=1), facts(number), now)
             taken.append(number)
     assert len(taken) == 15  # of one and a half seconds
-    bench.told()
+    bench.spans()
 
 
 def test_no_steps_where_none_are_wanted() -> None:
     bench = Bench(steps_per_second=0.0)
     assert not SchedulerTraces(bench.tracer).due(1e9)
-    bench.told()
+    bench.spans()
 
 
 def test_links_are_bounded_and_the_rest_is_counted() -> None:
@@ -66,7 +70,7 @@ def test_links_are_bounded_and_the_rest_is_counted() -> None:
     many = tuple(root().child(PARENT) for _ in range(200))
     traces.planned(StepPlan(step=7, epoch=1), facts(traced=many), 1.0)
     traces.applied(result(), 2.0)
-    (step,) = bench.told()
+    (step,) = bench.spans()
     assert step.links == many[:MAX_LINKS]
     assert step.attributes[names.UNLINKED] == 200 - MAX_LINKS
 
@@ -78,7 +82,7 @@ def test_a_step_whose_executors_are_lost_is_an_error() -> None:
     traces.applied(result(8), 1.5)  # another step
     traces.planned(StepPlan(step=8, epoch=2), facts(8, epoch=2), 3.0)
     traces.applied(result(8, epoch=1), 3.5)  # of an epoch that is over
-    (lost,) = bench.told()
+    (lost,) = bench.spans()
     assert (lost.error, lost.end, lost.attributes[names.STEP_NUMBER]) == (LOST, 3.0, 7)
 
 
@@ -95,7 +99,7 @@ def test_a_wait_for_a_grammar_is_a_span() -> None:
     traces.admit(request(2, UNSAMPLED), 5.0, None)
     traces.admit(request(3, SAMPLED), 6.0, "it failed")
     traces.admit(request(4, SAMPLED), 6.0, None)  # it never waited
-    first, third = bench.told()
+    first, third = bench.spans()
     assert (first.name, first.start, first.end, first.error) == (names.PREPARE_GRAMMAR, 2.0, 5.0, None)
     assert (third.start, third.end, third.error) == (4.0, 6.0, "it failed")
 
@@ -106,7 +110,7 @@ def test_stays_are_told() -> None:
                 prompt_tokens=1, reused=0, chunks=(), decoding=None, first=False, tokens=0, accepted=0,
                 rejected=0, marks=())  # fmt: skip
     SchedulerTraces(bench.tracer).record([stay])
-    assert named(bench.told(), names.QUEUE).end == 1.0
+    assert named(bench.spans(), names.QUEUE).end == 1.0
 
 
 CHUNKS = (PrefillChunk(3, 0, 512, 1.0, 1.5), PrefillChunk(4, 512, 88, 1.4, 2.0))
@@ -120,7 +124,7 @@ def stay_spans(**given: Any) -> list[Span]:
     }  # fmt: skip
     bench = Bench()
     record_stay(bench.tracer, Stay(**fields | given))
-    return bench.told()
+    return bench.spans()
 
 
 def test_a_whole_stay() -> None:

@@ -15,7 +15,7 @@ STAGES.all = [StartupPhase("importing", 1.0), StartupPhase("loading weights", 2.
 def test_stages_are_below_their_process() -> None:
     bench = Bench()
     Start(bench.tracer, "executor-0", STAGES, {}).ready(9.0, {"a": 1})
-    whole, *stages = bench.told()
+    whole, *stages = bench.spans()
     assert (whole.name, whole.start, whole.end, whole.attributes) == ("start executor-0", 1.0, 9.0, {"a": 1})
     assert whole.parent.span_id == ""
     assert [(span.name, span.start, span.end) for span in stages] == [
@@ -31,10 +31,10 @@ def test_children_are_below_their_launcher() -> None:
     child = Start(bench.tracer, "api-0", STAGES, environment(launcher.context))
     child.ready(9.0)
     launcher.ready(9.0)
-    told = bench.told()
-    assert told[0].parent == launcher.context
-    assert told[0].remote
-    launched = next(span for span in told if span.name == "start launcher")
+    spans = bench.spans()
+    assert spans[0].parent == launcher.context
+    assert spans[0].remote
+    launched = next(span for span in spans if span.name == "start launcher")
     assert child_of(launched, SAMPLED), "a start may be part of a larger one"
 
 
@@ -43,7 +43,7 @@ def test_what_is_no_context_begins_a_trace() -> None:
     for junk in ("", "00-abc", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", SAMPLED.traceparent + "-x"):
         start = Start(bench.tracer, "api-0", STAGES, {PARENT: junk})
         assert start.context.trace_id != TraceContext(junk).trace_id
-    bench.told()
+    bench.spans()
 
 
 def test_a_process_tells_its_start_once() -> None:
@@ -53,7 +53,7 @@ def test_a_process_tells_its_start_once() -> None:
     start = Start(bench.tracer, "api-0", stages)
     start.ready(stages.all[-1].began + 1.0)
     start.ready(stages.all[-1].began + 2.0)
-    assert [span.name for span in bench.told()] == ["start api-0", "importing", "waiting"]
+    assert [span.name for span in bench.spans()] == ["start api-0", "importing", "waiting"]
 
 
 def test_nothing_without_a_tracer() -> None:

@@ -35,7 +35,7 @@ def batch(*rows: tuple[int, int, int, int]) -> TokenBatch:
 def test_a_prompt() -> None:
     bench = Bench()
     TokenizerTraces(bench.tracer).tokenized(text(), prepared(), 1.0, 1.25)
-    (span,) = bench.told()
+    (span,) = bench.spans()
     assert (span.name, span.start, span.end, span.error) == (names.TOKENIZE, 1.0, 1.25, None)
     assert span.attributes == {names.REQUEST: "1", names.PROMPT_TOKENS: 5}
 
@@ -46,13 +46,13 @@ def test_a_prompt_that_is_refused() -> None:
     refused = Rejected(id=1, status=400, message="too long")
     traces.tokenized(text(), refused, 1.0, 1.25)
     traces.compiled(text(), refused, 1.0, 1.25)
-    assert [span.error for span in bench.told()] == ["too long", "too long"]
+    assert [span.error for span in bench.spans()] == ["too long", "too long"]
 
 
 def test_a_grammar() -> None:
     bench = Bench()
     TokenizerTraces(bench.tracer).compiled(text(), prepared(), 1.0, 1.5)
-    (span,) = bench.told()
+    (span,) = bench.spans()
     assert (span.name, span.end, span.error) == (names.COMPILE_GRAMMAR, 1.5, None)
 
 
@@ -64,7 +64,7 @@ def test_an_answer_from_its_first_row_to_its_last() -> None:
     traces.batch(batch((1, 0, 3, 1), (1, 1, 1, 0)), 3.0)
     traces.batch(batch((1, 1, 2, 2)), 4.0)
     traces.batch(batch((1, 1, 2, 2)), 5.0)  # nothing is left of it
-    span = named(bench.told(), names.DETOKENIZE)
+    span = named(bench.spans(), names.DETOKENIZE)
     assert (span.start, span.end) == (2.0, 4.0)
     assert span.attributes == {names.REQUEST: "1", names.ROWS: 4, names.OUTPUT_TOKENS: 7}
 
@@ -74,7 +74,7 @@ def test_choices_that_had_ended_elsewhere_are_not_waited_for() -> None:
     traces = TokenizerTraces(bench.tracer)
     traces.tokenized(text(n=2, written=(Written(b"", True), Written(b"", False))), prepared(), 0.0, 1.0)
     traces.batch(batch((1, 1, 1, 1)), 2.0)
-    assert named(bench.told(), names.DETOKENIZE).end == 2.0
+    assert named(bench.spans(), names.DETOKENIZE).end == 2.0
 
 
 def test_nothing_of_the_untraced() -> None:
@@ -84,7 +84,7 @@ def test_nothing_of_the_untraced() -> None:
         traces.tokenized(text(trace=trace), prepared(), 0.0, 1.0)
         traces.compiled(text(trace=trace), prepared(), 0.0, 1.0)
     traces.batch(batch((1, 0, 1, 1)), 2.0)
-    assert bench.told() == []
+    assert bench.spans() == []
 
 
 def test_answers_that_nobody_ends_are_forgotten() -> None:
@@ -95,5 +95,5 @@ def test_answers_that_nobody_ends_are_forgotten() -> None:
     traces.prune(range(PRUNE_AT, PRUNE_AT + 4).__contains__)
     for number in (1, PRUNE_AT + 1, PRUNE_AT + 4):
         traces.batch(batch((number, 0, 1, 1)), 2.0)
-    told = [span for span in bench.told() if span.name == names.DETOKENIZE]
-    assert [span.attributes[names.REQUEST] for span in told] == [f"{PRUNE_AT + 1:x}"]
+    spans = [span for span in bench.spans() if span.name == names.DETOKENIZE]
+    assert [span.attributes[names.REQUEST] for span in spans] == [f"{PRUNE_AT + 1:x}"]

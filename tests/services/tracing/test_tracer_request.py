@@ -42,11 +42,11 @@ def test_who_decides(sampling: Sampling, context: TraceContext, traced: bool) ->
     span = ServerSpan(bench.tracer, context)
     assert span.recording is traced
     assert (bench.tracer.sample(context) is not None) is traced
-    told = span.context
-    assert told.sampled is traced
+    recorded = span.context
+    assert recorded.sampled is traced
     if context.traceparent:
-        assert told.trace_id == TRACE, "the client's trace goes on, told or not"
-    bench.told()
+        assert recorded.trace_id == TRACE, "the client's trace goes on, recorded or not"
+    bench.spans()
 
 
 def test_what_came_goes_on_and_nothing_begins_a_trace() -> None:
@@ -57,22 +57,22 @@ def test_what_came_goes_on_and_nothing_begins_a_trace() -> None:
     assert second is not None
     assert first.is_root
     assert first.trace_id != second.trace_id
-    bench.told()
+    bench.spans()
 
 
 def test_a_share_is_a_share() -> None:
     bench = Bench(sampling=Sampling(0.25))
     count = sum(ServerSpan(bench.tracer, NONE).recording for _ in range(2000))
     assert 350 < count < 650
-    bench.told()
+    bench.spans()
 
 
-def test_nothing_is_carried_where_nothing_came_and_nothing_is_told() -> None:
+def test_nothing_is_carried_where_there_is_no_context_and_no_tracer() -> None:
     bench = Bench(sampling=Sampling(0.0, parent_based=False))
     assert ServerSpan(bench.tracer, NONE).context == NONE
     assert ServerSpan(bench.tracer, UNSAMPLED).context == UNSAMPLED
     assert ServerSpan(bench.tracer, SAMPLED).context.traceparent == UNSAMPLED.traceparent
-    assert bench.told() == []
+    assert bench.spans() == []
 
 
 @pytest.mark.parametrize("context", [NONE, SAMPLED, UNSAMPLED])
@@ -86,10 +86,10 @@ def test_the_span_of_an_exchange() -> None:
     bench = Bench()
     span = ServerSpan(bench.tracer, SAMPLED)
     span.end("POST", "/v1/completions", 200, {names.HTTP_REQUEST_ID: "abc"}, (1.0, 2.0))
-    (told,) = bench.told()
-    assert (told.name, told.server, told.remote) == ("POST /v1/completions", True, True)
-    assert (told.parent.span_id, span.context.span_id) == (PARENT, told.id)
-    assert told.attributes == {
+    (recorded,) = bench.spans()
+    assert (recorded.name, recorded.server, recorded.remote) == ("POST /v1/completions", True, True)
+    assert (recorded.parent.span_id, span.context.span_id) == (PARENT, recorded.id)
+    assert recorded.attributes == {
         "http.request.method": "POST", "http.route": "/v1/completions", "http.response.status_code": 200,
         "penstock.http.request_id": "abc",
     }  # fmt: skip
@@ -100,9 +100,9 @@ def test_an_error_is_the_servers_from_500_on(status: int, kind: str | None, erro
     bench = Bench()
     span = ServerSpan(bench.tracer, NONE)
     span.end("GET", "other", status, {}, (1.0, 2.0))
-    (told,) = bench.told()
-    assert (told.attributes.get(names.ERROR_TYPE), told.error, told.remote) == (kind, error, False)
-    assert told.parent.span_id == ""
+    (recorded,) = bench.spans()
+    assert (recorded.attributes.get(names.ERROR_TYPE), recorded.error, recorded.remote) == (kind, error, False)
+    assert recorded.parent.span_id == ""
 
 
 def asked(number: int = 1, **given: Any) -> SubmitText:
@@ -124,12 +124,12 @@ def spans(*requests: SubmitText, ended: OutputCollector | None = None) -> tuple[
     bench = Bench()
     operation = Operation(bench.tracer, requests or (asked(),), "demo", 1.0)
     operation.end(ended if ended is not None else replied(), 5.0)
-    return bench.told(), operation
+    return bench.spans(), operation
 
 
 def test_one_prompt() -> None:
-    told, operation = spans(asked(26, n=2, sampling=Sampled(temperature=0.5, top_k=3, seed=9, max_tokens=50)))
-    (span,) = told
+    recorded, operation = spans(asked(26, n=2, sampling=Sampled(temperature=0.5, top_k=3, seed=9, max_tokens=50)))
+    (span,) = recorded
     assert (span.name, span.start, span.end, span.error) == ("text_completion demo", 1.0, 5.0, None)
     assert child_of(span, SAMPLED)
     assert span.attributes == {
@@ -161,8 +161,8 @@ def test_a_vector_has_no_sampling() -> None:
 
 
 def test_several_prompts_have_a_span_each() -> None:
-    told, operation = spans(*(asked(number) for number in range(1, 4)))
-    whole, prompts = told[0], told[1:]
+    recorded, operation = spans(*(asked(number) for number in range(1, 4)))
+    whole, prompts = recorded[0], recorded[1:]
     assert [span.name for span in prompts] == [names.PROMPT] * 3
     assert all(child_of(span, SAMPLED.child(whole.id)) for span in prompts)
     assert [span.attributes[names.PROMPT_INDEX] for span in prompts] == [0, 1, 2]
@@ -170,16 +170,16 @@ def test_several_prompts_have_a_span_each() -> None:
     assert whole.attributes[names.PROMPTS] == 3
 
 
-def test_a_crowd_of_prompts_is_told_in_part() -> None:
-    told, operation = spans(*(asked(number) for number in range(1, MAX_PROMPTS + 11)))
-    assert sum(span.name == names.PROMPT for span in told) == MAX_PROMPTS
+def test_only_some_prompts_of_many_are_recorded() -> None:
+    recorded, operation = spans(*(asked(number) for number in range(1, MAX_PROMPTS + 11)))
+    assert sum(span.name == names.PROMPT for span in recorded) == MAX_PROMPTS
     assert [request.trace.sampled for request in operation.requests] == [True] * MAX_PROMPTS + [False] * 10
-    assert told[0].attributes[names.SKIPPED_PROMPTS] == 10
+    assert recorded[0].attributes[names.SKIPPED_PROMPTS] == 10
 
 
 def test_a_stream_says_how_fast_it_was() -> None:
-    told, operation = spans(ended=replied(first_token=3.0))
-    whole, stream = told
+    recorded, operation = spans(ended=replied(first_token=3.0))
+    whole, stream = recorded
     assert (stream.name, stream.start, stream.end) == (names.STREAM, 3.0, 5.0)
     assert child_of(stream, operation.context)
     assert whole.attributes[names.GEN_AI_TIME_TO_FIRST_TOKEN] == 2.0
@@ -209,7 +209,7 @@ def test_an_error_and_what_happened_before() -> None:
     operation = Operation(bench.tracer, (asked(),), "demo", 1.0)
     operation.add_event(names.MOVED, 2.0)
     operation.end(replied(error=Unavailable("gone", code="part_lost")), 3.0)
-    (span,) = bench.told()
+    (span,) = bench.spans()
     assert (events(span), span.error, span.attributes[names.ERROR_TYPE]) == ([names.MOVED], "gone", "part_lost")
 
 
@@ -219,7 +219,7 @@ def test_what_is_not_traced_has_no_operation(trace: TraceContext) -> None:
     operations = Operations(bench.tracer, "demo")
     assert operations.begin((asked(trace=trace),), 1.0) is None
     assert operations.begin((asked(),), 1.0) is not None
-    assert bench.told() == []
+    assert bench.spans() == []
 
 
 def test_one_that_begins_a_trace() -> None:
@@ -229,7 +229,7 @@ def test_one_that_begins_a_trace() -> None:
     assert operation is not None
     (request,) = operation.requests
     operation.end(replied(), 2.0)
-    (root,) = bench.told()
+    (root,) = bench.spans()
     assert (root.parent.span_id, root.parent.trace_id) == ("", TRACE)
     assert (request.trace.trace_id, request.trace.span_id, request.trace.sampled) == (TRACE, root.id, True)
 
@@ -239,7 +239,7 @@ def test_a_refusal_is_an_operation_that_failed() -> None:
     operation = Operation(bench.tracer, (asked(),), "demo", 1.0)
     collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=1.0, name="chatcmpl-1")
     operation.end(collector, 3.0, Unavailable("gone", code="part_lost"))
-    (span,) = bench.told()
+    (span,) = bench.spans()
     assert (span.error, span.attributes[names.ERROR_TYPE]) == ("gone", "part_lost")
     assert names.GEN_AI_RESPONSE_ID not in span.attributes, "there is none"
     assert collector.error is None, "it may be submitted again"

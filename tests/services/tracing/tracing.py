@@ -19,7 +19,7 @@ UNSAMPLED = TraceContext(f"00-{TRACE}-{PARENT}-00")
 ROOT = TraceContext(f"00-{TRACE}")
 
 
-class Kept(SpanExporter):
+class InMemoryExporter(SpanExporter):
     """Takes what is exported."""
 
     def __init__(self) -> None:
@@ -59,16 +59,16 @@ def settings(**given: Any) -> Settings:
 
 
 class Bench:
-    """A tracer and what came of it."""
+    """A tracer and the spans that it exported."""
 
     def __init__(self, **given: Any) -> None:
-        self._kept = Kept()
-        self.tracer = OtlpTracer(settings(**given), {}, self._kept)
+        self._exporter = InMemoryExporter()
+        self.tracer = OtlpTracer(settings(**given), {}, self._exporter)
 
-    def told(self) -> list[Span]:
+    def spans(self) -> list[Span]:
         """All spans, in their order; the tracer is closed."""
         self.tracer.close(60.0)
-        return [self._read(span) for span in self._kept.spans]
+        return [self._read(span) for span in self._exporter.spans]
 
     def _read(self, span: ReadableSpan) -> Span:
         assert span.context is not None
