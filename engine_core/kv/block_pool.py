@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.engine_core.kv.prefix_index import Prefix
+from penstock.engine_core.kv.prefix_index import PrefixIndex
 
 OUTSIDE = -1
 
@@ -44,10 +44,10 @@ class PoolReport(msgspec.Struct, frozen=True):
         return not self.faults
 
 
-class Pool:
+class BlockPool:
     """Owner of the reference counts. Eviction is queue order and nothing else: oldest released, first reused."""
 
-    def __init__(self, total: int, prefix: Prefix) -> None:
+    def __init__(self, total: int, prefix: PrefixIndex) -> None:
         assert total >= 1
         self.total = total
         self.prefix = prefix

@@ -22,22 +22,22 @@ class PrefixStatistics(msgspec.Struct, frozen=True):
     """Counters of the index."""
 
     entries: int  # blocks with an identity
-    sealed: int  # totals since start
+    cached: int  # totals since start
     duplicates: int
     evicted: int
 
 
-class Prefix:
+class PrefixIndex:
     """Owner of block identities. At most one block per identity: a later twin stays anonymous."""
 
     def __init__(self, total: int) -> None:
         self._blocks: list[dict[bytes, int]] = [{} for _ in range(SHARDS)]
         self._identities: list[bytes | None] = [None] * (total + 1)  # by block
-        self._sealed = 0
+        self._cached = 0
         self._duplicates = 0
         self._evicted = 0
 
-    def seal(self, identities: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def cache(self, identities: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Let later plans find these blocks. Their content must be written by a step that is planned already: steps run
         in order, so whoever is planned afterwards reads it complete."""
         shards, names, twins = self._blocks, self._identities, 0
@@ -47,7 +47,7 @@ class Prefix:
                 names[block] = identity
             else:
                 twins += 1
-        self._sealed += len(blocks) - twins
+        self._cached += len(blocks) - twins
         self._duplicates += twins
 
     def match(self, chain: Sequence[bytes], most: int) -> list[int]:
@@ -80,7 +80,7 @@ class Prefix:
 
     def statistics(self) -> PrefixStatistics:
         """Counters as of now."""
-        return PrefixStatistics(sum(map(len, self._blocks)), self._sealed, self._duplicates, self._evicted)
+        return PrefixStatistics(sum(map(len, self._blocks)), self._cached, self._duplicates, self._evicted)
 
 
 def root(salt: str, adapter: str = "", private: int = -1) -> bytes:

@@ -16,7 +16,7 @@ from penstock.engine_core.scheduling.preemption import leaving_blocks
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
 from penstock.engine_core.scheduling.running_batch import Ints, blocks_at_end
-from penstock.engine_core.scheduling.state import State
+from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.protocol.messages import Finish
 
 LOOKAHEAD = 256  # waiting sequences that one plan passes over
@@ -26,10 +26,10 @@ REASONS = ("trial", "slot", "blocks", "step", "prefix")
 
 @dataclass(slots=True)
 class Admissions:
-    """One plan's pass over the queue: it carries the outlook from one admission to the next."""
+    """One plan's pass over the queue: it carries the estimate from one admission to the next."""
 
-    state: State
-    outlook: PeakEstimate | None = None
+    state: SchedulerState
+    estimate: PeakEstimate | None = None
     hashed: int = 0
 
     def admit(self, budget: int) -> Iterator[tuple[Sequence, int]]:
@@ -87,16 +87,17 @@ class Admissions:
             sequence.waits_for = None
         if start is None:
             return []
-        self.hashed += len(sequence.tokens) // size - len(sequence.chain)
-        extend(sequence.chain, start, sequence.tokens, len(sequence.tokens) // size, size)
-        if sequence.fresh:
+        self.hashed += len(sequence.tokens) // size - len(sequence.block_hashes)
+        extend(sequence.block_hashes, start, sequence.tokens, len(sequence.tokens) // size, size)
+        if sequence.skips_prefix_cache:
             return []
         most = (len(sequence.tokens) - 1) // size  # at least one position is computed, so that there are logits
-        found = state.kv.prefix.match(sequence.chain, most)
-        leader_next = state.kv.in_flight_prefixes.get(sequence.chain[len(found)]) if len(found) < most else None
+        found = state.kv.prefix.match(sequence.block_hashes, most)
+        leader_next = state.kv.in_flight_prefixes.get(sequence.block_hashes[len(found)]) if len(found) < most else None
         if leader_next is None:
             return found
-        sequence.waits_for = (leader_next, leader_next.life, common_blocks(sequence.chain[:most], leader_next.chain))
+        common = common_blocks(sequence.block_hashes[:most], leader_next.block_hashes)
+        sequence.waits_for = (leader_next, leader_next.life, common)
         return None
 
     def _fits(self, sequence: Sequence, found: list[int], count: int) -> bool:
@@ -107,22 +108,22 @@ class Admissions:
         if need + idle > pool.available:
             return False
         if state.slots.blocks.committed + blocks_at_end(sequence, size) <= pool.capacity:
-            self.outlook = None
+            self.estimate = None
             return True  # whatever each will use, all of it fits
-        if self.outlook is None:
-            self.outlook = state.forecast.outlook(state.slots, pool.held, leaving_blocks(state), size)
+        if self.estimate is None:
+            self.estimate = state.forecast.estimate(state.slots, pool.held, leaving_blocks(state), size)
         tokens = np.array([len(sequence.tokens)])
         orphans = [block for block, alive in zip(found, self._owned(found), strict=True) if not alive] if shared else []
-        newcomer = PeakEstimate(
+        candidate = PeakEstimate(
             tokens,
-            state.forecast.further(tokens, np.array([sequence.request.limit]), len(self.outlook.positions)),
+            state.forecast.further(tokens, np.array([sequence.request.limit]), len(self.estimate.positions)),
             np.array([shared]),
-            pool.lone_among(orphans),  # counted as leaving, but not if the newcomer holds them too
+            pool.lone_among(orphans),  # counted as leaving, but not if the candidate holds them too
         )
-        both = state.forecast.fits(self.outlook, newcomer, pool.capacity, size)
+        both = state.forecast.fits(self.estimate, candidate, pool.capacity, size)
         if both is None:
             return False
-        self.outlook = None if shared else both
+        self.estimate = None if shared else both
         return True
 
     def _enter(self, sequence: Sequence, found: list[int]) -> None:
@@ -177,7 +178,7 @@ def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
     return bisect_left(shorter, True, key=lambda index: chain[index] != other[index])
 
 
-def reasons(state: State) -> dict[str, int]:
+def reasons(state: SchedulerState) -> dict[str, int]:
     """Waiting sequences by what they wait for. None overtakes, so all wait for what the first one lacks, except those
     that wait for a prefix which somebody else is computing.
 

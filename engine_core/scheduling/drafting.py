@@ -16,7 +16,14 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.scheduling.outbox import Note
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch
-from penstock.engine_core.scheduling.state import AwaitedDrafts, Chunk, DraftingWork, Drafts, InFlightStep, State
+from penstock.engine_core.scheduling.state import (
+    AwaitedDrafts,
+    Chunk,
+    DraftingWork,
+    Drafts,
+    InFlightStep,
+    SchedulerState,
+)
 from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.drafter import Draft, Drafter, Prediction, Proposer
 from penstock.engine_core.speculation.jump_forward import Gain, JumpForward
@@ -31,7 +38,7 @@ Flags = npt.NDArray[np.bool_]
 LEAST_CATCH_UP = 2  # positions: what every row lacks whose drafts all came true
 
 
-def equip(state: State, sequence: Sequence) -> None:
+def equip(state: SchedulerState, sequence: Sequence) -> None:
     """Give a new sequence its copy of the request's guide, and a drafter if anything may be proposed for it."""
     request, options = sequence.request, state.options.speculation
     if request.guide is not None:
@@ -42,10 +49,10 @@ def equip(state: State, sequence: Sequence) -> None:
     found = proposers(request, options) if request.message.speculate else ()
     if sequence.guide is not None or found:
         acceptance, gain = Acceptance(state.spec.acceptance), Gain(state.spec.jump_forward.gain)
-        sequence.drafter = Drafter(found, request.ending, acceptance, gain)
+        sequence.drafter = Drafter(found, request.stop_token_ids, acceptance, gain)
     if sequence.guide is not None and sequence.drafter is not None:
         state.spec.jump_forward.meet(min(len(state.requests) + 1, state.slots.count), state.spec.cost)
-        look_ahead(sequence.drafter, sequence.guide, state.spec.jump_forward)
+        update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward)
 
 
 def catch_up(guide: Guide, written: list[int]) -> None:
@@ -66,7 +73,7 @@ def proposers(request: Request, options: SpeculationOptions) -> tuple[Proposer, 
     return tuple(found)
 
 
-def draft_rows(state: State, batch: RunningBatch, budget: int) -> Drafts | None:
+def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int) -> Drafts | None:
     """Drafts for the rows of the batch, at most `budget` tokens in all. No row is drafted past its limit."""
     slots, options = state.slots, state.options.speculation
     rows = slots.drafting[batch.slots].nonzero()[0]
@@ -89,7 +96,7 @@ def draft_rows(state: State, batch: RunningBatch, budget: int) -> Drafts | None:
         max(0, min(budget, options.max_step_drafts)),
     )
     for (_, drafter, _), length in zip(found, lengths, strict=True):
-        drafter.taken(length)
+        drafter.sent(length)
     sent = [(row, draft.tokens[:length]) for (row, _, draft), length in zip(found, lengths, strict=True) if length]
     if not sent:
         return None
@@ -101,21 +108,23 @@ def draft_rows(state: State, batch: RunningBatch, budget: int) -> Drafts | None:
     )
 
 
-def launch_drafts(state: State, batch: RunningBatch, drafts: Drafts | None) -> tuple[Sequence, ...]:
+def start_drafts(state: SchedulerState, batch: RunningBatch, drafts: Drafts | None) -> tuple[Sequence, ...]:
     """The step leaves: each drafter learns what its sequence has in flight. `batch` holds every row that samples; those
-    with a drafter are returned, for `land_drafts`."""
+    with a drafter are returned, for `finish_drafts`."""
     rows = state.slots.drafting[batch.slots].nonzero()[0]
     carried = {} if drafts is None else dict(zip(drafts.rows.tolist(), drafts.ids, strict=True))
     drafting = []
     for row in rows.tolist():
         sequence = batch.sequences[row]
         assert sequence.drafter is not None
-        sequence.drafter.flying.append(carried.get(row, ()))
+        sequence.drafter.in_flight.append(carried.get(row, ()))
         drafting.append(sequence)
     return tuple(drafting)
 
 
-def settle_drafts(state: State, inflight: InFlightStep, drafts: Drafts, counts: Counts, kept: Ints) -> None:
+def roll_back_rejected(
+    state: SchedulerState, inflight: InFlightStep, drafts: Drafts, counts: Counts, kept: Ints
+) -> None:
     """Rejected positions were never taken: correct what the plan had to suppose. # counts: entries that count, [rows]
 
     `kept` are the rows whose sequence is still where the step met it.
@@ -131,7 +140,7 @@ def settle_drafts(state: State, inflight: InFlightStep, drafts: Drafts, counts: 
 
 
 def count_drafts(
-    state: State,
+    state: SchedulerState,
     inflight: InFlightStep,
     drafts: Drafts,
     kept: Flags,
@@ -155,23 +164,25 @@ def count_drafts(
         totals.count_drafts(drafted, accepted)
 
 
-def land_drafts(state: State, inflight: InFlightStep, result: StepResult) -> None:
+def finish_drafts(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:
     """The step's result is being applied: what it had in flight is known now, and how long it took, and how long the
     drafting behind the step before."""
     if not inflight.chunks and result.busy > 0.0:
         rows = len(inflight.batch.slots)
-        state.spec.cost.tell(rows, rows + (0 if inflight.drafts is None else inflight.drafts.total), result.busy)
-    if inflight.made is not None and inflight.made.turns and result.drafting > 0.0:
-        state.spec.device_drafts.cost.tell(inflight.made.rows, inflight.made.turns, result.drafting)
+        state.spec.cost.observe(rows, rows + (0 if inflight.drafts is None else inflight.drafts.total), result.busy)
+    before = inflight.drafting_before
+    if before is not None and before.turns and result.drafting > 0.0:
+        state.spec.device_drafts.cost.observe(before.rows, before.turns, result.drafting)
     for sequence in inflight.drafting:
         assert sequence.drafter is not None
-        sequence.drafter.flying.popleft()
+        sequence.drafter.in_flight.popleft()
 
 
-def with_device_drafts(state: State, batch: RunningBatch, drafts: Drafts | None, budget: int) -> Drafts | None:
+def with_device_drafts(state: SchedulerState, batch: RunningBatch, drafts: Drafts | None, budget: int) -> Drafts | None:
     """The step's drafts, with those that stand behind the tokens of other rows, at most `budget` tokens of them."""
     device_drafts, slots = state.spec.device_drafts, batch.slots
-    counts = np.minimum(device_drafts.standing[slots], (state.slots.limit - state.slots.num_computed_tokens)[slots] - 2)
+    room = (state.slots.limit - state.slots.num_computed_tokens)[slots] - 2
+    counts = np.minimum(device_drafts.available[slots], room)
     if drafts is not None:
         counts[drafts.rows] = 0  # what a grammar forces and what a request predicts is surer
     counts = np.maximum(counts, 0)
@@ -208,7 +219,7 @@ def no_slots() -> Ints:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class RequestedDrafts:
     """What a plan asks to be drafted behind its step."""
 
     columns: bytes = b""  # of `StepPlan.drafting`
@@ -216,47 +227,49 @@ class Asked:
     short: Ints = field(default_factory=no_slots)  # slots, each as often as it needs a new block for its drafts
 
 
-NOTHING_ASKED = Asked()
+NO_DRAFTS_REQUESTED = RequestedDrafts()
 
 
-def ask(state: State, batch: RunningBatch, drafts: Drafts | None, chunks: list[Chunk]) -> Asked:
+def request_drafts(
+    state: SchedulerState, batch: RunningBatch, drafts: Drafts | None, chunks: list[Chunk]
+) -> RequestedDrafts:
     """Close the accounts of the step's own drafts and ask for those of the next one.
 
     `batch` are the rows that sample, those of chunks last; planned positions count this step already.
     """
     device_drafts, slots = state.spec.device_drafts, batch.slots
     room = (state.slots.limit - state.slots.num_computed_tokens)[slots] - 2
-    device_drafts.lacking[slots] += 1
+    device_drafts.unseen[slots] += 1
     if drafts is not None:
         carriers = slots[drafts.rows]
-        whole = drafts.counts == device_drafts.standing[carriers]  # the last draft made was never an input
+        whole = drafts.counts == device_drafts.available[carriers]  # the last draft made was never an input
         seen = drafts.own & (not state.options.speculation.rereads)
-        device_drafts.lacking[carriers] += np.where(seen, whole, drafts.counts)
+        device_drafts.unseen[carriers] += np.where(seen, whole, drafts.counts)
         room[drafts.rows[~drafts.own]] = 0  # their drafts come from elsewhere
-    device_drafts.standing[slots] = 0
+    device_drafts.available[slots] = 0
     options = state.options
     most = min(options.speculation.max_step_drafts, options.max_num_batched_tokens - len(slots))
-    forget_told(state, batch, room)
-    lengths = device_drafts.ask(slots, room, most, state.spec.cost, state.steps.planned, stretch(state))
+    forget_device_drafts(state, batch, room)
+    lengths = device_drafts.choose_lengths(slots, room, most, state.spec.cost, state.steps.planned, stretch(state))
     short = claim_blocks(state, slots, lengths)
     state.spec.drafted = None if chunks else DraftingWork(int(np.count_nonzero(lengths)), int(lengths.max(initial=0)))
-    device_drafts.standing[slots] = lengths
-    told = hear(state, batch, lengths)
-    return Asked(drafting_columns(state, batch, lengths, chunks), told, short)
+    device_drafts.available[slots] = lengths
+    told = await_drafts(state, batch, lengths)
+    return RequestedDrafts(drafting_columns(state, batch, lengths, chunks), told, short)
 
 
-def forget_told(state: State, batch: RunningBatch, room: Ints) -> None:
+def forget_device_drafts(state: SchedulerState, batch: RunningBatch, room: Ints) -> None:
     """What was told of guided rows is used up. One whose grammar forces what comes after the steps in flight, this one
     among them, needs no drafts."""
     for row in guided(state, batch):
         sequence = batch.sequences[row]
         sequence.device_drafts = None
         drafter = sequence.drafter
-        if drafter is not None and len(drafter.forced) > sum([1 + len(drafts) for drafts in drafter.flying]):
+        if drafter is not None and len(drafter.forced) > sum([1 + len(drafts) for drafts in drafter.in_flight]):
             room[row] = 0
 
 
-def hear(state: State, batch: RunningBatch, lengths: Ints) -> tuple[AwaitedDrafts, ...]:
+def await_drafts(state: SchedulerState, batch: RunningBatch, lengths: Ints) -> tuple[AwaitedDrafts, ...]:
     """Drafts of guided rows are told by the step's result: masks behind them depend on what they say."""
     found = []
     for row in guided(state, batch):
@@ -266,12 +279,12 @@ def hear(state: State, batch: RunningBatch, lengths: Ints) -> tuple[AwaitedDraft
     return tuple(found)
 
 
-def guided(state: State, batch: RunningBatch) -> list[int]:
+def guided(state: SchedulerState, batch: RunningBatch) -> list[int]:
     rows: list[int] = state.slots.guided[batch.slots].nonzero()[0].tolist() if state.slots.guides else []
     return rows
 
 
-def claim_blocks(state: State, slots: Ints, lengths: Ints) -> Ints:
+def claim_blocks(state: SchedulerState, slots: Ints, lengths: Ints) -> Ints:
     """Slots, each as often as its drafts need a new block; `lengths` become 0 where the pool has none left."""
     columns, size = state.slots, state.options.block_size
     beyond = (columns.num_computed_tokens + 1)[slots] + lengths - columns.blocks.capacity[slots]
@@ -283,7 +296,7 @@ def claim_blocks(state: State, slots: Ints, lengths: Ints) -> Ints:
     return np.repeat(slots, np.where(denied, 0, needs))
 
 
-def drafting_columns(state: State, batch: RunningBatch, lengths: Ints, chunks: list[Chunk]) -> bytes:
+def drafting_columns(state: SchedulerState, batch: RunningBatch, lengths: Ints, chunks: list[Chunk]) -> bytes:
     """The plan's `drafting`: rows that get drafts, and every chunk, so that the draft model keeps up with prompts."""
     device_drafts, slots = state.spec.device_drafts, batch.slots
     sampled = sum([chunk.sample for chunk in chunks])
@@ -295,15 +308,15 @@ def drafting_columns(state: State, batch: RunningBatch, lengths: Ints, chunks: l
     if len(rows):
         spare = state.options.max_num_batched_tokens - sum([chunk.count for chunk in chunks])
         most = max(LEAST_CATCH_UP, spare // len(rows))
-        lacking = np.minimum(np.minimum(device_drafts.lacking[asked], state.slots.num_tokens[asked] + 1), most)
+        lacking = np.minimum(np.minimum(device_drafts.unseen[asked], state.slots.num_tokens[asked] + 1), most)
         parts.append(np.stack((asked, -lacking, lacking, lengths[rows], told[rows]), axis=1))
-        device_drafts.lacking[asked] = 0
+        device_drafts.unseen[asked] = 0
     row, lines = decoding, []
     for chunk in chunks:
         slot, length, heard = chunk.sequence.slot, 0, False
         if chunk.sample:
             length, heard = int(lengths[row]), bool(told[row])
-            device_drafts.lacking[slot] = 0 if length else 1
+            device_drafts.unseen[slot] = 0 if length else 1
             row += 1
         lines.append((slot, chunk.start, chunk.count + (length > 0), length, heard))
     if lines:
@@ -311,34 +324,36 @@ def drafting_columns(state: State, batch: RunningBatch, lengths: Ints, chunks: l
     return np.concatenate(parts).astype(np.int32).tobytes() if parts else b""
 
 
-def fill_told(inflight: InFlightStep, result: StepResult) -> None:
+def fill_awaited_drafts(inflight: InFlightStep, result: StepResult) -> None:
     """The drafts that a step's result tells, for whoever waits for their ids."""
     ids: list[int] = np.frombuffer(result.drafts, np.int32).tolist()
     place = 0
-    for told in inflight.told:
+    for told in inflight.awaited_drafts:
         told.ids[:] = ids[place : place + len(told.ids)]
         place += told.count
     assert place == len(ids), "the drafts of every row that is told"
 
 
-def tell_device_drafts(state: State, inflight: InFlightStep, drafts: Drafts, kept: Flags, counts: Counts) -> None:
+def record_acceptance(
+    state: SchedulerState, inflight: InFlightStep, drafts: Drafts, kept: Flags, counts: Counts
+) -> None:
     """What became of the step's own drafts, of rows whose sequence is still where the step met it.
     # kept, counts (entries that count): [rows]"""
     mine = drafts.own & kept[drafts.rows]
     if mine.any():
         rows = drafts.rows[mine]
-        state.spec.device_drafts.tell(
+        state.spec.device_drafts.observe(
             inflight.batch.slots[rows], drafts.counts[mine], counts[rows].astype(np.int64) - 1
         )
 
 
-def look_ahead(drafter: Drafter, guide: Guide, jump_forward: JumpForward) -> None:
+def update_jump_forward(drafter: Drafter, guide: Guide, jump_forward: JumpForward) -> None:
     """Tell a drafter what its sequence's grammar expects, if it will look at that."""
-    drafter.forced = guide.forced() if drafter.awake else []
-    drafter.likely = guide.likely(drafter.forced) if drafter.awake and jump_forward.pays(drafter.gain) else []
+    drafter.forced = guide.forced() if drafter.is_due else []
+    drafter.likely = guide.likely(drafter.forced) if drafter.is_due and jump_forward.pays(drafter.gain) else []
 
 
-def stretch(state: State) -> float:
+def stretch(state: SchedulerState) -> float:
     """How many times as long as its time on the last stage, which is measured, a step takes until that stage drafts
     behind the next one: 1 where every stage has a micro-batch to run, as many as there are stages for a single one."""
     return state.options.stages / max(1, sum([size > 0 for size in state.slots.sizes]))

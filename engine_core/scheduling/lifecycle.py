@@ -16,7 +16,7 @@ from penstock.engine_core.scheduling.drafting import equip
 from penstock.engine_core.scheduling.outbox import end_row
 from penstock.engine_core.scheduling.poison_requests import signature
 from penstock.engine_core.scheduling.request import Request, Sequence
-from penstock.engine_core.scheduling.state import State
+from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.engine_core.scheduling.statistics import FINISHED
 from penstock.engine_core.scheduling.tracing import PREEMPTED, YIELDED
 from penstock.protocol.messages import Finish
@@ -27,7 +27,7 @@ AHEAD = 2  # tokens that were in flight at a death: as many more, and the sequen
 KILLER = f"the engine's executor died {SUSPICIOUS + 1} times while it ran this request, the last time with nothing else"
 
 
-def seal(state: State, sequence: Sequence) -> None:
+def cache_blocks(state: SchedulerState, sequence: Sequence) -> None:
     """Name the full blocks whose tokens are known and whose positions are planned."""
     if sequence.request.root is not None:
         full = (
@@ -37,35 +37,35 @@ def seal(state: State, sequence: Sequence) -> None:
             cache_blocks_to(state, sequence, full)
 
 
-def cache_blocks_to(state: State, sequence: Sequence, full: int) -> None:
-    """Name the sequence's blocks up to the first `full`, which are full. Owner of `sequence.sealed`."""
+def cache_blocks_to(state: SchedulerState, sequence: Sequence, full: int) -> None:
+    """Name the sequence's blocks up to the first `full`, which are full. Owner of `sequence.cached`."""
     size = state.options.block_size
     assert sequence.request.root is not None
-    extend(sequence.chain, sequence.request.root, sequence.tokens, full, size)
-    state.kv.prefix.seal(sequence.chain[sequence.cached : full], sequence.blocks[sequence.cached : full])
+    extend(sequence.block_hashes, sequence.request.root, sequence.tokens, full, size)
+    state.kv.prefix.cache(sequence.block_hashes[sequence.cached : full], sequence.blocks[sequence.cached : full])
     sequence.cached = full
     state.slots.blocks.cached[sequence.slot] = full
 
 
-def announce_prefix(state: State, sequence: Sequence) -> None:
+def announce_prefix(state: SchedulerState, sequence: Sequence) -> None:
     """Tell newcomers with the same prefix that the next block of it is being computed: they wait for it."""
-    if sequence.request.root is not None and sequence.cached < len(sequence.chain):
-        state.kv.in_flight_prefixes.setdefault(sequence.chain[sequence.cached], sequence)
+    if sequence.request.root is not None and sequence.cached < len(sequence.block_hashes):
+        state.kv.in_flight_prefixes.setdefault(sequence.block_hashes[sequence.cached], sequence)
 
 
-def retract_prefix(state: State, sequence: Sequence) -> None:
+def retract_prefix(state: SchedulerState, sequence: Sequence) -> None:
     """Take back what `announce` told. Called before `seal` moves on and when the sequence leaves."""
-    if sequence.cached < len(sequence.chain):
-        identity = sequence.chain[sequence.cached]
+    if sequence.cached < len(sequence.block_hashes):
+        identity = sequence.block_hashes[sequence.cached]
         if state.kv.in_flight_prefixes.get(identity) is sequence:
             del state.kv.in_flight_prefixes[identity]
 
 
-def vacate(state: State, sequence: Sequence, *, trusted: bool = True) -> None:
+def vacate(state: SchedulerState, sequence: Sequence, *, trusted: bool = True) -> None:
     """Take a sequence out of its slot; slot and blocks are reusable once its last planned step is applied."""
     retract_prefix(state, sequence)
     if trusted:
-        seal(state, sequence)
+        cache_blocks(state, sequence)
     else:
         state.kv.pool.distrust(sequence.blocks[sequence.borrowed :])
     if sequence in state.prefilling:
@@ -80,14 +80,14 @@ def vacate(state: State, sequence: Sequence, *, trusted: bool = True) -> None:
         state.kv.fence.hold(sequence.last_step, Fenced(blocks, slot))
 
 
-def release(state: State, fenced: Fenced) -> None:
+def release(state: SchedulerState, fenced: Fenced) -> None:
     """Nothing in flight touches these any more."""
     state.kv.pool.release(fenced.blocks)
     state.slots.give(fenced.slot)
     state.refused = None
 
 
-def preempt(state: State, sequence: Sequence, reason: str = PREEMPTED) -> None:
+def preempt(state: SchedulerState, sequence: Sequence, reason: str = PREEMPTED) -> None:
     """Back to the queue, to be recomputed. Tokens in flight are still taken. One that gave its slot up for another
     client waits for its own client's turn."""
     state.traces.leave(sequence, reason, state.stats.durations.now)
@@ -100,7 +100,7 @@ def preempt(state: State, sequence: Sequence, reason: str = PREEMPTED) -> None:
         state.stats.totals.preemptions += 1
 
 
-def end(state: State, sequence: Sequence, finish: Finish) -> None:
+def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
     """The sequence is over, wherever it stands. The terminal row is the caller's."""
     assert not sequence.ended
     request = sequence.request
@@ -120,7 +120,7 @@ def end(state: State, sequence: Sequence, finish: Finish) -> None:
     state.stats.lengths.end(sequence, finish)
     if finish in FINISHED and not request.pools:
         state.forecast.ended(sequence.outputs, request.limit - request.prompt_tokens)
-    state.stop_tokens.remove(request.ending)
+    state.stop_tokens.remove(request.stop_token_ids)
     state.queue.forget(sequence)
     del request.sequences[sequence.index]
     if not request.sequences:
@@ -128,14 +128,14 @@ def end(state: State, sequence: Sequence, finish: Finish) -> None:
         del state.requests[request.message.id]
 
 
-def end_aside(state: State, sequence: Sequence, finish: Finish, error: str | None = None) -> None:
+def end_aside(state: SchedulerState, sequence: Sequence, finish: Finish, error: str | None = None) -> None:
     """End a sequence outside a step's columns: its terminal row stands alone."""
     row = end_row(sequence.request.message.id, sequence.index, finish, error, sequence.drafted)
     state.outboxes[sequence.request.source].put(row)
     end(state, sequence, finish)
 
 
-def cancel(state: State, request: Request, finish: Finish, error: str | None = None) -> None:
+def cancel(state: SchedulerState, request: Request, finish: Finish, error: str | None = None) -> None:
     """End every sequence of a request, those not begun included."""
     outbox = state.outboxes[request.source]
     while request.spawned < request.message.n:
@@ -146,7 +146,7 @@ def cancel(state: State, request: Request, finish: Finish, error: str | None = N
         end_aside(state, sequence, finish, error)
 
 
-def add(state: State, request: Request) -> Sequence:
+def add(state: SchedulerState, request: Request) -> Sequence:
     """Queue the request's next sequence."""
     index = request.spawned
     first = request.sequences.get(0)
@@ -154,7 +154,7 @@ def add(state: State, request: Request) -> Sequence:
     tokens.frombytes(request.message.token_ids)
     if written := request.message.written:
         tokens.frombytes(written[index].token_ids)
-    chain = [] if first is None else first.chain[: request.prompt_tokens // state.options.block_size]
+    chain = [] if first is None else first.block_hashes[: request.prompt_tokens // state.options.block_size]
     rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
     sequence = Sequence(request, index, rank, tokens, chain)
     if sequence.outputs:  # what comes with a first token was told by the scheduler before this one
@@ -163,19 +163,19 @@ def add(state: State, request: Request) -> Sequence:
     equip(state, sequence)
     request.sequences[index] = sequence
     request.spawned += 1
-    state.stop_tokens.add(request.ending)
+    state.stop_tokens.add(request.stop_token_ids)
     state.queue.put(sequence, state.stats.durations.now)
     state.traces.queue(sequence, state.stats.durations.now)
     return sequence
 
 
-def add_others(state: State, request: Request) -> None:
+def add_others(state: SchedulerState, request: Request) -> None:
     """Queue the sequences that waited for sequence 0's prompt: its full blocks are planned and in the prefix index."""
     while request.spawned < request.message.n:
         add(state, request)
 
 
-def resume(state: State, request: Request) -> None:
+def resume(state: SchedulerState, request: Request) -> None:
     """Queue the sequences of a request that goes on, all at once; those that have ended are over."""
     for written in request.message.written:
         if written.ended:
@@ -184,7 +184,7 @@ def resume(state: State, request: Request) -> None:
             add(state, request)
 
 
-def in_flight_sequences(state: State) -> list[Sequence]:
+def in_flight_sequences(state: SchedulerState) -> list[Sequence]:
     """Sequences with work in a step that has not been answered."""
     found: dict[Sequence, None] = {}
     for inflight in state.steps.in_flight:
@@ -193,7 +193,7 @@ def in_flight_sequences(state: State) -> list[Sequence]:
     return [sequence for sequence in found if not sequence.ended]
 
 
-def suspect(state: State, suspects: Iterable[Sequence], now: float) -> None:
+def suspect(state: SchedulerState, suspects: Iterable[Sequence], now: float) -> None:
     """The executor died with these sequences in flight, all of which are back in the queue."""
     for sequence in suspects:
         if sequence.ended:
@@ -204,13 +204,13 @@ def suspect(state: State, suspects: Iterable[Sequence], now: float) -> None:
         state.quarantine.pop(sequence, None)
         if deaths > SUSPICIOUS:
             state.poison_requests.add(signature(sequence.request.message), now)
-            state.stats.totals.condemned += 1
+            state.stats.totals.poisoned += 1
             cancel(state, sequence.request, Finish.ERROR, KILLER)
         elif deaths == SUSPICIOUS:
             state.quarantine[sequence] = None
 
 
-def clear_suspects(state: State) -> None:
+def clear_suspects(state: SchedulerState) -> None:
     """Whoever has got past the place of the deaths is one of many again; it makes room for the next to be tried."""
     for sequence in list(state.quarantine):
         if len(sequence.tokens) > sequence.deaths[1] + AHEAD:

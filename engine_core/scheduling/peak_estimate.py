@@ -36,12 +36,12 @@ class PeakEstimate(msgspec.Struct, frozen=True):
     base: int  # blocks held for nobody's account: never given back
 
 
-def peak_blocks(outlook: PeakEstimate, block_size: int) -> int:
+def peak_blocks(estimate: PeakEstimate, block_size: int) -> int:
     """The largest number of blocks held at any time from the next step on. O(sequences * block_size), vectorised."""
-    if not len(outlook.positions):
-        return outlook.base
-    order = np.argsort(-outlook.further, kind="stable")
-    positions, further, spare = outlook.positions[order], outlook.further[order], outlook.spare[order]
+    if not len(estimate.positions):
+        return estimate.base
+    order = np.argsort(-estimate.further, kind="stable")
+    positions, further, spare = estimate.positions[order], estimate.further[order], estimate.spare[order]
     blocks = -(-positions // block_size)
     slack = blocks * block_size - positions  # in 0 .. block_size-1
     whole, rest = np.divmod(further, block_size)
@@ -50,7 +50,7 @@ def peak_blocks(outlook: PeakEstimate, block_size: int) -> int:
     smaller = counts.cumsum(axis=1).cumsum(axis=0)  # [i, v]: sequences up to i whose slack is below v
     rank = np.arange(len(order))
     held = np.cumsum(blocks - spare) + (rank + 1) * whole + smaller[rank, rest]
-    return outlook.base + int(held.max())
+    return estimate.base + int(held.max())
 
 
 class Forecast:
@@ -88,7 +88,7 @@ class Forecast:
         expected: Ints = np.ceil((limits - tokens) * self.share(running)).astype(np.int64)
         return np.maximum(expected - 1, 0)
 
-    def outlook(self, slots: Slots, held: int, leaving: int, block_size: int) -> PeakEstimate:
+    def estimate(self, slots: Slots, held: int, leaving: int, block_size: int) -> PeakEstimate:
         """The running sequences. `held`: blocks held in all; `leaving`: of those, given back when the fence opens."""
         rows = slots.occupied()
         limits = slots.limit[rows]
@@ -103,14 +103,14 @@ class Forecast:
         return PeakEstimate(positions + ahead, np.maximum(further - ahead, 0), spare, base)
 
     def fits(
-        self, outlook: PeakEstimate, newcomer: PeakEstimate, capacity: int, block_size: int
+        self, estimate: PeakEstimate, candidate: PeakEstimate, capacity: int, block_size: int
     ) -> PeakEstimate | None:
-        """The estimate with the newcomer (one sequence; its base is added), or None if its peak is too high."""
+        """The estimate with the candidate (one sequence; its base is added), or None if its peak is too high."""
         both = PeakEstimate(
-            np.concatenate((outlook.positions, newcomer.positions)),
-            np.concatenate((outlook.further, newcomer.further)),
-            np.concatenate((outlook.spare, newcomer.spare)),
-            outlook.base + newcomer.base,
+            np.concatenate((estimate.positions, candidate.positions)),
+            np.concatenate((estimate.further, candidate.further)),
+            np.concatenate((estimate.spare, candidate.spare)),
+            estimate.base + candidate.base,
         )
         ends = int((-(-(both.positions + both.further) // block_size) - both.spare).sum())
         if both.base + ends <= capacity:  # even if all ended at the same time

@@ -26,18 +26,24 @@ import numpy.typing as npt
 from penstock.engine_core.grammar.masks import MaskRow
 from penstock.engine_core.scheduling.admission import Admissions
 from penstock.engine_core.scheduling.drafting import (
-    NOTHING_ASKED,
-    ask,
+    NO_DRAFTS_REQUESTED,
     draft_rows,
-    launch_drafts,
     no_slots,
+    request_drafts,
+    start_drafts,
     with_device_drafts,
 )
-from penstock.engine_core.scheduling.lifecycle import add_others, announce_prefix, clear_suspects, retract_prefix, seal
+from penstock.engine_core.scheduling.lifecycle import (
+    add_others,
+    announce_prefix,
+    cache_blocks,
+    clear_suspects,
+    retract_prefix,
+)
 from penstock.engine_core.scheduling.preemption import make_way, preempt_for_blocks
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, joined
-from penstock.engine_core.scheduling.state import Chunk, Drafts, GuidedRow, InFlightStep, State
+from penstock.engine_core.scheduling.state import Chunk, Drafts, GuidedRow, InFlightStep, SchedulerState
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.steps import NOBODY, SlotStart, StepPlan, choice_seed
 
@@ -53,22 +59,22 @@ class PlanBuilder:
     chunks: list[Chunk] = field(default_factory=list)
 
 
-def plan(state: State) -> StepPlan | None:
+def plan(state: SchedulerState) -> StepPlan | None:
     """The next step, or None when nothing can run before a result or a request comes."""
     if state.quarantine:
         clear_suspects(state)
     elif state.queue.waiting:
         make_way(state)
     for _ in range(state.slots.microbatches):
-        microbatch, batch = next_turn(state)
-        found = plan_turn(state, microbatch, batch)
+        microbatch, batch = next_microbatch(state)
+        found = plan_microbatch(state, microbatch, batch)
         if found is not None or not len(batch.slots):
             return found
-        end_turn(state, microbatch)  # its rows stand still for blocks of others, whose turn may give some back
+        rotate(state, microbatch)  # its rows stand still for blocks of others, whose turn may give some back
     return None
 
 
-def plan_turn(state: State, microbatch: int, batch: RunningBatch) -> StepPlan | None:
+def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch) -> StepPlan | None:
     """The next step as one that runs these rows of a micro-batch, or None when neither they nor any prompt can run."""
     slots, builder = state.slots, PlanBuilder()
     budget = state.options.max_num_batched_tokens - len(batch.slots)
@@ -90,8 +96,8 @@ def plan_turn(state: State, microbatch: int, batch: RunningBatch) -> StepPlan | 
         budget += drafts.total
         drafts = None  # before anybody waits for a block
         short = crossing(state, batch)
-    tight = state.kv_pressure = len(short) + sum(needs) > state.kv.pool.available
-    if tight:
+    kv_pressure = state.kv_pressure = len(short) + sum(needs) > state.kv.pool.available
+    if kv_pressure:
         batch, claims = preempt_for_blocks(state, batch, short, claims, needs)
         short = crossing(state, batch)
     if len(short):
@@ -99,15 +105,15 @@ def plan_turn(state: State, microbatch: int, batch: RunningBatch) -> StepPlan | 
     for sequence, count in claims:
         extend_chunk(state, builder, sequence, count)
     stuck = not (len(batch.slots) or builder.chunks or state.steps.in_flight)  # no result will come to call us again
-    if state.queue.waiting and (stuck or not tight):
+    if state.queue.waiting and (stuck or not kv_pressure):
         for sequence, count in Admissions(state).admit(budget):
             start_chunk(state, builder, sequence, count)
     if len(batch.slots) or builder.chunks:
-        return close(state, builder, microbatch, batch, drafts)
+        return finish_plan(state, builder, microbatch, batch, drafts)
     return None
 
 
-def draft(state: State, batch: RunningBatch, budget: int) -> Drafts | None:
+def draft(state: SchedulerState, batch: RunningBatch, budget: int) -> Drafts | None:
     """Drafts of the batch's rows, at most `budget` tokens and no more than a step may: those proposed here, then what
     executors have made."""
     drafts = draft_rows(state, batch, budget) if state.slots.drafters else None
@@ -117,26 +123,26 @@ def draft(state: State, batch: RunningBatch, budget: int) -> Drafts | None:
     return with_device_drafts(state, batch, drafts, left)
 
 
-def crossing(state: State, batch: RunningBatch) -> Ints:
+def crossing(state: SchedulerState, batch: RunningBatch) -> Ints:
     """Decoding slots whose next position needs a new block."""
     rows = batch.slots
     return rows[state.slots.num_computed_tokens[rows] >= state.slots.blocks.capacity[rows]]
 
 
-def drafted_crossing(state: State, batch: RunningBatch, drafts: Drafts) -> Ints:
+def drafted_crossing(state: SchedulerState, batch: RunningBatch, drafts: Drafts) -> Ints:
     """Decoding slots, each as often as it needs a new block for its next position and its drafts."""
     slots, rows = state.slots, batch.slots
     beyond = slots.num_computed_tokens[rows] + drafts.sizes(len(rows)) - slots.blocks.capacity[rows]
     return np.repeat(rows, np.maximum(-(-beyond // state.options.block_size), 0))
 
 
-def blocks_needed(state: State, sequence: Sequence, count: int) -> int:
+def blocks_needed(state: SchedulerState, sequence: Sequence, count: int) -> int:
     """New blocks for the next `count` positions of a prefilling sequence."""
     positions = int(state.slots.num_computed_tokens[sequence.slot]) + count
     return max(0, -(-positions // state.options.block_size) - len(sequence.blocks))
 
 
-def grow_rows(state: State, builder: PlanBuilder, rows: Ints) -> None:
+def grow_rows(state: SchedulerState, builder: PlanBuilder, rows: Ints) -> None:
     """A new block for these slots, as often as each is named."""
     slots = state.slots
     taken = state.kv.pool.take(len(rows))
@@ -156,7 +162,7 @@ def paired(slots: Ints | int, blocks: Ints) -> npt.NDArray[np.int32]:
     return pairs
 
 
-def take_blocks(state: State, sequence: Sequence, count: int) -> list[int]:
+def take_blocks(state: SchedulerState, sequence: Sequence, count: int) -> list[int]:
     """What the sequence's next `count` positions need, appended to its table."""
     slots, slot = state.slots, sequence.slot
     taken = state.kv.pool.take(blocks_needed(state, sequence, count))
@@ -167,7 +173,7 @@ def take_blocks(state: State, sequence: Sequence, count: int) -> list[int]:
     return taken
 
 
-def extend_chunk(state: State, builder: PlanBuilder, sequence: Sequence, count: int) -> None:
+def extend_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence, count: int) -> None:
     """A further chunk of a sequence that is in its slot already."""
     taken = take_blocks(state, sequence, count)
     if taken:
@@ -175,11 +181,11 @@ def extend_chunk(state: State, builder: PlanBuilder, sequence: Sequence, count: 
     append_chunk(state, builder, sequence, count)
 
 
-def start_chunk(state: State, builder: PlanBuilder, sequence: Sequence, count: int) -> None:
+def start_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence, count: int) -> None:
     """The first chunk of a sequence that has just entered its slot: everything about it crosses here, once."""
     take_blocks(state, sequence, count)
     sampling = sequence.request.message.sampling
-    if sequence.request.wants_scores and not sequence.wants_scores:
+    if sequence.request.needs_prompt_logprobs and not sequence.needs_prompt_logprobs:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
     builder.starts.append(
         SlotStart(
@@ -198,18 +204,20 @@ def start_chunk(state: State, builder: PlanBuilder, sequence: Sequence, count: i
     append_chunk(state, builder, sequence, count)
 
 
-def append_chunk(state: State, builder: PlanBuilder, sequence: Sequence, count: int) -> None:
+def append_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence, count: int) -> None:
     start = int(state.slots.num_computed_tokens[sequence.slot])
     ends, pools = start + count == len(sequence.tokens), sequence.request.pools
     builder.chunks.append(Chunk(sequence, start, count, sample=ends and not pools, pool=ends and pools))
 
 
-def close(state: State, builder: PlanBuilder, microbatch: int, batch: RunningBatch, drafts: Drafts | None) -> StepPlan:
+def finish_plan(
+    state: SchedulerState, builder: PlanBuilder, microbatch: int, batch: RunningBatch, drafts: Drafts | None
+) -> StepPlan:
     """Number the step, move every planned position forward, remember what the result will answer."""
     slots, rows = state.slots, batch.slots
     state.steps.planned += 1
     step = state.steps.planned
-    turned_on, turned_off = turn(state, microbatch, batch, builder.starts)
+    turned_on, turned_off = switch_decoding(state, microbatch, batch, builder.starts)
     sampled = [chunk.sequence.slot for chunk in builder.chunks if chunk.sample]
     if sampled:
         batch = joined(batch, slots.batch(np.array(sampled)))
@@ -220,11 +228,11 @@ def close(state: State, builder: PlanBuilder, microbatch: int, batch: RunningBat
     spent = rows[slots.num_computed_tokens[rows] + 1 >= slots.limit[rows]]
     if len(spent):
         slots.pause(spent)  # the step's token may be their last: a length stop is known ahead
-    chunks = [close_chunk(state, chunk, step, microbatch) for chunk in builder.chunks]
-    drafting = launch_drafts(state, batch, drafts) if slots.drafters else ()
-    made, asked = state.spec.drafted, NOTHING_ASKED
+    chunks = [finish_chunk(state, chunk, step, microbatch) for chunk in builder.chunks]
+    drafting = start_drafts(state, batch, drafts) if slots.drafters else ()
+    made, asked = state.spec.drafted, NO_DRAFTS_REQUESTED
     if state.spec.device_drafts.most:
-        asked = ask(state, batch, drafts, builder.chunks)
+        asked = request_drafts(state, batch, drafts, builder.chunks)
     if len(asked.short):
         grow_rows(state, builder, asked.short)
     inflight = InFlightStep(
@@ -251,7 +259,7 @@ def close(state: State, builder: PlanBuilder, microbatch: int, batch: RunningBat
     )
 
 
-def draft_columns(state: State, rows: Ints, drafts: Drafts) -> tuple[bytes, bytes]:
+def draft_columns(state: SchedulerState, rows: Ints, drafts: Drafts) -> tuple[bytes, bytes]:
     """Suppose that every draft is accepted; what the plan says of them."""
     drafted = rows[drafts.rows]
     state.slots.num_computed_tokens[drafted] += drafts.counts
@@ -261,11 +269,13 @@ def draft_columns(state: State, rows: Ints, drafts: Drafts) -> tuple[bytes, byte
     return table.tobytes(), ids.tobytes()
 
 
-def turn(state: State, microbatch: int, batch: RunningBatch, starts: list[SlotStart]) -> tuple[bytes, bytes]:
+def switch_decoding(
+    state: SchedulerState, microbatch: int, batch: RunningBatch, starts: list[SlotStart]
+) -> tuple[bytes, bytes]:
     """Slots to add to and to take out of the executors' decode set of a micro-batch, whose turn it is."""
     turned_on = turned_off = b""
     if microbatch != NOBODY:
-        end_turn(state, microbatch)
+        rotate(state, microbatch)
         if batch is not state.microbatches.sent[microbatch]:
             wanted = np.zeros(state.slots.count, bool)
             wanted[batch.slots] = True
@@ -280,14 +290,14 @@ def turn(state: State, microbatch: int, batch: RunningBatch, starts: list[SlotSt
     return turned_on, turned_off
 
 
-def close_chunk(state: State, chunk: Chunk, step: int, microbatch: int) -> tuple[int, int, int, int]:
+def finish_chunk(state: SchedulerState, chunk: Chunk, step: int, microbatch: int) -> tuple[int, int, int, int]:
     """Account for one chunk; its full blocks can be found from the next plan on. Returns its row of the plan."""
     slots, sequence = state.slots, chunk.sequence
     slot = sequence.slot
     retract_prefix(state, sequence)
     slots.num_computed_tokens[slot] += chunk.count
     slots.last[slot] = step
-    seal(state, sequence)
+    cache_blocks(state, sequence)
     if chunk.pool:
         state.prefilling.remove(sequence)  # its slot waits for the result
     elif chunk.sample:
@@ -301,7 +311,7 @@ def close_chunk(state: State, chunk: Chunk, step: int, microbatch: int) -> tuple
     return slot, chunk.start, chunk.count, int(chunk.sample)
 
 
-def next_turn(state: State) -> tuple[int, RunningBatch]:
+def next_microbatch(state: SchedulerState) -> tuple[int, RunningBatch]:
     """The micro-batch that the next step runs and its rows; NOBODY where only prompts should run, or nothing can."""
     slots = state.slots
     if slots.microbatches == 1 and len(state.steps.in_flight) < state.options.ahead:
@@ -311,7 +321,7 @@ def next_turn(state: State) -> tuple[int, RunningBatch]:
     if not free:
         return NOBODY, slots.batch(no_slots())
     chosen = next((number for number in free if slots.sizes[number]), free[0])
-    level(state, chosen)
+    balance(state, chosen)
     batch = slots.decoding(chosen)
     early = early_rows(state, batch.slots)
     if not early.any():
@@ -321,13 +331,13 @@ def next_turn(state: State) -> tuple[int, RunningBatch]:
     return (NOBODY, slots.batch(no_slots())) if state.prefilling else (chosen, batch)
 
 
-def end_turn(state: State, number: int) -> None:
+def rotate(state: SchedulerState, number: int) -> None:
     """A micro-batch has had its turn."""
     state.microbatches.turns.remove(number)
     state.microbatches.turns.append(number)
 
 
-def early_rows(state: State, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def early_rows(state: SchedulerState, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Whether the token that each slot's next position needs will be on its way still when the first stage is free."""
     found: np.ndarray[tuple[int], np.dtype[np.bool_]] = state.slots.last[slots] > max(
         state.steps.applied, state.steps.planned + 1 - state.options.stages
@@ -335,7 +345,7 @@ def early_rows(state: State, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.
     return found
 
 
-def level(state: State, number: int) -> None:
+def balance(state: SchedulerState, number: int) -> None:
     """Move rows of a micro-batch that has more than its share, as sequences elsewhere have ended, to the smallest ones.
     They wait for a later turn, so none becomes too early; those that ran last move first, so none waits twice."""
     slots = state.slots
@@ -347,23 +357,23 @@ def level(state: State, number: int) -> None:
         slots.move(slot, smallest(state))
 
 
-def join(state: State, slot: int, number: int) -> None:
+def join(state: SchedulerState, slot: int, number: int) -> None:
     """A slot begins to decode behind a step that ran micro-batch `number`: it joins that one, or a smaller one."""
     slots = state.slots
     least = smallest(state)
     if number == NOBODY or slots.sizes[number] > slots.sizes[least]:
         number = least
     if not slots.sizes[number]:
-        end_turn(state, number)  # nobody of it has waited longer than this slot will have
+        rotate(state, number)  # nobody of it has waited longer than this slot will have
     slots.move(slot, number)
 
 
-def smallest(state: State) -> int:
+def smallest(state: SchedulerState) -> int:
     """The micro-batch with the fewest rows, the first of them."""
     return state.slots.sizes.index(min(state.slots.sizes))
 
 
-def prompt_budget(state: State, budget: int) -> int:
+def prompt_budget(state: SchedulerState, budget: int) -> int:
     """Positions of prompts that the next step should run, at most `budget`.
 
     What waits is cut into pieces, so that several stages work on it at once, and no smaller than a step is worth.
@@ -383,7 +393,7 @@ class MaskWork:
     rows: tuple[MaskRow, ...]
 
 
-def guided_rows(state: State, batch: RunningBatch, drafts: Drafts | None) -> tuple[tuple[GuidedRow, ...], int]:
+def guided_rows(state: SchedulerState, batch: RunningBatch, drafts: Drafts | None) -> tuple[tuple[GuidedRow, ...], int]:
     """The batch's rows that sample under a mask, and the last planned step that ran any of them."""
     slots = state.slots
     rows = slots.guided[batch.slots].nonzero()[0]
@@ -403,13 +413,13 @@ def guided_rows(state: State, batch: RunningBatch, drafts: Drafts | None) -> tup
     ), behind
 
 
-def mask_work(state: State) -> MaskWork | None:
+def mask_work(state: SchedulerState) -> MaskWork | None:
     """The work for the next step in order whose guides have taken every token before it; None if there is none."""
-    if not state.steps.unmasked or state.steps.unmasked[0].behind > state.steps.followed:
+    if not state.steps.unmasked or state.steps.unmasked[0].depends_on > state.steps.followed:
         return None
     inflight = state.steps.unmasked.popleft()
     ending = (
-        {id(found.sequence) for found in state.steps.judged.values()}
+        {id(found.sequence) for found in state.steps.stopped.values()}
         if state.steps.followed > state.steps.applied
         else ()
     )

@@ -14,13 +14,13 @@ from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, preempt
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch
-from penstock.engine_core.scheduling.state import State
+from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.engine_core.scheduling.tracing import YIELDED
 from penstock.protocol.messages import Finish
 
 
 def preempt_for_blocks(
-    state: State, batch: RunningBatch, short: Ints, chunks: list[tuple[Sequence, int]], needs: list[int]
+    state: SchedulerState, batch: RunningBatch, short: Ints, chunks: list[tuple[Sequence, int]], needs: list[int]
 ) -> tuple[RunningBatch, list[tuple[Sequence, int]]]:
     """Decide who of the claimants gets blocks: `short` slots of `batch` want one each, each of `chunks` its number of
     `needs`.
@@ -68,7 +68,7 @@ def preempt_for_blocks(
     return batch, [(sequence, count) for sequence, count in chunks if sequence.slot >= 0 and sequence not in still]
 
 
-def make_way(state: State) -> None:
+def make_way(state: SchedulerState) -> None:
     """Have starved clients go next, and running sequences give their slots up to them. Called before the rows of a step
     are chosen. What waits behind the fence is given to them first, so nothing more is taken meanwhile."""
     while (sequence := state.queue.starved(state.stats.durations.now)) is not None:
@@ -85,6 +85,6 @@ def make_way(state: State) -> None:
             preempt(state, victim, YIELDED)
 
 
-def leaving_blocks(state: State) -> int:
+def leaving_blocks(state: SchedulerState) -> int:
     """Blocks that come back when the fence opens."""
     return sum(state.kv.pool.lone_among(table) for table in state.kv.fence.tables())

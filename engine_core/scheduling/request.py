@@ -29,7 +29,7 @@ class Sequence:
     index: int
     rank: Rank
     tokens: array[int]  # prompt, then every token taken from a result
-    chain: list[bytes]  # identities of its full blocks, as far as they were needed
+    block_hashes: list[bytes]  # of its full blocks, as far as they were needed
     blocks: list[int] = field(default_factory=list)
     slot: int = -1
     life: int = 0
@@ -51,16 +51,17 @@ class Sequence:
         return len(self.tokens) - self.request.prompt_tokens
 
     @property
-    def wants_scores(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """Whether the logprobs of its prompt are still to be computed; then no position may come from the cache."""
         request = self.request
-        return self.index == 0 and request.wants_scores and self.prompt_logprobs.positions < request.prompt_tokens - 1
+        missing = self.prompt_logprobs.positions < request.prompt_tokens - 1
+        return self.index == 0 and request.needs_prompt_logprobs and missing
 
     @property
-    def fresh(self) -> bool:
+    def skips_prefix_cache(self) -> bool:
         """Whether every position of it must be computed, so that none may come from the cache."""
         pooling = self.request.message.pooling
-        return self.wants_scores or (pooling is not None and pooling.whole)
+        return self.needs_prompt_logprobs or (pooling is not None and pooling.whole)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +74,7 @@ class Request:
     prompt_tokens: int
     limit: int  # most tokens of a sequence, prompt included; one more than the prompt's where it pools
     root: bytes | None  # parent of the identity chain; None: its blocks have no identity
-    ending: frozenset[int]  # token ids that end a sequence
+    stop_token_ids: frozenset[int]  # token ids that end a sequence
     guide: Guide | None = None  # before any output; each sequence has a copy
     since: float = 0.0  # when it came, on the caller's clock
     sequences: dict[int, Sequence] = field(default_factory=dict)  # those alive and begun
@@ -87,19 +88,19 @@ class Request:
         return self.message.pooling is not None
 
     @property
-    def wants_scores(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         return self.message.sampling.prompt_logprobs >= 0
 
 
-def ending_tokens(sampling: Sampling, vocab_size: int) -> frozenset[int]:
+def stop_token_ids(sampling: Sampling, vocab_size: int) -> frozenset[int]:
     """Ids that end a sequence; those outside the vocabulary can never be sampled and are left out."""
     ids = sampling.stop_token_ids if sampling.ignore_eos else sampling.stop_token_ids + sampling.eos_token_ids
     return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 
-def verdict(request: Request, token: int, length: int) -> Finish:
+def finish_reason(request: Request, token: int, length: int) -> Finish:
     """Whether `token` ends a sequence that has `length` tokens with it. An ending token beats the length."""
-    if token in request.ending and length - request.prompt_tokens >= request.message.sampling.min_tokens:
+    if token in request.stop_token_ids and length - request.prompt_tokens >= request.message.sampling.min_tokens:
         return Finish.STOP
     if length >= request.limit:
         return Finish.LENGTH

@@ -160,7 +160,7 @@ class Level:
         self.preempted: list[Sequence] = []  # by rank
 
 
-class Queue:
+class RequestQueue:
     """Owner of the order, and of what each client has running. `fair`: without it all are one client."""
 
     def __init__(self, *, fair: bool = True) -> None:

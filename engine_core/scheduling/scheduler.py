@@ -165,9 +165,9 @@ class Scheduler:
         for request in state.requests.values():
             for sequence in request.sequences.values():
                 if sequence.drafter is not None:
-                    sequence.drafter.flying.clear()
+                    sequence.drafter.in_flight.clear()
         state.steps.followed = state.steps.applied = state.steps.planned
-        state.steps.judged.clear()
+        state.steps.stopped.clear()
         for sequence in [sequence for sequence in state.slots.sequences if sequence is not None]:
             preempt(state, sequence, RESTARTED)
         state.kv.fence.clear()
@@ -254,7 +254,7 @@ class Scheduler:
             yielded=totals.yielded,
             waiting_clients=state.queue.clients,
             stale_results=totals.stale_results,
-            condemned=totals.condemned,
+            poisoned=totals.poisoned,
             drafts=totals.drafts,
             draft_tokens=totals.draft_tokens,
             accepted_tokens=sum(totals.accepted_at),

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine_core.grammar.spacing import Habits
-from penstock.engine_core.kv.block_pool import Fence, Pool
-from penstock.engine_core.kv.prefix_index import Prefix
+from penstock.engine_core.kv.block_pool import BlockPool, Fence
+from penstock.engine_core.kv.prefix_index import PrefixIndex
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.outbox import Outboxes
 from penstock.engine_core.scheduling.peak_estimate import Forecast
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests
 from penstock.engine_core.scheduling.request import Request, Sequence
-from penstock.engine_core.scheduling.request_queue import Queue
+from penstock.engine_core.scheduling.request_queue import RequestQueue
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, Slots, StopTokenCounts
 from penstock.engine_core.scheduling.statistics import Durations, Lengths, Totals
 from penstock.engine_core.scheduling.tracing import RequestTraces
@@ -85,10 +85,10 @@ class InFlightStep:
     drafts: Drafts | None = None
     drafting: tuple[Sequence, ...] = ()  # those of its rows that have a drafter
     guided: tuple[GuidedRow, ...] = ()
-    told: tuple[AwaitedDrafts, ...] = ()
-    made: DraftingWork | None = None  # the drafting behind the step before
+    awaited_drafts: tuple[AwaitedDrafts, ...] = ()
+    drafting_before: DraftingWork | None = None  # the drafting behind the step before
     microbatch: int = 0  # whose decoding rows it runs
-    behind: int = 0  # the last step before this one that ran a guided row: its masks depend on that one's tokens
+    depends_on: int = 0  # the last step before it with a guided row: masks of this one depend on those tokens
     planned: float = 0.0  # when
 
 
@@ -102,7 +102,7 @@ class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Judged:
+class SequenceEnd:
     """A row whose sequence ends: how many of its tokens count, and why it does."""
 
     sequence: Sequence
@@ -116,8 +116,8 @@ class Judged:
 class KVState:
     """The KV blocks: who holds them, what they contain, and which are about to."""
 
-    pool: Pool
-    prefix: Prefix
+    pool: BlockPool
+    prefix: PrefixIndex
     fence: Fence
     owners: npt.NDArray[np.int64]  # [blocks + 1], the life that a held block is accounted to
     in_flight_prefixes: dict[bytes, Sequence] = field(default_factory=dict)  # next block to be cached → its prefill
@@ -141,7 +141,7 @@ class StepState:
 
     in_flight: deque[InFlightStep] = field(default_factory=deque)
     unmasked: deque[InFlightStep] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
-    judged: dict[int, Judged] = field(default_factory=dict)  # rows of the step last followed that end, by their guides
+    stopped: dict[int, SequenceEnd] = field(default_factory=dict)  # guided rows that end with the step last followed
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken
     applied: int = 0  # last applied step
@@ -166,14 +166,14 @@ class StatisticsState:
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class SchedulerState:
     """Owner of nothing by itself: it names the parts that own."""
 
     options: SchedulingOptions
     epoch: int
     kv: KVState
     slots: Slots
-    queue: Queue
+    queue: RequestQueue
     forecast: Forecast
     stop_tokens: StopTokenCounts
     spec: SpeculationState
@@ -191,15 +191,15 @@ class State:
     kv_pressure: bool = False  # the last plan lacked blocks for what runs
 
 
-def new_state(options: SchedulingOptions) -> State:
+def new_state(options: SchedulingOptions) -> SchedulerState:
     """Nothing waits, nothing runs, every block is free."""
-    prefix = Prefix(options.blocks)
-    return State(
+    prefix = PrefixIndex(options.blocks)
+    return SchedulerState(
         options=options,
         epoch=options.epoch,
-        kv=KVState(Pool(options.blocks, prefix), prefix, Fence(), np.zeros(options.blocks + 1, np.int64)),
+        kv=KVState(BlockPool(options.blocks, prefix), prefix, Fence(), np.zeros(options.blocks + 1, np.int64)),
         slots=Slots(options.max_num_seqs, options.stages),
-        queue=Queue(fair=options.fairness),
+        queue=RequestQueue(fair=options.fairness),
         forecast=Forecast(options.expected_share),
         stop_tokens=StopTokenCounts(options.vocab_size),
         spec=SpeculationState(DeviceDrafts(options.max_num_seqs, options.speculation.own_drafts)),

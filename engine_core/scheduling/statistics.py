@@ -60,7 +60,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     yielded: int  # sequences whose slot went to a client that had none; these are no preemptions
     waiting_clients: int  # that have anything in the queue
     stale_results: int  # of another epoch
-    condemned: int  # sequences that ended because executors died of them
+    poisoned: int  # sequences that ended because executors died of them
     drafts: int  # rows that carried any
     draft_tokens: int
     accepted_tokens: int  # of those, the ones that stand in an output
@@ -92,7 +92,7 @@ class Totals:
     preemptions: int = 0
     yielded: int = 0
     stale_results: int = 0
-    condemned: int = 0
+    poisoned: int = 0
     drafts: int = 0
     draft_tokens: int = 0
     accepted_at: list[int] = field(default_factory=list)

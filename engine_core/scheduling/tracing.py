@@ -15,7 +15,7 @@ from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import NEVER, Ints, Slots
 from penstock.protocol.messages import Finish, TraceContext
 
-MOST_CHOICES = 16  # of one request that are traced one by one
+MOST_SEQUENCES = 16  # of one request that are traced one by one
 PREEMPTED = "preempted"
 YIELDED = "yielded"  # its slot went to a client that had none
 RESTARTED = "restarted"  # the executors were lost
@@ -100,7 +100,7 @@ class RequestTraces:
 
     def queue(self, choice: Sequence, now: float) -> None:
         """The choice is put into the queue."""
-        if choice.request.traced and choice.index < MOST_CHOICES:
+        if choice.request.traced and choice.index < MOST_SEQUENCES:
             self._open[choice] = OpenStay(now, choice.outputs, choice.drafted or (0, 0))
 
     def enter(self, choice: Sequence, now: float, reused: int) -> None:

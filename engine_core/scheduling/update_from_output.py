@@ -11,30 +11,30 @@ import numpy.typing as npt
 
 from penstock.engine_core.scheduling.drafting import (
     count_drafts,
-    fill_told,
-    land_drafts,
-    look_ahead,
-    settle_drafts,
-    tell_device_drafts,
+    fill_awaited_drafts,
+    finish_drafts,
+    record_acceptance,
+    roll_back_rejected,
+    update_jump_forward,
 )
 from penstock.engine_core.scheduling.lifecycle import cache_blocks_to, end, release
 from penstock.engine_core.scheduling.outbox import Note, Rows, joined
-from penstock.engine_core.scheduling.request import Request, Sequence, verdict
+from penstock.engine_core.scheduling.request import Request, Sequence, finish_reason
 from penstock.engine_core.scheduling.running_batch import RunningBatch
-from penstock.engine_core.scheduling.state import Chunk, InFlightStep, Judged, State
+from penstock.engine_core.scheduling.state import Chunk, InFlightStep, SchedulerState, SequenceEnd
 from penstock.engine_core.scheduling.tracing import PrefillChunk
 from penstock.protocol.errors import EngineFailure, GrammarFailure
 from penstock.protocol.messages import Finish, Logprobs
 from penstock.protocol.steps import REJECTED, StepResult
 
-SEALS = 64  # decoded blocks named in one apply; the others follow in the next ones or when the sequence leaves
+MOST_CACHED = 64  # decoded blocks named in one apply; the others follow in the next ones or when the sequence leaves
 NOT_FINITE = "the model produced non-finite logits for this request"
 BROKEN_OFF = "the output ended inside its structure"
 NON_FINITE = -1  # the token of a row whose logits were not finite
 Ended = tuple[Sequence, Finish, Note]
 
 
-def apply(state: State, result: StepResult) -> None:
+def apply(state: SchedulerState, result: StepResult) -> None:
     """Take the result of the oldest step in flight. A result of another epoch is discarded."""
     if result.epoch != state.epoch:
         state.stats.totals.stale_results += 1
@@ -45,9 +45,9 @@ def apply(state: State, result: StepResult) -> None:
     assert inflight.step == result.step, "results come in the order of the plans"
     state.steps.applied = inflight.step
     if result.prompt_logprobs:
-        keep_scores(inflight, result)
+        collect_prompt_logprobs(inflight, result)
     if inflight.drafting or state.spec.device_drafts.most:
-        land_drafts(state, inflight, result)
+        finish_drafts(state, inflight, result)
     if state.traces.running:
         now = state.stats.durations.now
         for chunk in inflight.chunks:
@@ -60,7 +60,7 @@ def apply(state: State, result: StepResult) -> None:
         release(state, fenced)
 
 
-def take(state: State, inflight: InFlightStep, result: StepResult) -> None:
+def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:
     """Append each row's tokens to its sequence, end those that are over, hand the rows to the outboxes."""
     slots, batch = state.slots, inflight.batch
     tokens, counts = append_tokens(inflight, np.frombuffer(result.token_ids, np.int32))
@@ -68,8 +68,8 @@ def take(state: State, inflight: InFlightStep, result: StepResult) -> None:
     settled = batch.slots[kept]
     slots.num_tokens[settled] += 1 if inflight.drafts is None else counts[kept]
     if inflight.drafts is not None:
-        settle_drafts(state, inflight, inflight.drafts, counts, kept.nonzero()[0])
-        tell_device_drafts(state, inflight, inflight.drafts, kept, counts)
+        roll_back_rejected(state, inflight, inflight.drafts, counts, kept.nonzero()[0])
+        record_acceptance(state, inflight, inflight.drafts, kept, counts)
     if state.traces.running:
         state.traces.mark(settled, slots, state.stats.durations.now)
     suspects = state.stop_tokens.among(tokens)  # rows that must be looked at: a token of theirs may end one
@@ -84,21 +84,21 @@ def take(state: State, inflight: InFlightStep, result: StepResult) -> None:
     if inflight.guided:
         suspects[[guided.row for guided in inflight.guided]] = False
     rows = (suspects & kept).nonzero()[0].tolist()
-    judged = judge_rows(inflight, rows, tokens, counts) if rows else {}
-    if state.steps.judged:
-        judged = dict(sorted((judged | state.steps.judged).items()))
+    ended_rows = check_stop_rows(inflight, rows, tokens, counts) if rows else {}
+    if state.steps.stopped:
+        ended_rows = dict(sorted((ended_rows | state.steps.stopped).items()))
     surplus, taken = len(tokens), counts
-    if judged:
-        take_back(state, judged, counts)
-        tokens, counts = shortened(tokens, taken, judged)
-    notes = first_notes(state, inflight, kept) if inflight.chunks else {}
+    if ended_rows:
+        take_back(state, ended_rows, counts)
+        tokens, counts = shortened(tokens, taken, ended_rows)
+    notes = first_token_notes(state, inflight, kept) if inflight.chunks else {}
     if inflight.drafts is not None:
         count_drafts(state, inflight, inflight.drafts, kept, taken, counts, notes)
-    seal_rows(state, settled)
+    cache_full_blocks(state, settled)
     if result.logprobs:
-        score_rows(inflight, result, counts, notes)
+        attach_logprobs(inflight, result, counts, notes)
     finish = np.zeros(len(counts), np.uint8)
-    for row, found in judged.items():
+    for row, found in ended_rows.items():
         finish[row] = found.finish
         note_end(notes, row, found)
         end(state, found.sequence, found.finish)
@@ -135,9 +135,9 @@ def append_tokens(
     return tokens, counts
 
 
-def take_back(state: State, judged: dict[int, Judged], counts: npt.NDArray[np.int32]) -> None:
+def take_back(state: SchedulerState, ended_rows: dict[int, SequenceEnd], counts: npt.NDArray[np.int32]) -> None:
     """Tokens behind a sequence's end do not count."""
-    for row, found in judged.items():
+    for row, found in ended_rows.items():
         surplus = int(counts[row]) - found.tokens
         if surplus:
             sequence = found.sequence
@@ -147,11 +147,11 @@ def take_back(state: State, judged: dict[int, Judged], counts: npt.NDArray[np.in
 
 
 def shortened(
-    tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], judged: dict[int, Judged]
+    tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32], ended_rows: dict[int, SequenceEnd]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Without the tokens that do not count. # [tokens], [rows]"""
     left = counts
-    for row, found in judged.items():
+    for row, found in ended_rows.items():
         if found.tokens < left[row]:
             if left is counts:
                 left = counts.copy()
@@ -162,7 +162,7 @@ def shortened(
     return tokens[places < np.repeat(left, counts)], left
 
 
-def score_rows(
+def attach_logprobs(
     inflight: InFlightStep, result: StepResult, counts: npt.NDArray[np.int32], notes: dict[int, Note]
 ) -> None:
     """Put the logprobs of the tokens that count into the notes of their rows."""
@@ -179,7 +179,7 @@ def score_rows(
         notes.setdefault(row, Note()).logprobs = joined(parts)
 
 
-def note_end(notes: dict[int, Note], row: int, found: Judged) -> None:
+def note_end(notes: dict[int, Note], row: int, found: SequenceEnd) -> None:
     """What is told with a sequence's last row."""
     note = notes.setdefault(row, Note()) if found.tokens else Note()
     notes[row] = note
@@ -188,18 +188,18 @@ def note_end(notes: dict[int, Note], row: int, found: Judged) -> None:
     note.error = found.error
 
 
-def seal_rows(state: State, settled: npt.NDArray[np.int64]) -> None:
+def cache_full_blocks(state: SchedulerState, settled: npt.NDArray[np.int64]) -> None:
     """Name blocks that decoding has filled, a bounded number per step: rows that began together fill them together."""
     slots = state.slots
     full = np.minimum(slots.num_computed_tokens[settled], slots.num_tokens[settled]) // state.options.block_size
-    rows = (full > slots.blocks.cached[settled]).nonzero()[0][:SEALS]
+    rows = (full > slots.blocks.cached[settled]).nonzero()[0][:MOST_CACHED]
     for slot, blocks in zip(settled[rows].tolist(), full[rows].tolist(), strict=True):
         sequence = slots.sequences[slot]
         assert sequence is not None
         cache_blocks_to(state, sequence, blocks)
 
 
-def first_notes(state: State, inflight: InFlightStep, kept: npt.NDArray[np.bool_]) -> dict[int, Note]:
+def first_token_notes(state: SchedulerState, inflight: InFlightStep, kept: npt.NDArray[np.bool_]) -> dict[int, Note]:
     """Notes of the rows that end a chunk: what is told with a sequence's first token."""
     notes: dict[int, Note] = {}
     row = len(inflight.batch.sequences) - sum([chunk.sample for chunk in inflight.chunks])
@@ -214,9 +214,9 @@ def first_notes(state: State, inflight: InFlightStep, kept: npt.NDArray[np.bool_
                 notes.setdefault(row, Note()).cached_tokens = request.cached
             if (
                 sequence.index == 0
-                and request.wants_scores
+                and request.needs_prompt_logprobs
                 and not sequence.prompt_logprobs.delivered
-                and not sequence.wants_scores
+                and not sequence.needs_prompt_logprobs
             ):
                 sequence.prompt_logprobs.delivered = True
                 scores = joined(sequence.prompt_logprobs.parts) or Logprobs(
@@ -228,14 +228,14 @@ def first_notes(state: State, inflight: InFlightStep, kept: npt.NDArray[np.bool_
     return notes
 
 
-def keep_scores(inflight: InFlightStep, result: StepResult) -> None:
+def collect_prompt_logprobs(inflight: InFlightStep, result: StepResult) -> None:
     """Collect prompt logprobs. Chunks of a recomputed prompt may overlap what has come: each position counts once."""
     for part in result.prompt_logprobs:
         chunk: Chunk = inflight.chunks[part.row]
         sequence, scores = chunk.sequence, part.logprobs
         skip = sequence.prompt_logprobs.positions - chunk.start
         fresh = len(scores.ranks) // 4 - skip
-        if sequence.ended or not sequence.wants_scores or fresh <= 0 or skip < 0:
+        if sequence.ended or not sequence.needs_prompt_logprobs or fresh <= 0 or skip < 0:
             continue
         wide = skip * scores.width * 4
         sequence.prompt_logprobs.parts.append(
@@ -249,7 +249,7 @@ def keep_scores(inflight: InFlightStep, result: StepResult) -> None:
         sequence.prompt_logprobs.positions += fresh
 
 
-def deliver(state: State, batch: RunningBatch, kept: npt.NDArray[np.bool_], rows: Rows) -> None:
+def deliver(state: SchedulerState, batch: RunningBatch, kept: npt.NDArray[np.bool_], rows: Rows) -> None:
     """Split the rows by source. Rows of sequences that had ended are thrown away."""
     if batch.source >= 0:
         if bool(kept.all()):
@@ -275,15 +275,15 @@ def select(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
     )
 
 
-def follow(state: State, result: StepResult) -> None:
+def follow(state: SchedulerState, result: StepResult) -> None:
     """Have the guides of the oldest step in flight take its tokens, and note whom that ends for `apply`."""
     if result.epoch != state.epoch:
         return
     inflight = state.steps.in_flight[0]
     assert inflight.step == result.step, "results come in the order of the plans"
-    state.steps.followed, state.steps.judged = inflight.step, {}
-    if inflight.told:
-        fill_told(inflight, result)
+    state.steps.followed, state.steps.stopped = inflight.step, {}
+    if inflight.awaited_drafts:
+        fill_awaited_drafts(inflight, result)
     if not inflight.guided:
         return
     state.spec.jump_forward.meet(len(inflight.batch.slots), state.spec.cost)
@@ -295,57 +295,57 @@ def follow(state: State, result: StepResult) -> None:
         tokens = entries[entry : entry + len(guided.drafts) + 1]
         if guided.drafts:
             tokens = [token for token in tokens if token != REJECTED]
-        found = judge(sequence, len(sequence.tokens), tokens)
+        found = check_stop(sequence, len(sequence.tokens), tokens)
         if found is not None:
-            state.steps.judged[guided.row] = found
+            state.steps.stopped[guided.row] = found
         elif sequence.drafter is not None and sequence.guide is not None:
-            look_ahead(sequence.drafter, sequence.guide, state.spec.jump_forward)
+            update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward)
 
 
-def judge_rows(
+def check_stop_rows(
     inflight: InFlightStep, rows: list[int], tokens: npt.NDArray[np.int32], counts: npt.NDArray[np.int32]
-) -> dict[int, Judged]:
+) -> dict[int, SequenceEnd]:
     """Which of these rows' sequences end with the tokens that were appended to them, and how.
 
     tokens: of all rows. counts: how many of them are each row's. # [tokens], [rows]
     """
-    judged: dict[int, Judged] = {}
+    ended_rows: dict[int, SequenceEnd] = {}
     values: list[int] = tokens.tolist()
     ends: list[int] = np.cumsum(counts).tolist()
     sizes: list[int] = counts.tolist()
     for row in rows:
         sequence, size = inflight.batch.sequences[row], sizes[row]
-        found = judge(sequence, len(sequence.tokens) - size, values[ends[row] - size : ends[row]])
+        found = check_stop(sequence, len(sequence.tokens) - size, values[ends[row] - size : ends[row]])
         if found is not None:
-            judged[row] = found
-    return judged
+            ended_rows[row] = found
+    return ended_rows
 
 
-def judge(sequence: Sequence, before: int, tokens: list[int]) -> Judged | None:
+def check_stop(sequence: Sequence, before: int, tokens: list[int]) -> SequenceEnd | None:
     """Whether the sequence, of so many tokens before, ends with one of these, and how; None if it goes on. Its guide
     takes them as long as it does. Token by token, so that how many came at once makes no difference."""
     request, guide = sequence.request, sequence.guide
     for count, token in enumerate(tokens, 1):
         if token == NON_FINITE:
-            return Judged(sequence, count - 1, Finish.ERROR, error=NOT_FINITE)
+            return SequenceEnd(sequence, count - 1, Finish.ERROR, error=NOT_FINITE)
         if guide is not None and guide.failed:  # whatever was said under its last mask
-            return Judged(sequence, count - 1, Finish.GRAMMAR, error=guide.failure)
-        finish = verdict(request, token, before + count)
+            return SequenceEnd(sequence, count - 1, Finish.GRAMMAR, error=guide.failure)
+        finish = finish_reason(request, token, before + count)
         if finish != Finish.NONE:
             named = finish == Finish.STOP and token in request.message.sampling.stop_token_ids
             if guide is not None and finish == Finish.STOP and not (named or guide.may_end()):
-                return Judged(sequence, count - 1, Finish.GRAMMAR, error=BROKEN_OFF)
-            return Judged(sequence, count, finish, token if named else None)
+                return SequenceEnd(sequence, count - 1, Finish.GRAMMAR, error=BROKEN_OFF)
+            return SequenceEnd(sequence, count, finish, token if named else None)
         if guide is None:
             continue
         try:
             guide.advance([token])
         except GrammarFailure as error:  # guard: design 7, one request's automaton
-            return Judged(sequence, count - 1, Finish.GRAMMAR, error=error.message)
+            return SequenceEnd(sequence, count - 1, Finish.GRAMMAR, error=error.message)
         except EngineFailure as error:  # guard: the same
-            return Judged(sequence, count - 1, Finish.ERROR, error=error.message)
+            return SequenceEnd(sequence, count - 1, Finish.ERROR, error=error.message)
         if guide.ended or (guide.finished and not can_end(request, before + count)):
-            return Judged(sequence, count, Finish.STOP)
+            return SequenceEnd(sequence, count, Finish.STOP)
     return None
 
 
@@ -354,10 +354,10 @@ def can_end(request: Request, length: int) -> bool:
     requests that ends nothing, and min_tokens may keep it away."""
     sampling = request.message.sampling
     early = length - request.prompt_tokens < sampling.min_tokens
-    return not early and not request.ending.isdisjoint(sampling.eos_token_ids)
+    return not early and not request.stop_token_ids.isdisjoint(sampling.eos_token_ids)
 
 
-def take_vectors(state: State, inflight: InFlightStep, result: StepResult) -> None:
+def take_vectors(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:
     """End the sequences whose vectors have come and hand the rows to their sources. A sequence preempted since then has
     its vector all the same; one that is not finite fails alone."""
     ended: dict[int, list[Ended]] = {}  # by source

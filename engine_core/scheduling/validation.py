@@ -15,8 +15,8 @@ from penstock.engine_core.kv.prefix_index import root
 from penstock.engine_core.scheduling.lifecycle import add, end, resume
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.poison_requests import signature
-from penstock.engine_core.scheduling.request import Request, ending_tokens
-from penstock.engine_core.scheduling.state import State
+from penstock.engine_core.scheduling.request import Request, stop_token_ids
+from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError
 from penstock.protocol.messages import Finish, Rejected, SubmitTokens
 
@@ -108,7 +108,7 @@ def validate_pooling(message: SubmitTokens, options: SchedulingOptions) -> None:
         raise InvalidRequest(f"logits are wanted of token ids outside 0..{options.vocab_size - 1}")
 
 
-def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None, now: float) -> None:
+def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Guide | None, now: float) -> None:
     """Queue the request, or put a `Rejected` for it into its source's outbox. Never raises for what a message holds."""
     options = state.options
     try:
@@ -141,7 +141,7 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         prompt_tokens=len(message.token_ids) // 4,
         limit=longest(message, options),
         root=start,
-        ending=ending_tokens(message.sampling, options.vocab_size),
+        stop_token_ids=stop_token_ids(message.sampling, options.vocab_size),
         guide=guide,
         since=now,
         traced=options.traced and message.trace.sampled,
@@ -154,7 +154,7 @@ def submit(state: State, message: SubmitTokens, source: int, guide: Guide | None
         add(state, request)
 
 
-def check_room(state: State, message: SubmitTokens) -> None:
+def check_room(state: SchedulerState, message: SubmitTokens) -> None:
     """Raise Overloaded if the prompts that wait leave no room for this one.
 
     An empty queue takes any, and one that goes on after a crash is not new to the server.
@@ -165,7 +165,7 @@ def check_room(state: State, message: SubmitTokens) -> None:
         raise Overloaded(told, retry_after=retry_after(state))
 
 
-def expire(state: State, now: float) -> None:
+def expire(state: SchedulerState, now: float) -> None:
     """Turn away who has waited for its first slot for longer than anybody should."""
     most = state.options.max_queue_time
     if not most:
@@ -183,7 +183,7 @@ def had_slot(request: Request) -> bool:
     return any(sequence.last_step or sequence.slot >= 0 for sequence in request.sequences.values())
 
 
-def refuse(state: State, request: Request, seconds: float) -> None:
+def refuse(state: SchedulerState, request: Request, seconds: float) -> None:
     """End a request of which nothing has run; its client is told after how many seconds it was given up."""
     told = f"the request has waited for {seconds:g} s without a free slot (--max-queue-time)"
     error = Overloaded(told, retry_after=retry_after(state))
@@ -199,7 +199,7 @@ def refuse(state: State, request: Request, seconds: float) -> None:
     )  # fmt: skip
 
 
-def retry_after(state: State) -> float:
+def retry_after(state: SchedulerState) -> float:
     """Seconds in which half of what waits has probably drained, at the rate of late."""
     rate = state.stats.totals.drain_rate
     return len(state.queue) / 2 / rate if rate > 0 else UNKNOWN

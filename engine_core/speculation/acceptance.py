@@ -28,7 +28,7 @@ class Odds:
     def chance(self) -> float:
         return (self._hits + WEIGHT * self._prior) / (self._trials + WEIGHT)
 
-    def tell(self, hit: bool) -> None:
+    def observe(self, hit: bool) -> None:
         self._hits = self._hits * self._keep + hit
         self._trials = self._trials * self._keep + 1.0
 
@@ -57,19 +57,19 @@ class Acceptance:
             self.likely = Odds(of_all.likely.chance)
             self.forced = of_all.forced  # a matter of the model and its tokens, not of the text
 
-    def tell(self, hit: bool, *, on_track: bool) -> None:
+    def observe(self, hit: bool, *, on_track: bool) -> None:
         """A token came where one was guessed."""
-        (self.next if on_track else self.first).tell(hit)
+        (self.next if on_track else self.first).observe(hit)
         if self._all is not None:
-            self._all.tell(hit, on_track=on_track)
+            self._all.observe(hit, on_track=on_track)
 
-    def tell_forced(self, hit: bool) -> None:
-        self.forced.tell(hit)
+    def observe_forced(self, hit: bool) -> None:
+        self.forced.observe(hit)
 
-    def tell_likely(self, hit: bool) -> None:
-        self.likely.tell(hit)
+    def observe_likely(self, hit: bool) -> None:
+        self.likely.observe(hit)
         if self._all is not None:
-            self._all.tell_likely(hit)
+            self._all.observe_likely(hit)
 
     def likelier(self, *, on_track: bool) -> bool:
         """Whether a likely token comes true more often than one that is guessed now."""

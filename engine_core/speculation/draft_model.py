@@ -44,8 +44,8 @@ class DeviceDrafts:
 
     def __init__(self, slots: int, most: int) -> None:
         self.most = most
-        self.standing = np.zeros(slots, np.int64)  # drafts behind the slot's tokens once its planned steps have run
-        self.lacking = np.zeros(slots, np.int64)  # positions that the draft model has not seen then, at most
+        self.available = np.zeros(slots, np.int64)  # drafts behind the slot's tokens once its planned steps have run
+        self.unseen = np.zeros(slots, np.int64)  # positions that the draft model has not seen then, at most
         self._wanted = np.zeros(slots, np.bool_)  # the slot's choice may have drafts
         self._learned = np.zeros(slots, np.int64)  # step after which there was something to learn of the slot
         self._prior = np.full((2, slots), 0.5)
@@ -60,13 +60,15 @@ class DeviceDrafts:
 
     def enter(self, slot: int, *, wanted: bool) -> None:
         """Another choice has the slot. What its cached blocks hold the draft model is taken to have seen."""
-        self.standing[slot] = self.lacking[slot] = 0
+        self.available[slot] = self.unseen[slot] = 0
         self._wanted[slot] = wanted and self.most > 0
         self._learned[slot] = 0
         self._prior[:, slot] = self._of_all()
         self._hits[:, slot] = self._trials[:, slot] = 0.0
 
-    def ask(self, slots: Ints, room: Ints, most: int, cost: StepCost, step: int, stretch: float = 1.0) -> Ints:
+    def choose_lengths(
+        self, slots: Ints, room: Ints, most: int, cost: StepCost, step: int, stretch: float = 1.0
+    ) -> Ints:
         """How many drafts to make for each of the slots that sample in this step, at most `room` and `most` in all, for
         the next step to verify. # [rows]
 
@@ -135,7 +137,7 @@ class DeviceDrafts:
         self._learned[slots[tried]] = step
         lengths[tried] += 1
 
-    def tell(self, slots: Ints, drafted: Ints, accepted: Ints) -> None:
+    def observe(self, slots: Ints, drafted: Ints, accepted: Ints) -> None:
         """What became of drafts that were verified. # [rows] each"""
         hits = np.stack((accepted > 0, np.maximum(accepted - 1, 0))).astype(np.float64)
         trials = np.stack((np.ones(len(slots)), np.minimum(accepted, drafted - 1)))

@@ -38,7 +38,7 @@ class Drafter:
     ) -> None:
         self.forced: list[int] = []  # what must follow the known tokens
         self.likely: list[int] = []  # what mostly follows those
-        self.flying: deque[Sequence[int]] = deque()  # drafts of each step in flight that samples for the choice
+        self.in_flight: deque[Sequence[int]] = deque()  # drafts of each step in flight that samples for the choice
         self.gain = gain  # of likely runs
         self._brought = 0  # tokens, by the likely run that the output is in
         self._proposers = proposers
@@ -51,7 +51,7 @@ class Drafter:
         self._rest = self._pause = 0
 
     @property
-    def awake(self) -> bool:
+    def is_due(self) -> bool:
         """Whether the next `draft` will look at what is expected; if not, nobody need say what is forced."""
         return self._pause == 0
 
@@ -63,12 +63,12 @@ class Drafter:
         if not (self.forced or self.likely or self._proposers):
             return None  # what came is compared with the last expectation at the next look
         self._learn(tokens)
-        flying = sum([len(drafts) + 1 for drafts in self.flying])
+        flying = sum([len(drafts) + 1 for drafts in self.in_flight])
         path = self._predict(tokens, max(0, flying - len(self.forced)) + free if free else 0)
         if not path:
             return None
         forced, likely, place = self._path_forced, self._path_likely, 0
-        for drafts in self.flying:
+        for drafts in self.in_flight:
             place += (agreement(drafts, path, place) if drafts else 0) + 1
         end = min(max(place, forced + likely) + free, place + most, len(path))
         if end <= place:
@@ -76,7 +76,7 @@ class Drafter:
         chances = self._acceptance.chances(forced, likely, place, end, on_track=self._on_track)
         return Draft(path[place:end], chances)
 
-    def taken(self, count: int) -> None:
+    def sent(self, count: int) -> None:
         """So many tokens of the last draft are sent. While none are worth it, it is looked at less and less often."""
         self._rest = 0 if count else min(2 * self._rest + 1, LONGEST_REST)
         self._pause = self._rest
@@ -92,15 +92,15 @@ class Drafter:
                 return
             hit = token == self._path[place]
             if place < self._path_forced:
-                self._acceptance.tell_forced(hit)
+                self._acceptance.observe_forced(hit)
             elif place < likely_end:
-                self._acceptance.tell_likely(hit)
+                self._acceptance.observe_likely(hit)
                 self._brought += hit
                 if not hit or place == likely_end - 1:
-                    self.gain.tell(self._brought)
+                    self.gain.observe(self._brought)
                     self._brought = 0
             else:
-                self._acceptance.tell(hit, on_track=self._on_track)
+                self._acceptance.observe(hit, on_track=self._on_track)
                 self._on_track = hit
             if not hit:
                 return

@@ -39,13 +39,13 @@ class Gain:
         self._tokens = self._trials = 0.0
         self.mean: float = HOPED if of_all is None else of_all.mean
 
-    def tell(self, tokens: int) -> None:
+    def observe(self, tokens: int) -> None:
         """A run is over that brought so many."""
         self._tokens = self._tokens * self._keep + tokens
         self._trials = self._trials * self._keep + 1.0
         prior = HOPED
         if self._all is not None:
-            self._all.tell(tokens)
+            self._all.observe(tokens)
             prior = self._all.mean
         self.mean = (self._tokens + WEIGHT * prior) / (self._trials + WEIGHT)
 

@@ -53,7 +53,7 @@ class StepCost:
         self._classes: dict[int, dict[int, Samples]] = {}  # by class of rows, by class of further positions
         self._steps = 0
 
-    def tell(self, rows: int, positions: int, seconds: float) -> None:
+    def observe(self, rows: int, positions: int, seconds: float) -> None:
         """A step without chunks took so long: `positions` are its rows and their drafts."""
         if not self._measured:
             return
@@ -108,7 +108,7 @@ class Recent:
         self.median = 0.0
         self.at = 0  # the last drafting
 
-    def tell(self, seconds: float, at: int) -> None:
+    def observe(self, seconds: float, at: int) -> None:
         self.seconds.append(seconds)
         self.median, self.at = median(self.seconds), at
 
@@ -120,11 +120,11 @@ class DraftCost:
         self._classes: dict[int, dict[int, Recent]] = {}  # by class of rows, by turns
         self._draftings = 0
 
-    def tell(self, rows: int, turns: int, seconds: float) -> None:
+    def observe(self, rows: int, turns: int, seconds: float) -> None:
         """So many turns for so many rows took so long, with what the draft model had to catch up."""
         self._draftings += 1
         found = self._classes.setdefault(half_octave(rows), {})
-        found.setdefault(turns, Recent()).tell(seconds, self._draftings)
+        found.setdefault(turns, Recent()).observe(seconds, self._draftings)
         for key in [key for key, recent in found.items() if self._draftings - recent.at > STALE]:
             del found[key]
 

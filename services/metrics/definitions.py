@@ -218,7 +218,7 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
         counter("engine_ended", "Choices that ended, by reason",
                 lambda s: {finish.name.lower(): s.finishes.get(finish, 0) for finish in ENDS}, "finish"),
         counter("engine_rejected", "Requests that the scheduler refused", lambda s: s.rejected),
-        counter("engine_condemned", "Requests ended because executors died of them", lambda s: s.condemned),
+        counter("engine_condemned", "Requests ended because executors died of them", lambda s: s.poisoned),
         counter("engine_yielded", "Choices preempted for a client that had nothing running", lambda s: s.yielded),
         counter("engine_stale_results", "Results of executors from an earlier epoch", lambda s: s.stale_results),
         histogram("engine_queue_seconds", "From a request's arrival at the scheduler until its first step",

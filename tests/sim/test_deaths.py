@@ -55,7 +55,7 @@ def test_a_death_at_any_step_changes_no_token(name: str) -> None:
     for step in range(plans):
         found, _ = outcome(world, lives, frozenset((step,)))
         assert said(found) == said(undisturbed), step
-        assert found.statistics.condemned == 0
+        assert found.statistics.poisoned == 0
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -68,7 +68,7 @@ def test_neither_do_two_in_a_row(name: str) -> None:
     for step in range(0, plans, 2):
         found, _ = outcome(world, lives, frozenset((step, step + 1)))
         assert said(found) == said(undisturbed), step
-        assert found.statistics.condemned == 0
+        assert found.statistics.poisoned == 0
 
 
 @pytest.mark.long
@@ -82,4 +82,4 @@ def test_deaths_again_and_again(name: str) -> None:
         deaths = frozenset(step for step in range(3 * plans) if rng.random() < 0.04)
         apart = frozenset(step for step in deaths if not {step - 1, step - 2, step - 3} & deaths)
         found, _ = outcome(world, lives, apart)
-        assert found.statistics.condemned or said(found) == said(undisturbed)
+        assert found.statistics.poisoned or said(found) == said(undisturbed)

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.engine_core.kv.block_pool import Pool
-from penstock.engine_core.kv.prefix_index import Prefix
+from penstock.engine_core.kv.block_pool import BlockPool
+from penstock.engine_core.kv.prefix_index import PrefixIndex
 
 TOTAL = 12
 
@@ -18,8 +18,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.prefix = Prefix(TOTAL)
-        self.pool = Pool(TOTAL, self.prefix)
+        self.prefix = PrefixIndex(TOTAL)
+        self.pool = BlockPool(TOTAL, self.prefix)
         self.tables: list[list[int]] = []
         self.names: dict[bytes, int] = {}
         self.idle: list[int] = []  # the model's queue, oldest first
@@ -46,7 +46,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not self.prefix.named(block):
             self.count += 1
             name = str(self.count).encode()
-            self.prefix.seal([name], [block])
+            self.prefix.cache([name], [block])
             self.names[name] = block
 
     @precondition(lambda self: self.names)
@@ -94,12 +94,12 @@ PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30
 TestPool = PoolMachine.TestCase
 
 
-def sealed_pool(names: str) -> tuple[Pool, list[int]]:
-    prefix = Prefix(len(names))
-    pool = Pool(len(names), prefix)
+def sealed_pool(names: str) -> tuple[BlockPool, list[int]]:
+    prefix = PrefixIndex(len(names))
+    pool = BlockPool(len(names), prefix)
     blocks = pool.take(len(names))
     for block, name in zip(blocks, names, strict=True):
-        prefix.seal([name.encode()], [block])
+        prefix.cache([name.encode()], [block])
     return pool, blocks
 
 
@@ -120,7 +120,7 @@ def test_a_hit_moves_a_block_to_the_back_of_the_queue() -> None:
 
 
 def test_block_zero_is_never_handed_out() -> None:
-    assert sorted(Pool(5, Prefix(5)).take(5)) == [1, 2, 3, 4, 5]
+    assert sorted(BlockPool(5, PrefixIndex(5)).take(5)) == [1, 2, 3, 4, 5]
 
 
 def test_distrust_empties_an_idle_block() -> None:
@@ -161,7 +161,7 @@ def test_a_block_in_one_table_too_many_is_released_as_often_as_the_tables_say() 
 def test_a_quarantined_block_named_later_is_not_found() -> None:
     pool, blocks = sealed_pool("ab")
     pool.check([blocks, [blocks[0]]], thorough=False)
-    pool.prefix.seal([b"again"], blocks[:1])
+    pool.prefix.cache([b"again"], blocks[:1])
     pool.release([blocks[0]])
     pool.release(blocks)
     assert pool.prefix.match([b"again"], 1) == []

@@ -68,7 +68,7 @@ def test_caching_off_finds_nothing() -> None:
         number = server.submit(STEM)
         server.run()
         assert server.seen(number).cached == 0
-    assert server.scheduler.statistics().prefix.sealed == 0
+    assert server.scheduler.statistics().prefix.cached == 0
 
 
 def test_twins_that_arrive_together_compute_their_prefix_once() -> None:
@@ -167,7 +167,7 @@ def test_shared_blocks_are_accounted_once_and_to_whoever_goes_on_longest() -> No
 
     def accounted() -> tuple[list[int], int]:
         rows = state.slots.occupied()
-        view = state.forecast.outlook(state.slots, state.kv.pool.held, 0, 4)
+        view = state.forecast.estimate(state.slots, state.kv.pool.held, 0, 4)
         return (state.slots.blocks.held[rows] - state.slots.blocks.borrowed[rows]).tolist(), view.base
 
     server.submit([*STEM, 1], max_tokens=4)
@@ -194,10 +194,10 @@ def test_shared_blocks_that_outlive_their_account_count_as_held_for_good() -> No
     server.submit([*STEM, 2], max_tokens=10)
     server.step()
     server.scheduler.abort(long)
-    assert state.forecast.outlook(state.slots, state.kv.pool.held, 0, 4).base == 3
+    assert state.forecast.estimate(state.slots, state.kv.pool.held, 0, 4).base == 3
     server.submit([*STEM, 3], max_tokens=10)  # adopts them
     server.step()
-    assert state.forecast.outlook(state.slots, state.kv.pool.held, 0, 4).base == 0
+    assert state.forecast.estimate(state.slots, state.kv.pool.held, 0, 4).base == 0
     server.run()
 
 

@@ -73,7 +73,7 @@ def test_what_the_draft_model_lacks_is_what_it_was_not_given() -> None:
     state.spec.device_drafts.ask = lambda slots, *_: np.zeros(len(slots), np.int64)  # type: ignore[method-assign]
     for lacking in (2, 3, 4):
         assert asked(server.step()) == {}
-        assert state.spec.device_drafts.lacking[0] == lacking
+        assert state.spec.device_drafts.unseen[0] == lacking
     del state.spec.device_drafts.ask
     plan = server.step()
     assert asked(plan)[0][:2] == (-5, 5), "what it slept through"

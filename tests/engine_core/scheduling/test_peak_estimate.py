@@ -16,7 +16,7 @@ from penstock.protocol.messages import Sampling, SubmitTokens
 RUNNING = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers(0, 5)), max_size=12)
 
 
-def outlook(running: list[tuple[int, int, int]], base: int, size: int) -> PeakEstimate:
+def estimate(running: list[tuple[int, int, int]], base: int, size: int) -> PeakEstimate:
     columns = np.array(running, np.int64).reshape(-1, 3)
     positions, further, spare = columns.T
     return PeakEstimate(positions, further, np.minimum(spare, -(-positions // size)), base)
@@ -36,7 +36,7 @@ def simulated(view: PeakEstimate, size: int) -> int:
 
 @given(RUNNING, st.integers(0, 9), st.integers(1, 9))
 def test_the_peak_is_exact(running: list[tuple[int, int, int]], base: int, size: int) -> None:
-    view = outlook(running, base, size)
+    view = estimate(running, base, size)
     assert peak_blocks(view, size) == simulated(view, size)
 
 
@@ -44,10 +44,10 @@ def test_the_peak_is_exact(running: list[tuple[int, int, int]], base: int, size:
 def test_a_newcomer_fits_exactly_when_the_peak_with_it_does(
     running: list[tuple[int, int, int]], base: int, size: int, newcomer: tuple[int, int]
 ) -> None:
-    both = outlook([*running, (*newcomer, 0)], base + 1, size)
+    both = estimate([*running, (*newcomer, 0)], base + 1, size)
     peak = simulated(both, size)
     for capacity, fits in ((peak, True), (peak - 1, False), (10**6, True)):
-        found = Forecast(1.0).fits(outlook(running, base, size), outlook([(*newcomer, 0)], 1, size), capacity, size)
+        found = Forecast(1.0).fits(estimate(running, base, size), estimate([(*newcomer, 0)], 1, size), capacity, size)
         assert (found is not None) == fits
         if found is not None:
             assert found.base == base + 1
@@ -100,10 +100,10 @@ def test_blocks_that_rejected_drafts_left_behind_are_held_now_and_not_needed_aga
     slot = slots.enter(choice, 4, seals=False)
     slots.num_computed_tokens[slot], slots.num_tokens[slot] = 4, 5
     slots.blocks.held[slot], slots.blocks.capacity[slot] = 4, 16  # room for positions 0..15, of which 5 are used
-    view = forecast.outlook(slots, 4, 0, 4)
+    view = forecast.estimate(slots, 4, 0, 4)
     assert peak_blocks(view, 4) == 5  # 19 positions at its limit
     slots.blocks.held[slot], slots.blocks.capacity[slot] = 2, 8
-    assert forecast.outlook(slots, 2, 0, 4).positions.tolist() == [5]
+    assert forecast.estimate(slots, 2, 0, 4).positions.tolist() == [5]
     slots.blocks.held[slot], slots.blocks.capacity[slot] = 4, 16
     slots.limit[slot] = 8  # its end is near and needs no more than it holds
-    assert peak_blocks(forecast.outlook(slots, 4, 0, 4), 4) == 4
+    assert peak_blocks(forecast.estimate(slots, 4, 0, 4), 4) == 4

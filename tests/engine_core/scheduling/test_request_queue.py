@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine_core.scheduling.request import Rank, Request, Sequence
-from penstock.engine_core.scheduling.request_queue import LOOK, PATIENCE, QUANTUM, TYPICAL, Queue
+from penstock.engine_core.scheduling.request_queue import LOOK, PATIENCE, QUANTUM, TYPICAL, RequestQueue
 from penstock.protocol.messages import Client, Sampling, SubmitTokens
 
 RANKS = st.tuples(st.integers(-2, 2), st.integers(1, 30), st.integers(0, 3))
@@ -23,24 +23,24 @@ def waiting(rank: Rank, client: str = "", tenant: str = "", limit: int = PROMPT 
     return Sequence(request, rank[2], rank, array("i", [0] * PROMPT), [])
 
 
-def enter(queue: Queue, choice: Sequence, slot: int = 0) -> None:
+def enter(queue: RequestQueue, choice: Sequence, slot: int = 0) -> None:
     queue.enter(choice, PROMPT)
     choice.slot = slot
 
 
-def give_up(queue: Queue, choice: Sequence, now: float = 0.0, *, preempted: bool = False) -> None:
+def give_up(queue: RequestQueue, choice: Sequence, now: float = 0.0, *, preempted: bool = False) -> None:
     choice.slot = -1
     queue.leave(choice, now)
     queue.put(choice, now, preempted=preempted)
 
 
-def end(queue: Queue, choice: Sequence) -> None:
+def end(queue: RequestQueue, choice: Sequence) -> None:
     queue.settle(choice)
     choice.slot = -1
     queue.leave(choice, 0.0)
 
 
-def admitted(queue: Queue, count: int) -> list[Sequence]:
+def admitted(queue: RequestQueue, count: int) -> list[Sequence]:
     """The next so many that enter."""
     found = []
     for _ in range(count):
@@ -51,7 +51,7 @@ def admitted(queue: Queue, count: int) -> list[Sequence]:
     return found
 
 
-def walked(queue: Queue) -> list[Sequence]:
+def walked(queue: RequestQueue) -> list[Sequence]:
     """All in order, as long as none enters."""
     walk, found = queue.walk(), []
     while (choice := walk.next()) is not None:
@@ -66,7 +66,7 @@ def test_with_one_client_the_order_is_that_of_ranks_whatever_came_and_went(
     ranks: list[Rank], fair: bool, data: st.DataObject
 ) -> None:
     """As without fairness, where clients make no difference. Some are passed over, some enter and are preempted."""
-    queue = Queue(fair=fair)
+    queue = RequestQueue(fair=fair)
     names = st.just("") if fair else st.sampled_from("abc")
     choices = [waiting(rank, data.draw(names), data.draw(names)) for rank in ranks]
     for choice in choices:
@@ -110,7 +110,7 @@ CHOICES = st.lists(CHOICE, unique_by=lambda drawn: drawn[0], max_size=40)
 def test_priorities_go_strictly_first_and_each_client_in_order(
     drawn: list[tuple[Rank, str, str]], passes: list[bool]
 ) -> None:
-    queue = Queue()
+    queue = RequestQueue()
     for rank, client, tenant in drawn:
         queue.put(waiting(rank, client, tenant), 0.0)
     walk, seen = queue.walk(), []
@@ -128,7 +128,7 @@ def test_priorities_go_strictly_first_and_each_client_in_order(
 
 
 def test_choices_of_one_request_are_admitted_as_others_allow() -> None:
-    queue = Queue()
+    queue = RequestQueue()
     for index in range(128):
         queue.put(waiting((0, 1, index), "flood"), 0.0)
     admitted(queue, 20)
@@ -141,7 +141,7 @@ def test_choices_of_one_request_are_admitted_as_others_allow() -> None:
 
 @given(st.lists(st.integers(1, 2000), min_size=3, max_size=3))
 def test_clients_get_the_same_tokens_whatever_their_requests_cost(limits: list[int]) -> None:
-    queue, got = Queue(), Counter[str]()
+    queue, got = RequestQueue(), Counter[str]()
     for client, limit in enumerate(limits):
         for order in range(200):
             queue.put(waiting((0, 1000 * client + order, 0), str(client), limit=PROMPT + limit), 0.0)
@@ -153,7 +153,7 @@ def test_clients_get_the_same_tokens_whatever_their_requests_cost(limits: list[i
 
 def test_what_an_output_was_expected_to_cost_is_made_what_it_cost() -> None:
     """Both are expected to write as much. One writes twice that, the other little, so it gets more turns."""
-    queue, got = Queue(), Counter[str]()
+    queue, got = RequestQueue(), Counter[str]()
     for order in range(2000):
         for client in ("long", "short"):
             queue.put(waiting((0, order, client == "short"), client, limit=5000), 0.0)
@@ -167,7 +167,7 @@ def test_what_an_output_was_expected_to_cost_is_made_what_it_cost() -> None:
 
 
 def test_inventing_clients_gains_a_tenant_nothing() -> None:
-    queue = Queue()
+    queue = RequestQueue()
     for order in range(300):
         queue.put(waiting((0, order, 0), f"invented-{order}", "flood"), 0.0)
         queue.put(waiting((0, order, 1), "me", "other"), 0.0)
@@ -177,7 +177,7 @@ def test_inventing_clients_gains_a_tenant_nothing() -> None:
 
 def test_invented_clients_leave_nothing_behind() -> None:
     """Accounts are opened for names that clients choose, and closed with the last request of each."""
-    queue = Queue()
+    queue = RequestQueue()
     queue.put(waiting((0, 0, 0), "stays"), 0.0)
     for order in range(1, 2000):
         choice = waiting((order % 3, order, 0), f"invented-{order}", f"key-{order}")
@@ -193,7 +193,7 @@ def test_invented_clients_leave_nothing_behind() -> None:
 
 
 def test_preempted_ones_go_before_all_turns_and_pay_once() -> None:
-    queue = Queue()
+    queue = RequestQueue()
     for order in range(10):
         queue.put(waiting((0, order, 0), "abc"[order % 3]), 0.0)
     running = admitted(queue, 6)
@@ -208,7 +208,7 @@ def test_preempted_ones_go_before_all_turns_and_pay_once() -> None:
     assert [queue._paid[choice] for choice in running] == paid
 
 
-def full(queue: Queue, held: dict[tuple[str, str], int], level: int = 0) -> list[Sequence]:
+def full(queue: RequestQueue, held: dict[tuple[str, str], int], level: int = 0) -> list[Sequence]:
     """So many run of each (tenant, client)."""
     found = []
     for number, ((tenant, client), count) in enumerate(held.items()):
@@ -236,7 +236,7 @@ def full(queue: Queue, held: dict[tuple[str, str], int], level: int = 0) -> list
 def test_who_gives_a_slot_up(
     held: dict[tuple[str, str], int], newcomer: tuple[str, str], from_: tuple[str, str] | None
 ) -> None:
-    queue = Queue()
+    queue = RequestQueue()
     running = full(queue, held)
     probe = waiting((0, 999, 0), newcomer[1], newcomer[0])
     queue.put(probe, 1.0)
@@ -261,7 +261,7 @@ def test_who_gives_a_slot_up(
 
 def test_nobody_gives_up_the_only_slot_it_has() -> None:
     """What was to give one up has ended meanwhile, so a slot is free, and the rest is shared evenly."""
-    queue = Queue()
+    queue = RequestQueue()
     running = full(queue, {("", "a"): 2, ("", "c"): 1})
     probe = waiting((0, 999, 0), "b")
     queue.put(probe, 0.0)
@@ -273,7 +273,7 @@ def test_nobody_gives_up_the_only_slot_it_has() -> None:
 
 
 def test_a_higher_priority_takes_from_a_lower_one_and_never_the_other_way() -> None:
-    queue = Queue()
+    queue = RequestQueue()
     low, high = full(queue, {("", "a"): 1}, 5), full(queue, {("", "b"): 9}, 0)
     probe = waiting((5, 999, 0), "c")
     queue.put(probe, 0.0)
@@ -293,7 +293,7 @@ def test_a_higher_priority_takes_from_a_lower_one_and_never_the_other_way() -> N
 )
 def test_giving_up_has_an_end_and_leaves_nobody_starved(who: list[tuple[str, str, int]], slots: int) -> None:
     """Nothing ever ends by itself, and nothing else comes: slots move until nobody is owed one."""
-    queue, free, moves, now = Queue(), slots, 0, 0.0
+    queue, free, moves, now = RequestQueue(), slots, 0, 0.0
     running: list[Sequence] = []
     for order, (tenant, client, level) in enumerate(who):
         queue.put(waiting((level, order, 0), client, tenant), now)
@@ -332,12 +332,12 @@ def test_giving_up_has_an_end_and_leaves_nobody_starved(who: list[tuple[str, str
 
 @pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")
 def test_only_what_waits_can_be_removed() -> None:
-    queue = Queue()
+    queue = RequestQueue()
     queue.put(waiting((0, 1, 0)), 0.0)
     stranger = waiting((0, 1, 0))
     with pytest.raises(AssertionError):
         queue.remove(stranger)
-    Queue().put(stranger, 0.0)
+    RequestQueue().put(stranger, 0.0)
     queue._clients[stranger] = queue._clients[next(iter(queue))]
     with pytest.raises(AssertionError):
         queue.remove(stranger)

@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.request import Request, Sequence, ending_tokens, verdict
+from penstock.engine_core.scheduling.request import Request, Sequence, finish_reason, stop_token_ids
 from penstock.engine_core.scheduling.running_batch import StopTokenCounts
 from penstock.protocol.messages import Finish, Sampling, SubmitTokens
 
@@ -14,7 +14,7 @@ def choice(outputs: list[int], limit: int = 9, **sampling: object) -> Sequence:
     """A prompt of two tokens, then these."""
     options = Sampling(eos_token_ids=(1,), stop_token_ids=(2,), **sampling)  # type: ignore[arg-type]
     message = SubmitTokens(id=1, token_ids=b"", sampling=options)
-    request = Request(message, 0, 1, 2, limit, None, ending_tokens(options, 10))
+    request = Request(message, 0, 1, 2, limit, None, stop_token_ids(options, 10))
     return Sequence(request, 0, (0, 1, 0), array("i", [5, 5, *outputs]), [])
 
 
@@ -37,11 +37,11 @@ def choice(outputs: list[int], limit: int = 9, **sampling: object) -> Sequence:
 )
 def test_verdict(outputs: list[int], options: dict[str, int], expected: Finish) -> None:
     one = choice(outputs, **options)
-    assert verdict(one.request, outputs[-1], len(one.tokens)) == expected
+    assert finish_reason(one.request, outputs[-1], len(one.tokens)) == expected
 
 
 def test_ids_outside_the_vocabulary_end_nothing() -> None:
-    assert ending_tokens(Sampling(eos_token_ids=(-1, 3), stop_token_ids=(10, 2**31 - 1, 4)), 10) == {3, 4}
+    assert stop_token_ids(Sampling(eos_token_ids=(-1, 3), stop_token_ids=(10, 2**31 - 1, 4)), 10) == {3, 4}
 
 
 def test_suspects_count_and_the_non_finite_token_is_always_one() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock.engine_core.scheduling.tracing import MOST_CHOICES, Stay
+from penstock.engine_core.scheduling.tracing import MOST_SEQUENCES, Stay
 from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.messages import Pooling, TraceContext
 from tests.sim.lives import World
@@ -105,8 +105,8 @@ def test_a_choice_that_waits_for_anothers_prompt_reuses_it() -> None:
 
 def test_choices_are_bounded() -> None:
     clocked = Clocked()
-    clocked.server.submit([3, 4, 5], trace=TRACE, n=MOST_CHOICES + 5)
-    assert len(clocked.run()) == MOST_CHOICES
+    clocked.server.submit([3, 4, 5], trace=TRACE, n=MOST_SEQUENCES + 5)
+    assert len(clocked.run()) == MOST_SEQUENCES
 
 
 def test_an_abort_in_the_queue_and_in_a_slot() -> None:

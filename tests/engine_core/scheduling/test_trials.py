@@ -98,7 +98,7 @@ def test_it_ends_and_the_others_lose_nothing(depth: int, patience: int, n: int) 
         assert (seen.finish, seen.error) == (Finish.ERROR, KILLER)
     for number in before + after:
         ward.whole(number)
-    assert ward.server.scheduler.statistics().condemned == 1
+    assert ward.server.scheduler.statistics().poisoned == 1
 
 
 def test_two_of_them_are_tried_one_after_the_other() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine_core.scheduling.outbox import Note, joined
 from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep
-from penstock.engine_core.scheduling.update_from_output import keep_scores, score_rows
+from penstock.engine_core.scheduling.update_from_output import attach_logprobs, collect_prompt_logprobs
 from penstock.protocol.messages import Finish, Logprobs, TokenBatch
 from penstock.protocol.steps import RowLogprobs, StepResult, choice_seed
 from tests.sim.model import EOS, VOCAB, Nature, rollout
@@ -191,7 +191,7 @@ def test_positions_of_a_recomputed_prompt_that_were_scored_before_count_once(sta
     chunk = Chunk(choice, start, 7, sample=False)
     flight = InFlightStep(9, state.slots.decoding(), (chunk,))
     part = RowLogprobs(0, made_logprobs(start, 7))
-    keep_scores(flight, StepResult(step=9, epoch=0, token_ids=b"", prompt_logprobs=(part,)))
+    collect_prompt_logprobs(flight, StepResult(step=9, epoch=0, token_ids=b"", prompt_logprobs=(part,)))
     scores = joined(choice.prompt_logprobs.parts)
     assert scores is not None
     expected = max(5, start + 7) if start <= 5 else 5
@@ -206,6 +206,6 @@ def test_log_probabilities_behind_a_choices_end_are_not_told() -> None:
     parts = tuple(RowLogprobs(entry, made_logprobs(entry, 1)) for entry in range(5))
     notes: dict[int, Note] = {}
     result = StepResult(step=1, epoch=0, token_ids=b"", logprobs=parts)
-    score_rows(InFlightStep(1, lane, (), drafts), result, np.array([2, 1], np.int32), notes)
+    attach_logprobs(InFlightStep(1, lane, (), drafts), result, np.array([2, 1], np.int32), notes)
     assert notes[0].logprobs == made_logprobs(0, 2)
     assert notes[1].logprobs == made_logprobs(3, 1)

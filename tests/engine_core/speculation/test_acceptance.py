@@ -11,10 +11,10 @@ def test_odds_begin_at_their_prior_and_go_where_the_trials_are() -> None:
     odds = Odds(0.25)
     assert odds.chance == 0.25
     for _ in range(200):
-        odds.tell(True)
+        odds.observe(True)
     assert odds.chance > 0.85
     for _ in range(200):
-        odds.tell(False)
+        odds.observe(False)
     assert odds.chance < 0.06
 
 
@@ -22,7 +22,7 @@ def test_odds_begin_at_their_prior_and_go_where_the_trials_are() -> None:
 def test_odds_measure_a_chance(chance: float) -> None:
     rng, odds = random.Random(3), Odds(0.5, ALL)
     for _ in range(4000):
-        odds.tell(rng.random() < chance)
+        odds.observe(rng.random() < chance)
     assert abs(odds.chance - chance) < 0.1
 
 
@@ -30,8 +30,8 @@ def test_a_new_choice_begins_with_what_all_choices_taught() -> None:
     of_all = Acceptance()
     one = Acceptance(of_all)
     for _ in range(300):
-        one.tell(True, on_track=False)
-        one.tell(False, on_track=True)
+        one.observe(True, on_track=False)
+        one.observe(False, on_track=True)
     another = Acceptance(of_all)
     assert another.first.chance > 0.95
     assert another.next.chance < 0.05
@@ -43,7 +43,7 @@ def test_forced_runs_are_judged_for_everybody_together() -> None:
     of_all = Acceptance()
     one, another = Acceptance(of_all), Acceptance(of_all)
     for _ in range(500):
-        one.tell_forced(False)
+        one.observe_forced(False)
     assert another.chances(1, 0, 0, 1, on_track=False)[0] < 0.2
 
 
@@ -51,8 +51,8 @@ def test_likely_runs_are_a_choices_own_matter_and_begin_as_those_of_all_were() -
     of_all = Acceptance()
     good, bad = Acceptance(of_all), Acceptance(of_all)
     for _ in range(50):
-        good.tell_likely(True)
-        bad.tell_likely(False)
+        good.observe_likely(True)
+        bad.observe_likely(False)
     assert good.chances(0, 1, 0, 1, on_track=False)[0] > 0.9
     assert bad.chances(0, 1, 0, 1, on_track=False)[0] < 0.1
     assert 0.3 < Acceptance(of_all).likely.chance == of_all.statistics().likely < 0.7

@@ -10,14 +10,14 @@ from penstock.engine_core.speculation.step_cost import RECENT, STALE, DraftCost
 def told(*measured: tuple[int, int, float]) -> DraftCost:
     cost = DraftCost()
     for rows, turns, seconds in measured:
-        cost.tell(rows, turns, seconds)
+        cost.observe(rows, turns, seconds)
     return cost
 
 
 def test_what_is_unknown_costs_nothing_and_so_is_tried() -> None:
     cost = DraftCost()
     assert cost.seconds(8, 4) == 0.0
-    cost.tell(8, 4, 2.0)
+    cost.observe(8, 4, 2.0)
     assert cost.seconds(8, 0) == 0.0, "no turns at all"
 
 
@@ -42,7 +42,7 @@ def test_rows_have_classes_and_the_nearest_that_is_known_answers() -> None:
 def test_the_median_of_recent_times_counts() -> None:
     cost = told(*[(8, 4, 9.0)] * 20, *[(8, 4, 1.0)] * RECENT)
     assert cost.seconds(8, 4) == 1.0
-    cost.tell(8, 4, 100.0)
+    cost.observe(8, 4, 100.0)
     assert cost.seconds(8, 4) == 1.0, "one that was disturbed changes nothing"
 
 

@@ -31,15 +31,15 @@ def known_cost(rows: int) -> StepCost:
     cost = StepCost()
     for drafts in (0, 1, 2, 3, 4, 8, 16, 32, 64, 128, 256):
         for _ in range(9):
-            cost.tell(rows, rows + drafts, verified(rows, drafts))
+            cost.observe(rows, rows + drafts, verified(rows, drafts))
     return cost
 
 
 def taught(found: DeviceDrafts, slots: Ints, accepted: int, times: int = 40) -> None:
     drafted = np.full(len(slots), MOST)
     for _ in range(times):
-        found.tell(slots, drafted, np.full(len(slots), accepted))
-        found.cost.tell(len(slots), MOST, MOST * TURN)
+        found.observe(slots, drafted, np.full(len(slots), accepted))
+        found.cost.observe(len(slots), MOST, MOST * TURN)
 
 
 def room(slots: Ints, free: int = 100) -> Ints:
@@ -48,18 +48,18 @@ def room(slots: Ints, free: int = 100) -> Ints:
 
 def test_nobody_is_drafted_for_where_executors_make_none_or_the_request_wants_none() -> None:
     found, slots = guesses(3, 0)
-    assert found.ask(slots, room(slots), 100, StepCost(), 1).tolist() == [0, 0, 0]
+    assert found.choose_lengths(slots, room(slots), 100, StepCost(), 1).tolist() == [0, 0, 0]
     found, slots = guesses(3)
     found.enter(1, wanted=False)
-    assert found.ask(slots, room(slots), 100, StepCost(), 1).tolist() == [MOST, 0, MOST]
+    assert found.choose_lengths(slots, room(slots), 100, StepCost(), 1).tolist() == [MOST, 0, MOST]
 
 
 def test_what_is_unknown_is_tried_within_the_room_and_the_step() -> None:
     found, slots = guesses(4)
     free = np.array([9, 2, 0, -3])
-    assert found.ask(slots, free, 100, StepCost(), 1).tolist() == [MOST, 2, 0, 0]
-    assert found.ask(slots, free, 5, StepCost(), 2).tolist() == [MOST, 1, 0, 0]
-    assert found.ask(slots, free, 0, StepCost(), 3).tolist() == [0, 0, 0, 0]
+    assert found.choose_lengths(slots, free, 100, StepCost(), 1).tolist() == [MOST, 2, 0, 0]
+    assert found.choose_lengths(slots, free, 5, StepCost(), 2).tolist() == [MOST, 1, 0, 0]
+    assert found.choose_lengths(slots, free, 0, StepCost(), 3).tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
@@ -67,28 +67,28 @@ def test_drafts_that_come_true_are_drafted_whole_and_others_not_at_all(rows: int
     for accepted, expected in ((MOST, MOST), (0, 0)):
         found, slots = guesses(rows)
         taught(found, slots, accepted)
-        assert set(found.ask(slots, room(slots), 1000, known_cost(rows), 1).tolist()) == {expected}
+        assert set(found.choose_lengths(slots, room(slots), 1000, known_cost(rows), 1).tolist()) == {expected}
 
 
 def test_a_dear_draft_pays_where_a_step_takes_several_stages() -> None:
     """Five tokens for a step and 20 ms of drafting: too much for a step of 4 ms, not for one of 16."""
     found, slots = guesses(1)
     for _ in range(40):
-        found.tell(slots, np.array([MOST]), np.array([MOST]))
-        found.cost.tell(1, MOST, MOST * 5e-3)
-    assert found.ask(slots, room(slots), 1000, known_cost(1), 1).tolist() == [0]
-    assert found.ask(slots, room(slots), 1000, known_cost(1), 2, 4.0).tolist() == [MOST]
+        found.observe(slots, np.array([MOST]), np.array([MOST]))
+        found.cost.observe(1, MOST, MOST * 5e-3)
+    assert found.choose_lengths(slots, room(slots), 1000, known_cost(1), 1).tolist() == [0]
+    assert found.choose_lengths(slots, room(slots), 1000, known_cost(1), 2, 4.0).tolist() == [MOST]
 
 
 def test_rows_differ_and_turns_are_shared() -> None:
     """A turn for one row is paid for all: the others join it as far as their chances are worth verifying."""
     found, slots = guesses(8)
-    found.cost.tell(8, MOST, MOST * TURN)
+    found.cost.observe(8, MOST, MOST * TURN)
     good, bad = slots[:4], slots[4:]
     for _ in range(40):
-        found.tell(good, np.full(4, MOST), np.full(4, MOST))
-        found.tell(bad, np.full(4, MOST), np.zeros(4, np.int64))
-    lengths = found.ask(slots, room(slots), 1000, known_cost(8), 1)
+        found.observe(good, np.full(4, MOST), np.full(4, MOST))
+        found.observe(bad, np.full(4, MOST), np.zeros(4, np.int64))
+    lengths = found.choose_lengths(slots, room(slots), 1000, known_cost(8), 1)
     assert lengths[:4].tolist() == [MOST] * 4
     assert lengths[4:].max() <= 1
 
@@ -97,20 +97,20 @@ def test_no_more_than_the_step_may_have_and_those_that_are_surest() -> None:
     found, slots = guesses(4)
     taught(found, slots[:2], MOST)
     taught(found, slots[2:], 2)
-    assert found.ask(slots, room(slots), 10, known_cost(4), 1).tolist() == [MOST, MOST, 1, 1]
-    assert found.ask(slots, room(slots), 3, known_cost(4), 2).sum() == 3
+    assert found.choose_lengths(slots, room(slots), 10, known_cost(4), 1).tolist() == [MOST, MOST, 1, 1]
+    assert found.choose_lengths(slots, room(slots), 3, known_cost(4), 2).sum() == 3
 
 
 def test_a_new_choice_begins_with_what_all_have_taught() -> None:
     found, slots = guesses(1)
     taught(found, slots, 0, times=200)
     found.enter(5, wanted=True)
-    assert found.ask(np.array([5]), np.array([9]), 100, known_cost(1), 1).tolist() == [0]
+    assert found.choose_lengths(np.array([5]), np.array([9]), 100, known_cost(1), 1).tolist() == [0]
     statistics = found.statistics()
     assert statistics.first < 0.05
     taught(found, slots, MOST, times=600)
     found.enter(5, wanted=True)
-    assert found.ask(np.array([5]), np.array([9]), 100, known_cost(1), 1).tolist() == [MOST]
+    assert found.choose_lengths(np.array([5]), np.array([9]), 100, known_cost(1), 1).tolist() == [MOST]
     assert found.statistics().next > 0.9
 
 
@@ -121,9 +121,9 @@ def test_where_no_draft_could_pay_nothing_is_tried() -> None:
     cost = StepCost()
     for drafts in (0, 8, 32):
         for _ in range(9):
-            cost.tell(8, 8 + drafts, 1e-3 * (8 + drafts))
+            cost.observe(8, 8 + drafts, 1e-3 * (8 + drafts))
     for step in range(1000):
-        assert not found.ask(slots, room(slots), 1000, cost, step).any()
+        assert not found.choose_lengths(slots, room(slots), 1000, cost, step).any()
     assert found.statistics().trials == 0
 
 
@@ -132,7 +132,7 @@ def test_trials_are_rare_small_and_in_turn() -> None:
     taught(found, slots, 0)
     cost, tried = known_cost(64), []
     for step in range(1, 2001):
-        lengths = found.ask(slots, room(slots), 1000, cost, step)
+        lengths = found.choose_lengths(slots, room(slots), 1000, cost, step)
         if lengths.any():
             assert lengths.max() == 1
             tried.append((step, lengths.nonzero()[0].tolist()))
@@ -149,13 +149,13 @@ class World:
         self.guesses, self.slots = guesses(rows)
         self.cost, self.rate = StepCost(), rate
         self.chance = np.random.default_rng(seed)
-        self.standing = np.zeros(rows, np.int64)
+        self.available = np.zeros(rows, np.int64)
         self.seconds = self.drafting = 0.0
         self.tokens = self.steps = 0
 
     def step(self) -> int:
         """One step; how many drafts it verified."""
-        rows, drafted = len(self.slots), self.standing
+        rows, drafted = len(self.slots), self.available
         self.steps += 1
         noise = 1 + 0.01 * self.chance.standard_normal()
         busy = noise * verified(rows, int(drafted.sum()))
@@ -163,14 +163,14 @@ class World:
         hits = self.chance.random((rows, MOST)) < self.rate(self.steps)
         accepted = np.minimum(np.cumprod(hits, axis=1).sum(1), drafted)
         self.tokens += rows + int(accepted.sum())
-        self.cost.tell(rows, rows + int(drafted.sum()), busy)
+        self.cost.observe(rows, rows + int(drafted.sum()), busy)
         if self.drafting:
-            self.guesses.cost.tell(int((drafted > 0).sum()), int(drafted.max()), self.drafting)
+            self.guesses.cost.observe(int((drafted > 0).sum()), int(drafted.max()), self.drafting)
         some = drafted > 0
         if some.any():
-            self.guesses.tell(self.slots[some], drafted[some], accepted[some])
-        self.standing = self.guesses.ask(self.slots, room(self.slots), 1000, self.cost, self.steps)
-        self.drafting = TURN * int(self.standing.max())
+            self.guesses.observe(self.slots[some], drafted[some], accepted[some])
+        self.available = self.guesses.choose_lengths(self.slots, room(self.slots), 1000, self.cost, self.steps)
+        self.drafting = TURN * int(self.available.max())
         return int(drafted.sum())
 
     def run(self, steps: int) -> World:

@@ -43,27 +43,27 @@ def test_with_nothing_in_flight_a_draft_is_what_comes_next() -> None:
 
 def test_a_step_in_flight_gives_a_token_and_the_drafts_that_are_as_expected() -> None:
     one = drafter(Reciter())
-    one.flying.append(())
+    one.in_flight.append(())
     assert drafted(one, 5) == TEXT[6:10]
-    one.flying.append(TEXT[6:9])
+    one.in_flight.append(TEXT[6:9])
     assert drafted(one, 5) == TEXT[10:14]
-    one.flying[1] = [TEXT[6], 7, TEXT[8]]  # its second draft will be rejected
+    one.in_flight[1] = [TEXT[6], 7, TEXT[8]]  # its second draft will be rejected
     assert drafted(one, 5) == TEXT[8:12]
-    one.flying[1] = [7, 7]
+    one.in_flight[1] = [7, 7]
     assert drafted(one, 5) == TEXT[7:11]
 
 
 def test_where_the_path_ends_before_the_steps_in_flight_do_there_is_no_draft() -> None:
     one = drafter()
     one.forced = TEXT[5:7]
-    one.flying.extend([(), [TEXT[6], 7]])
+    one.in_flight.extend([(), [TEXT[6], 7]])
     assert one.draft(array("i", TEXT[:5]), 4, 100) is None
 
 
 def test_a_forced_run_is_drafted_whole_and_goes_on_with_a_guess() -> None:
     one = drafter(Reciter())
     one.forced = TEXT[5:15]
-    one.flying.append(())
+    one.in_flight.append(())
     assert drafted(one, 5, free=2) == TEXT[6:17]
     assert drafted(one, 5, free=0) == TEXT[6:15]
     assert drafted(one, 5, free=2, most=3) == TEXT[6:9]
@@ -72,13 +72,13 @@ def test_a_forced_run_is_drafted_whole_and_goes_on_with_a_guess() -> None:
 def test_a_likely_run_is_drafted_whole_behind_the_forced_one() -> None:
     one = drafter()
     one.forced, one.likely = TEXT[5:8], TEXT[8:15]
-    one.flying.append(())
+    one.in_flight.append(())
     assert drafted(one, 5, free=0) == TEXT[6:15]
     assert drafted(one, 5, most=4) == TEXT[6:10]
     one.forced = []
     one.likely = TEXT[5:8]
     assert drafted(one, 5, free=0) == TEXT[6:8]
-    one.flying.append([TEXT[6], 7])
+    one.in_flight.append([TEXT[6], 7])
     assert drafted(one, 5) == []
 
 
@@ -89,7 +89,7 @@ def test_what_comes_true_more_often_speaks_first() -> None:
     assert drafted(one, 5) == TEXT[5:13]  # as often: the likely run, and the proposal behind it
     assert drafted(one, 5, free=0) == TEXT[5:9]
     for _ in range(9):
-        one._acceptance.tell_likely(False)
+        one._acceptance.observe_likely(False)
     one.likely = [7, 7]
     assert drafted(one, 5) == TEXT[5:11]
     assert drafted(one, 5, free=0) == [*TEXT[5:7], 7, 7]
@@ -113,7 +113,7 @@ def test_the_first_proposer_that_knows_something_speaks() -> None:
 def test_nothing_is_drafted_from_an_end_on() -> None:
     one = drafter(Reciter(), ending=(TEXT[7],))
     assert drafted(one, 5) == TEXT[5:7]
-    one.flying.extend([(), TEXT[6:7]])
+    one.in_flight.extend([(), TEXT[6:7]])
     assert drafted(one, 5) == []
 
 
@@ -185,13 +185,13 @@ def test_a_draft_that_is_never_worth_it_is_looked_at_ever_less_often() -> None:
     one = drafter(reciter)
     for known in range(5, 95):
         if one.draft(array("i", TEXT[:known]), 4, 100) is not None:
-            one.taken(0)
+            one.sent(0)
     assert 5 <= reciter.asked <= 12
-    while not one.awake:
+    while not one.is_due:
         assert one.draft(array("i", TEXT[:95]), 4, 100) is None
     assert drafted(one, 95)
-    one.taken(4)
-    assert one.awake
+    one.sent(4)
+    assert one.is_due
     assert LONGEST_REST < 32
 
 

@@ -12,7 +12,7 @@ def cost(rows: int, seconds: float, times: int = 5) -> StepCost:
     """As after steps of so many rows."""
     found = StepCost()
     for _ in range(times):
-        found.tell(rows, rows, seconds)
+        found.observe(rows, rows, seconds)
     return found
 
 
@@ -21,22 +21,22 @@ def test_a_mean_begins_with_a_hope_and_a_choice_with_that_of_all() -> None:
     assert of_all.mean == Gain(of_all).mean == HOPED
     good = Gain(of_all)
     for _ in range(60):
-        good.tell(4)
+        good.observe(4)
     assert good.mean > 3.9
     newcomer = Gain(of_all)
     assert newcomer.mean == pytest.approx(of_all.mean)
     assert newcomer.mean > 3.5
     for _ in range(30):
-        newcomer.tell(0)
+        newcomer.observe(0)
     assert newcomer.mean < 0.5 < of_all.mean
 
 
 def test_a_row_alone_looks_for_nearly_nothing_and_many_rows_for_much() -> None:
     poor, good = Gain(), Gain()
     for _ in range(50):
-        poor.tell(0)
-        good.tell(3)
-    poor.tell(1)
+        poor.observe(0)
+        good.observe(3)
+    poor.observe(1)
     for rows, seconds, allowed in ((1, 4e-3, (True, True)), (64, 5e-3, (False, True)), (512, 5e-3, (False, False))):
         looks = JumpForward()
         looks.meet(rows, cost(rows, seconds))
@@ -50,7 +50,7 @@ def test_where_nothing_is_known_of_steps_something_is_presumed_until_it_is() -> 
     looks.meet(64, costs)
     assert looks.statistics().least == pytest.approx(SECONDS * 64 / PRESUMED)
     for _ in range(KNOWN):
-        costs.tell(64, 64, 1e-3)
+        costs.observe(64, 64, 1e-3)
     looks.meet(64, costs)
     assert looks.statistics().least == pytest.approx(SECONDS * 64 / 1e-3)
 
@@ -58,7 +58,7 @@ def test_where_nothing_is_known_of_steps_something_is_presumed_until_it_is() -> 
 def test_a_refused_row_is_let_through_now_and_then() -> None:
     looks, poor = JumpForward(), Gain()
     for _ in range(300):
-        poor.tell(0)
+        poor.observe(0)
     looks.meet(64, cost(64, 5e-3))
     assert [looks.pays(poor) for _ in range(3 * PROBED)].count(True) == 3
     assert looks.statistics().refused == 3 * PROBED
@@ -70,7 +70,7 @@ def test_what_a_step_costs_is_looked_up_for_another_size_and_now_and_then() -> N
     looks.meet(64, costs)
     before = looks.statistics().least
     for _ in range(9):
-        costs.tell(64, 64, 10e-3)
+        costs.observe(64, 64, 10e-3)
     looks.meet(64, costs)
     assert looks.statistics().least == before
     for _ in range(REFRESHED):

@@ -19,7 +19,7 @@ def measured(rows: int, fixed: float, each: float) -> StepCost:
     cost = StepCost()
     for positions in (rows, 4 * rows + 16):
         for _ in range(KNOWN):
-            cost.tell(rows, positions, fixed + each * positions)
+            cost.observe(rows, positions, fixed + each * positions)
     return cost
 
 
