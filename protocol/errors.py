@@ -34,6 +34,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Self
 
+from penstock.protocol.messages import ContextLength, Rejected
+
 
 class PenstockError(Exception):
     """Root of every error that is not a bug of ours."""
@@ -240,3 +242,14 @@ REQUEST_ERRORS: Mapping[int, type[RequestError]] = {
     500: EngineFailure,
     503: Unavailable,
 }
+
+
+def rejection(request: int, error: RequestError) -> Rejected:
+    """The message that ends a request with this error."""
+    context = None
+    if isinstance(error, ContextExceeded):
+        context = ContextLength(error.prompt, error.wanted, error.limit)
+    return Rejected(
+        id=request, status=error.status, message=error.message, param=error.param, code=error.code, context=context,
+        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
+    )  # fmt: skip

@@ -17,8 +17,8 @@ from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.poison_requests import signature
 from penstock.engine_core.scheduling.request import Request, stop_token_ids
 from penstock.engine_core.scheduling.state import SchedulerState
-from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError
-from penstock.protocol.messages import Finish, Rejected, SubmitTokens
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError, rejection
+from penstock.protocol.messages import Finish, SubmitTokens
 
 CONDEMNED = "a request like this one ended the engine's executor; it is refused for ten minutes"
 UNKNOWN = 1.0  # seconds to come again in, where nothing has ended lately
@@ -120,13 +120,7 @@ def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Gui
         check_room(state, message)
     except RequestError as error:
         state.stats.totals.rejected += 1
-        later = error.retry_after if isinstance(error, Overloaded) else None
-        state.outboxes[source].reject(
-            Rejected(
-                id=message.id, status=error.status, message=error.message, param=error.param, code=error.code,
-                retry_after=later,
-            )
-        )  # fmt: skip
+        state.outboxes[source].reject(rejection(message.id, error))
         return
     start: bytes | None = None
     if options.prefix_caching:
@@ -191,12 +185,7 @@ def refuse(state: SchedulerState, request: Request, seconds: float) -> None:
     for sequence in tuple(request.sequences.values()):
         end(state, sequence, Finish.ABORT)
     state.stats.totals.rejected += 1
-    state.outboxes[request.source].reject(
-        Rejected(
-            id=request.message.id, status=error.status, message=error.message, code=error.code,
-            retry_after=error.retry_after,
-        )
-    )  # fmt: skip
+    state.outboxes[request.source].reject(rejection(request.message.id, error))
 
 
 def retry_after(state: SchedulerState) -> float:

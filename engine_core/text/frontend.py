@@ -24,10 +24,9 @@ from penstock.engine_core.text.prompts import Prepared, Prompter
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import Kept, Request, named
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
-from penstock.protocol.errors import ContextExceeded, Overloaded, RequestError, Unavailable
+from penstock.protocol.errors import Overloaded, RequestError, Unavailable, rejection
 from penstock.protocol.messages import (
     Abort,
-    ContextLength,
     Detokenize,
     EngineStatus,
     Finish,
@@ -342,15 +341,6 @@ def with_extra(delta: Delta, **fields: object) -> Delta:
     """The delta with more beside its text."""
     extra = delta.extra if delta.extra is not None else TextExtra(row=0)
     return msgspec.structs.replace(delta, extra=msgspec.structs.replace(extra, **fields))
-
-
-def rejection(request_id: int, error: RequestError) -> Rejected:
-    context = None
-    if isinstance(error, ContextExceeded):
-        context = ContextLength(error.prompt, error.wanted, error.limit)
-    return Rejected(
-        id=request_id, status=error.status, message=error.message, param=error.param, code=error.code, context=context
-    )
 
 
 def failure(request_id: int) -> Rejected:

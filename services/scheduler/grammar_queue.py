@@ -13,8 +13,8 @@ import msgspec
 from penstock.engine_core.grammar.cache import GrammarCache, GrammarCacheStatistics, Key, key_of
 from penstock.engine_core.grammar.guide import Charge, Guide
 from penstock.engine_core.grammar.tokens import GrammarTokens
-from penstock.protocol.errors import GrammarFailure, Overloaded, RequestError
-from penstock.protocol.messages import Automaton, Rejected, SubmitTokens
+from penstock.protocol.errors import GrammarFailure, RequestError
+from penstock.protocol.messages import Automaton, SubmitTokens
 from penstock.services.links.link import Peer
 from penstock.services.scheduler.background_jobs import BackgroundJobs
 
@@ -140,13 +140,3 @@ def prepared(tokens: GrammarTokens, automaton: Automaton) -> Guide:
     guide = Guide(tokens, automaton)
     guide.prime()
     return guide
-
-
-def rejection(admitted: Admitted) -> Rejected:
-    """The answer to a request whose automaton failed."""
-    error = admitted.guide
-    assert isinstance(error, RequestError)
-    return Rejected(
-        id=admitted.request.id, status=error.status, message=error.message, param=error.param, code=error.code,
-        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
-    )  # fmt: skip

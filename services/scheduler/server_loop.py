@@ -18,7 +18,7 @@ from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
-from penstock.protocol.errors import RequestError
+from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, EngineStatus, MetricsSnapshots, Rejected, StopHit, SubmitTokens
@@ -29,7 +29,7 @@ from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller, BitmaskStatistics
 from penstock.services.scheduler.engine_status import StatusTimer, group_status, with_statistics
 from penstock.services.scheduler.executor_group import ExecutorGroup
-from penstock.services.scheduler.grammar_queue import GrammarQueue, GrammarStatistics, rejection
+from penstock.services.scheduler.grammar_queue import GrammarQueue, GrammarStatistics
 from penstock.services.scheduler.options import ModelFacts, depth, scheduling_options
 from penstock.services.scheduler.step_times import StepTimes, StepTimeStatistics
 from penstock.services.scheduler.tokenizer_clients import TokenizerClients
@@ -277,7 +277,7 @@ class SchedulerLoop:
             peer, request, guide = admitted.peer, admitted.request, admitted.guide
             self._traces.admit(request, now, guide.message if isinstance(guide, RequestError) else None)
             if isinstance(guide, RequestError):
-                self._clients.reject(peer, rejection(admitted))
+                self._clients.reject(peer, rejection(request.id, guide))
                 continue
             scheduler.submit(request, self._clients.source(peer), now, guide)
             if admitted.aborted:

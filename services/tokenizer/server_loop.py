@@ -20,7 +20,7 @@ from penstock.engine_core.text.frontend import Frontend, FrontendStatistics, fai
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import named
-from penstock.protocol.errors import Overloaded, RequestError
+from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.messages import (
     Abort,
     Automaton,
@@ -63,7 +63,7 @@ class Workers:
         try:
             return await self._templates.render(text, now)
         except RequestError as error:
-            return rejected(text, error)
+            return rejection(text.id, error)
         except Exception:  # guard: design 7, one request ends and its neighbours go on
             log.exception("template_failed", extra=named(text.id, text.trace))
             return failure(text.id)
@@ -80,7 +80,7 @@ class Workers:
         try:
             found = await self._compiler.compile(made.grammar)
         except RequestError as error:
-            return rejected(text, error)
+            return rejection(text.id, error)
         except Exception:  # guard: design 7, one request ends and its neighbours go on
             log.exception("grammar_failed", extra=named(text.id, text.trace))
             return failure(text.id)
@@ -332,10 +332,3 @@ def length(message: Call) -> int:
     parts = (message.messages, message.tools, message.template_arguments, message.prompt)
     predicted = len(message.prediction) if isinstance(message, SubmitText) else 0
     return predicted + sum(len(part) for part in parts if part is not None)
-
-
-def rejected(text: SubmitText, error: RequestError) -> Rejected:
-    return Rejected(
-        id=text.id, status=error.status, message=error.message, param=error.param, code=error.code,
-        retry_after=error.retry_after if isinstance(error, Overloaded) else None,
-    )  # fmt: skip

@@ -70,11 +70,11 @@ def test_what_the_draft_model_lacks_is_what_it_was_not_given() -> None:
     server.apply()
     server.apply()
     state = server.scheduler._state
-    state.spec.device_drafts.ask = lambda slots, *_: np.zeros(len(slots), np.int64)  # type: ignore[method-assign]
+    state.spec.device_drafts.choose_lengths = lambda slots, *_: np.zeros(len(slots), np.int64)  # type: ignore[method-assign]
     for lacking in (2, 3, 4):
         assert asked(server.step()) == {}
         assert state.spec.device_drafts.unseen[0] == lacking
-    del state.spec.device_drafts.ask
+    del state.spec.device_drafts.choose_lengths
     plan = server.step()
     assert asked(plan)[0][:2] == (-5, 5), "what it slept through"
     server.run(2)

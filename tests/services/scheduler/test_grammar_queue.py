@@ -11,10 +11,10 @@ from penstock.engine_core.grammar import cache as module
 from penstock.engine_core.grammar.cache import cost
 from penstock.engine_core.grammar.compilation import compile_grammar
 from penstock.engine_core.grammar.guide import Guide
-from penstock.protocol.errors import GrammarFailure
+from penstock.protocol.errors import GrammarFailure, rejection
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Automaton, Grammar, Sampling, SubmitTokens
-from penstock.services.scheduler.grammar_queue import GrammarQueue, rejection
+from penstock.services.scheduler.grammar_queue import GrammarQueue
 from penstock.services.tokenizer.worker_protocol import allocated
 from tests.engine_core.grammar.vocabulary import automaton, tokens
 from tests.services.scheduler.fakes import FakePort, Inline
@@ -104,7 +104,8 @@ def test_an_automaton_that_fails_is_an_answer(peer) -> None:
     guides.take(peer, SubmitTokens(id=1, token_ids=b"", sampling=Sampling(), automaton=Automaton(source="x y")))
     (admitted,) = guides.admit()
     assert isinstance(admitted.guide, GrammarFailure)
-    assert (rejection(admitted).status, rejection(admitted).code) == (400, "grammar_failed")
+    refused = rejection(admitted.request.id, admitted.guide)
+    assert (refused.status, refused.code) == (400, "grammar_failed")
     assert guides.statistics().cache.failed == 1
     assert guides.statistics().cache.entries == 0
 
@@ -162,7 +163,7 @@ def test_memory_is_bounded_and_what_does_not_fit_is_told_so(peer) -> None:
         running += guides.admit()
     guides.take(peer, request(9, "e"))
     (admitted,) = guides.admit()
-    told = rejection(admitted)
+    told = rejection(admitted.request.id, admitted.guide)
     assert (told.status, told.code) == (429, "overloaded")
     assert told.retry_after
     assert "--grammar-cache-bytes" in told.message
@@ -172,7 +173,7 @@ def test_memory_is_bounded_and_what_does_not_fit_is_told_so(peer) -> None:
     assert isinstance(guides.admit()[0].guide, Guide)
     small = GrammarQueue(tokens(), Inline(), limit=100)
     small.take(peer, request(1))
-    assert rejection(small.admit()[0]).status == 400
+    assert rejection(2, small.admit()[0].guide).status == 400
 
 
 def test_a_request_that_runs_holds_no_source(peer) -> None:
