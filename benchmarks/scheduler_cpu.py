@@ -26,9 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import report
-from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
-from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.messages import Sampling, SubmitTokens
 from penstock.protocol.step_columns import chunk_table, draft_table, integers
 from penstock.protocol.steps import REJECTED, StepPlan, StepResult

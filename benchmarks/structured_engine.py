@@ -26,10 +26,9 @@ from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
-from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.messages import Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.speculation import WITH_MODEL
 from penstock.protocol.steps import StepMasks, StepPlan

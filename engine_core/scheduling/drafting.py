@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.engine_core.scheduling.outbox import Note
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch
@@ -28,7 +29,6 @@ from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.drafter import Draft, Drafter, Prediction, Proposer
 from penstock.engine_core.speculation.jump_forward import Gain, JumpForward
 from penstock.engine_core.speculation.ngram import PromptLookup
-from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.engine_core.speculation.step_cost import draft_lengths
 from penstock.protocol.errors import EngineFailure, GrammarFailure
 from penstock.protocol.steps import OWN_DRAFT, StepResult

@@ -6,8 +6,7 @@ import logging
 
 import msgspec
 
-from penstock.engine_core.scheduling.options import SchedulingOptions
-from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
 from penstock.protocol.config import ON, Config
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.scheduler.executor_group import ExecutorGroup

@@ -21,9 +21,8 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import read_draft
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
-from penstock.engine_core.scheduling.options import SchedulingOptions
+from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
-from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import StepPlan, StepResult
 

@@ -9,8 +9,7 @@ from dataclasses import replace as replace_fields
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions
-from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, Written
 from penstock.protocol.steps import choice_seed
 from tests.sim.grammar import FakeGuide

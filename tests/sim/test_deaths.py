@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.engine_core.scheduling.lifecycle import SUSPICIOUS
-from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.protocol.messages import Finish
 from tests.sim.lives import Life, World, random_lives
 from tests.sim.simulation import Outcome, Simulation

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.scheduling.options import SpeculationOptions
 from tests.sim.lives import World, random_lives, random_world
 from tests.sim.simulation import Outcome, Simulation
 

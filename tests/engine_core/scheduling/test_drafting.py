@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.scheduling.lifecycle import preempt
-from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.protocol.messages import Finish, Sampling, StopHit, TokenBatch
 from penstock.protocol.steps import REJECTED, StepPlan, StepResult
 from tests.sim.executor import ints

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.scheduling.lifecycle import preempt
-from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.protocol.messages import Automaton, Finish
 from penstock.protocol.steps import OWN_DRAFT, StepPlan
 from tests.engine_core.scheduling.test_drafting import drafts, truth, wrong

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.scheduling.lifecycle import preempt
+from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.engine_core.scheduling.plan_builder import MaskWork
-from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.errors import GrammarFailure
 from penstock.protocol.messages import Automaton, Finish, Sampling
 from penstock.protocol.steps import StepPlan, StepResult, choice_seed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.scheduling.drafting import stretch
-from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.protocol.steps import NOBODY, StepPlan
 from tests.sim.executor import ints
 from tests.sim.lives import World, random_lives, random_world

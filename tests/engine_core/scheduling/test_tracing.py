@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.engine_core.scheduling.tracing import MOST_SEQUENCES, Stay
-from penstock.engine_core.speculation.options import SpeculationOptions
 from penstock.protocol.messages import Pooling, TraceContext
 from tests.sim.lives import World
 from tests.sim.server import ROOMY, Server

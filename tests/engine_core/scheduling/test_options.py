@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.speculation.options import SpeculationOptions
+from penstock.engine_core.scheduling.options import SpeculationOptions
 
 
 def test_nothing_is_proposed_unless_it_is_asked_for() -> None:
