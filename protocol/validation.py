@@ -6,11 +6,10 @@ import math
 import re
 from collections.abc import Mapping
 
-from penstock.protocol.addresses import HostAddress, check_apart, read_address
 from penstock.protocol.config import ApiConfig, Config, Field, fields, words
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.groups import check_groups
-from penstock.protocol.links import ports_of
+from penstock.protocol.links import HostAddress, check_apart, ports_of, read_address
 from penstock.protocol.parts import check_parts
 from penstock.protocol.speculation import read_speculative
 

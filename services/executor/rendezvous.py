@@ -35,11 +35,10 @@ from typing import TypeVar
 import msgspec
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
-from penstock.protocol.addresses import read_address
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.protocol.groups import Place, group_size
-from penstock.protocol.links import shared_hash
+from penstock.protocol.links import read_address, shared_hash
 from penstock.services.executor.peer_liveness import PeerLiveness, keep_alive
 from penstock.services.links.curve import read_keys
 from penstock.services.supervisor import logs

@@ -19,10 +19,9 @@ from pathlib import Path
 
 import zmq
 
-from penstock.protocol.addresses import HostAddress, read_address
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import AddressError
-from penstock.protocol.links import LinkSpec, address, given_address
+from penstock.protocol.links import HostAddress, LinkSpec, address, given_address, read_address
 from penstock.services.links.authenticator import DOMAIN, EVENT, FAILURES, Authenticator, ListenerMonitor, reason_of
 from penstock.services.links.curve import LinkKeys, read_keys
 from penstock.services.supervisor import logs

@@ -13,10 +13,9 @@ from penstock.engine_core import folder
 from penstock.engine_core.models.sharding import check_ranks
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol import groups
-from penstock.protocol.addresses import HostAddress, read_address
 from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import AddressError, ConfigError
-from penstock.protocol.links import Role, ports_of
+from penstock.protocol.links import HostAddress, Role, ports_of, read_address
 from penstock.protocol.parts import ORDER, Parts, count
 from penstock.services.http.security import Keys
 from penstock.services.http.server import tls

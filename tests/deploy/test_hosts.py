@@ -18,10 +18,9 @@ import pytest
 import yaml
 
 from penstock.protocol import groups
-from penstock.protocol.addresses import read_address
 from penstock.protocol.config import Config, RunConfig
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.links import Role, shared_hash
+from penstock.protocol.links import Role, read_address, shared_hash
 from penstock.protocol.parts import parts_of
 from penstock.services import cli
 from penstock.services.links.curve import check_access

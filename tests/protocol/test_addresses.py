@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.addresses import PORTS, HostAddress, check_apart, read_address
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.links import PORTS, HostAddress, check_apart, read_address
 
 HOSTS = ("10.0.0.1", "node-1.example", "localhost", "[fd00::1]", "[::1]", "a_b")
 

@@ -113,7 +113,7 @@ def test_nothing_listens_beyond_this_machine_by_default(tmp_path: Path) -> None:
     for link in LINKS:
         assert address(link, tmp_path, 0).startswith(f"ipc://{tmp_path}/")
     named = {source.module for source in product() if '"tcp://' in source.text or "'tcp://" in source.text}
-    assert named == {"protocol.addresses", "protocol.config", "services.executor.rendezvous"}, "which options name"
+    assert named == {"protocol.links", "protocol.config", "services.executor.rendezvous"}, "which options name"
     assert Config().links == LinksConfig(scheduler_address="", tokenizer_address="", link_keys="")
     assert ExecutorConfig().rendezvous == "", "members of a group meet over a file of the run directory"
     environ: dict[str, str] = {}

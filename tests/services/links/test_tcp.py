@@ -14,10 +14,9 @@ import msgspec
 import pytest
 import zmq
 
-from penstock.protocol.addresses import HostAddress
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import AddressError, ConfigError
-from penstock.protocol.links import STEPS, TEXT, TOKENS, LinkSpec
+from penstock.protocol.links import STEPS, TEXT, TOKENS, HostAddress, LinkSpec
 from penstock.protocol.messages import Abort, Rejected
 from penstock.services.links import tcp
 from penstock.services.links.curve import new_keys, write_keys
