@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.engine_core.scheduling.executor_group import ExecutorGroup
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import ModelConfig
 from penstock.protocol.messages import EngineStatus
-from penstock.services.scheduler.executor_group import ExecutorGroup
+from penstock.services.links.link import Peer
 
 STATUS_DELAY = 0.05  # seconds for which the numbers of sequences may have changed without a heartbeat
 PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; jump-forward drafts may be far longer
@@ -38,7 +39,7 @@ class StatusTimer:
 
 
 def group_status(
-    executors: ExecutorGroup, model: ModelConfig, max_model_len: int, replica: int, wall: float, *, draining: bool
+    executors: ExecutorGroup[Peer], model: ModelConfig, max_model_len: int, replica: int, wall: float, *, draining: bool
 ) -> EngineStatus:
     """What there is to say before the first group of executors is complete. `wall`: unix seconds."""
     first = executors.first if executors.complete else None

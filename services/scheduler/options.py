@@ -6,10 +6,11 @@ import logging
 
 import msgspec
 
+from penstock.engine_core.scheduling.executor_group import ExecutorGroup
 from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
 from penstock.protocol.config import ON, Config
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
-from penstock.services.scheduler.executor_group import ExecutorGroup
+from penstock.services.links.link import Peer
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -22,7 +23,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
     vocab_size: int
 
 
-def scheduling_options(config: Config, facts: ModelFacts, executors: ExecutorGroup, masks: int) -> SchedulingOptions:
+def scheduling_options(
+    config: Config, facts: ModelFacts, executors: ExecutorGroup[Peer], masks: int
+) -> SchedulingOptions:
     """For a group that is complete. `masks` is how many a step has room for."""
     model, options = config.model, config.scheduler
     return SchedulingOptions(
@@ -55,7 +58,7 @@ def depth(config: Config) -> int:
     return config.model.pipeline_parallel_size - 1 + ahead(config)
 
 
-def speculation_options(config: Config, executors: ExecutorGroup, masks: int) -> SpeculationOptions:
+def speculation_options(config: Config, executors: ExecutorGroup[Peer], masks: int) -> SpeculationOptions:
     """Drafts are verified under masks, so a step has no more of them than there is room for masks."""
     asked = read_speculative(config.scheduler.speculative_config)
     method, most = asked.method, asked.num_speculative_tokens

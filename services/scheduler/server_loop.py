@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.scheduling.executor_group import ExecutorGroup
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
@@ -23,12 +24,11 @@ from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, EngineStatus, MetricsSnapshots, Rejected, StopHit, SubmitTokens
 from penstock.protocol.steps import ExecutorReady, StepResult
-from penstock.services.links.link import Arrival, Joined, Left, Link
+from penstock.services.links.link import Arrival, Joined, Left, Link, Peer
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller, BitmaskStatistics
 from penstock.services.scheduler.engine_status import StatusTimer, group_status, with_statistics
-from penstock.services.scheduler.executor_group import ExecutorGroup
 from penstock.services.scheduler.grammar_queue import GrammarQueue, GrammarStatistics
 from penstock.services.scheduler.options import ModelFacts, depth, scheduling_options
 from penstock.services.scheduler.step_times import StepTimes, StepTimeStatistics
@@ -84,7 +84,9 @@ class SchedulerLoop:
         traces: SchedulerTraces | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self.executors = ExecutorGroup(group_size(config.model), steps.epoch, now, answering(0, config.model))
+        self.executors: ExecutorGroup[Peer] = ExecutorGroup(
+            group_size(config.model), steps.epoch, now, answering(0, config.model)
+        )
         self.draining = False
         self.remote = RemoteSnapshots()  # of executors on other hosts
         self.lag = Histogram(LAG)
@@ -207,6 +209,8 @@ class SchedulerLoop:
             case MetricsSnapshots() as snapshots:
                 self.remote.receive(peer, snapshots)
             case ExecutorReady() as ready:
+                logs.info(log, "executor_ready", executor=peer.index, blocks=ready.blocks, device=ready.device,
+                             dtype=ready.dtype, load_seconds=ready.load_seconds)  # fmt: skip
                 broke = peer in self.executors.peers and self.executors.complete
                 if self.executors.add(peer, ready, now) and not self.executors.in_step:
                     self._disband(OUT_OF_STEP)

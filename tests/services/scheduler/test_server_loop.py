@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from penstock.engine_core.scheduling.executor_group import MEMBERS_LIMIT, MISSING_LIMIT
 from penstock.protocol.config import Config, ModelConfig, RunConfig, SchedulerConfig
 from penstock.protocol.links import Role
 from penstock.protocol.messages import (
@@ -18,7 +19,6 @@ from penstock.protocol.messages import (
 )
 from penstock.protocol.steps import StepResult
 from penstock.services.scheduler.engine_status import PLACES, STATUS_DELAY
-from penstock.services.scheduler.executor_group import MEMBERS_LIMIT, MISSING_LIMIT
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import IDLE_SECONDS, SchedulerLoop
 from penstock.services.scheduler.step_times import LONG_STEP

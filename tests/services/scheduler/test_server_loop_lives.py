@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
+from penstock.engine_core.scheduling.executor_group import MISSING_LIMIT
 from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
 from penstock.protocol.steps import StepPlan
 from penstock.services.links.link import Peer
-from penstock.services.scheduler.executor_group import MISSING_LIMIT
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, without_grammars

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from penstock.engine_core.scheduling.executor_group import MEMBERS_LIMIT, ExecutorGroup
 from penstock.protocol.links import Hello, Role
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.links.link import Peer
-from penstock.services.scheduler.executor_group import MEMBERS_LIMIT, ExecutorGroup
 
 
 def peer(index: int = 0) -> Peer:
