@@ -1,1 +1,1 @@
-"""Paged KV on the host: which blocks exist, who holds them, what they contain. No torch."""
+"""Paged KV on the host: which blocks exist, which sequences hold them, what they contain. No torch."""

@@ -1,4 +1,4 @@
-"""The block pool: blocks 1..total, reference counts, and the order in which content is given up.
+"""The block pool: blocks 1..total, their reference counts, and the order in which content is evicted.
 
 A block is free (no content worth keeping), idle (unreferenced, content still findable), held (referenced), or
 quarantined after a failed check. Block 0 is the executor's scratch and never appears here. The fence holds blocks and
@@ -92,7 +92,7 @@ class BlockPool:
         return blocks
 
     def idle_among(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks `share` would take out of `available`."""
+        """How many of these blocks `share` would remove from `available`."""
         references = self._references
         return sum(references[block] == 0 for block in blocks)
 
@@ -127,7 +127,7 @@ class BlockPool:
                     self._free.append(block)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Forget the content of blocks whose holder failed. Holders keep them; nobody finds them any more."""
+        """Forget the content of blocks whose holder failed. Holders keep them; later matches do not find them."""
         for block in blocks:
             self.prefix.forget(block)
             if block in self._idle:
@@ -240,7 +240,7 @@ class IdleQueue:
         self.count += 1
 
     def remove(self, block: int) -> None:
-        """Take the block out, wherever it stands."""
+        """Take the block out of the queue."""
         after, before = self._next[block], self._previous[block]
         assert block > 0
         assert after != OUTSIDE
@@ -256,14 +256,14 @@ class IdleQueue:
 
 
 class Fenced(msgspec.Struct, frozen=True):
-    """A table and its slot, given up by their holder while a step may still write through them."""
+    """A block table and its slot, given up while a step may still write through them."""
 
     blocks: Sequence[int]
     slot: int
 
 
 class Fence:
-    """Owner of what is given up but still touched by a step in flight; each entry waits for one step."""
+    """Owner of blocks and slots that were given up while a step in flight still touches them."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[Fenced]] = {}
@@ -276,7 +276,7 @@ class Fence:
         self._waiting.setdefault(step, []).append(fenced)
 
     def open(self, step: int) -> list[Fenced]:
-        """What waited for this step. Steps are applied in order, so nothing older can be left."""
+        """Entries that waited for this step. Steps are applied in order, so nothing older can be left."""
         return self._waiting.pop(step, [])
 
     def tables(self) -> Iterator[Sequence[int]]:

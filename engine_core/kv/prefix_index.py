@@ -1,6 +1,6 @@
 """The prefix index: block identity → block. An entry outlives its holders until the block is given to another sequence.
 
-A full block's identity is a chained hash, H(parent, token ids), whose root holds the extras (cache salt, adapter id).
+A full block's identity is a chained hash, H(parent, token ids), whose root covers the extras (cache salt, adapter id).
 It covers everything that determines the block's KV. BLAKE2b with 128 bits (RFC 7693) is cryptographic, so that no
 tenant can make a block that passes for another's.
 """
@@ -38,8 +38,8 @@ class PrefixIndex:
         self._evicted = 0
 
     def cache(self, identities: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Let later plans find these blocks. Their content must be written by a step that is planned already: steps run
-        in order, so whoever is planned afterwards reads it complete."""
+        """Let later plans find these blocks. A step that writes their content must be planned already: steps run in
+        order, so every later one reads it complete."""
         shards, names, twins = self._blocks, self._identities, 0
         for identity, block in zip(identities, blocks, strict=True):
             if shards[identity[0]].setdefault(identity, block) == block:
@@ -65,7 +65,7 @@ class PrefixIndex:
         return self._identities[block] is not None
 
     def forget(self, block: int) -> None:
-        """The block's content is about to change, or is not to be trusted."""
+        """The block's content is about to change, or cannot be trusted."""
         identity = self._identities[block]
         if identity is not None:
             self._identities[block] = None
@@ -73,7 +73,7 @@ class PrefixIndex:
             self._evicted += 1
 
     def clear(self, total: int) -> None:
-        """Forget everything; from now on there are so many blocks."""
+        """Forget everything; there are `total` blocks from now on."""
         for shard in self._blocks:
             shard.clear()
         self._identities = [None] * (total + 1)

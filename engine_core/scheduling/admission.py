@@ -45,7 +45,7 @@ class Admissions:
                 break
             sequence = walk.next()
             if sequence is None or sequence is state.refused or sequence.last_step > state.steps.applied:
-                break  # in order: nobody overtakes one that waits for memory or for its own tokens in flight
+                break  # in order: no sequence overtakes one that waits for memory or for its own tokens in flight
             found = self._prefix(sequence)
             if found is None:
                 walk.skip(sequence)
@@ -63,13 +63,13 @@ class Admissions:
             budget -= count
 
     def _try_alone(self, budget: int) -> Iterator[tuple[Sequence, int]]:
-        """The next of those that may have killed executors, once nobody else is anywhere."""
+        """The next suspect of the executors' deaths, once nothing else runs."""
         state = self.state
         if state.steps.in_flight or len(state.slots.occupied()):
             return
         sequence = min(state.quarantine, key=rank)
         found = self._prefix(sequence)
-        assert found is not None, "nobody computes anything that it could wait for"
+        assert found is not None, "no other sequence computes a prefix that it could wait for"
         count = min(len(sequence.tokens) - len(found) * state.options.block_size, budget)
         if not self._fits(sequence, found, count):
             cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
@@ -109,7 +109,7 @@ class Admissions:
             return False
         if state.slots.blocks.committed + blocks_at_end(sequence, size) <= pool.capacity:
             self.estimate = None
-            return True  # whatever each will use, all of it fits
+            return True  # even if every sequence runs to its limit
         if self.estimate is None:
             self.estimate = state.forecast.estimate(state.slots, pool.held, leaving_blocks(state), size)
         tokens = np.array([len(sequence.tokens)])
@@ -148,7 +148,7 @@ class Admissions:
         state.traces.enter(sequence, state.stats.durations.now, reused)
 
     def _hopeless(self) -> bool:
-        """Nobody is left to give memory back, and it still does not fit: a quarantine has made the pool too small."""
+        """Nothing runs that could free blocks, and it still does not fit: quarantines have made the pool too small."""
         return not self.state.steps.in_flight and not len(self.state.slots.occupied())
 
     def _owned(self, blocks: list[int]) -> list[bool]:
@@ -158,7 +158,7 @@ class Admissions:
         return alive
 
     def _account(self, sequence: Sequence, slot: int, found: Ints) -> None:
-        """Account shared blocks to whichever sharer is expected to go on longest: they are given back at its end."""
+        """Account shared blocks to the sharer that is expected to run longest: its end frees them."""
         state, slots = self.state, self.state.slots
         owners = state.kv.owners[found]
         others = owners % slots.count
@@ -173,7 +173,7 @@ class Admissions:
 
 
 def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
-    """How many leading identities two chains share: equal at one place means equal before it."""
+    """How many leading block hashes are equal: equal at one place means equal before it."""
     shorter = range(min(len(chain), len(other)))
     return bisect_left(shorter, True, key=lambda index: chain[index] != other[index])
 

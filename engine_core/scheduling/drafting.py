@@ -1,8 +1,8 @@
-"""Drafts as the scheduler sees them: which rows carry some in the next step, and what became of the last ones.
+"""Drafts: which rows carry some in the next step, and how those of the last steps fared.
 
 Drafts come from the host (prompt lookup, predictions, jump-forward under a grammar) or from the executors' draft model.
-A plan asks for device drafts to be made behind its step; later plans have them verified. They yield to everything else:
-they are asked for last, with blocks that nothing else wanted, and a step without room for them leaves them in place.
+A plan requests device drafts behind its step; later plans have them verified. They yield to everything else: they are
+requested last, with blocks that nothing else needs, and a step without room for them leaves them in place.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ LEAST_CATCH_UP = 2  # positions: what every row lacks whose drafts all came true
 
 
 def equip(state: SchedulerState, sequence: Sequence) -> None:
-    """Give a new sequence its copy of the request's guide, and a drafter if anything may be proposed for it."""
+    """Give a new sequence its copy of the request's guide, and a drafter if it may have drafts."""
     request, options = sequence.request, state.options.speculation
     if request.guide is not None:
         sequence.guide = request.guide.copy()
-        if request.message.speculate and not options.own_drafts:  # a draft model sees what is likely, and more
+        if request.message.speculate and not options.own_drafts:  # a draft model predicts whitespace itself
             sequence.guide.learn(state.spec.habits)
         catch_up(sequence.guide, sequence.tokens[request.prompt_tokens :].tolist())
     found = proposers(request, options) if request.message.speculate else ()
@@ -56,7 +56,7 @@ def equip(state: SchedulerState, sequence: Sequence) -> None:
 
 
 def catch_up(guide: Guide, written: list[int]) -> None:
-    """Have a guide take what its sequence has written already. One that cannot has failed: so the sequence will end."""
+    """Advance a guide by what its sequence has written already. If that fails, the sequence will end."""
     try:
         guide.advance(written)
     except (GrammarFailure, EngineFailure) as error:  # guard: design 7, one request's automaton
@@ -64,7 +64,7 @@ def catch_up(guide: Guide, written: list[int]) -> None:
 
 
 def proposers(request: Request, options: SpeculationOptions) -> tuple[Proposer, ...]:
-    """For one sequence, in the order in which they are asked."""
+    """For one sequence, in order of preference."""
     found: list[Proposer] = []
     if request.message.prediction:
         found.append(Prediction(request.message.prediction, request.prompt_tokens))
@@ -109,7 +109,7 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int) -> Draft
 
 
 def start_drafts(state: SchedulerState, batch: RunningBatch, drafts: Drafts | None) -> tuple[Sequence, ...]:
-    """The step leaves: each drafter learns what its sequence has in flight. `batch` holds every row that samples; those
+    """The step leaves: tell each drafter what its sequence has in flight. `batch` holds every row that samples; those
     with a drafter are returned, for `finish_drafts`."""
     rows = state.slots.drafting[batch.slots].nonzero()[0]
     carried = {} if drafts is None else dict(zip(drafts.rows.tolist(), drafts.ids, strict=True))
@@ -165,8 +165,8 @@ def count_drafts(
 
 
 def finish_drafts(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:
-    """The step's result is being applied: what it had in flight is known now, and how long it took, and how long the
-    drafting behind the step before."""
+    """The step's result is being applied: record how long it took, and the drafting behind the step before; its drafts
+    are no longer in flight."""
     if not inflight.chunks and result.busy > 0.0:
         rows = len(inflight.batch.slots)
         state.spec.cost.observe(rows, rows + (0 if inflight.drafts is None else inflight.drafts.total), result.busy)
@@ -179,12 +179,12 @@ def finish_drafts(state: SchedulerState, inflight: InFlightStep, result: StepRes
 
 
 def with_device_drafts(state: SchedulerState, batch: RunningBatch, drafts: Drafts | None, budget: int) -> Drafts | None:
-    """The step's drafts, with those that stand behind the tokens of other rows, at most `budget` tokens of them."""
+    """The step's drafts together with at most `budget` device drafts of other rows."""
     device_drafts, slots = state.spec.device_drafts, batch.slots
     room = (state.slots.limit - state.slots.num_computed_tokens)[slots] - 2
     counts = np.minimum(device_drafts.available[slots], room)
     if drafts is not None:
-        counts[drafts.rows] = 0  # what a grammar forces and what a request predicts is surer
+        counts[drafts.rows] = 0  # jump-forward and predictions are more certain
     counts = np.maximum(counts, 0)
     counts -= np.clip(np.cumsum(counts) - max(0, budget), 0, counts)
     rows = counts.nonzero()[0]
@@ -207,7 +207,7 @@ def with_device_drafts(state: SchedulerState, batch: RunningBatch, drafts: Draft
 
 
 def carried(told: list[int] | None, count: int) -> list[int]:
-    """The ids of a row's drafts. Where they are told they may come later: the list is filled when they do."""
+    """The ids of a row's device drafts. A list of awaited ids is filled when they come."""
     if told is None:
         return [OWN_DRAFT] * count
     del told[count:]
@@ -259,8 +259,8 @@ def request_drafts(
 
 
 def forget_device_drafts(state: SchedulerState, batch: RunningBatch, room: Ints) -> None:
-    """What was told of guided rows is used up. One whose grammar forces what comes after the steps in flight, this one
-    among them, needs no drafts."""
+    """Drop the awaited drafts of guided rows, which are used up. A row whose forced tokens reach beyond the steps in
+    flight, this one included, needs no new ones."""
     for row in guided(state, batch):
         sequence = batch.sequences[row]
         sequence.device_drafts = None
@@ -270,7 +270,7 @@ def forget_device_drafts(state: SchedulerState, batch: RunningBatch, room: Ints)
 
 
 def await_drafts(state: SchedulerState, batch: RunningBatch, lengths: Ints) -> tuple[AwaitedDrafts, ...]:
-    """Drafts of guided rows are told by the step's result: masks behind them depend on what they say."""
+    """The ids of guided rows' drafts come with the step's result: masks behind them depend on them."""
     found = []
     for row in guided(state, batch):
         if length := int(lengths[row]):
@@ -325,13 +325,13 @@ def drafting_columns(state: SchedulerState, batch: RunningBatch, lengths: Ints, 
 
 
 def fill_awaited_drafts(inflight: InFlightStep, result: StepResult) -> None:
-    """The drafts that a step's result tells, for whoever waits for their ids."""
+    """Fill in the draft ids that a step's result brings."""
     ids: list[int] = np.frombuffer(result.drafts, np.int32).tolist()
     place = 0
     for told in inflight.awaited_drafts:
         told.ids[:] = ids[place : place + len(told.ids)]
         place += told.count
-    assert place == len(ids), "the drafts of every row that is told"
+    assert place == len(ids), "the result has the drafts of every row that awaits them"
 
 
 def record_acceptance(
@@ -348,7 +348,7 @@ def record_acceptance(
 
 
 def update_jump_forward(drafter: Drafter, guide: Guide, jump_forward: JumpForward) -> None:
-    """Tell a drafter what its sequence's grammar expects, if it will look at that."""
+    """Give a drafter the tokens that its sequence's grammar forces or makes likely, if it will use them."""
     drafter.forced = guide.forced() if drafter.is_due else []
     drafter.likely = guide.likely(drafter.forced) if drafter.is_due and jump_forward.pays(drafter.gain) else []
 

@@ -1,8 +1,8 @@
-"""How a sequence is queued, leaves its slot, is preempted and ends; what is still in flight leaves through the fence.
+"""How a sequence is queued, leaves its slot, is preempted and ends. What is still in flight leaves through the fence.
 
-When executors die, every sequence with a row in an unanswered step is a suspect. One that was there SUSPICIOUS times
-without making progress is quarantined: it runs alone until it makes progress, or until the executors die once more.
-Then its request ends, and requests like it are refused for a while.
+When executors die, every sequence with a row in an unanswered step is a suspect. One that was in such steps SUSPICIOUS
+times without progress is quarantined: it runs alone until it makes progress, or until the executors die again. Then its
+request ends, and requests like it are refused for a while.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from penstock.engine_core.scheduling.tracing import PREEMPTED, YIELDED
 from penstock.protocol.messages import Finish
 
 TOO_SMALL = "the server no longer has enough KV cache for this request"
-SUSPICIOUS = 2  # deaths without progress before a sequence is tried
-AHEAD = 2  # tokens that were in flight at a death: as many more, and the sequence has got past what killed
+SUSPICIOUS = 2  # deaths without progress before a sequence is quarantined
+AHEAD = 2  # tokens that were in flight at a death: a sequence with more new ones has got past it
 KILLER = f"the engine's executor died {SUSPICIOUS + 1} times while it ran this request, the last time with nothing else"
 
 
 def cache_blocks(state: SchedulerState, sequence: Sequence) -> None:
-    """Name the full blocks whose tokens are known and whose positions are planned."""
+    """Cache the full blocks whose tokens are known and whose positions are planned."""
     if sequence.request.root is not None:
         full = (
             min(int(state.slots.num_computed_tokens[sequence.slot]), len(sequence.tokens)) // state.options.block_size
@@ -38,7 +38,7 @@ def cache_blocks(state: SchedulerState, sequence: Sequence) -> None:
 
 
 def cache_blocks_to(state: SchedulerState, sequence: Sequence, full: int) -> None:
-    """Name the sequence's blocks up to the first `full`, which are full. Owner of `sequence.cached`."""
+    """Cache the sequence's first `full` blocks. Owner of `sequence.cached`."""
     size = state.options.block_size
     assert sequence.request.root is not None
     extend(sequence.block_hashes, sequence.request.root, sequence.tokens, full, size)
@@ -48,13 +48,13 @@ def cache_blocks_to(state: SchedulerState, sequence: Sequence, full: int) -> Non
 
 
 def announce_prefix(state: SchedulerState, sequence: Sequence) -> None:
-    """Tell newcomers with the same prefix that the next block of it is being computed: they wait for it."""
+    """Let waiting sequences with the same prefix know that its next block is being computed."""
     if sequence.request.root is not None and sequence.cached < len(sequence.block_hashes):
         state.kv.in_flight_prefixes.setdefault(sequence.block_hashes[sequence.cached], sequence)
 
 
 def retract_prefix(state: SchedulerState, sequence: Sequence) -> None:
-    """Take back what `announce` told. Called before `seal` moves on and when the sequence leaves."""
+    """Undo `announce_prefix`: before the sequence caches more blocks, and when it leaves."""
     if sequence.cached < len(sequence.block_hashes):
         identity = sequence.block_hashes[sequence.cached]
         if state.kv.in_flight_prefixes.get(identity) is sequence:
@@ -81,15 +81,15 @@ def vacate(state: SchedulerState, sequence: Sequence, *, trusted: bool = True) -
 
 
 def release(state: SchedulerState, fenced: Fenced) -> None:
-    """Nothing in flight touches these any more."""
+    """Free a slot and its blocks, which no step in flight touches any more."""
     state.kv.pool.release(fenced.blocks)
     state.slots.give(fenced.slot)
     state.refused = None
 
 
 def preempt(state: SchedulerState, sequence: Sequence, reason: str = PREEMPTED) -> None:
-    """Back to the queue, to be recomputed. Tokens in flight are still taken. One that gave its slot up for another
-    client waits for its own client's turn."""
+    """Return a sequence to the queue, to be recomputed. Its tokens in flight still count. One that yielded its slot to
+    another client waits for its own client's turn."""
     state.traces.leave(sequence, reason, state.stats.durations.now)
     vacate(state, sequence)
     state.queue.put(sequence, state.stats.durations.now, preempted=reason != YIELDED)
@@ -101,7 +101,7 @@ def preempt(state: SchedulerState, sequence: Sequence, reason: str = PREEMPTED) 
 
 
 def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
-    """The sequence is over, wherever it stands. The terminal row is the caller's."""
+    """The sequence ends, whether it runs or waits. The caller delivers its terminal row."""
     assert not sequence.ended
     request = sequence.request
     state.traces.leave(sequence, finish, state.stats.durations.now)
@@ -129,7 +129,7 @@ def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
 
 
 def end_aside(state: SchedulerState, sequence: Sequence, finish: Finish, error: str | None = None) -> None:
-    """End a sequence outside a step's columns: its terminal row stands alone."""
+    """End a sequence outside a step's result, with a terminal row of its own."""
     row = end_row(sequence.request.message.id, sequence.index, finish, error, sequence.drafted)
     state.outboxes[sequence.request.source].put(row)
     end(state, sequence, finish)
@@ -157,7 +157,7 @@ def add(state: SchedulerState, request: Request) -> Sequence:
     chain = [] if first is None else first.block_hashes[: request.prompt_tokens // state.options.block_size]
     rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
     sequence = Sequence(request, index, rank, tokens, chain)
-    if sequence.outputs:  # what comes with a first token was told by the scheduler before this one
+    if sequence.outputs:  # an earlier scheduler delivered what comes with a first token
         sequence.began = sequence.prompt_logprobs.delivered = True
         sequence.prompt_logprobs.positions = request.prompt_tokens
     equip(state, sequence)
@@ -176,7 +176,7 @@ def add_others(state: SchedulerState, request: Request) -> None:
 
 
 def resume(state: SchedulerState, request: Request) -> None:
-    """Queue the sequences of a request that goes on, all at once; those that have ended are over."""
+    """Queue all unfinished sequences of a request that began at another scheduler."""
     for written in request.message.written:
         if written.ended:
             request.spawned += 1
@@ -185,7 +185,7 @@ def resume(state: SchedulerState, request: Request) -> None:
 
 
 def in_flight_sequences(state: SchedulerState) -> list[Sequence]:
-    """Sequences with work in a step that has not been answered."""
+    """Sequences with work in a step whose result has not come."""
     found: dict[Sequence, None] = {}
     for inflight in state.steps.in_flight:
         found.update(dict.fromkeys(inflight.batch.sequences))
@@ -211,7 +211,7 @@ def suspect(state: SchedulerState, suspects: Iterable[Sequence], now: float) -> 
 
 
 def clear_suspects(state: SchedulerState) -> None:
-    """Whoever has got past the place of the deaths is one of many again; it makes room for the next to be tried."""
+    """Release sequences from quarantine that have got past the deaths, and make room for the next one to run alone."""
     for sequence in list(state.quarantine):
         if len(sequence.tokens) > sequence.deaths[1] + AHEAD:
             del state.quarantine[sequence]

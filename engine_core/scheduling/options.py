@@ -26,7 +26,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rereads(self) -> bool:
-        """Whether what drafts from the model's states goes over its accepted drafts again, once they are there."""
+        """Whether the head runs accepted drafts again, once the model's hidden states for them are there."""
         return self.method == "eagle"
 
     @property
@@ -46,15 +46,15 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     prefix_caching: bool = True
     policy: str = "fcfs"  # or "priority": larger first, then arrival
-    fairness: bool = True  # clients take turns; without it sequences go as they come
-    expected_share: float = 1.0  # of a request's max_tokens that it is expected to use, until ends teach better
+    fairness: bool = True  # clients take turns; without it the order is first come, first served
+    expected_share: float = 1.0  # of max_tokens that a request is expected to use, until finished ones show better
     speculation: SpeculationOptions = SpeculationOptions()
     max_queued_tokens: int = 0  # of prompts that wait; 0: any number
     max_queue_time: float = 0.0  # seconds that a request waits for its first slot; 0: as long as it takes
     stages: int = 1  # of the pipeline that runs the steps
-    ahead: int = UNBOUNDED  # steps that a sequence has in flight, at most, where the caller plans so many
-    piece: int = 512  # positions of prompts that are worth a step of their own where there are several stages
-    traced: bool = False  # whether the history of sampled requests is told
+    ahead: int = UNBOUNDED  # most steps that a sequence has in flight
+    piece: int = 512  # positions of prompts that are worth a step of their own in a pipeline of stages
+    traced: bool = False  # whether the history of sampled requests is recorded
     trace_tokens: int = 0  # output tokens between two marks in it; 0: none
     epoch: int = 0
 

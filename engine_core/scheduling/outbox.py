@@ -1,4 +1,4 @@
-"""What is not yet delivered to one source, in columns, merged when the link was full."""
+"""Outputs that are not yet delivered to one source, in columns, merged where the link was full."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Note:
         )
 
     def then(self, later: Note) -> Note:
-        """One note for two rows of the same choice, this one the earlier."""
+        """One note for two rows of the same sequence, this one the earlier."""
         return Note(
             later.cached_tokens if self.cached_tokens is None else self.cached_tokens,
             joined([scores for scores in (self.logprobs, later.logprobs) if scores is not None]),
             later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
-            self.drafted if later.drafted is None else later.drafted,  # they count from the choice's beginning
+            self.drafted if later.drafted is None else later.drafted,  # they count from the sequence's beginning
             later.stop_token if self.stop_token is None else self.stop_token,
             later.error if self.error is None else self.error,
             later.vector if self.vector is None else self.vector,
@@ -65,7 +65,7 @@ class Rows:
 
 
 def joined(parts: Sequence[Logprobs]) -> Logprobs | None:
-    """Consecutive positions of one choice in one piece. All parts of a choice have the same width."""
+    """Consecutive positions of one sequence as one. All parts of a sequence have the same width."""
     if len(parts) < 2:
         return parts[0] if parts else None
     return Logprobs(
@@ -96,7 +96,7 @@ def end_row(
 
 
 def merged(parts: Sequence[Rows]) -> Rows:
-    """One row per (id, choice): tokens in order of the parts, the finish of the last, notes joined."""
+    """One row per (id, sequence): tokens in order of the parts, the finish of the last, notes joined."""
     if len(parts) == 1:
         return parts[0]
     ids = np.concatenate([part.ids for part in parts])
@@ -104,7 +104,7 @@ def merged(parts: Sequence[Rows]) -> Rows:
     counts = np.concatenate([part.counts for part in parts])
     finish = np.concatenate([part.finish for part in parts])
     tokens = np.concatenate([part.tokens for part in parts])
-    order = np.lexsort((numbers, ids))  # stable: rows of one choice stay in order
+    order = np.lexsort((numbers, ids))  # stable: rows of one sequence stay in order
     ids, numbers = ids[order], numbers[order]
     first = np.ones(len(ids), bool)
     first[1:] = (ids[1:] != ids[:-1]) | (numbers[1:] != numbers[:-1])
@@ -149,7 +149,7 @@ class Outbox:
             self._rows = [merged(self._rows)]
 
     def put_vectors(self, rows: Rows) -> None:
-        """The only rows of their choices."""
+        """The only rows of their sequences."""
         self._vectors.append(rows)
 
     def reject(self, message: Rejected) -> None:
@@ -171,7 +171,7 @@ class Outbox:
 
 
 class Outboxes(dict[int, Outbox]):
-    """The outbox of each source, made when it is first asked for."""
+    """The outbox of each source, made at its first use."""
 
     def __missing__(self, source: int) -> Outbox:
         found = self[source] = Outbox()

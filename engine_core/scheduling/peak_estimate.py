@@ -1,7 +1,7 @@
-"""Whether one more sequence fits: the exact future peak of KV blocks, given how long each is expected to go on.
+"""Whether one more sequence fits: the exact future peak of KV blocks, given how long each one is expected to run.
 
 The peak is that of LightLLM's past-future scheduler (Gong et al., ASPLOS 2025): memory only grows between two ends, so
-its maximum stands at some end. Sorted by remaining length, the sum over those still running at each end is a running
+its maximum is at some end. Sorted by remaining length, the sum over those still running at each end is a running
 sum. Here it counts blocks, not tokens: with c = a*size - b positions now, t = u*size + v positions later a sequence
 holds a + u + (1 if v > b) blocks, so the exact count is one running sum and one running histogram of b.
 """
@@ -32,8 +32,8 @@ class PeakEstimate(msgspec.Struct, frozen=True):
 
     positions: Ints  # KV positions after the next step
     further: Ints  # positions to come after those, as expected
-    spare: Ints  # blocks held for others' account: not given back at this sequence's end
-    base: int  # blocks held for nobody's account: never given back
+    spare: Ints  # blocks accounted to other sequences: not freed at this sequence's end
+    base: int  # blocks accounted to no sequence: never freed
 
 
 def peak_blocks(estimate: PeakEstimate, block_size: int) -> int:
@@ -54,8 +54,8 @@ def peak_blocks(estimate: PeakEstimate, block_size: int) -> int:
 
 
 class Forecast:
-    """Owner of the expectation. Begun at the full allowance (1.0), a scheduler never has to preempt until ends teach it
-    to expect less."""
+    """Owner of the expectation. It begins at the full allowance (1.0), with which nothing is ever preempted, and falls
+    as sequences end early."""
 
     def __init__(self, expected_share: float) -> None:
         self._mean = expected_share
@@ -65,12 +65,12 @@ class Forecast:
         self._peaks = 0
 
     def share(self, running: int) -> float:
-        """Of its remaining allowance, what each of so many sequences is expected to use. What one uses beyond the mean
-        another leaves, so the deviation of their sum grows with the root of their number."""
+        """The share of its remaining allowance that each of `running` sequences is expected to use. What one uses
+        beyond the mean another leaves, so the deviation of their sum grows with the root of their number."""
         return min(1.0, self._mean + 2.0 * self._deviation / math.sqrt(running or 1) + self._margin)
 
     def ended(self, outputs: int, allowance: int) -> None:
-        """A sequence ended by itself after this many of the tokens it was allowed."""
+        """A sequence finished after this many of the tokens that it was allowed."""
         error = outputs / allowance - self._mean
         self._mean += MEMORY * error
         self._deviation += MEMORY * (abs(error) - self._deviation)

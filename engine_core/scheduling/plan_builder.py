@@ -52,7 +52,7 @@ UNTRACED = TraceContext()
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """A plan in the making."""
+    """A plan that is being built."""
 
     pairs: list[npt.NDArray[np.int32]] = field(default_factory=list)  # each [new blocks, 2]
     starts: list[SlotStart] = field(default_factory=list)
@@ -70,7 +70,7 @@ def plan(state: SchedulerState) -> StepPlan | None:
         found = plan_microbatch(state, microbatch, batch)
         if found is not None or not len(batch.slots):
             return found
-        rotate(state, microbatch)  # its rows stand still for blocks of others, whose turn may give some back
+        rotate(state, microbatch)  # its rows wait for blocks, which another micro-batch may free
     return None
 
 
@@ -94,7 +94,7 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch)
     short = crossing(state, batch) if drafts is None else drafted_crossing(state, batch, drafts)
     if drafts is not None and len(short) + sum(needs) > state.kv.pool.available:
         budget += drafts.total
-        drafts = None  # before anybody waits for a block
+        drafts = None  # they yield before any row waits for a block
         short = crossing(state, batch)
     kv_pressure = state.kv_pressure = len(short) + sum(needs) > state.kv.pool.available
     if kv_pressure:
@@ -114,8 +114,8 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch)
 
 
 def draft(state: SchedulerState, batch: RunningBatch, budget: int) -> Drafts | None:
-    """Drafts of the batch's rows, at most `budget` tokens and no more than a step may: those proposed here, then what
-    executors have made."""
+    """Drafts of the batch's rows, at most `budget` tokens and no more than a step may have: first those of the host,
+    then device drafts."""
     drafts = draft_rows(state, batch, budget) if state.slots.drafters else None
     if not state.spec.device_drafts.most:
         return drafts
@@ -260,7 +260,7 @@ def finish_plan(
 
 
 def draft_columns(state: SchedulerState, rows: Ints, drafts: Drafts) -> tuple[bytes, bytes]:
-    """Suppose that every draft is accepted; what the plan says of them."""
+    """The plan's columns of drafts. Positions are counted as if every draft were accepted."""
     drafted = rows[drafts.rows]
     state.slots.num_computed_tokens[drafted] += drafts.counts
     state.stats.totals.scheduled_tokens += drafts.total
@@ -272,7 +272,7 @@ def draft_columns(state: SchedulerState, rows: Ints, drafts: Drafts) -> tuple[by
 def switch_decoding(
     state: SchedulerState, microbatch: int, batch: RunningBatch, starts: list[SlotStart]
 ) -> tuple[bytes, bytes]:
-    """Slots to add to and to take out of the executors' decode set of a micro-batch, whose turn it is."""
+    """Slots to add to and to remove from the executors' decode set of a micro-batch."""
     turned_on = turned_off = b""
     if microbatch != NOBODY:
         rotate(state, microbatch)
@@ -332,13 +332,13 @@ def next_microbatch(state: SchedulerState) -> tuple[int, RunningBatch]:
 
 
 def rotate(state: SchedulerState, number: int) -> None:
-    """A micro-batch has had its turn."""
+    """A micro-batch has run: the others go first now."""
     state.microbatches.turns.remove(number)
     state.microbatches.turns.append(number)
 
 
 def early_rows(state: SchedulerState, slots: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether the token that each slot's next position needs will be on its way still when the first stage is free."""
+    """Whether the token that each slot's next position needs will still be in flight when the first stage is free."""
     found: np.ndarray[tuple[int], np.dtype[np.bool_]] = state.slots.last[slots] > max(
         state.steps.applied, state.steps.planned + 1 - state.options.stages
     )
@@ -346,7 +346,7 @@ def early_rows(state: SchedulerState, slots: Ints) -> np.ndarray[tuple[int], np.
 
 
 def balance(state: SchedulerState, number: int) -> None:
-    """Move rows of a micro-batch that has more than its share, as sequences elsewhere have ended, to the smallest ones.
+    """Move rows of a micro-batch that has more than its share to the smallest ones, after sequences elsewhere ended.
     They wait for a later turn, so none becomes too early; those that ran last move first, so none waits twice."""
     slots = state.slots
     excess = slots.sizes[number] - -(-sum(slots.sizes) // slots.microbatches)
@@ -364,7 +364,7 @@ def join(state: SchedulerState, slot: int, number: int) -> None:
     if number == NOBODY or slots.sizes[number] > slots.sizes[least]:
         number = least
     if not slots.sizes[number]:
-        rotate(state, number)  # nobody of it has waited longer than this slot will have
+        rotate(state, number)  # none of its rows has waited longer than this slot
     slots.move(slot, number)
 
 
@@ -376,7 +376,7 @@ def smallest(state: SchedulerState) -> int:
 def prompt_budget(state: SchedulerState, budget: int) -> int:
     """Positions of prompts that the next step should run, at most `budget`.
 
-    What waits is cut into pieces, so that several stages work on it at once, and no smaller than a step is worth.
+    Prompts are cut into chunks that several stages work on at once, but no smaller than a step is worth.
     """
     options, planned = state.options, state.slots.num_computed_tokens
     waiting = state.queue.tokens
@@ -386,7 +386,7 @@ def prompt_budget(state: SchedulerState, budget: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskWork:
-    """What a step's masks are made from. Entries that no row of it covers are not masked."""
+    """What a step's masks are made from. Entries that none of its rows covers are not masked."""
 
     step: int
     epoch: int

@@ -1,4 +1,4 @@
-"""Signatures of requests that executors or tokenizers died of. Requests like them are refused for a while."""
+"""Signatures of poison requests, which executors or tokenizers died of. Requests like them are refused for a while."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PoisonRequests:
 
 
 def signature(message: SubmitTokens) -> bytes:
-    """What two requests have in common that ask for the same, whoever asks: all but the seed, which may be ours."""
+    """Equal for two requests that ask for the same, from any client: everything but the seed, which may be ours."""
     parameters = msgspec.structs.replace(message.sampling, seed=0)
     digest = blake2b(message.token_ids, digest_size=16)
     digest.update(msgspec.msgpack.encode((parameters, message.automaton, message.prediction, message.n)))
@@ -40,7 +40,7 @@ def signature(message: SubmitTokens) -> bytes:
 
 
 def text_signature(message: SubmitText | Tokenize | Detokenize) -> bytes:
-    """What two requests have in common that have the same made of a tokenizer."""
+    """Equal for two requests that give a tokenizer the same work."""
     match message:
         case Detokenize():
             parts: tuple[object, ...] = (message.token_ids,)

@@ -22,8 +22,7 @@ from penstock.protocol.messages import Finish
 def preempt_for_blocks(
     state: SchedulerState, batch: RunningBatch, short: Ints, chunks: list[tuple[Sequence, int]], needs: list[int]
 ) -> tuple[RunningBatch, list[tuple[Sequence, int]]]:
-    """Decide who of the claimants gets blocks: `short` slots of `batch` want one each, each of `chunks` its number of
-    `needs`.
+    """Decide which claims to blocks are met: a slot of `short` needs one, a chunk its number of `needs`.
 
     Returns the rows of the batch that decode in this step, and those of the chunks (sequence, positions) that run.
     """
@@ -57,20 +56,20 @@ def preempt_for_blocks(
             cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
         else:
             still.add(sequence)
-            granted += left  # what is left and what comes is spoken for: no junior row gets past
+            granted += left  # what is left, and what is to come, is reserved: no junior row gets past
             expected = max(0, expected - (need - left))
     rows = batch.slots[slots.ready[batch.slots]]
-    standing = [sequence.slot for sequence in still if slots.ready[sequence.slot]]
-    if standing:
-        rows = np.setdiff1d(rows, np.array(standing))
+    waiting = [sequence.slot for sequence in still if slots.ready[sequence.slot]]
+    if waiting:
+        rows = np.setdiff1d(rows, np.array(waiting))
     if len(rows) < len(batch.slots):
         batch = slots.batch(rows)
     return batch, [(sequence, count) for sequence, count in chunks if sequence.slot >= 0 and sequence not in still]
 
 
 def make_way(state: SchedulerState) -> None:
-    """Have starved clients go next, and running sequences give their slots up to them. Called before the rows of a step
-    are chosen. What waits behind the fence is given to them first, so nothing more is taken meanwhile."""
+    """Promise starved clients the next slots, and preempt running sequences for them. Called before the rows of a step
+    are chosen. They get what waits behind the fence first, so nothing more is preempted meanwhile."""
     while (sequence := state.queue.starved(state.stats.durations.now)) is not None:
         state.queue.promise(sequence)
     promised = state.queue.promised()
@@ -78,7 +77,7 @@ def make_way(state: SchedulerState) -> None:
         return
     short = len(promised) - state.slots.free
     if short <= 0 and state.refused is promised[0]:
-        short = 1  # there are slots, and too few blocks for it
+        short = 1  # there is a slot, but too few blocks for it
     for sequence in promised[: max(0, short)]:
         victim = state.queue.victim(sequence)
         if victim is not None:
@@ -86,5 +85,5 @@ def make_way(state: SchedulerState) -> None:
 
 
 def leaving_blocks(state: SchedulerState) -> int:
-    """Blocks that come back when the fence opens."""
+    """Blocks that are freed when the fence opens."""
     return sum(state.kv.pool.lone_among(table) for table in state.kv.fence.tables())
