@@ -1,4 +1,4 @@
-"""A request as the scheduler keeps it, and its sequences. The scheduler is the one owner of every token."""
+"""A request and its sequences, as the scheduler keeps them. The scheduler alone owns their tokens."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class PromptLogprobs:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence of a request. It has a slot while it runs; `life` changes with every stay in a slot."""
+    """One sequence of a request. It has a slot while it runs; `life` numbers its stay there."""
 
     request: Request
     index: int
     rank: Rank
-    tokens: array[int]  # prompt, then every token taken from a result
+    tokens: array[int]  # prompt, then output
     block_hashes: list[bytes]  # of its full blocks, as far as they were needed
     blocks: list[int] = field(default_factory=list)
     slot: int = -1
     life: int = 0
-    borrowed: int = 0  # leading blocks that the prefix index gave at the start of this life
-    cached: int = 0  # leading blocks whose identity the prefix index knows
-    last_step: int = 0  # last planned step of its former lives
+    borrowed: int = 0  # leading blocks that came from the prefix cache when it entered its slot
+    cached: int = 0  # leading blocks that are in the prefix index
+    last_step: int = 0  # last planned step of its former stays in slots
     began: bool = False  # its first token was delivered
     ended: bool = False
     prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)
     waits_for: tuple[Sequence, int, int] | None = None  # (sequence, its life, blocks): a prefix that is being computed
     guide: Guide | None = None  # has taken every token of the output
     drafter: Drafter | None = None
-    device_drafts: list[int] | None = None  # the drafts that stand behind its tokens, where their ids are told
-    drafted: tuple[int, int] | None = None  # drafts accepted and rejected; None: it never had any
+    device_drafts: list[int] | None = None  # the drafts behind its tokens, where their ids come with a result
+    drafted: tuple[int, int] | None = None  # drafts accepted and rejected; None: it has had none
     deaths: tuple[int, int] = 0, 0  # of executors while it made no progress, and its tokens at the last one
 
     @property
@@ -52,14 +52,14 @@ class Sequence:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether the logprobs of its prompt are still to be computed; then no position may come from the cache."""
+        """Whether log-probabilities of its prompt are missing: then no position may come from the prefix cache."""
         request = self.request
         missing = self.prompt_logprobs.positions < request.prompt_tokens - 1
         return self.index == 0 and request.needs_prompt_logprobs and missing
 
     @property
     def skips_prefix_cache(self) -> bool:
-        """Whether every position of it must be computed, so that none may come from the cache."""
+        """Whether every position must be computed, so that none may come from the prefix cache."""
         pooling = self.request.message.pooling
         return self.needs_prompt_logprobs or (pooling is not None and pooling.whole)
 
@@ -73,18 +73,18 @@ class Request:
     order: int  # of arrival
     prompt_tokens: int
     limit: int  # most tokens of a sequence, prompt included; one more than the prompt's where it pools
-    root: bytes | None  # parent of the identity chain; None: its blocks have no identity
+    root: bytes | None  # what its block hashes begin from; None: its blocks are not cached
     stop_token_ids: frozenset[int]  # token ids that end a sequence
     guide: Guide | None = None  # before any output; each sequence has a copy
     since: float = 0.0  # when it came, on the caller's clock
     sequences: dict[int, Sequence] = field(default_factory=dict)  # those alive and begun
     spawned: int = 0  # sequences 0..spawned-1 exist or have ended; the others wait for sequence 0's prompt
     cached: int = 0  # prompt tokens that came from the prefix cache
-    traced: bool = False  # its history is told
+    traced: bool = False  # its history is recorded
 
     @property
     def pools(self) -> bool:
-        """Whether it wants a vector: its one sequence ends with its prompt."""
+        """Whether it asks for a vector: its one sequence ends with its prompt."""
         return self.message.pooling is not None
 
     @property
@@ -99,7 +99,7 @@ def stop_token_ids(sampling: Sampling, vocab_size: int) -> frozenset[int]:
 
 
 def finish_reason(request: Request, token: int, length: int) -> Finish:
-    """Whether `token` ends a sequence that has `length` tokens with it. An ending token beats the length."""
+    """Whether `token` ends a sequence that has `length` tokens with it. A stop token goes before the length."""
     if token in request.stop_token_ids and length - request.prompt_tokens >= request.message.sampling.min_tokens:
         return Finish.STOP
     if length >= request.limit:

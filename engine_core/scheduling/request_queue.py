@@ -28,16 +28,16 @@ from typing import Generic, TypeVar
 from penstock.engine_core.scheduling.request import Rank, Sequence
 
 QUANTUM = 64  # tokens: a short turn costs nothing, and what is cheap waits for less
-MOST = 2 * QUANTUM  # that refunds leave of a turn
+MOST = 2 * QUANTUM  # largest balance after a refund
 Place = tuple[int, int]  # round, then the order of coming into it
 PATIENCE = 0.25  # seconds; mostly a slot is free before
-LOOK = 0.05  # seconds between looks at who starves
-TYPICAL = 256  # tokens that an output is thought to have before any has ended
+LOOK = 0.05  # seconds between searches for starved clients
+TYPICAL = 256  # expected tokens of an output, before any has ended
 MEMORY = 1.0 / 32  # weight of one output in the mean
 
 
 class Share:
-    """One of those that take turns."""
+    """A tenant or a client that takes turns with others."""
 
     __slots__ = ("balance", "place", "waits")
 
@@ -62,7 +62,7 @@ class Ring(Generic[S]):
         return len(self._turns)
 
     def join(self, share: S) -> None:
-        """It has something waiting now."""
+        """It has a waiting sequence now."""
         assert not share.waits
         round_ = share.place[0]
         if round_ <= self._round:
@@ -70,7 +70,7 @@ class Ring(Generic[S]):
         self._insert(share, round_)
 
     def leave(self, share: S) -> None:
-        """Nothing of it waits any more. A debt is kept."""
+        """It has no waiting sequence any more. A debt is kept."""
         del self._turns[bisect_left(self._turns, share.place)]
         share.waits = False
 
@@ -80,13 +80,13 @@ class Ring(Generic[S]):
         return self._turns[index][2] if index < len(self._turns) else None
 
     def serve(self, share: S, tokens: int) -> None:
-        """Something of it, expected to cost so many tokens, is admitted."""
+        """A sequence of it was admitted, which is expected to cost this many tokens."""
         if self._turns and self._turns[0][2] is share:
             self._round = max(self._round, share.place[0])
         self.charge(share, tokens)
 
     def charge(self, share: S, tokens: int) -> None:
-        """It has cost so many tokens more than was thought, or fewer if negative. A refund buys no place before those
+        """It costs this many tokens more than expected, or fewer if negative. A refund does not move it before shares
         that wait in the next round already."""
         share.balance -= tokens
         rounds = (QUANTUM - share.balance) // QUANTUM  # until the balance is positive again
@@ -112,7 +112,7 @@ class Ring(Generic[S]):
 
 
 class Client(Share):
-    """What one client has waiting and running at one priority."""
+    """The waiting and running sequences of one client at one priority."""
 
     __slots__ = ("name", "ranks", "running", "sequences", "tenant")
 
@@ -125,14 +125,14 @@ class Client(Share):
         self.running: dict[Sequence, None] = {}  # have a slot, or are promised the next one
 
     def place_of(self, sequence: Sequence) -> int:
-        """Where it stands among those that wait."""
+        """Its index among the waiting sequences."""
         index = bisect_left(self.ranks, sequence.rank)
         assert self.sequences[index] is sequence
         return index
 
 
 class Tenant(Share):
-    """What one tenant has at one priority."""
+    """The clients of one tenant at one priority."""
 
     __slots__ = ("clients", "crowded", "level", "name", "ring", "running", "starving")
 
@@ -148,7 +148,7 @@ class Tenant(Share):
 
 
 class Level:
-    """What has one priority."""
+    """All tenants of one priority."""
 
     __slots__ = ("number", "preempted", "promised", "ring", "tenants")
 
@@ -178,7 +178,7 @@ class RequestQueue:
         return self.waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All that wait, in no particular order between clients."""
+        """All waiting sequences, in no particular order between clients."""
         for number in self._numbers:
             for tenant in self._levels[number].tenants.values():
                 for client in tenant.clients.values():
@@ -195,7 +195,7 @@ class RequestQueue:
         return sum(len(tenant.ring) for level in self._levels.values() for tenant in level.tenants.values())
 
     def put(self, sequence: Sequence, now: float, *, preempted: bool = False) -> None:
-        """It waits from now on."""
+        """Queue a sequence."""
         client = self._clients[sequence] = self._client(sequence)
         tenant = client.tenant
         index = bisect_left(client.ranks, sequence.rank)
@@ -213,7 +213,7 @@ class RequestQueue:
             tenant.starving.setdefault(client, now)
 
     def remove(self, sequence: Sequence) -> None:
-        """It ends while it waits."""
+        """A waiting sequence ends."""
         assert sequence in self._clients, "it has been in the queue"
         client = self._clients[sequence]
         self._take(sequence, client)
@@ -222,8 +222,8 @@ class RequestQueue:
         self._tidy(client)
 
     def enter(self, sequence: Sequence, computed: int) -> None:
-        """It has a slot: it pays for the positions that it has computed and for the output that it may be expected to
-        have, once, however often it is preempted."""
+        """A sequence gets a slot. Its client pays for the computed positions and the expected output, once, however
+        often the sequence is preempted."""
         client = self._clients[sequence]
         tenant = client.tenant
         if sequence not in self._paid:
@@ -235,7 +235,7 @@ class RequestQueue:
         self._run(sequence, client)
 
     def leave(self, sequence: Sequence, now: float) -> None:
-        """It has its slot no longer. It waits again, or ends."""
+        """A sequence leaves its slot. It waits again, or ends."""
         client = self._clients[sequence]
         self._stop(sequence, client)
         if client.sequences and not client.running:
@@ -243,7 +243,7 @@ class RequestQueue:
         self._tidy(client)
 
     def settle(self, sequence: Sequence) -> None:
-        """It ends: what it has paid is made what it has cost. Called before it leaves."""
+        """A sequence ends: correct what was paid for it to what it cost. Called before `leave`."""
         if sequence in self._paid:
             client = self._clients[sequence]
             more = len(sequence.tokens) - self._paid[sequence]
@@ -252,7 +252,7 @@ class RequestQueue:
             self._typical += MEMORY * (sequence.outputs - self._typical)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended: nothing of it comes here again."""
+        """The sequence has ended and will not return."""
         self._clients.pop(sequence, None)
         self._paid.pop(sequence, None)
 
@@ -260,7 +260,7 @@ class RequestQueue:
         return Walk([self._levels[number] for number in self._numbers], self._clients)
 
     def starved(self, now: float) -> Sequence | None:
-        """The first sequence of a client that starves, if anybody is to give a slot up for it."""
+        """The first sequence of a starved client, if another client should yield a slot to it."""
         if now < self._look_at:
             return None
         for number in self._numbers:
@@ -276,18 +276,18 @@ class RequestQueue:
         return None
 
     def promise(self, sequence: Sequence) -> None:
-        """It goes before all others of its priority, and counts as running from now on."""
+        """Put a sequence before all others of its priority; it counts as running from now on."""
         client = self._clients[sequence]
         client.tenant.level.promised[sequence] = None
         self._run(sequence, client)
 
     def promised(self) -> list[Sequence]:
-        """The sequences that were promised a slot and wait for it, in order."""
+        """Waiting sequences that were promised a slot, in order."""
         return [sequence for number in self._numbers for sequence in self._levels[number].promised]
 
     def victim(self, sequence: Sequence) -> Sequence | None:
-        """Which running sequence gives its slot up for one that was promised it: the most junior one of the client that
-        has most, of the tenant that has most. None where that would not make shares more even."""
+        """The running sequence that yields its slot to a promised one: the most junior one of the largest client of the
+        largest tenant. None where that would not make shares more even."""
         own = self._clients[sequence].tenant
         tenant = self._below(own.level)
         if tenant is None:
@@ -299,7 +299,7 @@ class RequestQueue:
         return max([each for each in client.running if each.slot >= 0], key=rank, default=None)
 
     def _below(self, level: Level) -> Tenant | None:
-        """Who has most running at the least priority below this one, if anything runs there."""
+        """The largest tenant of the least priority below this one, if anything runs there."""
         for number in reversed(self._numbers):
             if number == level.number:
                 break
@@ -309,7 +309,7 @@ class RequestQueue:
         return None
 
     def _client(self, sequence: Sequence) -> Client:
-        """The account of the sequence's client at its priority, opened if there is none."""
+        """The account of the sequence's client at its priority, made at its first use."""
         message = sequence.request.message
         tenant_name, name = (message.client.tenant, message.client.name) if self._fair else ("", "")
         level = self._levels.get(sequence.rank[0])
@@ -325,7 +325,7 @@ class RequestQueue:
         return client
 
     def _take(self, sequence: Sequence, client: Client) -> None:
-        """Out of every list of those that wait."""
+        """Remove a sequence from every waiting list."""
         tenant, index = client.tenant, client.place_of(sequence)
         del client.ranks[index], client.sequences[index]
         self.tokens -= sequence.request.prompt_tokens
@@ -342,7 +342,7 @@ class RequestQueue:
                 level.ring.leave(tenant)
 
     def _run(self, sequence: Sequence, client: Client) -> None:
-        """It counts as running, if it does not yet."""
+        """Count a sequence as running, once."""
         if sequence in client.running:
             return
         client.running[sequence] = None
@@ -356,7 +356,7 @@ class RequestQueue:
         del client.running[sequence]
 
     def _tidy(self, client: Client) -> None:
-        """An account of nothing is closed: who comes again is new."""
+        """Remove the accounts of a client that has no sequences left. It starts anew when it returns."""
         tenant = client.tenant
         if client.sequences or client.running:
             return
@@ -369,8 +369,8 @@ class RequestQueue:
 
 
 class Walk:
-    """One pass over the waiting sequences in order. What is admitted meanwhile moves its client back, so the order is
-    looked up anew for each; what is passed over is not given again."""
+    """One pass over the waiting sequences in order. Admitting one moves its client back, so the order is looked up anew
+    for each; a sequence that was skipped is not returned again."""
 
     def __init__(self, levels: list[Level], clients: Mapping[Sequence, Client]) -> None:
         self._levels = levels
@@ -396,7 +396,7 @@ class Walk:
         self.passed += 1
 
     def _ahead(self, level: Level) -> Sequence | None:
-        """Of those that go before all turns."""
+        """The next promised or preempted sequence: they go before all turns."""
         for sequence in level.promised:
             client = self._client_of[sequence]
             passed = self._passed.get(client, 0)
@@ -413,7 +413,7 @@ class Walk:
         return None
 
     def _in_turn(self, level: Level) -> Sequence | None:
-        """Of the first tenant's first client in turn."""
+        """The next sequence of the first tenant's first client in turn."""
         while (tenant := level.ring.next(self._tenants.get(level, (0, 0)))) is not None:
             while (client := tenant.ring.next(self._clients.get(tenant, (0, 0)))) is not None:
                 passed = self._passed.get(client, 0)
@@ -425,7 +425,7 @@ class Walk:
 
 
 def busiest(level: Level) -> Tenant:
-    """The tenant with most running."""
+    """The tenant with the most running sequences."""
     return max(level.tenants.values(), key=lambda tenant: tenant.running)
 
 

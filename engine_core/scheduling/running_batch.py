@@ -1,4 +1,4 @@
-"""The running sequences as columns by slot: a step changes every row by one array operation, not by a loop."""
+"""The running sequences as columns by slot, so that a step changes all rows by array operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NEVER = 1 << 60
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningBatch:
-    """Rows of a step that sample, with what their results are addressed to. Shared by plans with the same rows."""
+    """Rows of a step that sample, and where their results go. Plans with the same rows share it."""
 
     slots: Ints
     lives: Ints
@@ -54,13 +54,13 @@ class BlockTables:
         self.tables: list[list[int]] = [[] for _ in range(count)]
         self.capacity = np.zeros(count, np.int64)  # positions that the table can hold
         self.held = np.zeros(count, np.int64)  # blocks in the table
-        self.borrowed = np.zeros(count, np.int64)  # of those, blocks accounted to another sharer
-        self.cached = np.zeros(count, np.int64)  # leading blocks with an identity; NEVER: none wanted
-        self.committed = 0  # blocks that all occupants would hold at their limits if they shared none
+        self.borrowed = np.zeros(count, np.int64)  # of those, blocks accounted to another sequence
+        self.cached = np.zeros(count, np.int64)  # leading blocks in the prefix index; NEVER: they are not cached
+        self.committed = 0  # blocks that all running sequences would hold at their limits without sharing
 
 
 class Addresses:
-    """What each slot's results are addressed to."""
+    """Where each slot's results go."""
 
     def __init__(self, count: int) -> None:
         self.ids = np.zeros(count, np.int64)
@@ -80,7 +80,7 @@ class Slots:
         self.sequences: list[Sequence | None] = [None] * count
         self.blocks = BlockTables(count)
         self.addresses = Addresses(count)
-        self.life = np.zeros(count, np.int64)  # 0: nobody
+        self.life = np.zeros(count, np.int64)  # 0: the slot is empty
         self.num_tokens = np.zeros(count, np.int64)  # tokens that the host knows
         self.num_computed_tokens = np.zeros(count, np.int64)  # positions computed once all planned steps ran, at most
         self.limit = np.zeros(count, np.int64)  # most tokens, prompt included
@@ -103,12 +103,12 @@ class Slots:
         return self.life.nonzero()[0]
 
     def enter(self, sequence: Sequence, block_size: int, seals: bool) -> int:
-        """Give the sequence a slot and a new life; its table is `sequence.blocks`, all of them computed already."""
+        """Give the sequence a slot and a new `life`; its table is `sequence.blocks`, all of them computed already."""
         slot = self._free.pop()
         self._lives += 1
         self.blocks.committed += blocks_at_end(sequence, block_size)
         sequence.slot = slot
-        sequence.life = self._lives * self.count + slot  # the slot can be read off a life
+        sequence.life = self._lives * self.count + slot  # modulo the count it is the slot
         self.sequences[slot] = sequence
         self.blocks.tables[slot] = sequence.blocks
         self.life[slot] = sequence.life
@@ -129,7 +129,7 @@ class Slots:
         return slot
 
     def leave(self, sequence: Sequence, block_size: int) -> int:
-        """The sequence gives its slot up; `give` makes it free for others, at once or when the fence opens."""
+        """The sequence leaves its slot; `give` makes it available, at once or when the fence opens."""
         slot = sequence.slot
         self.blocks.committed -= blocks_at_end(sequence, block_size)
         assert self.sequences[slot] is sequence
@@ -189,17 +189,17 @@ class Slots:
         )
 
     def clear(self) -> None:
-        """Everybody has left and nothing is in flight."""
+        """All sequences have left and nothing is in flight."""
         assert not self.life.any()
         self._free = list(range(self.count - 1, -1, -1))
         self._batches = [None] * self.microbatches
 
 
 class StopTokenCounts:
-    """Token ids that may end somebody, as a count per vocabulary entry: one gather finds the rows worth a look."""
+    """How many sequences each token id may end: one gather finds the rows that need a closer look."""
 
     def __init__(self, vocab_size: int) -> None:
-        self._count = np.zeros(vocab_size + 1, np.int32)  # the last entry answers for NON_FINITE, which is -1
+        self._count = np.zeros(vocab_size + 1, np.int32)  # the last entry is NON_FINITE's, which is -1
         self._count[vocab_size] = 1
 
     def add(self, tokens: Iterable[int]) -> None:

@@ -55,7 +55,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing is left anywhere: no request, no step in flight, nobody behind the fence or in the queue."""
+        """Nothing is left: no request, no step in flight, nothing behind the fence or in the queue."""
         state = self._state
         maps = len(state.requests) + len(state.prefilling) + len(state.kv.in_flight_prefixes) + len(state.quarantine)
         moving = len(state.queue) + len(state.steps.in_flight) + len(state.kv.fence)
@@ -84,7 +84,7 @@ class Scheduler:
         submit(self._state, request, source, guide, now)
 
     def tick(self, now: float) -> None:
-        """It is `now`: that is when what has no time of its own happens, an abort or a stop."""
+        """Set the time of events that carry none, such as aborts and stops."""
         self._state.stats.durations.now = now
 
     def abort(self, request: int) -> None:
@@ -110,21 +110,21 @@ class Scheduler:
         self._state.outboxes.pop(source, None)
 
     def expire(self, now: float) -> None:
-        """End what has waited in the queue for too long with `Rejected`. Called several times a second."""
+        """Reject requests that have waited in the queue for too long. Called several times a second."""
         self._state.stats.durations.now = now
         expire(self._state, now)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
-        means that nobody waits."""
+        means that no sequence waits."""
         if now >= self._state.stats.totals.tick_at:
             self._state.stats.totals.tick(now)
         self._state.stats.durations.now = now
         return plan(self._state)
 
     def follow(self, result: StepResult) -> None:
-        """Have the guides take the tokens of a result, which `apply` takes next: all that masks of the next step wait
-        for. Who is in no hurry leaves it to `apply`."""
+        """Advance the guides by the tokens of a result, which is all that masks of the next step wait for. `apply`
+        takes the result next, and does this too if it was not done."""
         follow(self._state, result)
 
     def apply(self, result: StepResult, now: float) -> None:
@@ -135,9 +135,9 @@ class Scheduler:
             self._state.stats.totals.tick(now)
 
     def mask_work(self) -> MaskWork | None:
-        """What the masks of the next step that waits for some are made from, as soon as every token before it is known:
-        call it after each `plan` and each `follow` or `apply` until it gives None. Its guides are the caller's until
-        the step's result is followed or applied."""
+        """What the next step's masks are made from, as soon as every token before it is known. Call it after each
+        `plan` and each `follow` or `apply` until it gives None. Its guides are the caller's until the step's result is
+        followed or applied."""
         return mask_work(self._state)
 
     def undelivered(self) -> tuple[int, ...]:
@@ -145,14 +145,14 @@ class Scheduler:
         return tuple([source for source, outbox in self._state.outboxes.items() if outbox])
 
     def outputs(self, source: int, limit: int = UNLIMITED) -> list[TokenBatch | Rejected]:
-        """At most `limit` messages for the source, which count as delivered. Called late, it gives merged rows."""
+        """At most `limit` messages for the source, which count as delivered. Rows of several steps are merged."""
         outbox = self._state.outboxes.get(source)
         return [] if outbox is None else outbox.take(self._state.steps.applied, limit)
 
     def restart(self, epoch: int, now: float, blocks: int | None = None) -> None:
-        """A new executor group with empty pages (`blocks` of them, if their number changed): everything that ran is
-        recomputed; steps in flight are lost and their results, if they still come, discarded. Whoever was in them may
-        be what the last group died of: see lifecycle.py."""
+        """A new executor group with empty blocks (`blocks` of them, if their number changed): everything that ran is
+        recomputed. Steps in flight are lost; their results, if they still come, are discarded. Their sequences are
+        suspects of the last group's death: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
         if now >= state.stats.totals.tick_at:
@@ -184,7 +184,7 @@ class Scheduler:
         suspect(state, suspects, now)
 
     def stays(self) -> list[Stay]:
-        """What traced requests have been through since the last call."""
+        """Stays of traced requests that ended since the last call."""
         return self._state.traces.collect()
 
     def last_step(self) -> StepFacts:
@@ -211,13 +211,13 @@ class Scheduler:
         )
 
     def fail(self, error: str) -> None:
-        """End every request with this error: nobody will compute it."""
+        """End every request with this error: no executor will come."""
         for request in list(self._state.requests.values()):
             cancel(self._state, request, Finish.UNAVAILABLE, error)
 
     def check(self, *, thorough: bool = False) -> PoolReport:
-        """Compare the pool's books with every table: sums alone, or (when idle, when a sum is wrong) block by block.
-        What contradicts is quarantined and told, never raised."""
+        """Compare the pool's accounts with every block table: sums alone, or block by block when idle or when a sum is
+        wrong. Contradictory blocks are quarantined and reported, never raised."""
         state = self._state
         tables = [sequence.blocks for sequence in state.slots.sequences if sequence is not None]
         return state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)

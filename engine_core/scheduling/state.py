@@ -1,4 +1,4 @@
-"""Everything the scheduler knows, in one place; planning, applying and the life cycle are functions over it."""
+"""The scheduler's state in one place; planning, applying results and the life cycle are functions over it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Drafts:
         return int(self.counts.sum())
 
     def sizes(self, rows: int) -> Ints:
-        """Entries of each of so many rows."""
+        """Entries of each row."""
         sizes = np.ones(rows, np.int64)
         sizes[self.rows] += self.counts
         return sizes
@@ -61,7 +61,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AwaitedDrafts:
-    """Drafts whose ids come with a step's result: as many as are still wanted of those that were asked for."""
+    """Device drafts whose ids come with a step's result: `count` were requested, `ids` is as long as is needed."""
 
     ids: list[int]
     count: int
@@ -69,7 +69,7 @@ class AwaitedDrafts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftingWork:
-    """What executors draft behind a step, where they do nothing else there."""
+    """Drafting behind a step without chunks, whose time is worth measuring."""
 
     rows: int
     turns: int  # drafts of the row that has the most
@@ -77,13 +77,13 @@ class DraftingWork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlightStep:
-    """A planned step whose result has not come: its rows in the order of the result."""
+    """A planned step whose result has not come. Its rows are in the order of the result."""
 
     step: int
     batch: RunningBatch
     chunks: tuple[Chunk, ...]
     drafts: Drafts | None = None
-    drafting: tuple[Sequence, ...] = ()  # those of its rows that have a drafter
+    drafting: tuple[Sequence, ...] = ()  # rows that have a drafter
     guided: tuple[GuidedRow, ...] = ()
     awaited_drafts: tuple[AwaitedDrafts, ...] = ()
     drafting_before: DraftingWork | None = None  # the drafting behind the step before
@@ -93,7 +93,7 @@ class InFlightStep:
 
 
 class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A row that samples under a mask. There is one for each such row of each step, so it must cost little to make."""
+    """A row that samples under a mask. Every step makes one for each such row, so it must be cheap."""
 
     sequence: Sequence
     row: int  # in the step's batch
@@ -103,7 +103,7 @@ class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceEnd:
-    """A row whose sequence ends: how many of its tokens count, and why it does."""
+    """How a row's sequence ends: how many of the row's tokens count, and why."""
 
     sequence: Sequence
     tokens: int
@@ -114,18 +114,19 @@ class SequenceEnd:
 
 @dataclass(slots=True, eq=False)
 class KVState:
-    """The KV blocks: who holds them, what they contain, and which are about to."""
+    """The KV blocks: which sequences hold them, what they contain, and which prefixes are being computed."""
 
     pool: BlockPool
     prefix: PrefixIndex
     fence: Fence
-    owners: npt.NDArray[np.int64]  # [blocks + 1], the life that a held block is accounted to
-    in_flight_prefixes: dict[bytes, Sequence] = field(default_factory=dict)  # next block to be cached → its prefill
+    owners: npt.NDArray[np.int64]  # [blocks + 1], `life` of the sequence that a held block is accounted to
+    # By the hash of the next block to be cached: the sequence that computes it.
+    in_flight_prefixes: dict[bytes, Sequence] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class SpeculationState:
-    """What drafts have taught, and what they cost."""
+    """What was learned of drafts, and what they cost."""
 
     device_drafts: DeviceDrafts
     acceptance: Acceptance = field(default_factory=Acceptance)  # of all sequences' drafts
@@ -140,7 +141,7 @@ class StepState:
     """Steps between their plan and their result."""
 
     in_flight: deque[InFlightStep] = field(default_factory=deque)
-    unmasked: deque[InFlightStep] = field(default_factory=deque)  # of those, the ones whose mask work nobody has taken
+    unmasked: deque[InFlightStep] = field(default_factory=deque)  # of those, steps whose mask work was not taken yet
     stopped: dict[int, SequenceEnd] = field(default_factory=dict)  # guided rows that end with the step last followed
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken
@@ -149,7 +150,7 @@ class StepState:
 
 @dataclass(slots=True, eq=False)
 class MicroBatchState:
-    """Whose turn it is, and what the executors know of it."""
+    """The order of the micro-batches, and the executors' state of each."""
 
     decoding: npt.NDArray[np.bool_]  # [micro-batches, slots], the executors' decode sets as of the last plan
     sent: list[RunningBatch | None]  # [micro-batches], the batch of the last plan of each
@@ -158,7 +159,7 @@ class MicroBatchState:
 
 @dataclass(slots=True, eq=False)
 class StatisticsState:
-    """What the statistics are made from."""
+    """Counters and histograms."""
 
     totals: Totals = field(default_factory=Totals)
     durations: Durations = field(default_factory=Durations)
@@ -167,7 +168,7 @@ class StatisticsState:
 
 @dataclass(slots=True, eq=False)
 class SchedulerState:
-    """Owner of nothing by itself: it names the parts that own."""
+    """All parts of the scheduler's state. Each is owned by its class."""
 
     options: SchedulingOptions
     epoch: int
@@ -185,9 +186,9 @@ class SchedulerState:
     requests: dict[int, Request] = field(default_factory=dict)
     outboxes: Outboxes = field(default_factory=Outboxes)
     prefilling: list[Sequence] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
-    quarantine: dict[Sequence, None] = field(default_factory=dict)  # executors died of one of them: tried one by one
+    quarantine: dict[Sequence, None] = field(default_factory=dict)  # suspects of executors' deaths, run one by one
     arrivals: int = 0  # requests so far
-    refused: Sequence | None = None  # head of the queue that did not fit, until memory is given back
+    refused: Sequence | None = None  # head of the queue that did not fit, until blocks are freed
     kv_pressure: bool = False  # the last plan lacked blocks for what runs
 
 

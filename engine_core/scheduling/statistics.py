@@ -37,7 +37,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     running: int
     waiting: int
-    reasons: dict[str, int]  # those who wait, by what they wait for
+    reasons: dict[str, int]  # waiting sequences, by what they wait for
     slots: int
     pool: PoolStatistics
     prefix: PrefixStatistics
@@ -63,8 +63,8 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     poisoned: int  # sequences that ended because executors died of them
     drafts: int  # rows that carried any
     draft_tokens: int
-    accepted_tokens: int  # of those, the ones that stand in an output
-    accepted_at: tuple[int, ...]  # the same by place in the draft, from 0
+    accepted_tokens: int  # of those, the ones that became output
+    accepted_at: tuple[int, ...]  # the same by position in the draft, from 0
     acceptance: AcceptanceStatistics
     jump_forward: JumpForwardStatistics
     cost: CostStatistics
@@ -77,7 +77,7 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Totals:
-    """Counters since start, written by whoever sees the event."""
+    """Counters since start, written where the event happens."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -118,13 +118,13 @@ class Totals:
         return self.ended - self.finished - self.aborted
 
     def count_lookup(self, cached: int) -> None:
-        """A request's first admission, and the tokens of its prompt that were there."""
+        """A request's first admission, and how many tokens of its prompt were cached."""
         self.prefix_lookups += 1
         self.prefix_hits += cached > 0
         self.cached_tokens += cached
 
     def count_drafts(self, drafted: int, accepted: int) -> None:
-        """One row's drafts, and how many of them stand."""
+        """One row's drafts, and how many of them were accepted."""
         self.drafts += 1
         self.draft_tokens += drafted
         self.accepted_at += [0] * (drafted - len(self.accepted_at))
@@ -156,8 +156,8 @@ class DurationStatistics(msgspec.Struct, frozen=True):
 
 
 class Durations:
-    """How long sequences wait, prefill and decode. One resumed from elsewhere is counted in the queue alone. Preempted
-    ones keep their beginnings, so what was lost is part of the phase that it was lost in."""
+    """How long sequences wait, prefill and decode. One resumed from another scheduler is counted in the queue alone. A
+    preempted one keeps its start, so the lost time is part of the phase in which it was lost."""
 
     def __init__(self) -> None:
         self.now = 0.0  # as the caller said last
@@ -181,7 +181,7 @@ class Durations:
         self._prefill.observe(self.now - self._entered[sequence])
 
     def end(self, sequence: Sequence, finish: Finish) -> None:
-        """It is over. Who was cut off says nothing of how long such a request takes."""
+        """It has ended. Aborted ones are left out: they do not show how long such a request takes."""
         entered, began = self._entered.pop(sequence, None), self._began.pop(sequence, None)
         if entered is None or finish not in (Finish.STOP, Finish.LENGTH):
             return
@@ -206,7 +206,7 @@ class LengthStatistics(msgspec.Struct, frozen=True):
 
 
 class Lengths:
-    """Owner of the counts. Who was cut off says nothing of how long such a request is."""
+    """Tokens of sequences. Aborted ones are left out: they do not show how long such a request is."""
 
     def __init__(self) -> None:
         self._prompt = Histogram(TOKENS)

@@ -15,7 +15,7 @@ from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import NEVER, Ints, Slots
 from penstock.protocol.messages import Finish, TraceContext
 
-MOST_SEQUENCES = 16  # of one request that are traced one by one
+MOST_SEQUENCES = 16  # of one request that are traced
 PREEMPTED = "preempted"
 YIELDED = "yielded"  # its slot went to a client that had none
 RESTARTED = "restarted"  # the executors were lost
@@ -32,11 +32,11 @@ class PrefillChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stay(msgspec.Struct, frozen=True, kw_only=True):
-    """One wait of a choice in the queue and the stay in a slot behind it, if it got one."""
+    """One wait of a sequence in the queue, and its stay in a slot if it got one."""
 
     trace: TraceContext
     request: int
-    choice: int
+    sequence: int
     queued: float
     entered: float | None
     left: float
@@ -49,7 +49,7 @@ class Stay(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int  # output tokens of this stay
     accepted: int  # drafts of this stay
     rejected: int
-    marks: tuple[tuple[float, int], ...]  # when its output had so many tokens
+    marks: tuple[tuple[float, int], ...]  # time, output tokens
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class OpenStay:
     """A stay that has not ended."""
 
     queued: float
-    outputs: int  # these two: of the choice when it began to wait
+    outputs: int  # these two: of the sequence when it began to wait
     drafted: tuple[int, int]
     entered: float | None = None
     reused: int = 0
@@ -88,63 +88,63 @@ class RequestTraces:
     """Owner of the stays of traced requests. `mark_tokens`: output tokens between two marks, 0 for none."""
 
     def __init__(self, slots: int, mark_tokens: int) -> None:
-        self.running: dict[int, Sequence] = {}  # traced choices by slot
+        self.running: dict[int, Sequence] = {}  # traced sequences by slot
         self._mark_tokens = mark_tokens
         self._next_mark = np.full(slots, NEVER, np.int64)  # tokens at which a slot's trace has its next mark
         self._open: dict[Sequence, OpenStay] = {}
         self._ended: list[Stay] = []
 
-    def traced(self, choice: Sequence) -> bool:
-        """Whether a stay of the choice is being recorded."""
-        return choice in self._open
+    def traced(self, sequence: Sequence) -> bool:
+        """Whether a stay of the sequence is being recorded."""
+        return sequence in self._open
 
-    def queue(self, choice: Sequence, now: float) -> None:
-        """The choice is put into the queue."""
-        if choice.request.traced and choice.index < MOST_SEQUENCES:
-            self._open[choice] = OpenStay(now, choice.outputs, choice.drafted or (0, 0))
+    def queue(self, sequence: Sequence, now: float) -> None:
+        """The sequence is put into the queue."""
+        if sequence.request.traced and sequence.index < MOST_SEQUENCES:
+            self._open[sequence] = OpenStay(now, sequence.outputs, sequence.drafted or (0, 0))
 
-    def enter(self, choice: Sequence, now: float, reused: int) -> None:
-        """The choice has a slot, and so many positions from the prefix cache."""
-        stay = self._open.get(choice)
+    def enter(self, sequence: Sequence, now: float, reused: int) -> None:
+        """The sequence has a slot; `reused` positions came from the prefix cache."""
+        stay = self._open.get(sequence)
         if stay is not None:
             stay.entered = now
             stay.reused = reused
-            self.running[choice.slot] = choice
+            self.running[sequence.slot] = sequence
 
-    def chunk(self, choice: Sequence, chunk: PrefillChunk, *, last: bool) -> None:
+    def chunk(self, sequence: Sequence, chunk: PrefillChunk, *, last: bool) -> None:
         """A chunk's result has come; `last`: its step samples. Called before its tokens are taken, which may end the
-        choice."""
-        stay = self._open.get(choice)
+        sequence."""
+        stay = self._open.get(sequence)
         if stay is None or stay.entered is None or stay.entered > chunk.planned:
             return  # planned in an earlier stay
         stay.chunks.append(chunk)
         if last:
-            stay.decoding, stay.first = chunk.applied, not choice.began
+            stay.decoding, stay.first = chunk.applied, not sequence.began
             if self._mark_tokens:
-                self._next_mark[choice.slot] = len(choice.tokens) + 1 + self._mark_tokens
+                self._next_mark[sequence.slot] = len(sequence.tokens) + 1 + self._mark_tokens
 
     def mark(self, settled: Ints, slots: Slots, now: float) -> None:
-        """Tokens have come to these slots: record the time of those that have so many more again."""
+        """Tokens have come to these slots: record the time where a sequence reaches its next mark."""
         for slot in settled[slots.num_tokens[settled] >= self._next_mark[settled]].tolist():
-            choice = self.running[slot]
-            self._open[choice].marks.append((now, choice.outputs))
-            self._next_mark[slot] = len(choice.tokens) + self._mark_tokens
+            sequence = self.running[slot]
+            self._open[sequence].marks.append((now, sequence.outputs))
+            self._next_mark[slot] = len(sequence.tokens) + self._mark_tokens
 
-    def leave(self, choice: Sequence, end: Finish | str, now: float) -> None:
-        """The choice leaves its slot, or the queue; called while it still has it."""
-        stay = self._open.pop(choice, None)
+    def leave(self, sequence: Sequence, end: Finish | str, now: float) -> None:
+        """The sequence leaves its slot, or the queue; called while it still has it."""
+        stay = self._open.pop(sequence, None)
         if stay is None:
             return
-        request = choice.request
-        if choice.slot >= 0:
-            del self.running[choice.slot]
-            self._next_mark[choice.slot] = NEVER
-        accepted, rejected = choice.drafted or (0, 0)
+        request = sequence.request
+        if sequence.slot >= 0:
+            del self.running[sequence.slot]
+            self._next_mark[sequence.slot] = NEVER
+        accepted, rejected = sequence.drafted or (0, 0)
         self._ended.append(
             Stay(
                 trace=request.message.trace,
                 request=request.message.id,
-                choice=choice.index,
+                sequence=sequence.index,
                 queued=stay.queued,
                 entered=stay.entered,
                 left=now,
@@ -154,7 +154,7 @@ class RequestTraces:
                 chunks=tuple(stay.chunks),
                 decoding=stay.decoding,
                 first=stay.first,
-                tokens=choice.outputs - stay.outputs,
+                tokens=sequence.outputs - stay.outputs,
                 accepted=accepted - stay.drafted[0],
                 rejected=rejected - stay.drafted[1],
                 marks=tuple(stay.marks),

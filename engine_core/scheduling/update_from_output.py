@@ -1,4 +1,4 @@
-"""apply(): takes one step's result. Tokens are appended, ends are found, the fence opens. Nothing is allocated.
+"""apply(): one step's result. Tokens are appended, ends are found, the fence opens. No block is allocated.
 
 Guides take their rows' tokens before anything else: masks of the next step wait for them, and are filled while the rest
 of the result is applied.
@@ -27,7 +27,7 @@ from penstock.protocol.errors import EngineFailure, GrammarFailure
 from penstock.protocol.messages import Finish, Logprobs
 from penstock.protocol.steps import REJECTED, StepResult
 
-MOST_CACHED = 64  # decoded blocks named in one apply; the others follow in the next ones or when the sequence leaves
+MOST_CACHED = 64  # decoded blocks cached in one apply; the others follow later
 NOT_FINITE = "the model produced non-finite logits for this request"
 BROKEN_OFF = "the output ended inside its structure"
 NON_FINITE = -1  # the token of a row whose logits were not finite
@@ -61,7 +61,7 @@ def apply(state: SchedulerState, result: StepResult) -> None:
 
 
 def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:
-    """Append each row's tokens to its sequence, end those that are over, hand the rows to the outboxes."""
+    """Append each row's tokens to its sequence, end sequences, hand the rows to the outboxes."""
     slots, batch = state.slots, inflight.batch
     tokens, counts = append_tokens(inflight, np.frombuffer(result.token_ids, np.int32))
     kept = slots.life[batch.slots] == batch.lives  # rows whose sequence is still where the step met it
@@ -72,7 +72,7 @@ def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> N
         record_acceptance(state, inflight, inflight.drafts, kept, counts)
     if state.traces.running:
         state.traces.mark(settled, slots, state.stats.durations.now)
-    suspects = state.stop_tokens.among(tokens)  # rows that must be looked at: a token of theirs may end one
+    suspects = state.stop_tokens.among(tokens)  # rows that a token of theirs may end
     if inflight.drafts is not None:
         suspects = np.logical_or.reduceat(suspects, np.cumsum(counts) - counts)
     suspects[kept] |= slots.num_tokens[settled] >= slots.limit[settled]
@@ -180,7 +180,7 @@ def attach_logprobs(
 
 
 def note_end(notes: dict[int, Note], row: int, found: SequenceEnd) -> None:
-    """What is told with a sequence's last row."""
+    """Extras of a sequence's last row."""
     note = notes.setdefault(row, Note()) if found.tokens else Note()
     notes[row] = note
     note.drafted = found.sequence.drafted
@@ -189,7 +189,7 @@ def note_end(notes: dict[int, Note], row: int, found: SequenceEnd) -> None:
 
 
 def cache_full_blocks(state: SchedulerState, settled: npt.NDArray[np.int64]) -> None:
-    """Name blocks that decoding has filled, a bounded number per step: rows that began together fill them together."""
+    """Cache blocks that decoding has filled, a bounded number per step: rows that began together fill them together."""
     slots = state.slots
     full = np.minimum(slots.num_computed_tokens[settled], slots.num_tokens[settled]) // state.options.block_size
     rows = (full > slots.blocks.cached[settled]).nonzero()[0][:MOST_CACHED]
@@ -200,7 +200,7 @@ def cache_full_blocks(state: SchedulerState, settled: npt.NDArray[np.int64]) -> 
 
 
 def first_token_notes(state: SchedulerState, inflight: InFlightStep, kept: npt.NDArray[np.bool_]) -> dict[int, Note]:
-    """Notes of the rows that end a chunk: what is told with a sequence's first token."""
+    """Notes of the rows that end a chunk: extras of a sequence's first token."""
     notes: dict[int, Note] = {}
     row = len(inflight.batch.sequences) - sum([chunk.sample for chunk in inflight.chunks])
     for chunk in inflight.chunks:
@@ -276,7 +276,7 @@ def select(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
 
 
 def follow(state: SchedulerState, result: StepResult) -> None:
-    """Have the guides of the oldest step in flight take its tokens, and note whom that ends for `apply`."""
+    """Advance the guides of the oldest step in flight by its tokens; the sequences that end are noted for `apply`."""
     if result.epoch != state.epoch:
         return
     inflight = state.steps.in_flight[0]
@@ -322,8 +322,8 @@ def check_stop_rows(
 
 
 def check_stop(sequence: Sequence, before: int, tokens: list[int]) -> SequenceEnd | None:
-    """Whether the sequence, of so many tokens before, ends with one of these, and how; None if it goes on. Its guide
-    takes them as long as it does. Token by token, so that how many came at once makes no difference."""
+    """How the sequence, which had `before` tokens, ends with one of these; None if it goes on. Its guide takes them
+    until then. It goes token by token, so that it makes no difference how many came at once."""
     request, guide = sequence.request, sequence.guide
     for count, token in enumerate(tokens, 1):
         if token == NON_FINITE:
@@ -350,8 +350,8 @@ def check_stop(sequence: Sequence, before: int, tokens: list[int]) -> SequenceEn
 
 
 def can_end(request: Request, length: int) -> bool:
-    """Whether a sequence of so many tokens, whose structure is complete, ends by an end-of-sequence token: for some
-    requests that ends nothing, and min_tokens may keep it away."""
+    """Whether an end-of-sequence token can end a sequence of `length` tokens whose structure is complete: some requests
+    ignore it, and min_tokens may mask it."""
     sampling = request.message.sampling
     early = length - request.prompt_tokens < sampling.min_tokens
     return not early and not request.stop_token_ids.isdisjoint(sampling.eos_token_ids)

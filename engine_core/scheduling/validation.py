@@ -20,8 +20,8 @@ from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError, rejection
 from penstock.protocol.messages import Finish, SubmitTokens
 
-CONDEMNED = "a request like this one ended the engine's executor; it is refused for ten minutes"
-UNKNOWN = 1.0  # seconds to come again in, where nothing has ended lately
+POISONED = "a request like this one ended the engine's executor; it is refused for ten minutes"
+UNKNOWN = 1.0  # seconds until a retry, where nothing has ended lately
 
 
 assert sys.byteorder == "little", "columns are little-endian arrays"
@@ -37,7 +37,7 @@ def longest(message: SubmitTokens, options: SchedulingOptions) -> int:
 
 
 def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
-    """Raise InvalidRequest if its sequences cannot go on from where they are said to have come."""
+    """Raise InvalidRequest if its sequences cannot continue from what they have written."""
     if len(message.written) != message.n or all(written.ended for written in message.written):
         raise InvalidRequest("a request that goes on says of each choice how far it has come, and one goes on")
     room = longest(message, options) - len(message.token_ids) // 4
@@ -116,7 +116,7 @@ def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Gui
             raise EngineFailure("a request with this id is already running")
         validate(message, options, state.kv.pool.capacity)
         if state.poison_requests.until and state.poison_requests.holds(signature(message), now):
-            raise InvalidRequest(CONDEMNED, code="condemned")
+            raise InvalidRequest(POISONED, code="condemned")
         check_room(state, message)
     except RequestError as error:
         state.stats.totals.rejected += 1
@@ -125,7 +125,7 @@ def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Gui
     start: bytes | None = None
     if options.prefix_caching:
         start = root(message.cache_salt)
-    elif message.n > 1:  # its sequences share the prompt through the index; nobody else can name its blocks
+    elif message.n > 1:  # its sequences share the prompt through the index; no other request can
         start = root(message.cache_salt, private=message.id)
     state.arrivals += 1
     request = Request(
@@ -160,7 +160,7 @@ def check_room(state: SchedulerState, message: SubmitTokens) -> None:
 
 
 def expire(state: SchedulerState, now: float) -> None:
-    """Turn away who has waited for its first slot for longer than anybody should."""
+    """Reject requests that have waited too long for their first slot."""
     most = state.options.max_queue_time
     if not most:
         return
@@ -178,7 +178,7 @@ def had_slot(request: Request) -> bool:
 
 
 def refuse(state: SchedulerState, request: Request, seconds: float) -> None:
-    """End a request of which nothing has run; its client is told after how many seconds it was given up."""
+    """End a request of which nothing has run; the error names the seconds that it may wait."""
     told = f"the request has waited for {seconds:g} s without a free slot (--max-queue-time)"
     error = Overloaded(told, retry_after=retry_after(state))
     request.spawned = request.message.n  # what waits for its first sequence's prompt is refused with it

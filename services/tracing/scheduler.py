@@ -100,7 +100,7 @@ class SchedulerTraces:
 def record_stay(tracer: Tracer, stay: Stay) -> None:
     """A sequence's stay in the scheduler: its wait, the chunks of its prompt, its decoding. All spans are children of
     the api's, so that none is orphaned when a process dies before it exports."""
-    common: Attributes = {names.REQUEST: f"{stay.request:x}", names.CHOICE: stay.choice}
+    common: Attributes = {names.REQUEST: f"{stay.request:x}", names.CHOICE: stay.sequence}
     end: Attributes = common | {names.END: stay.end}
     ended: list[Event] = [(EVENTS[stay.end], stay.left, {})] if stay.end in EVENTS else []
     error = stay.end if stay.end in ERRORS else None

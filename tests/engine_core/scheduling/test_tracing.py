@@ -42,7 +42,7 @@ def test_a_request_alone() -> None:
     clocked = Clocked()
     number = clocked.server.submit(list(range(3, 13)), max_tokens=12, trace=TRACE)
     (stay,) = clocked.run()
-    assert (stay.trace, stay.request, stay.choice, stay.end) == (TRACE, number, 0, "length")
+    assert (stay.trace, stay.request, stay.sequence, stay.end) == (TRACE, number, 0, "length")
     assert (stay.queued, stay.entered, stay.decoding, stay.first) == (0.0, 1.0, 2.0, True)
     assert (stay.prompt_tokens, stay.tokens, stay.reused) == (10, 12, 0)
     (chunk,) = stay.chunks
@@ -98,7 +98,7 @@ def test_the_plan_tells_the_executors_whose_slot_is_traced() -> None:
 def test_a_choice_that_waits_for_anothers_prompt_reuses_it() -> None:
     clocked = Clocked()
     clocked.server.submit(list(range(3, 12)), trace=TRACE, n=2)
-    first, second = sorted(clocked.run(), key=lambda stay: stay.choice)
+    first, second = sorted(clocked.run(), key=lambda stay: stay.sequence)
     assert (first.reused, second.reused) == (0, 8)
     assert second.queued > 0.0
 

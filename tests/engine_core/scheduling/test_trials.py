@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.scheduling.lifecycle import KILLER, SUSPICIOUS
-from penstock.engine_core.scheduling.validation import CONDEMNED
+from penstock.engine_core.scheduling.validation import POISONED
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import StepPlan
 from tests.sim.executor import ints
@@ -120,7 +120,7 @@ def test_the_like_of_it_is_refused_and_anything_else_is_not() -> None:
     ward.run()
     assert ward.server.seen(again).error is None
     rejected = ward.server.record.rejected[again]
-    assert (rejected.status, rejected.message, rejected.code) == (400, CONDEMNED, "condemned")
+    assert (rejected.status, rejected.message, rejected.code) == (400, POISONED, "condemned")
     ward.whole(other)
     assert ward.deaths == SUSPICIOUS + 1
 

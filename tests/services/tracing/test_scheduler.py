@@ -106,7 +106,7 @@ def test_a_wait_for_a_grammar_is_a_span() -> None:
 
 def test_stays_are_told() -> None:
     bench = Bench()
-    stay = Stay(trace=SAMPLED, request=1, choice=0, queued=0.0, entered=None, left=1.0, end="abort",
+    stay = Stay(trace=SAMPLED, request=1, sequence=0, queued=0.0, entered=None, left=1.0, end="abort",
                 prompt_tokens=1, reused=0, chunks=(), decoding=None, first=False, tokens=0, accepted=0,
                 rejected=0, marks=())  # fmt: skip
     SchedulerTraces(bench.tracer).record([stay])
