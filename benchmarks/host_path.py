@@ -211,9 +211,9 @@ class Host:
         self.api_text, self.executor_steps = api_text, executor_steps
         frontend, _ = read_frontend(config, folder, read_vocabulary(folder))
         self.tokenizer_loop = TokenizerLoop(frontend, self.text, [self.tokens], threads)
-        guides, masker = GrammarQueue(None, threads), BitmaskFiller(None, threads, 1)
+        guides, bitmasks = GrammarQueue(None, threads), BitmaskFiller(None, threads, 1)
         facts = ModelFacts(model.max_model_len, model.vocab_size)
-        self.loop = SchedulerLoop(config, facts, self.scheduler_tokens, self.steps, guides, masker, time.monotonic())
+        self.loop = SchedulerLoop(config, facts, self.scheduler_tokens, self.steps, guides, bitmasks, time.monotonic())
         ready = ExecutorReady(epoch=1, blocks=BLOCKS, block_size=config.model.block_size, step_tokens=STEP_TOKENS,
                               device="none", dtype="none", weight_bytes=0, cache_bytes=0, load_seconds=0.0)  # fmt: skip
         self.executor = Steps(cast(Any, executor_steps), cast(Any, Nowhere(model.vocab_size)), ready, Watchdog(),

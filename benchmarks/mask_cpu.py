@@ -212,10 +212,10 @@ def run_loop(
     warm = 16
     config = Config(model=ModelConfig(max_num_seqs=rows, max_num_batched_tokens=rows * PROMPT, block_size=BLOCK))
     guides = GrammarQueue(tokens, ThreadPoolExecutor(2), threads)
-    masker = BitmaskFiller(tokens, ThreadPoolExecutor(1), threads)
+    bitmasks = BitmaskFiller(tokens, ThreadPoolExecutor(1), threads)
     make_popular(guides, automaton, threads)
     clients, steps_port = Wire(Role.TOKENIZER, watch), Wire(Role.EXECUTOR, watch)
-    loop = SchedulerLoop(config, ModelFacts(4096, tokens.width), clients, steps_port, guides, masker, 0.0)
+    loop = SchedulerLoop(config, ModelFacts(4096, tokens.width), clients, steps_port, guides, bitmasks, 0.0)
     places = 4 * rows + 1024
     sampler = Sampler(tokens.words, places, tokens.eos)
     steps_port.arrivals.append(Arrival(steps_port.peer, ExecutorReady(
@@ -230,7 +230,7 @@ def run_loop(
         clients.arrivals.append(Arrival(clients.peer, request))
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
     poller = select.poll()
-    poller.register(masker.jobs.fileno(), select.POLLIN)
+    poller.register(bitmasks.jobs.fileno(), select.POLLIN)
     poller.register(guides.jobs.fileno(), select.POLLIN)
     now, done = 0.0, 0
     turn, process, began = 0.0, 0.0, 0.0
@@ -261,7 +261,7 @@ def run_loop(
         turn, process, began = 0.0, time.process_time(), time.perf_counter()
     gc.enable()
     guides.jobs.close()
-    masker.jobs.close()
+    bitmasks.jobs.close()
     return Measured(
         rows,
         steps,

@@ -78,7 +78,7 @@ def joined(parts: Sequence[Logprobs]) -> Logprobs | None:
 
 def end_row(
     request: int,
-    choice: int,
+    number: int,
     finish: Finish,
     error: str | None = None,
     drafted: tuple[int, int] | None = None,
@@ -87,7 +87,7 @@ def end_row(
     silent = error is None and drafted is None
     return Rows(
         np.array([request], np.int64),
-        np.array([choice], np.uint16),
+        np.array([number], np.uint16),
         np.zeros(1, np.int32),
         np.array([finish], np.uint8),
         np.zeros(0, np.int32),

@@ -1,1 +1,1 @@
-"""Drafts: who proposes them, how many are worth their positions. No torch, no clock."""
+"""Drafts: how they are proposed, and how many are worth their positions. No torch, no clock."""

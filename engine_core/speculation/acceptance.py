@@ -1,9 +1,8 @@
-"""How often guesses come true, learned from every token, whether or not the guess was sent as a draft.
+"""How often predicted tokens are accepted, learned from every token, whether or not it was sent as a draft.
 
-A proposer is on its track or off it: a copy that was right so far mostly goes on being right, a new one is a gamble. So
-there are four chances: that the first token of a new guess comes true, that the next one does after one that did, that
-a forced one does, and that a likely one does, which is forced but for whitespace. The chance of a whole draft is their
-product.
+A proposer is on track or off it: a copy that was right so far mostly stays right, a new one is uncertain. So there are
+four chances: of the first token of a new proposal, of the next token after one that was right, of a token that the
+grammar forces, and of a likely one, which is forced but for whitespace. The chance of a whole draft is their product.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 import msgspec
 
 WEIGHT = 2.0  # trials that a prior counts for
-OWN = 15 / 16  # what one trial leaves of a choice's earlier ones
-ALL = 255 / 256  # the same over all choices
+OWN = 15 / 16  # weight that one trial leaves to a sequence's earlier ones
+ALL = 255 / 256  # the same over all sequences
 
 
 class Odds:
-    """Owner of one chance: a running mean of trials, which begins at a prior."""
+    """One chance: a running mean of trials, which begins at a prior."""
 
     __slots__ = ("_hits", "_keep", "_prior", "_trials")
 
@@ -34,7 +33,7 @@ class Odds:
 
 
 class AcceptanceStatistics(msgspec.Struct, frozen=True):
-    """Chances over all choices, as of now."""
+    """Chances over all sequences, as of now."""
 
     first: float
     next: float
@@ -43,7 +42,7 @@ class AcceptanceStatistics(msgspec.Struct, frozen=True):
 
 
 class Acceptance:
-    """Owner of the chances of one choice, or of all: those are the prior of a new choice."""
+    """The chances of one sequence, or of all: those are the prior of a new sequence."""
 
     __slots__ = ("_all", "first", "forced", "likely", "next")
 
@@ -58,7 +57,7 @@ class Acceptance:
             self.forced = of_all.forced  # a matter of the model and its tokens, not of the text
 
     def observe(self, hit: bool, *, on_track: bool) -> None:
-        """A token came where one was guessed."""
+        """A token came where one was proposed."""
         (self.next if on_track else self.first).observe(hit)
         if self._all is not None:
             self._all.observe(hit, on_track=on_track)
@@ -72,12 +71,12 @@ class Acceptance:
             self._all.observe_likely(hit)
 
     def likelier(self, *, on_track: bool) -> bool:
-        """Whether a likely token comes true more often than one that is guessed now."""
+        """Whether a likely token is accepted more often than one that is proposed now."""
         return self.likely.chance >= (self.next if on_track else self.first).chance
 
     def chances(self, forced: int, likely: int, first: int, end: int, *, on_track: bool) -> list[float]:
-        """That a path holds up to each of first .. end-1: so many forced tokens, so many likely ones behind them, and
-        guessed ones behind these."""
+        """The chance that a path is accepted up to each of first .. end-1. It has `forced` forced tokens, then `likely`
+        likely ones, then proposed ones."""
         known = forced + likely
         before = min(first, forced)
         chance = self.forced.chance**before * self.likely.chance ** (min(first, known) - before)

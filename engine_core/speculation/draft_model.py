@@ -1,14 +1,15 @@
-"""Drafts that the executors make by themselves: how many a slot gets, and what became of them. Columns over the slots.
+"""Drafts that the executors' draft model makes: how many a slot gets, and how many were accepted. Columns over slots.
 
-What a draft says is not known here, only how often drafts came true: the first of a row, and one behind another that
-did. Executors are asked for drafts a step ahead of the one that verifies them: as many as make that step, with the time
-of drafting, give the most tokens per second. Where drafts do not pay nothing is drafted, and so nothing would be
-learned; nor is anything learned of a second draft where there is but one. So now and then the few rows that have waited
-longest are tried with one more, as long as trials take a small share of the time. Trials are left out where they could
-not pay, however well they guessed.
+The scheduler does not know a draft's tokens, only how often drafts were accepted: the first of a row, and one behind
+an accepted one. Drafts are requested a step ahead of the one that verifies them: as many as give that step, with the
+time of drafting, the most tokens per second.
 
-The draft model's keys and values are the executors' too. What a slot's lack is counted here, so that drafting begins
-with the positions that the draft model has not seen.
+Where drafts do not pay none are made, so nothing would be learned; nor is anything learned of a second draft where
+there is only one. So now and then the few rows that have waited longest get one more, as long as trials take a small
+share of the time. There are no trials where drafts could not pay even if all were accepted.
+
+The executors hold the draft model's keys and values. Positions of a slot that are missing from them are counted here,
+so that drafting begins with the positions that the draft model has not seen.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from penstock.engine_core.speculation.step_cost import DraftCost, StepCost
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-KEPT = 31 / 32  # what one trial leaves of a slot's earlier ones
-FIRST, NEXT = 0, 1  # lines of the odds: the first draft of a row, one behind a draft that came true
+KEPT = 31 / 32  # weight that one trial leaves to a slot's earlier ones
+FIRST, NEXT = 0, 1  # rows of the odds: the first draft of a row, one behind an accepted draft
 ENOUGH = 2  # drafts of a row that teach both
 FINE = 8  # turns; beyond them whole, half and quarter drafts are compared
 TRIAL_SHARE = 0.0075  # of the time, for trials
@@ -32,7 +33,7 @@ TRIAL_STEPS = 16  # between trials, at least
 
 
 class DeviceDraftStatistics(msgspec.Struct, frozen=True):
-    """Chances over all choices, and how many rows were given drafts to learn from."""
+    """Chances over all sequences, and how many rows got trial drafts."""
 
     first: float
     next: float
@@ -46,8 +47,8 @@ class DeviceDrafts:
         self.most = most
         self.available = np.zeros(slots, np.int64)  # drafts behind the slot's tokens once its planned steps have run
         self.unseen = np.zeros(slots, np.int64)  # positions that the draft model has not seen then, at most
-        self._wanted = np.zeros(slots, np.bool_)  # the slot's choice may have drafts
-        self._learned = np.zeros(slots, np.int64)  # step after which there was something to learn of the slot
+        self._wanted = np.zeros(slots, np.bool_)  # the slot's sequence may have drafts
+        self._learned = np.zeros(slots, np.int64)  # last step whose drafts of the slot teach both chances
         self._prior = np.full((2, slots), 0.5)
         self._hits, self._trials = np.zeros((2, slots)), np.zeros((2, slots))
         self._all_hits, self._all_trials = np.zeros(2), np.zeros(2)
@@ -59,7 +60,7 @@ class DeviceDrafts:
         self._tried = 0  # rows
 
     def enter(self, slot: int, *, wanted: bool) -> None:
-        """Another choice has the slot. What its cached blocks hold the draft model is taken to have seen."""
+        """Another sequence has the slot. The draft model is assumed to have seen what its cached blocks hold."""
         self.available[slot] = self.unseen[slot] = 0
         self._wanted[slot] = wanted and self.most > 0
         self._learned[slot] = 0
@@ -81,7 +82,7 @@ class DeviceDrafts:
             return np.zeros(rows, np.int64)
         seconds = cost.seconds(rows, rows + np.arange(most + 1, dtype=np.float64))  # to verify 0, 1, .. drafts
         if seconds is None:
-            lengths = room - np.clip(np.cumsum(room) - most, 0, room)  # it is tried, and thereby measured
+            lengths = room - np.clip(np.cumsum(room) - most, 0, room)  # the cost is measured by trying
         else:
             seconds = seconds * stretch
             lengths = self._best(slots, room, seconds)
@@ -92,7 +93,7 @@ class DeviceDrafts:
     def _best(self, slots: Ints, room: Ints, seconds: Floats) -> Ints:
         """The lengths that make the next step, drafting included, give the most tokens per second. # [rows]
 
-        What is taken of rows is a beginning of each draft, by falling chance, up to some number of turns.
+        Drafts are taken by falling chance, so that each row keeps a beginning of its own, up to some number of turns.
         """
         rows = len(slots)
         chances = self._chances(slots)  # [rows, most], falling along each row
@@ -113,7 +114,7 @@ class DeviceDrafts:
         return lengths
 
     def _try(self, slots: Ints, room: Ints, lengths: Ints, seconds: Floats, step: int) -> None:
-        """Give some rows with few drafts one more, if it is time for it. seconds: to verify 0, 1, .. drafts."""
+        """Give some rows with few drafts one more, if a trial is due. seconds: to verify 0, 1, .. drafts."""
         waiting = (lengths < np.minimum(room, ENOUGH)).nonzero()[0]
         total, rows = int(lengths.sum()), len(slots)
         last = len(seconds) - 1
@@ -138,7 +139,7 @@ class DeviceDrafts:
         lengths[tried] += 1
 
     def observe(self, slots: Ints, drafted: Ints, accepted: Ints) -> None:
-        """What became of drafts that were verified. # [rows] each"""
+        """Drafts were verified. # [rows] each"""
         hits = np.stack((accepted > 0, np.maximum(accepted - 1, 0))).astype(np.float64)
         trials = np.stack((np.ones(len(slots)), np.minimum(accepted, drafted - 1)))
         kept = KEPT**trials
@@ -153,11 +154,11 @@ class DeviceDrafts:
         return DeviceDraftStatistics(first, following, self._tried)
 
     def _of_all(self) -> Floats:
-        """Chances over all choices: the prior of a new one. # [2]"""
+        """Chances over all sequences: the prior of a new one. # [2]"""
         return (self._all_hits + WEIGHT * 0.5) / (self._all_trials + WEIGHT)
 
     def _chances(self, slots: Ints) -> Floats:
-        """That each place of a row's draft holds, with all before it. # [rows, most]"""
+        """The chance that each place of a row's draft is accepted, with all before it. # [rows, most]"""
         odds = (self._hits[:, slots] + WEIGHT * self._prior[:, slots]) / (self._trials[:, slots] + WEIGHT)
         chances: Floats = odds[FIRST][:, None] * odds[NEXT][:, None] ** self._places
         return chances

@@ -1,9 +1,8 @@
-"""What one choice is expected to say, and which of it the next step might verify.
+"""The predicted continuation of one sequence, and which part of it the next step might verify.
 
-Steps in flight are part of the expectation: when a plan is made, the tokens of the step before are not known yet. The
-path is predicted from the last known token; each step in flight is taken to move along it by the drafts in which the
-two agree and by one token more, and the next drafts are what the path says after that. A wrong guess is rejected on the
-device and costs its positions alone.
+When a plan is made, the tokens of the steps in flight are not known yet. So a path is predicted from the last known
+token. Each step in flight is assumed to move along it by the drafts that agree with it and by one token more; the next
+drafts are what follows on the path. A wrong draft is rejected on the device and costs its positions alone.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Protocol
 from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.jump_forward import Gain
 
-LONGEST_REST = 16  # plans
-LONGEST = 8  # tokens of the output that are looked for
-SHORTEST = 2  # fewer say too little about the place
+LONGEST_BACK_OFF = 16  # plans
+LONGEST = 8  # tokens of the output that are searched for in the prediction
+SHORTEST = 2  # fewer occur in too many places
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +30,37 @@ class Draft:
 
 
 class Drafter:
-    """Owner of one choice's expectation. The scheduler sets `forced`, `likely` and `flying`, when they change."""
+    """Owner of one sequence's predicted path. The scheduler sets `forced`, `likely` and `in_flight` as they change."""
 
     def __init__(
         self, proposers: tuple[Proposer, ...], ending: frozenset[int], acceptance: Acceptance, gain: Gain
     ) -> None:
-        self.forced: list[int] = []  # what must follow the known tokens
-        self.likely: list[int] = []  # what mostly follows those
-        self.in_flight: deque[Sequence[int]] = deque()  # drafts of each step in flight that samples for the choice
-        self.gain = gain  # of likely runs
-        self._brought = 0  # tokens, by the likely run that the output is in
+        self.forced: list[int] = []  # the tokens that the grammar forces next
+        self.likely: list[int] = []  # the tokens that mostly follow those
+        self.in_flight: deque[Sequence[int]] = deque()  # drafts of each step in flight that samples for it
+        self.gain = gain  # of likely tokens
+        self._gained = 0  # tokens, by the likely run that the output is in
         self._proposers = proposers
         self._ending = ending
         self._acceptance = acceptance
-        self._path: list[int] = []  # as of the last look
-        self._path_forced = self._path_likely = 0  # how many of it were forced, how many likely behind these
-        self._seen = -1  # tokens at the last look
-        self._on_track = False  # the last guess came true
-        self._rest = self._pause = 0
+        self._path: list[int] = []  # as of the last draft
+        self._path_forced = self._path_likely = 0  # how many of its tokens are forced, and how many likely
+        self._seen = -1  # tokens at the last draft
+        self._on_track = False  # the last proposed token was right
+        self._back_off = self._skips = 0  # plans to skip after the next useless draft, and now
 
     @property
     def is_due(self) -> bool:
-        """Whether the next `draft` will look at what is expected; if not, nobody need say what is forced."""
-        return self._pause == 0
+        """Whether the next `draft` will use `forced` and `likely`."""
+        return self._skips == 0
 
     def draft(self, tokens: array[int], free: int, most: int) -> Draft | None:
         """A draft for the next step: at most `most` tokens, of which at most `free` are neither forced nor likely."""
-        if self._pause:
-            self._pause -= 1
+        if self._skips:
+            self._skips -= 1
             return None
         if not (self.forced or self.likely or self._proposers):
-            return None  # what came is compared with the last expectation at the next look
+            return None  # tokens are compared with the path at the next draft
         self._learn(tokens)
         flying = sum([len(drafts) + 1 for drafts in self.in_flight])
         path = self._predict(tokens, max(0, flying - len(self.forced)) + free if free else 0)
@@ -77,12 +76,12 @@ class Drafter:
         return Draft(path[place:end], chances)
 
     def sent(self, count: int) -> None:
-        """So many tokens of the last draft are sent. While none are worth it, it is looked at less and less often."""
-        self._rest = 0 if count else min(2 * self._rest + 1, LONGEST_REST)
-        self._pause = self._rest
+        """`count` tokens of the last draft are sent. While none are worth it, drafts are made less and less often."""
+        self._back_off = 0 if count else min(2 * self._back_off + 1, LONGEST_BACK_OFF)
+        self._skips = self._back_off
 
     def _learn(self, tokens: array[int]) -> None:
-        """Compare what came with what was expected."""
+        """Compare the tokens that came with the path."""
         new = tokens[self._seen :] if self._seen >= 0 else ()
         self._seen = len(tokens)
         likely_end = self._path_forced + self._path_likely
@@ -95,10 +94,10 @@ class Drafter:
                 self._acceptance.observe_forced(hit)
             elif place < likely_end:
                 self._acceptance.observe_likely(hit)
-                self._brought += hit
+                self._gained += hit
                 if not hit or place == likely_end - 1:
-                    self.gain.observe(self._brought)
-                    self._brought = 0
+                    self.gain.observe(self._gained)
+                    self._gained = 0
             else:
                 self._acceptance.observe(hit, on_track=self._on_track)
                 self._on_track = hit
@@ -106,8 +105,8 @@ class Drafter:
                 return
 
     def _predict(self, tokens: array[int], most: int) -> list[int]:
-        """The forced run, then the likely one and at most `most` tokens of the first proposal, or the proposal alone
-        where such come true more often; nothing from an end on."""
+        """The forced tokens, then the likely ones and at most `most` tokens of the first proposal; the proposal alone
+        where proposals are accepted more often. The path stops before a stop token."""
         proposers = self._proposers if most else ()
         known = self.forced
         if self.likely and (not proposers or self._acceptance.likelier(on_track=self._on_track)):
@@ -127,7 +126,7 @@ class Drafter:
 
 
 def agreement(drafts: Sequence[int], path: Sequence[int], start: int) -> int:
-    """How many leading drafts are what the path says from `start` on."""
+    """How many leading drafts are on the path from `start` on."""
     count = 0
     for draft, token in zip(drafts, path[start : start + len(drafts)], strict=False):
         if draft != token:
@@ -137,18 +136,18 @@ def agreement(drafts: Sequence[int], path: Sequence[int], start: int) -> int:
 
 
 class Proposer(Protocol):
-    """One way to guess, for one choice; it may keep what it has learned of it."""
+    """One way to propose tokens for one sequence. It may keep state of that sequence."""
 
     def propose(self, tokens: array[int], ahead: Sequence[int], most: int) -> list[int]:
         """At most `most` token ids that may follow `tokens` and then `ahead`; fewer, or none, where nothing is known.
 
-        `tokens` are the choice's, prompt and output: from call to call they grow at their end and nothing else changes.
+        `tokens` are the prompt and the output: from call to call they only grow.
         """
         ...
 
 
 class Prediction:
-    """Owner of the place in one choice's prediction. `start`: where the output begins among the choice's tokens."""
+    """Owner of the place in one sequence's prediction. `start`: where the output begins among its tokens."""
 
     def __init__(self, predicted: bytes, start: int) -> None:
         self._bytes = predicted  # int32 [tokens]
@@ -158,7 +157,7 @@ class Prediction:
         self._lost = False
 
     def propose(self, tokens: array[int], ahead: Sequence[int], most: int) -> list[int]:
-        """What the prediction says after the place where `tokens` and `ahead` stand in it."""
+        """What follows `tokens` and `ahead` in the prediction."""
         for token in tokens[self._seen :]:
             self._place, self._lost = self._step(self._place, self._lost, token)
         self._seen = len(tokens)
@@ -173,13 +172,13 @@ class Prediction:
         return [] if lost else self._tokens[place : place + most].tolist()
 
     def _step(self, place: int, lost: bool, token: int) -> tuple[int, bool]:
-        """The place after one more token of the output, which stays where the prediction was left."""
+        """The place after one more token of the output; it stays where the output left the prediction."""
         if not lost and place < len(self._tokens) and self._tokens[place] == token:
             return place + 1, False
         return place, True
 
     def _find(self, tail: array[int]) -> tuple[int, bool]:
-        """The place behind the longest end of `tail` that the prediction holds, and whether there is none."""
+        """The place behind the longest end of `tail` that occurs in the prediction, and whether none does."""
         for length in range(len(tail), SHORTEST - 1, -1):
             wanted = tail[len(tail) - length :].tobytes()
             for low, high in ((self._place, len(self._tokens)), (0, self._place)):
@@ -190,7 +189,7 @@ class Prediction:
 
 
 def aligned(data: bytes, wanted: bytes, low: int, high: int) -> int:
-    """Where `wanted` stands between two places of an int32 array, -1 if nowhere. All in bytes."""
+    """Where `wanted` is between two places of an int32 array, -1 if nowhere. All in bytes."""
     found = data.find(wanted, low, high)
     while found >= 0 and found % 4:
         found = data.find(wanted, found + 1, high)

@@ -1,8 +1,8 @@
-"""When it pays to look for what is likely under a grammar, which takes the host's time while a step's rows wait.
+"""When it pays to search for likely tokens under a grammar, which takes host time while a step's rows wait.
 
-A look is worth the tokens that its run brings, each of which is worth a row's share of a step: milliseconds for a row
-that runs alone, microseconds among hundreds. So rows look as long as their runs have brought more than they must in
-steps like the last one; of the others one look in many is let through, by which a change is noticed.
+A search is worth the tokens that it gains, each of which is worth a row's share of a step: milliseconds for a row that
+runs alone, microseconds among hundreds. So rows search as long as they have gained enough in steps like the last one.
+One search in many is allowed for the others, so that a change is noticed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from penstock.engine_core.speculation.acceptance import ALL, OWN, WEIGHT
 from penstock.engine_core.speculation.step_cost import StepCost, half_octave
 
-SECONDS = 1e-4  # of the host for a run: its looks and its drafts' masks (on an H200's host 12 to 23 us a row's step)
+SECONDS = 1e-4  # of the host for a run: its searches and its drafts' masks (12 to 23 us a row's step on an H200's host)
 HOPED = 2.0  # tokens of a run, before any is known
 PRESUMED = 5e-3  # seconds of a step as long as none was measured
 REFRESHED = 32  # steps after which a step's cost is looked up again
@@ -21,15 +21,15 @@ PROBED = 2039  # refusals of which one is let through; a prime, so that it meets
 
 
 class JumpForwardStatistics(msgspec.Struct, frozen=True):
-    """Over all choices."""
+    """Over all sequences."""
 
-    gain: float  # tokens of a run that come true
-    least: float  # that it must bring now
-    refused: int  # looks
+    gain: float  # accepted tokens of a run
+    least: float  # that a run must gain now
+    refused: int  # searches
 
 
 class Gain:
-    """Owner of how many tokens the runs of one choice bring, or those of all: a running mean."""
+    """How many tokens the likely runs of one sequence gain, or those of all: a running mean."""
 
     __slots__ = ("_all", "_keep", "_tokens", "_trials", "mean")
 
@@ -40,7 +40,7 @@ class Gain:
         self.mean: float = HOPED if of_all is None else of_all.mean
 
     def observe(self, tokens: int) -> None:
-        """A run is over that brought so many."""
+        """A run has ended after `tokens` accepted tokens."""
         self._tokens = self._tokens * self._keep + tokens
         self._trials = self._trials * self._keep + 1.0
         prior = HOPED
@@ -51,17 +51,17 @@ class Gain:
 
 
 class JumpForward:
-    """Owner of what a run must bring."""
+    """Owner of the least that a run must gain."""
 
     def __init__(self) -> None:
-        self.gain = Gain()  # of all choices
+        self.gain = Gain()  # of all sequences
         self._least = 0.0
         self._size = -1  # class of the rows that it holds for
         self._steps = 0
         self._refused = 0
 
     def meet(self, rows: int, cost: StepCost) -> None:
-        """A step of so many rows is being followed."""
+        """The result of a step of `rows` rows has come."""
         self._steps += 1
         size = half_octave(rows)
         if size == self._size and self._steps % REFRESHED:
@@ -71,7 +71,7 @@ class JumpForward:
         self._least = SECONDS * rows / (PRESUMED if seconds is None else float(seconds[0]))
 
     def pays(self, gain: Gain) -> bool:
-        """Whether a row whose runs bring so much is to look."""
+        """Whether a row with this gain should search."""
         if gain.mean >= self._least:
             return True
         self._refused += 1

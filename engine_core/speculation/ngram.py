@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed when the last few tokens stood together before (Saxena, Prompt Lookup Decoding, 2023).
+"""Prompt lookup: what followed the last few tokens at an earlier place (Saxena, Prompt Lookup Decoding, 2023).
 
 The latest earlier place of the longest run wins, and as long as the output copies it there is nothing to look up. Runs
 are found through one hash table per length that grows with the sequence: a token costs a few hashes, a prompt costs
@@ -28,7 +28,7 @@ class PromptLookup:
         self._shift = BITS - min(BITS, max(6, limit.bit_length()))
         self._tables: list[array[int]] = []  # by length; where the last run with a hash ends, 0: nowhere
         self._indexed = 0  # runs that end at or before this place are in the tables
-        self._known = 0  # tokens at the last look
+        self._known = 0  # tokens at the last call
         self._source = 0  # where the token that would follow them was found, 0: nowhere
 
     def propose(self, tokens: array[int], ahead: Sequence[int], most: int) -> list[int]:
@@ -58,7 +58,7 @@ class PromptLookup:
             if length >= self._shortest:
                 place = self._tables[length - self._shortest][value >> self._shift]
                 if not place:
-                    break  # and so no longer run stands anywhere
+                    break  # so there is no longer run either
                 places.append(place)
         while places:
             length = self._shortest + len(places) - 1
@@ -68,7 +68,7 @@ class PromptLookup:
         return 0
 
     def _index(self, tokens: array[int]) -> None:
-        """Enter the runs that have ended since; the last place is left out: nothing followed it yet."""
+        """Index the runs that have ended since. The last place is left out: nothing follows it yet."""
         if not self._tables:
             empty = bytes(4 << BITS - self._shift)
             self._tables = [array("i", empty) for _ in range(self._shortest, self._longest + 1)]
@@ -92,7 +92,7 @@ class PromptLookup:
         for length in range(1, self._longest + 1):
             if length > last:
                 return
-            skipped = max(0, length - first)  # places before which so many tokens do not stand
+            skipped = max(0, length - first)  # places with fewer tokens before them
             value[skipped:] = (value[skipped:] + wide[places[skipped:] - length]) * FACTOR & WORD
             if length >= self._shortest:
                 table = np.frombuffer(self._tables[length - self._shortest], np.int32)

@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 RECENT = 9  # steps of one class that its median is taken of
-KNOWN = 3  # steps of one class before which nothing is known: one alone may have been held up by anything
-STALE = 2048  # steps after which a class that was not met again is forgotten
+KNOWN = 3  # steps of one class before anything is known of it: a single one may have been held up
+STALE = 2048  # steps after which a class that did not occur again is forgotten
 
 
 class CostStatistics(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class StepCost:
         self._steps = 0
 
     def observe(self, rows: int, positions: int, seconds: float) -> None:
-        """A step without chunks took so long: `positions` are its rows and their drafts."""
+        """A step without chunks took `seconds`; `positions` are its rows and their drafts."""
         if not self._measured:
             return
         self._steps += 1
@@ -66,7 +66,7 @@ class StepCost:
         samples.step = self._steps
 
     def seconds(self, rows: int, positions: Floats) -> Floats | None:
-        """Of steps with so many rows and positions; None if nothing is known. # [n] → [n]"""
+        """Of steps with these rows and positions; None if nothing is known. # [n] → [n]"""
         classes = self._classes.get(half_octave(rows))
         if not classes:
             return None
@@ -121,7 +121,7 @@ class DraftCost:
         self._draftings = 0
 
     def observe(self, rows: int, turns: int, seconds: float) -> None:
-        """So many turns for so many rows took so long, with what the draft model had to catch up."""
+        """Drafting took `seconds`, with the positions that the draft model had to catch up."""
         self._draftings += 1
         found = self._classes.setdefault(half_octave(rows), {})
         found.setdefault(turns, Recent()).observe(seconds, self._draftings)
@@ -129,7 +129,7 @@ class DraftCost:
             del found[key]
 
     def seconds(self, rows: int, turns: int) -> float:
-        """Of so many turns for so many rows; by the nearest number of rows that is known."""
+        """Of `turns` turns for `rows` rows, by the nearest number of rows that is known."""
         if not self._classes or not turns:
             return 0.0
         wanted = half_octave(rows)
@@ -149,9 +149,9 @@ class DraftCost:
 def draft_lengths(rows: int, chances: Sequence[Sequence[float]], cost: StepCost, most: int) -> list[int]:
     """Lengths of the drafts of a step of `rows` rows, at most `most` in all.
 
-    chances: of each drafted row, that its draft is accepted up to each place; they fall along it. A step gives a token
-    for each row and for each draft what its chance says. Taken by falling chance, the best number is where tokens per
-    second are highest, and what is taken of a row is a beginning of its draft.
+    chances: of each drafted row, that its draft is accepted up to each place; they fall along it. A step is expected to
+    give one token for each row and each draft's chance of one. Drafts are taken by falling chance, so that each row
+    keeps a beginning of its own, up to the number with the most tokens per second.
     """
     flat = np.fromiter(chain.from_iterable(chances), np.float64)
     order = np.argsort(-flat, kind="stable")[:most]

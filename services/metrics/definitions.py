@@ -185,7 +185,7 @@ DEVICE: tuple[Metric[float], ...] = about(
     gauge("engine_device_idle_ratio", "Share of the last second in which the device ran no step", lambda idle: idle),
 )
 LOOP: tuple[Metric[LoopStatistics], ...] = (
-    waiting(lambda s: {"grammar": s.guides.waiting}),
+    waiting(lambda s: {"grammar": s.grammars.waiting}),
     step_parts(lambda s: {**s.times.parts, "mask": s.masks.steps}),
     *about(
         Subject.ENGINE,
@@ -193,12 +193,12 @@ LOOP: tuple[Metric[LoopStatistics], ...] = (
         counter("engine_device_stalled_seconds", "Time in which the device had no step although requests were running",
                 lambda s: s.times.stalled),
         counter("engine_block_faults", "Failed consistency checks of KV blocks", lambda s: s.faults),
-        gauge("engine_grammar_cache_entries", "Grammars with a cached automaton", lambda s: s.guides.cache.entries),
+        gauge("engine_grammar_cache_entries", "Grammars with a cached automaton", lambda s: s.grammars.cache.entries),
         gauge("engine_grammar_cache_bytes", "Memory of automata, including those of running requests",
-              lambda s: s.guides.cache.bytes),
-        counter("engine_guides_built", "Automata of structured output built", lambda s: s.guides.cache.built),
-        counter("engine_guide_hits", "Requests whose automaton was cached", lambda s: s.guides.cache.hits),
-        counter("engine_guide_failures", "Automata that could not be built", lambda s: s.guides.cache.failed),
+              lambda s: s.grammars.cache.bytes),
+        counter("engine_guides_built", "Automata of structured output built", lambda s: s.grammars.cache.built),
+        counter("engine_guide_hits", "Requests whose automaton was cached", lambda s: s.grammars.cache.hits),
+        counter("engine_guide_failures", "Automata that could not be built", lambda s: s.grammars.cache.failed),
         counter("engine_masked_rows", "Rows of steps with a bitmask", lambda s: s.masks.rows),
         counter("engine_mask_seconds", "Time of filling bitmasks", lambda s: s.masks.seconds),
     ),

@@ -1,6 +1,6 @@
 """Work beside the loop: native code that releases the GIL, in threads whose results the loop collects.
 
-The loop sleeps in poll; a descriptor becomes readable when something is done, so nobody looks in vain.
+The loop sleeps in poll; a descriptor becomes readable when a job is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 
 
 class BackgroundJobs(Generic[K, T]):
-    """Jobs of one kind, each named by what it is for. Owned by the loop's thread; the jobs run in `threads`."""
+    """Jobs of one kind, each with a key. Owned by the loop's thread; the jobs run in `threads`."""
 
     def __init__(self, threads: Executor) -> None:
         self._threads = threads
@@ -31,12 +31,12 @@ class BackgroundJobs(Generic[K, T]):
         return self._wake
 
     def start(self, key: K, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Have `work` done; `collect` gives it back under this key."""
+        """Run `work`; `collect` returns it under this key."""
         self.running += 1
         self._threads.submit(work, *args, **kwargs).add_done_callback(self._finisher(key))
 
     def collect(self) -> list[tuple[K, Future[T]]]:
-        """Jobs that are done, in the order of their ends."""
+        """Jobs that are done, in the order in which they ended."""
         if not self.running:
             return []
         try:
@@ -48,11 +48,11 @@ class BackgroundJobs(Generic[K, T]):
         return found
 
     def wait(self, seconds: float) -> bool:
-        """Whether there is something to collect, after at most so long. Whoever waits leaves the GIL to the jobs."""
+        """Whether there is something to collect after at most `seconds`. Waiting releases the GIL."""
         return self.running > 0 and bool(select.select([self._wake], [], [], seconds)[0])
 
     def close(self) -> None:
-        """Wait for what runs; nothing is collected any more."""
+        """Wait for running jobs, without collecting them."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         os.close(self._wake)
 

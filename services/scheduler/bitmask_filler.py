@@ -1,4 +1,4 @@
-"""Masks of the steps in flight, filled beside the loop, one step after the other, and sent when they are done."""
+"""Bitmasks of the steps in flight, filled beside the loop, one step after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.services.metrics.definitions import PART
 from penstock.services.scheduler.background_jobs import BackgroundJobs
 
 SLOW = 0.01  # seconds of a step's masks, and
-SLOW_ROW = 0.0001  # for each of its rows: after a step beyond it rows are filled and measured one by one
+SLOW_ROW = 0.0001  # of each of its rows: after a slower step rows are filled and measured one by one
 NOTHING = MaskStatistics(0, 0, 0, 0, 0)
 
 
@@ -32,7 +32,7 @@ class BitmaskStatistics(msgspec.Struct, frozen=True):
 
 
 class BitmaskFiller:
-    """Owner of the mask store of one epoch. `thread` runs one job at a time: masks come in the order of the steps."""
+    """Owner of the mask store of one epoch. `thread` runs one job at a time, so masks come in the order of steps."""
 
     def __init__(self, tokens: GrammarTokens | None, thread: Executor, fillers: int) -> None:
         self.jobs: BackgroundJobs[MaskWork, tuple[FilledMasks, float]] = BackgroundJobs(thread)
@@ -45,12 +45,12 @@ class BitmaskFiller:
         self._was_slow = False  # the last step whose masks are done
 
     def renew(self, places: int) -> None:
-        """New executors with empty stores of so many places. What is still being filled is for the old ones."""
+        """New executors with empty stores of `places` masks. Masks that are still being filled are for the old ones."""
         self._store = MaskStore(self._tokens, places, self._fillers) if self._tokens is not None and places else None
 
     @property
     def most(self) -> int:
-        """Masked entries that one step may have."""
+        """Most masked entries of one step."""
         return 0 if self._store is None else self._store.most
 
     def start(self, work: MaskWork, applied: int) -> None:
@@ -60,7 +60,7 @@ class BitmaskFiller:
         self.jobs.start(work, timed_fill, self._store, work, applied, clock)
 
     def finished(self) -> list[StepMasks]:
-        """Masks that are done. Raises what went wrong with a whole step: then the process is of no use."""
+        """Masks that are done. Raises the error of a whole step, which ends the process."""
         found = []
         for work, future in self.jobs.collect():
             filled, seconds = future.result()

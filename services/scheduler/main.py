@@ -1,4 +1,4 @@
-"""The scheduler process: one thread that polls two ports and turns the loop."""
+"""The scheduler process: one thread that polls two links and runs the loop."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from penstock.services.tracing.startup import Start, tracer_of
 log = logging.getLogger(__name__)
 
 WAITING = "waiting for the executor"
-USUAL = Automaton(source='{"grammars": [{"json_schema": {"type": "object"}}]}')  # fills tables that all share
-GUIDE_THREADS = 2  # that make automata; a slow one does not hold up the next
+USUAL = Automaton(source='{"grammars": [{"json_schema": {"type": "object"}}]}')  # fills tables that all automata share
+GUIDE_THREADS = 2  # threads that make automata, so that a slow one does not hold up the next
 GUIDE_NICE = 10  # of these threads, by which their core falls to streams; they hold the interpreter for moments alone
 SWITCH = 0.0002  # seconds until a thread that has made masks gets the interpreter from the loop
 
@@ -57,9 +57,9 @@ def run(config: Config, index: int) -> int:
     facts = ModelFacts(folder.model_length(spec, config.model), spec.vocab_size)
     grammar_tokens = tokens_of(model)
     fillers = config.scheduler.mask_threads or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
-    guides = GrammarQueue(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers,
+    grammars = GrammarQueue(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers,
                     config.scheduler.grammar_cache_bytes)  # fmt: skip
-    masker = BitmaskFiller(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
+    bitmasks = BitmaskFiller(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
     tracer = tracer_of(config.trace, Role.SCHEDULER, index)
     me = Identity(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -69,9 +69,9 @@ def run(config: Config, index: int) -> int:
     # An epoch must differ from every one of this server's earlier schedulers: an executor may still answer to those.
     steps.epoch = int(time.time())
     try:
-        loop = SchedulerLoop(config, facts, tokens, steps, guides, masker, time.monotonic(), index,
+        loop = SchedulerLoop(config, facts, tokens, steps, grammars, bitmasks, time.monotonic(), index,
                     SchedulerTraces(tracer), time.monotonic)  # fmt: skip
-        descriptors = (tokens.socket, steps.socket, stop.fileno(), guides.jobs.fileno(), masker.jobs.fileno())
+        descriptors = (tokens.socket, steps.socket, stop.fileno(), grammars.jobs.fileno(), bitmasks.jobs.fileno())
         collector = scheduler_collector(loop, tokens, steps, time.monotonic)
         other_host = tokens if network is not None and network.reaches(TOKENS) else None
         exporter = Exporter(me, run_dir, loop.lag, collector, tracer, remote=loop.remote, other_host=other_host)
@@ -81,8 +81,8 @@ def run(config: Config, index: int) -> int:
         finally:
             exporter.close()
     finally:
-        guides.jobs.close()
-        masker.jobs.close()
+        grammars.jobs.close()
+        bitmasks.jobs.close()
         tokens.close()
         steps.close()
         context.term()
@@ -91,7 +91,7 @@ def run(config: Config, index: int) -> int:
 
 
 def tokens_of(model: Path) -> GrammarTokens | None:
-    """What structured output needs to know of the model's tokens; None, said in the log, where there is none."""
+    """The vocabulary as structured output needs it; None, with a line in the log, where there is none."""
     try:
         found = read_tokens(model, read_vocabulary(model))
     except ModelError as error:  # the tokenizer process fails on it; what is given as token ids can be served
@@ -110,7 +110,7 @@ def run_until_stopped(
     exporter: Exporter,
     start: Start,
 ) -> None:
-    """Turn the loop whenever something arrives, is done beside it, or is due. Sleeps in poll otherwise."""
+    """Iterate whenever a message arrives, a job is done, or something is due. Sleep in poll otherwise."""
     poller = zmq.Poller()
     for descriptor in descriptors:
         poller.register(descriptor, zmq.POLLIN)

@@ -61,7 +61,7 @@ class LoopStatistics(msgspec.Struct, frozen=True):
     results: int
     refused: int  # requests that came while nothing could serve them
     faults: int  # checks that found the block accounts wrong
-    guides: GrammarStatistics
+    grammars: GrammarStatistics
     masks: BitmaskStatistics
     times: StepTimeStatistics
     scheduler: SchedulerStatistics | None
@@ -69,7 +69,7 @@ class LoopStatistics(msgspec.Struct, frozen=True):
 
 
 class SchedulerLoop:
-    """Owner of the scheduler, and of what it is told of executors and tokenizers."""
+    """Owner of the scheduler: it takes messages of executors and tokenizers to it, and its plans and outputs back."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class SchedulerLoop:
                     scheduler.forget(source)
 
     def _admit(self, scheduler: Scheduler, now: float) -> None:
-        """Requests whose automaton stands go to the scheduler; those aborted meanwhile end there, in order."""
+        """Submit requests whose automaton has been made. Those aborted meanwhile end in the scheduler, in order."""
         for admitted in self._grammars.admit():
             peer, request, guide = admitted.peer, admitted.request, admitted.guide
             self._traces.admit(request, now, guide.message if isinstance(guide, RequestError) else None)
@@ -288,12 +288,12 @@ class SchedulerLoop:
                 scheduler.abort(request.id)
 
     def _fill_masks(self, scheduler: Scheduler) -> None:
-        """Start what the executors will wait for as early as it can be known."""
+        """Start filling masks as early as the tokens before them are known."""
         while (work := scheduler.mask_work()) is not None:
             self._bitmasks.start(work, self._times.last_step)
 
     def _send_masks(self) -> None:
-        """Masks of an epoch that is over are for nobody."""
+        """Send masks that are done; those of an earlier epoch are dropped."""
         for masks in self._bitmasks.finished():
             if self.executors.complete and masks.epoch == self.executors.epoch:
                 self._steps.send_each(self.executors.answering, masks)

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from penstock.engine_core.speculation.acceptance import Acceptance
-from penstock.engine_core.speculation.drafter import LONGEST_REST, Drafter, agreement
+from penstock.engine_core.speculation.drafter import LONGEST_BACK_OFF, Drafter, agreement
 from penstock.engine_core.speculation.jump_forward import Gain
 
 TEXT = list(range(100, 200))
@@ -192,7 +192,7 @@ def test_a_draft_that_is_never_worth_it_is_looked_at_ever_less_often() -> None:
     assert drafted(one, 95)
     one.sent(4)
     assert one.is_due
-    assert LONGEST_REST < 32
+    assert LONGEST_BACK_OFF < 32
 
 
 def test_agreement() -> None:

@@ -15,46 +15,46 @@ from tests.services.scheduler.fakes import Inline
 
 
 def test_masks_come_back_as_the_message_for_the_executors() -> None:
-    masker = BitmaskFiller(tokens(), Inline(), 1)
-    masker.renew(16)
-    assert masker.most == 8
-    masker.start(MaskWork(5, 3, (MaskRow(guide("regex", "a"), [], 2),)), 4)
-    (masks,) = masker.finished()
+    bitmasks = BitmaskFiller(tokens(), Inline(), 1)
+    bitmasks.renew(16)
+    assert bitmasks.most == 8
+    bitmasks.start(MaskWork(5, 3, (MaskRow(guide("regex", "a"), [], 2),)), 4)
+    (masks,) = bitmasks.finished()
     assert (masks.step, masks.epoch, len(masks.bits)) == (5, 3, tokens().words * 4)
     assert masks.entries == (2).to_bytes(4, "little")
-    assert masker.finished() == []
-    statistics = masker.statistics()
+    assert bitmasks.finished() == []
+    statistics = bitmasks.statistics()
     assert (statistics.rows, statistics.store.rows) == (1, 1)
     assert 0 < statistics.seconds == statistics.slowest
 
 
 def test_new_executors_begin_with_an_empty_store() -> None:
-    masker = BitmaskFiller(tokens(), Inline(), 1)
+    bitmasks = BitmaskFiller(tokens(), Inline(), 1)
     for epoch in (1, 2):
-        masker.renew(16)
-        masker.start(MaskWork(1, epoch, (MaskRow(guide("regex", "a"), [], 0),)), 0)
-        assert [len(masks.fresh) for masks in masker.finished()] == [4]
+        bitmasks.renew(16)
+        bitmasks.start(MaskWork(1, epoch, (MaskRow(guide("regex", "a"), [], 0),)), 0)
+        assert [len(masks.fresh) for masks in bitmasks.finished()] == [4]
 
 
 def test_without_places_or_tokens_there_are_no_masks() -> None:
-    masker = BitmaskFiller(tokens(), Inline(), 1)
-    assert (masker.most, masker.statistics().store.fills, masker.statistics().seconds) == (0, 0, 0.0)
-    masker.renew(0)
-    assert masker.most == 0
+    bitmasks = BitmaskFiller(tokens(), Inline(), 1)
+    assert (bitmasks.most, bitmasks.statistics().store.fills, bitmasks.statistics().seconds) == (0, 0, 0.0)
+    bitmasks.renew(0)
+    assert bitmasks.most == 0
     none = BitmaskFiller(None, Inline(), 1)
     none.renew(64)
     assert none.most == 0
 
 
 def test_after_a_slow_step_each_row_pays_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    masker = BitmaskFiller(tokens(), Inline(), 1)
-    masker.renew(16)
+    bitmasks = BitmaskFiller(tokens(), Inline(), 1)
+    bitmasks.renew(16)
     found = guide("regex", "a*")
     readings = iter(range(0, 1000, 5))
     monkeypatch.setattr(time, "process_time", lambda: next(readings))
     for step, slow in enumerate((1.0, -1.0, 1.0), 1):
         assert not found.failed
         monkeypatch.setattr(maskers, "SLOW", slow)
-        masker.start(MaskWork(step, 1, (MaskRow(found, [], 0),)), step - 1)
-        assert len(masker.finished()) == 1
+        bitmasks.start(MaskWork(step, 1, (MaskRow(found, [], 0),)), step - 1)
+        assert len(bitmasks.finished()) == 1
     assert found.failed

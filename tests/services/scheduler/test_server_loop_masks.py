@@ -86,8 +86,8 @@ class Bench:
         config = Config(
             model=ModelConfig(max_num_seqs=8, max_num_batched_tokens=64), scheduler=SchedulerConfig(overlap=overlap)
         )
-        guides, masker = GrammarQueue(tokens(), Inline()), BitmaskFiller(tokens(), Inline(), 1)
-        self.loop = SchedulerLoop(config, ModelFacts(256, 4096), self.tokens, self.steps, guides, masker, self.now)
+        guides, bitmasks = GrammarQueue(tokens(), Inline()), BitmaskFiller(tokens(), Inline(), 1)
+        self.loop = SchedulerLoop(config, ModelFacts(256, 4096), self.tokens, self.steps, guides, bitmasks, self.now)
         self.tokenizer = self.tokens.join()
         self.executor = Sampler(self.steps)
         self.executor.ready(mask_places=places)

@@ -118,7 +118,7 @@ CHUNKS = (PrefillChunk(3, 0, 512, 1.0, 1.5), PrefillChunk(4, 512, 88, 1.4, 2.0))
 
 def stay_spans(**given: Any) -> list[Span]:
     fields: dict[str, Any] = {
-        "trace": SAMPLED, "request": 255, "choice": 1, "queued": 0.5, "entered": 1.0, "left": 9.0, "end": "stop",
+        "trace": SAMPLED, "request": 255, "sequence": 1, "queued": 0.5, "entered": 1.0, "left": 9.0, "end": "stop",
         "prompt_tokens": 600, "reused": 16, "chunks": CHUNKS, "decoding": 2.0, "first": True, "tokens": 40,
         "accepted": 5, "rejected": 3, "marks": ((4.0, 16), (6.0, 32)),
     }  # fmt: skip
