@@ -18,7 +18,7 @@ from penstock.services.supervisor.process import ExitCode
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 COMPLETION_TOKENS = 256  # by default: a text has no natural end
-HELP = """/system TEXT  what the model is told before everything else; forgets the conversation
+HELP = """/system TEXT  set the system prompt; forgets the conversation
 /clear        forget the conversation
 /retry        another answer to the last question
 /set N=VALUE  a field of the requests from now on, such as temperature=0.2
@@ -28,8 +28,8 @@ HELP = """/system TEXT  what the model is told before everything else; forgets t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
-    parser.add_argument("-p", "--prompt", help="ask this, print the answer, end; what is piped in comes after it")
-    parser.add_argument("--system", default="", help="what the model is told before everything else")
+    parser.add_argument("-p", "--prompt", help="ask this, print the answer, and exit; input from a pipe is appended")
+    parser.add_argument("--system", default="", help="the system prompt")
     add_request_arguments(parser)
 
 
@@ -57,8 +57,8 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
 
 def add_complete_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
-    parser.add_argument("-p", "--prompt", help="go on from this, end; what is piped in comes after it")
-    parser.add_argument("--show-prompt", action="store_true", help="print the text in front of what follows it")
+    parser.add_argument("-p", "--prompt", help="complete this text and exit; input from a pipe is appended")
+    parser.add_argument("--show-prompt", action="store_true", help="print the text in front of its completion")
     add_request_arguments(parser)
 
 
@@ -109,7 +109,7 @@ class Conversation:
         self._begin(system)
 
     def take(self, line: str) -> bool:
-        """Do what a typed line says; False to leave. An error is printed, and the conversation goes on."""
+        """Handle a typed line; False to leave. An error is printed, and the conversation goes on."""
         try:
             if line.startswith("/"):
                 return self._command(*line[1:].partition(" ")[::2])
@@ -247,7 +247,7 @@ def piped(given: str | None, source: TextIO) -> str | None:
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy; default: the model's own")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="longest answer")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
     help_of_set = "any other field of the request, its value in JSON or as text; may be repeated"
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="fields", help=help_of_set)
 

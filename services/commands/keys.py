@@ -1,4 +1,4 @@
-"""`penstock keys`: make the file of keys for links between hosts."""
+"""`penstock keys`: make the key file for links between hosts."""
 
 from __future__ import annotations
 

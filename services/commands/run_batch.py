@@ -77,9 +77,9 @@ NAME = msgspec.json.Decoder(Name)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="requests, one JSON object per line: "
                         "custom_id, method, url, body; - is standard input")  # fmt: skip
-    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="answers; - is standard output")
+    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="responses; - is standard output")
     parser.add_argument("--concurrency", type=int, default=128, metavar="N", help="requests open at once")
-    parser.add_argument("--quiet", action="store_true", help="tell nothing of how far it is")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     add_server_arguments(parser)
 
 

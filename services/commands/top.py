@@ -122,9 +122,9 @@ class ServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"server to look at [default {DEFAULT_URL}]")
-    parser.add_argument("--interval", default="1", metavar="SECONDS", help="between two looks [default 1]")
-    parser.add_argument("--once", action="store_true", help="look twice, an interval apart, print, and end")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"server to show [default {DEFAULT_URL}]")
+    parser.add_argument("--interval", default="1", metavar="SECONDS", help="between updates [default 1]")
+    parser.add_argument("--once", action="store_true", help="print the state over one interval, and exit")
     parser.add_argument("--json", action="store_true", help="with --once: one JSON object")
 
 

@@ -86,8 +86,7 @@ def run(config: Config, index: int) -> int:
     except PenstockError:
         raise
     except Exception as error:
-        if liveness is not None and is_group_error(error) and liveness.broken(BROKEN_SECONDS):
-            leave()
+        end_with_group(error, liveness)
         logs.exception(log, "executor_failed")
         return ExitCode.DEVICE if is_device_error(error) else ExitCode.FAILED
     finally:
@@ -143,8 +142,7 @@ def serve(
     except PenstockError:
         raise
     except Exception as error:
-        if liveness is not None and is_group_error(error) and liveness.broken(BROKEN_SECONDS):
-            leave()
+        end_with_group(error, liveness)
         reports.write("crashed", traceback.format_exc(), tuple(steps.decoding))
         raise
     finally:
@@ -155,6 +153,12 @@ def serve(
         tracer.close()
     statistics, counted = engine.runner.statistics(), steps.statistics()
     logs.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
+
+
+def end_with_group(error: Exception, liveness: PeerLiveness | None) -> None:
+    """End this process if the end of another member caused the error."""
+    if liveness is not None and is_group_error(error) and liveness.broken(BROKEN_SECONDS):
+        leave()
 
 
 def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbeat, done: threading.Event) -> None:
