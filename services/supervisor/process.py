@@ -161,10 +161,8 @@ def starts_file(run_dir: Path, role: str, index: int) -> Path:
 
 
 def count_start(file: Path) -> None:
-    fresh = file.with_suffix(".starts.new")
     try:
-        fresh.write_bytes(str(starts(file) + 1).encode())
-        fresh.replace(file)
+        run_directory.replace_file(file, str(starts(file) + 1).encode())
     except OSError as error:  # a full directory costs a metric, not the process
         logs.warning(log, "start_not_counted", file=str(file), reason=error.strerror)
 

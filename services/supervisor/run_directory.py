@@ -25,6 +25,7 @@ PARENT = "PENSTOCK_PARENT"  # process id of the launcher, set for its children
 SYSTEMD = "RUNTIME_DIRECTORY"  # systemd.exec(5), RuntimeDirectory=
 SHARED = "PENSTOCK_SHARED_DIR"  # a process of a role sets it for itself: the directory, for parts that see no options
 LOCK = "lock"
+FRESH = ".new"  # suffix of a file that is about to replace another
 SOCKET_PATH_BYTES = 107  # unix(7): sun_path less its final zero
 LONGEST_NAME = max(len(f"{link.name}-999.sock") for link in LINKS)
 LEFTOVERS = tuple([row.pattern for row in RUN_FILES if not row.kept])  # of processes that could not remove them
@@ -87,6 +88,14 @@ def identity(path: Path) -> tuple[int, int] | None:
 def private(path: str, flags: int) -> int:
     """An `opener` for files that only their owner may read."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file atomically; only its owner may read it. Raises OSError."""
+    fresh = path.with_name(path.name + FRESH)
+    with open(fresh, "wb", opener=private) as file:
+        file.write(data)
+    fresh.replace(path)
 
 
 def taken(lock: int) -> bool:

@@ -31,7 +31,7 @@ import msgspec
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import ConfigError, NotFound
 from penstock.services.supervisor import logs
-from penstock.services.supervisor.run_directory import private
+from penstock.services.supervisor.run_directory import FRESH, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -206,7 +206,6 @@ PREFIX = "penstock-responses-"
 CACHE = "CACHE_DIRECTORY"  # systemd.exec(5), CacheDirectory=
 OWNER = "of"  # the file that names the run directory
 READERS = 4
-FRESH = ".new"
 STALE = 60.0  # seconds; a younger directory may not have its owner's name yet
 
 
@@ -230,7 +229,7 @@ class Disk:
         named = run_dir.absolute()
         folder = owned(parent / f"{PREFIX}{blake2b(os.fsencode(named), digest_size=8).hexdigest()}")
         with contextlib.suppress(OSError):
-            write(folder / OWNER, os.fsencode(named))
+            replace_file(folder / OWNER, os.fsencode(named))
         return cls(folder, temporary=True)
 
     def write(self, name: str, data: bytes) -> asyncio.Future[str]:
@@ -285,20 +284,12 @@ def sweep(parent: Path, now: float) -> None:
 def written(path: Path, data: bytes) -> str:
     """Why the file was not written; empty if it was."""
     try:
-        write(path, data)
+        replace_file(path, data)
     except OSError as error:
         for each in (path.with_name(path.name + FRESH), path):
             removed(each)
         return error.strerror or "error"
     return ""
-
-
-def write(path: Path, data: bytes) -> None:
-    """Replace a file as a whole. Raises OSError."""
-    fresh = path.with_name(path.name + FRESH)
-    with open(fresh, "wb", opener=private) as file:
-        file.write(data)
-    fresh.replace(path)
 
 
 def found(path: Path) -> bytes | None:

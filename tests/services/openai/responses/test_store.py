@@ -95,7 +95,7 @@ async def test_what_the_disk_does_not_take_is_not_kept_and_fails_nobody(
         path.with_name(path.name + ".new").touch()
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store_module, "write", full)
+    monkeypatch.setattr(store_module, "replace_file", full)
     await put(found, name, stored())
     with pytest.raises(NotFound):
         await found.get(name)
@@ -107,7 +107,7 @@ async def test_what_the_disk_does_not_take_is_not_kept_and_fails_nobody(
 
 
 async def test_a_slow_disk_stops_no_loop_and_keeps_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, write = threading.Semaphore(0), store_module.write
+    slow, write = threading.Semaphore(0), store_module.replace_file
     order: list[bytes] = []
 
     def waiting(path: Path, data: bytes) -> None:
@@ -116,7 +116,7 @@ async def test_a_slow_disk_stops_no_loop_and_keeps_the_order(tmp_path: Path, mon
         write(path, data)
 
     found = store(tmp_path, 0, 2, max_stored_bytes=2000)
-    monkeypatch.setattr(store_module, "write", waiting)
+    monkeypatch.setattr(store_module, "replace_file", waiting)
     name, other = found.new_id(), found.new_id()
     writes = [found.put(name, stored(text * 500)) for text in (b"a", b"b", b"c")]
     assert (await found.get(name)).answer == b"c" * 500  # it is there before it is written
