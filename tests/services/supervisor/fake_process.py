@@ -3,9 +3,9 @@ says and does what it is told.
 
 FAKE_PLAN is a JSON object from process name to a word: `exit:N` ends at once with that code, `mute` never gets ready,
 `stubborn` ignores SIGTERM, `slow:F` ends after SIGTERM once somebody has written to FIFO F, `once` is well in its first
-life and fails at once in later ones, `silent` sends one heartbeat in its first life and no more, `busy:S` sends one,
-computes for S seconds and sends heartbeats again, `group:N` says in each of its first N lives that another executor of
-its group has ended, `fill` leaves no room in the run directory in its first life and fails at once in later ones,
+start and fails at once in later ones, `silent` sends one heartbeat in its first start and no more, `busy:S` sends one,
+computes for S seconds and sends heartbeats again, `group:N` says in each of its first N starts that another executor of
+its group has ended, `fill` leaves no room in the run directory in its first start and fails at once in later ones,
 `chatty:N` writes N bytes of lines once it is ready. FAKE_LOG gets the events.
 """
 

@@ -197,7 +197,7 @@ def test_what_does_not_end_is_killed(tmp_path):
         assert leftovers(server) == []
 
 
-def lives(server: Server, name: str) -> int:
+def starts_of(server: Server, name: str) -> int:
     return sum(found == name for found in server.order("started"))
 
 
@@ -207,7 +207,7 @@ def test_a_process_that_is_killed_is_started_again(tmp_path, name):
         server.ready()
         os.kill(server.pids()[name], signal.SIGKILL)
         server.until(lambda: server.fields.get("STATUS") == "serving")
-        assert {each: lives(server, each) for each in NAMES} == {each: 1 + (each == name) for each in NAMES}
+        assert {each: starts_of(server, each) for each in NAMES} == {each: 1 + (each == name) for each in NAMES}
         ports = ["--port=1" in rest.split() for _, _, event, rest in server.events() if event == "started"]
         assert ports == [False] * 4 + [True]  # the one that the first api process said
         code, output = server.end()
@@ -229,7 +229,7 @@ def test_one_that_fails_five_times_in_a_minute_is_told_of_and_the_others_run_on(
         (failure,) = crash_loops(run_dir)
         reason = "executor-0 failed 5 times within 60 seconds, the last time with exit code 1"
         assert failure == CrashLoop("executor-0", "executor", reason)
-        assert lives(server, "executor-0") == 5
+        assert starts_of(server, "executor-0") == 5
         server.until(lambda: server.fields.get("STATUS") == reason)
         assert all(alive(pid) for name, pid in server.pids().items() if name != "executor-0")
         code, output = server.end()
@@ -267,7 +267,7 @@ def test_nobody_waits_for_a_terminal_that_takes_nothing(tmp_path):
         server.until(lambda: server.order("spoken") == ["executor-0"])
         server.ready()
         os.kill(server.pids()["api-0"], signal.SIGKILL)
-        server.until(lambda: lives(server, "api-0") == 2)
+        server.until(lambda: starts_of(server, "api-0") == 2)
         server.until(lambda: server.fields.get("STATUS") == "serving")
         code, output = server.end()
         assert code == 0
@@ -279,7 +279,7 @@ def test_one_that_falls_silent_is_killed_and_started_again(tmp_path):
     with serving(tmp_path, plan={"scheduler-0": "silent"}) as server:
         server.ready()
         server.until(lambda: server.fields.get("STATUS") == "serving")
-        assert lives(server, "scheduler-0") == 2
+        assert starts_of(server, "scheduler-0") == 2
         code, output = server.end()
         assert code == 0
         assert "process_hangs process=scheduler-0" in output
@@ -293,7 +293,7 @@ def test_one_that_computes_for_long_is_late_and_not_dead(tmp_path, monkeypatch):
         server.until(lambda: server.order("through"))
         code, output = server.end()
         assert code == 0
-        assert lives(server, "api-0") == 1
+        assert starts_of(server, "api-0") == 1
         assert "process_hangs" not in output
         assert leftovers(server) == []
 
@@ -302,7 +302,7 @@ def test_one_that_computes_for_ever_is_dead(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_BUSY", "1")
     with serving(tmp_path, plan={"api-0": "busy:3600"}) as server:
         server.ready()
-        server.until(lambda: lives(server, "api-0") == 2)
+        server.until(lambda: starts_of(server, "api-0") == 2)
         server.process.kill()
 
 
@@ -314,7 +314,7 @@ def test_what_drains_gets_back_what_it_needs(tmp_path):
         server.process.terminate()
         server.until(lambda: server.order("stopping"))
         os.kill(server.pids()["executor-0"], signal.SIGKILL)
-        server.until(lambda: lives(server, "executor-0") == 2)
+        server.until(lambda: starts_of(server, "executor-0") == 2)
         assert server.order("stopping") == ["api-0"]
         fifo.write_text("done")
         assert server.wait()[0] == 0
@@ -398,8 +398,8 @@ def test_what_cannot_be_started_for_want_of_descriptors_is_tried_again(tmp_path)
         server.until(lambda: "Too many open files" in server.fields["STATUS"])
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
         server.until(lambda: server.fields["STATUS"] == "serving")
-        assert lives(server, "api-0") == 2
-        assert lives(server, "scheduler-0") == 1
+        assert starts_of(server, "api-0") == 2
+        assert starts_of(server, "scheduler-0") == 1
         code, output = server.end()
         assert code == 0
         assert " process_not_started process=api-0 reason=" in output

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.services.links.curve import new_keys, write_keys
-from tests.services.supervisor.test_launcher import Server, leftovers, lives, serving
+from tests.services.supervisor.test_launcher import Server, leftovers, serving, starts_of
 
 ADDRESS = "tcp://127.0.0.1:1"  # nobody of these parts listens there
 
@@ -52,10 +52,10 @@ def test_the_end_of_its_groups_life_is_no_failure(tmp_path: Path, keys: str) -> 
     """However often the members elsewhere end; a process that is killed counts."""
     with serving(tmp_path, *worker(keys), plan={"executor-3": "group:5"}) as server:
         server.ready()
-        assert lives(server, "executor-3") == 6
+        assert starts_of(server, "executor-3") == 6
         os.kill(server.pids()["executor-2"], signal.SIGKILL)
         server.until(lambda: server.fields.get("STATUS") == "serving")
-        assert lives(server, "executor-2") == 2
+        assert starts_of(server, "executor-2") == 2
         code, output = server.end()
         assert code == 0
         assert output.count(" group_broken process=executor-3") == 5

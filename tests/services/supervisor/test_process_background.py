@@ -1,4 +1,4 @@
-"""A duty that fails is told of; one that is cancelled, or is over, is not."""
+"""A background task that fails is reported; one that is cancelled, or has ended, is not."""
 
 from __future__ import annotations
 
