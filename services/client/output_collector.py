@@ -130,8 +130,9 @@ class Choice(msgspec.Struct, eq=False):
 class StreamWriter(Protocol):
     """Sends a stream's new output at once."""
 
-    def write(self, collector: OutputCollector) -> bool:
-        """False if the connection accepts nothing now; then nothing was taken."""
+    def write(self, collector: OutputCollector, updated: list[Choice]) -> bool:
+        """Take what the choices of `updated` have to give. False if the connection accepts nothing now; then nothing
+        was taken."""
 
 
 class OutputCollector:
@@ -158,18 +159,16 @@ class OutputCollector:
         self.request_ids: list[int] = []  # set by the engine client
         self.disconnected = False  # the client is gone
         self.operation: Operation | None = None  # if it is traced; set by the engine client
+        self.complete = False  # every choice has finished
+        self.ended = False  # so it is, or an error or a disconnect ended them all
         self._open = len(self.choices)
         self.stream = stream
         self._timings = timings
         self._began = now
         self._updated: list[Choice] = []
+        self._timed: list[tuple[Choice, float]] = []  # choices with new tokens, and when these arrived
         self._writer: StreamWriter | None = None  # while the task awaits `get`
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Every choice has finished, or an error or a disconnect ended them all."""
-        return self._open == 0 or self.error is not None or self.disconnected
 
     @property
     def usage(self) -> Usage:
@@ -213,10 +212,12 @@ class OutputCollector:
             if token_ids:
                 choice.token_ids.append(bytes(token_ids))
             if self.stream:
-                self._time(choice, now)
+                self._timed.append((choice, now))
         if finish:
             choice.finish = Finish(finish)
             self._open -= 1
+            if not self._open:
+                self.complete = self.ended = True
             if finish == Finish.ERROR:
                 self.fail(EngineFailure(extra.error if extra and extra.error else "the engine failed this request"))
             elif finish == Finish.GRAMMAR:
@@ -230,13 +231,24 @@ class OutputCollector:
             self._updated.append(choice)
 
     def notify(self) -> None:
-        """All rows of a batch have been put: write the stream, or wake the task."""
-        if self._waiter is None:
-            return
-        over = self._open == 0 or self.error is not None
-        written = not over and self._writer is not None and self._writer.write(self)
-        if over or (self.stream and not written):
-            self._wake()
+        """All rows of a batch have been put: write the stream, or wake the task. Its tokens are timed once they are on
+        their way."""
+        if self._waiter is not None:
+            written = not self.ended and self._writer is not None and self._writer.write(self, self._updated)
+            if written:
+                for choice in self._updated:
+                    choice.updated = False
+                self._updated = []
+            elif self.ended or self.stream:
+                self._wake()
+        for choice, now in self._timed:
+            if choice.last:
+                self._timings.inter_token.observe(now - choice.last)
+            elif self.first_token is None:
+                self.first_token = now
+                self._timings.first_token.observe(now - self._began)
+            choice.last = now
+        self._timed.clear()
 
     @property
     def failure(self) -> RequestError | None:
@@ -247,11 +259,12 @@ class OutputCollector:
         """End every choice with this error, unless one has ended them before."""
         if self.error is None:
             self.error = renamed(error, self._field_names) if self._field_names else error
+            self.ended = True
         self._wake()
 
     def disconnect(self) -> None:
         """The client is gone: `get` returns."""
-        self.disconnected = True
+        self.disconnected = self.ended = True
         self._wake()
 
     def end_trace(self, now: float) -> None:
@@ -285,14 +298,6 @@ class OutputCollector:
         for choice in updated:
             choice.updated = False
         return updated
-
-    def _time(self, choice: Choice, now: float) -> None:
-        if choice.last:
-            self._timings.inter_token.observe(now - choice.last)
-        elif self.first_token is None:
-            self.first_token = now
-            self._timings.first_token.observe(now - self._began)
-        choice.last = now
 
     def _note(self, choice: Choice, extra: TextExtra) -> None:
         facts = self.prompts[choice.prompt]

@@ -37,10 +37,9 @@ from penstock.protocol.errors import (
     UnknownCoding,
     UnknownVersion,
 )
-from penstock.services.http.request_context import REQUEST_ID_KEY, STREAM_WRITER, new_id
+from penstock.services.http.request_context import REQUEST_ID_KEY, STREAM_WRITER, new_id, new_trace
 from penstock.services.http.server import ConnectionLimiter
 from penstock.services.supervisor import logs
-from penstock.services.tracing.tracer import unsampled
 
 log = logging.getLogger(__name__)
 
@@ -365,7 +364,7 @@ class Connection(HttpToolsProtocol):
         if self._phase is Phase.BODY and scope is not None and REQUEST_ID_KEY in scope:
             return bytes(scope[REQUEST_ID_KEY])
         name = new_id()
-        trace = unsampled().trace_id
+        trace = new_trace().trace_id
         logs.info(log, "request", id=name.decode(), trace_id=trace, status=refusal.status, reason=refusal.code)
         return name
 

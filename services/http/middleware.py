@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import (
@@ -24,6 +24,7 @@ from penstock.protocol.errors import (
     Unauthorized,
     Unavailable,
 )
+from penstock.protocol.messages import TraceContext
 from penstock.services.http.connection import LATE
 from penstock.services.http.request_context import (
     REQUEST_ID_KEY,
@@ -31,6 +32,7 @@ from penstock.services.http.request_context import (
     ClientDisconnect,
     RequestContext,
     digest,
+    new_trace,
     reason_of,
 )
 from penstock.services.http.routing import Access, Methods, Router
@@ -38,7 +40,7 @@ from penstock.services.http.security import Cors, Keys, TrustedHosts
 from penstock.services.metrics.requests import Traffic
 from penstock.services.supervisor import logs
 from penstock.services.tracing import names
-from penstock.services.tracing.tracer import Tracer, server_span
+from penstock.services.tracing.tracer import ServerSpan, Tracer, client_context
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ class Middleware:
         self._budget = BodyBudget(options)
         self._always = always  # headers of every response
         self._tracer = tracer
+        self._unrecorded = ServerSpan(None, TraceContext())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"  # websockets and lifespan are switched off
@@ -99,28 +102,23 @@ class Middleware:
             context.set_timeout(self._timeout, "--request-timeout")
         methods, context.path_params = self._router.exact.get(context.path) or self._router.find(context.path)
         quiet = any(route.quiet for route in methods.values())
-        shared = [*self._always, *self._cors.headers(context)] if self._cors.enabled else [*self._always]
-        span = server_span(self._tracer, context.headers, quiet=quiet)
-        context.trace = span.context
+        span = self._unrecorded
+        if self._tracer.enabled or b"traceparent" in context.headers:
+            span = ServerSpan(None if quiet else self._tracer, client_context(context.headers))
+        context.trace = span.context if span.context.traceparent or quiet else new_trace()
+        dialect = next((each for each in self._dialects if each.covers(context)), self._dialects[-1])
+        context.response_headers = [*((name, context.id) for name in dialect.id_headers), *self._always]
+        if self._cors.enabled:
+            context.response_headers += self._cors.headers(context)
         if span.recording:
             # Source: "Trace Context Level 2", section 4.
-            shared.append((b"traceresponse", span.context.traceparent.encode()))
-        dialect = next((each for each in self._dialects if each.covers(context)), self._dialects[-1])
-
-        async def respond(message: Message) -> None:
-            if not context.outcome.status:
-                context.outcome.status = message["status"]
-                ids = [(name, context.id) for name in dialect.id_headers]
-                message["headers"] = [*message["headers"], *ids, *context.response_headers, *shared]
-            await send(message)
-
-        context.send = respond
+            context.response_headers.append((b"traceresponse", span.context.traceparent.encode()))
         try:
             await self._handle(context, methods, dialect)
         finally:
-            context.send = send  # the one above holds the context, an endpoint's perhaps the body: cycles
+            context.send = send  # an endpoint's own may hold the body, and the context
             if not context.background:
-                context.release()
+                self._budget.total -= context.size
             self._account(context)
             if span.recording:
                 attributes = {names.HTTP_REQUEST_ID: context.id.decode(), names.URL_SCHEME: scope["scheme"]}
@@ -138,7 +136,7 @@ class Middleware:
                     self._cors.check(context)
             if context.method == "OPTIONS" and (allowed := self._cors.preflight(context)) is not None:
                 context.route = PREFLIGHT
-                await context.send({"type": "http.response.start", "status": 204, "headers": allowed})
+                await context.start(204, allowed)
                 await context.send({"type": "http.response.body", "body": b""})
                 return
             if access is Access.KEY and self._keys.locked:
@@ -183,8 +181,8 @@ class Middleware:
             context.route, status, outcome.prompt_tokens, outcome.completion_tokens, seconds, outcome.reason
         )
         fields: dict[str, object] = {"id": context.id.decode(), "method": context.method, "route": context.route}
-        if context.trace.traceparent:
-            fields["trace_id"] = context.trace.trace_id
+        if trace := context.trace.traceparent:
+            fields["trace_id"] = trace[3:35]  # as TraceContext.trace_id, without a call
         fields["status"] = status
         if outcome.prompt_tokens or outcome.completion_tokens:
             fields.update(prompt_tokens=outcome.prompt_tokens, completion_tokens=outcome.completion_tokens)

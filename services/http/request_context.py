@@ -77,9 +77,9 @@ class RequestContext:
     """`id` is the client's X-Request-Id or one of ours; it names the request in the log."""
 
     __slots__ = (
-        "_budget", "_size", "background", "body", "headers", "id", "method", "outcome", "path", "path_params",
-        "receive", "response_headers", "route", "scope", "send", "started", "tenant", "timeout", "timeout_source",
-        "trace",
+        "background", "body", "budget", "headers", "id", "method", "outcome", "path", "path_params",
+        "receive", "response_headers", "route", "scope", "send", "size", "started", "tenant", "timeout",
+        "timeout_source", "trace",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, budget: BodyBudget) -> None:
@@ -100,12 +100,12 @@ class RequestContext:
         self.trace = TraceContext()  # what its engine requests carry on
         self.timeout = math.inf  # seconds from the start in which it must end
         self.timeout_source = ""
-        self.response_headers: list[tuple[bytes, bytes]] = []  # beside those that every response has
+        self.response_headers: list[tuple[bytes, bytes]] = []  # beside those of the body
         self.outcome = Outcome()
         self.body: bytes | None = None  # read by an endpoint that hands the request on to another
         self.background = False  # whether the work goes on behind the response; `release` is then the worker's to call
-        self._size = 0  # bytes of the body so far
-        self._budget = budget
+        self.size = 0  # bytes of the body so far, which count as unfinished
+        self.budget = budget
 
     @property
     def query(self) -> str:
@@ -178,7 +178,7 @@ class RequestContext:
         if (read := self.body) is not None:
             self.body = None
             return read
-        options = self._budget.options
+        options = self.budget.options
         limit, levels = options.max_body_bytes, options.max_json_depth
         self._check_body_headers(limit)
         pieces: list[bytes] = []
@@ -191,7 +191,7 @@ class RequestContext:
                 raise ClientDisconnect
             piece = message.get("body", b"")
             more = message.get("more_body", False)
-            if self._size + len(piece) > limit:
+            if self.size + len(piece) > limit:
                 raise too_large(limit)
             self._reserve(len(piece))
             pieces.append(piece)
@@ -211,6 +211,12 @@ class RequestContext:
             logs.info(log, "body", id=self.id.decode(), trace_id=self.trace.trace_id, size=len(body), body=shown)
         return body
 
+    async def start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Begin the response."""
+        self.outcome.status = status
+        found = [*headers, *self.response_headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": found})
+
     async def send_json(
         self, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
     ) -> None:
@@ -222,12 +228,8 @@ class RequestContext:
     ) -> None:
         """Answer with a whole body; nothing was sent before."""
         head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers]
-        await self.send({"type": "http.response.start", "status": status, "headers": head})
+        await self.start(status, head)
         await self.send({"type": "http.response.body", "body": body})
-
-    def release(self) -> None:
-        """The body takes no more room. Called once, when the request has ended."""
-        self._budget.total -= self._size
 
     def _check_body_headers(self, limit: int) -> None:
         for value in self.headers.get(b"content-type", ()):
@@ -246,13 +248,13 @@ class RequestContext:
     def _reserve(self, size: int) -> None:
         """Count bytes of the body. Raises Overloaded past --max-queued-bytes; a body that is alone has any size that
         is allowed."""
-        budget = self._budget
+        budget = self.budget
         limit = budget.options.max_queued_bytes
-        if budget.total > self._size and budget.total + size > limit:
+        if budget.total > self.size and budget.total + size > limit:
             message = f"the bodies of unfinished requests would be more than {limit} bytes (--max-queued-bytes)"
             raise Overloaded(message)
         budget.total += size
-        self._size += size
+        self.size += size
 
 
 def too_large(limit: int) -> PayloadTooLarge:
@@ -267,6 +269,11 @@ def reason_of(error: RequestError) -> str:
 
 def digest(name: bytes) -> str:
     return blake2b(name, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def new_trace() -> TraceContext:
+    """A context of which nothing is recorded: its trace id joins log lines of all processes."""
+    return TraceContext(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
 
 
 def new_id() -> bytes:

@@ -48,7 +48,7 @@ class StaticFile:
         headers = [(b"etag", self._tag), *file.headers]
         if not fresh:
             headers.append((b"content-length", str(len(file.body)).encode()))
-        await context.send({"type": "http.response.start", "status": 304 if fresh else 200, "headers": headers})
+        await context.start(304 if fresh else 200, headers)
         await context.send({"type": "http.response.body", "body": b"" if fresh else file.body})
 
 

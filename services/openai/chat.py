@@ -3,6 +3,7 @@ model's template. Source: OpenAI API reference, "Create chat completion"."""
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 from typing import Any
@@ -16,7 +17,7 @@ from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.answers import Identity, Told
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.generation import GenerateRequest, generate
+from penstock.services.openai.generation import GenerateRequest, Parsed, generate
 from penstock.services.openai.parameters import (
     REASONS,
     UNSUPPORTED_IN_CHAT,
@@ -43,10 +44,10 @@ RESERVED_ARGUMENTS = frozenset(
 )
 
 
-async def create_chat_completion(app: AppState, context: RequestContext) -> None:
+async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
     """POST /v1/chat/completions."""
     options, model = app.config.api, app.model
-    request, fields = await read_request(context, REQUEST, model)
+    request, fields = await read_request(await context.read_json(), REQUEST, model, context)
     n = request.n or 1
     check_limits(request, options, ("top_logprobs", request.top_logprobs))
     check_unsupported(fields, UNSUPPORTED_IN_CHAT, REASONS, n)
@@ -70,7 +71,10 @@ async def create_chat_completion(app: AppState, context: RequestContext) -> None
     )
     encoder = Frames(identity, chat=True, choices=n, usage=usage, told=told)
     asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream)
-    await generate(app, asked, encoder, context)
+    return asked, encoder
+
+
+create_chat_completion = functools.partial(generate, parse_chat)
 
 
 def chat_submission(
@@ -89,10 +93,13 @@ def chat_submission(
     Raises InvalidRequest or Unsupported naming the parameter.
     """
     prompt = chat_prompt(request)
-    found = submission(request, lengths(request, clamp=clamp), model, n, trace)
+    found = submission(
+        request, lengths(request, clamp=clamp), model, n, trace, **prompt.fields, id=number, session=session,
+        client=client, chat_template=request.chat_template,
+    )  # fmt: skip
     if found.grammar is not None:
         check_structure(prompt.tools.use, found.grammar)
-    return prompt.prompt_of(found, id=number, session=session, client=client, chat_template=request.chat_template)
+    return found
 
 
 def check_structure(use: ToolUse | None, grammar: Grammar | None) -> None:
@@ -138,34 +145,25 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template writes its own unless told otherwise
 
-    def prompt_of(self, submit: SubmitText, **others: Any) -> SubmitText:
-        """`submit` with this as its prompt, and with `others` of its fields."""
-        return msgspec.structs.replace(
-            submit,
-            **others,
-            messages=self.messages,
-            tools=self.tools.tools,
-            tool_use=self.tools.use,
-            reasoning=self.reasoning,
-            template_arguments=self.template_arguments,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            add_special_tokens=self.add_special_tokens,
-        )
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Those of a SubmitText."""
+        return {
+            "messages": self.messages,
+            "tools": self.tools.tools,
+            "tool_use": self.tools.use,
+            "reasoning": self.reasoning,
+            "template_arguments": self.template_arguments,
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message,
+            "add_special_tokens": self.add_special_tokens,
+        }
 
     def tokenize(self, number: int, *, with_strings: bool = False) -> Tokenize:
         """The call that asks for its token ids."""
-        return Tokenize(
-            id=number,
-            messages=self.messages,
-            tools=self.tools.tools,
-            reasoning=self.reasoning,
-            template_arguments=self.template_arguments,
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            add_special_tokens=self.add_special_tokens,
-            with_strings=with_strings,
-        )
+        fields = self.fields
+        del fields["tool_use"]
+        return Tokenize(id=number, with_strings=with_strings, **fields)
 
 
 def chat_prompt(request: ChatRequest | TokenizeRequest) -> ChatPrompt:
@@ -214,12 +212,12 @@ def messages_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes:
     if raw is msgspec.UNSET:
         raise InvalidRequest("messages is missing", param="messages", code="missing_required_parameter")
     messages = decode(raw, MESSAGES, "messages")
+    values = decode(raw, VALUES, "messages")
+    check_depth(values, "messages")
     if not messages:
         raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
     for number, message in enumerate(messages):
         check_message(message, f"messages[{number}]")
-    values = decode(raw, VALUES, "messages")
-    check_depth(values, "messages")
     if not any(isinstance(each.content, list) or (each.tool_calls and custom_calls(each)) for each in messages):
         return bytes(raw)
     for message, value in zip(messages, values, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import struct
 import time
@@ -16,7 +17,7 @@ from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.answers import Identity, Told
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.generation import GenerateRequest, generate
+from penstock.services.openai.generation import GenerateRequest, Parsed, generate
 from penstock.services.openai.parameters import (
     REASONS,
     UNSUPPORTED_IN_COMPLETIONS,
@@ -39,10 +40,10 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 Prompt = str | list[int]
 
 
-async def create_completion(app: AppState, context: RequestContext) -> None:
+async def parse_completion(app: AppState, context: RequestContext) -> Parsed:
     """Each prompt is an internal request of its own; choices are numbered prompt by prompt."""
     options, model = app.config.api, app.model
-    request, fields = await read_request(context, REQUEST, model)
+    request, fields = await read_request(await context.read_json(), REQUEST, model, context)
     check_limits(request, options, ("logprobs", request.logprobs))
     first = request.truncation_side == "right"
     cut = bool(request.truncate_prompt_tokens)
@@ -66,7 +67,10 @@ async def create_completion(app: AppState, context: RequestContext) -> None:
     )
     encoder = Frames(identity, chat=False, choices=n * len(prompts), usage=usage, told=told)
     asked = GenerateRequest(id=identity.id, prompts=submits, n=n, stream=common.stream)
-    await generate(app, asked, encoder, context)
+    return asked, encoder
+
+
+create_completion = functools.partial(generate, parse_completion)
 
 
 def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int, prompt: Prompt) -> SubmitText:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
@@ -28,7 +28,6 @@ from penstock.services.http.request_context import (
     STREAM_WRITER,
     ClientDisconnect,
     RequestContext,
-    disconnected,
     reason_of,
 )
 from penstock.services.openai.app_state import AppState
@@ -69,7 +68,17 @@ class ResponseEncoder(Protocol):
         """The last events of a stream that cannot go on."""
 
 
-async def generate(app: AppState, request: GenerateRequest, encoder: ResponseEncoder, context: RequestContext) -> None:
+Parsed = tuple[GenerateRequest, ResponseEncoder]
+
+
+async def generate(
+    parse: Callable[[AppState, RequestContext], Awaitable[Parsed]], app: AppState, context: RequestContext
+) -> None:
+    """An endpoint of the API whose bodies `parse` reads."""
+    await respond(app, *await parse(app, context), context)
+
+
+async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEncoder, context: RequestContext) -> None:
     """Answer with the outputs, as they come or in one piece. Raises what the engine refuses the request with, and
     ClientDisconnect."""
     outputs = submit(app, request)
@@ -109,10 +118,9 @@ async def stream(outputs: OutputCollector, encoder: ResponseEncoder, context: Re
     updated = await outputs.get()
     if outputs.error is not None and not outputs.disconnected and (failure := outputs.failure) is not None:
         raise failure
-    send = context.send
     writer: StreamWriter | None = context.scope.get(STREAM_WRITER)
     if not outputs.disconnected:
-        await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+        await context.start(200, STREAM_HEADERS)
     tap = DirectStream(encoder, writer, context) if writer is not None else None
     while not outputs.disconnected:
         ended, error = outputs.ended, outputs.error
@@ -122,7 +130,7 @@ async def stream(outputs: OutputCollector, encoder: ResponseEncoder, context: Re
         elif ended:
             body += encoder.end(outputs)
         if body:
-            await send({"type": "http.response.body", "body": body, "more_body": not ended})
+            await context.send({"type": "http.response.body", "body": body, "more_body": not ended})
         if ended:
             return
         updated = await outputs.get(tap)
@@ -136,12 +144,12 @@ class DirectStream(msgspec.Struct, frozen=True):
     writer: StreamWriter
     context: RequestContext
 
-    def write(self, outputs: OutputCollector) -> bool:
+    def write(self, outputs: OutputCollector, updated: list[Choice]) -> bool:
         """As `services.client.output_collector.StreamWriter.write`."""
         if not self.writer.open:
             return False
         try:
-            body = self.encoder.take(outputs, outputs.get_nowait())
+            body = self.encoder.take(outputs, updated)
             if body:
                 self.writer.write(body)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
@@ -167,7 +175,8 @@ async def attended(
                 yield
     finally:
         watch.cancel()
-        engine_client.abort(outputs)
+        if not outputs.complete:
+            engine_client.abort(outputs)
         note(outputs, context)
 
 
@@ -204,6 +213,7 @@ def timed(outputs: OutputCollector, engine_client: EngineClient, context: Reques
 
 
 async def abort_on_disconnect(outputs: OutputCollector, engine_client: EngineClient, context: RequestContext) -> None:
-    await disconnected(context)
+    while (await context.receive())["type"] != "http.disconnect":
+        pass
     engine_client.abort(outputs)
     outputs.disconnect()

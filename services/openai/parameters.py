@@ -47,8 +47,10 @@ def submission(
     n: int,
     trace: TraceContext,
     grammar: Grammar | None = None,
+    **fields: Any,
 ) -> SubmitText:
-    """The message less its id and its prompt, arriving now. `grammar` comes from an API that has its own fields for it.
+    """The message, arriving now, with further `fields`: its prompt, and its id if it has one. `grammar` comes from an
+    API that has its own fields for it.
 
     Raises InvalidRequest naming the parameter.
     """
@@ -57,8 +59,9 @@ def submission(
             grammar = grammar_of(request)
             break
     stop = request.stop or ()
+    fields.setdefault("id", 0)
     return SubmitText(
-        id=0,
+        **fields,
         sampling=sampling_of(request, lengths, model),
         grammar=grammar,
         prediction="" if request.prediction is None else predicted_text(request.prediction),

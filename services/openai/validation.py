@@ -202,13 +202,12 @@ class RawFields(msgspec.Struct, frozen=True):
 
 
 async def read_request(
-    context: RequestContext, decoder: msgspec.json.Decoder[R], model: ModelInfo
+    body: bytes, decoder: msgspec.json.Decoder[R], model: ModelInfo, context: RequestContext
 ) -> tuple[R, Mapping[str, msgspec.Raw]]:
     """The body as the decoder's type, with the query's `stream` where it has none, and all of its fields by name.
 
     Raises InvalidRequest naming the parameter, and NotFound for another model. The body's timeout holds from now on.
     """
-    body = await context.read_json()
     if len(body) > LONG and issubclass(decoder.type, GenerationRequest):
         long = await read_fields(body)
         request, fields = long.decode(decoder), long.fields

@@ -136,11 +136,6 @@ def root() -> TraceContext:
     return TraceContext(f"00-{secrets.token_hex(16)}")
 
 
-def unsampled() -> TraceContext:
-    """A new context that is not recorded; its trace id joins the log lines of all processes."""
-    return TraceContext(f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00")
-
-
 class ServerSpan:
     """The span of one HTTP request. `context` is propagated whether it is recorded or not."""
 
@@ -165,16 +160,6 @@ class ServerSpan:
             f"{method} {route}", self._parent, *times, attributes, context=self.context, server=True,
             remote=not self._parent.is_root, error="" if status >= 500 else None,
         )  # fmt: skip
-
-
-def server_span(tracer: Tracer, headers: Mapping[bytes, Sequence[bytes]], *, quiet: bool) -> ServerSpan:
-    """The span of a request with these headers; a `quiet` one is not recorded. Every other one has a context, whose
-    trace id joins the log lines of all processes."""
-    context = client_context(headers) if b"traceparent" in headers else TraceContext()
-    span = ServerSpan(None if quiet else tracer, context)
-    if not span.context.traceparent and not quiet:
-        span.context = unsampled()
-    return span
 
 
 class Operation:

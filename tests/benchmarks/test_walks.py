@@ -29,7 +29,7 @@ def test_both_walks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "walks.json"
     assert main(["--output", str(output)]) == 0
     walks = json.loads(output.read_bytes())
-    assert "create_chat_completion" in walks["chat"]["functions"]["services/openai/chat.py"]
+    assert "parse_chat" in walks["chat"]["functions"]["services/openai/chat.py"]
     assert {"Runner.begin", "Runner.finish", "Runner.collect"} <= set(
         walks["step"]["functions"]["engine_core/execution/model_runner.py"]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 
@@ -16,7 +17,7 @@ from penstock.services.client.output_collector import renamed
 from penstock.services.http.request_context import RequestContext, answered
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.generation import GenerateRequest, generate
+from penstock.services.openai.generation import GenerateRequest, Parsed, generate
 from penstock.services.openai.messages.output import MessageEvents, TokenCount, Told, Uncleared
 from penstock.services.openai.messages.request import HEADER, REASONS, REFUSALS, CountRequest, MessageRequest, ignored
 from penstock.services.openai.messages.turns import FIELD_NAMES, grammar_of, message_prompt
@@ -28,10 +29,10 @@ REQUEST = msgspec.json.Decoder(MessageRequest)
 COUNT = msgspec.json.Decoder(CountRequest)
 
 
-async def create_message(app: AppState, context: RequestContext) -> None:
+async def parse_message(app: AppState, context: RequestContext) -> Parsed:
     """POST /v1/messages."""
     options, model = app.config.api, app.model
-    request, fields = await read_request(context, REQUEST, model)
+    request, fields = await read_request(await context.read_json(), REQUEST, model, context)
     check_unsupported(fields, REFUSALS, REASONS)
     remark_ignored(request, model, context)
     prompt, grammar = message_prompt(request, request.max_tokens), grammar_of(request)
@@ -39,15 +40,18 @@ async def create_message(app: AppState, context: RequestContext) -> None:
     check_limits(parameters, options, ("top_logprobs", None), FIELD_NAMES)
     lengths = Lengths(request.max_tokens, "max_tokens", late=True, clamp=options.clamp_max_tokens != CLAMP_NONE)
     user = request.metadata.user_id if request.metadata else None
-    submit = prompt.prompt_of(
-        submission(parameters, lengths, model, 1, context.trace, grammar),
+    submit = msgspec.structs.replace(
+        submission(parameters, lengths, model, 1, context.trace, grammar, **prompt.fields),
         id=app.engine_client.new_id(),
         session=context.session(user),
         client=context.client(user),
     )
     identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), model.name)
     asked = GenerateRequest(id=identity.id, prompts=(submit,), stream=submit.stream, field_names=FIELD_NAMES)
-    await generate(app, asked, MessageEvents(identity, Told.of(request, context.id.decode())), context)
+    return asked, MessageEvents(identity, Told.of(request, context.id.decode()))
+
+
+create_message = functools.partial(generate, parse_message)
 
 
 def generation_request(request: MessageRequest) -> GenerationRequest:

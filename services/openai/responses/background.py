@@ -79,7 +79,7 @@ class BackgroundWork:
     def _account(self, turn: Turn, collector: OutputCollector, context: RequestContext, status: str) -> None:
         """Count and log it, as the middleware does for requests that end with their response."""
         now, outcome = time.monotonic(), context.outcome
-        context.release()
+        context.budget.total -= context.size
         note(collector, context)
         self._traffic.ended(outcome.prompt_tokens, outcome.completion_tokens, outcome.reason)
         fields: dict[str, object] = {"id": context.id.decode(), "response": turn.id}

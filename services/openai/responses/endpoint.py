@@ -28,7 +28,7 @@ MAX_PAGE = 100
 
 async def create_response(app: AppState, context: RequestContext) -> None:
     """POST /v1/responses: at once, as a stream, or in the background."""
-    request, fields = await read_request(context, REQUEST, app.model)
+    request, fields = await read_request(await context.read_json(), REQUEST, app.model, context)
     check_unsupported(fields, REFUSALS, REASONS)
     earlier = await earlier_messages(request.previous_response_id, app.responses)
     turn = Turn(request, app.responses, app.model.name, earlier)
@@ -46,7 +46,7 @@ async def create_response(app: AppState, context: RequestContext) -> None:
         await context.send_json(msgspec.json.encode(begun))
         return
     context.send = Kept(turn, context.send)
-    await generation.generate(app, asked, ResponseEvents(turn), context)
+    await generation.respond(app, asked, ResponseEvents(turn), context)
 
 
 class Kept:

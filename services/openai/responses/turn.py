@@ -109,7 +109,7 @@ class Turn:
             clamp=options.clamp_max_tokens == CLAMP_ALL,
         )  # fmt: skip
         grammar = grammar_of(request.text.format if request.text else None)
-        return self.prompt.prompt_of(submission(parameters, lengths, model, 1, trace, grammar))
+        return submission(parameters, lengths, model, 1, trace, grammar, **self.prompt.fields)
 
     @property
     def kept(self) -> bool:

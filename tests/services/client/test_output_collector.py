@@ -16,7 +16,7 @@ from penstock.protocol.errors import (
     Unavailable,
 )
 from penstock.protocol.messages import Finish, TextExtra
-from penstock.services.client.output_collector import OutputCollector
+from penstock.services.client.output_collector import Choice, OutputCollector
 from penstock.services.metrics.requests import Timings
 
 
@@ -47,9 +47,9 @@ class Bucket:
         self.open = True
         self.text = ""
 
-    def write(self, collector: OutputCollector) -> bool:
+    def write(self, collector: OutputCollector, updated: list[Choice]) -> bool:
         if self.open:
-            self.text += "".join(choice.take_text() for choice in collector.get_nowait())
+            self.text += "".join(choice.take_text() for choice in updated)
         return self.open
 
 
@@ -137,6 +137,7 @@ def test_gaps_are_timed_per_choice() -> None:
     waiting = OutputCollector(1, 2, stream=True, timings=timings, now=10.0)
     for time, index in ((10.5, 0), (10.6, 1), (10.7, 0), (10.7, 1)):
         waiting.put(index, "a", 1, Finish.NONE, None, time)
+        waiting.notify()
     assert waiting.first_token == 10.5
     first, gaps = timings.first_token.statistics(), timings.inter_token.statistics()
     assert (sum(first.counts), first.total) == (1, pytest.approx(0.5))

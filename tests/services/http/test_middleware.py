@@ -249,7 +249,7 @@ async def test_a_bug_of_ours_ends_its_request_alone(caplog: pytest.LogCaptureFix
 
     broken = dataclasses.replace(parts, model=Broken(**_model(parts.model)))
     async with client(broken) as http:
-        answer = await http.post(CHAT, json=HELLO)
+        answer = await http.post(CHAT, json=HELLO | {"model": "another"})
         assert (await http.get("/version")).status_code == 200
     assert answer.status_code == 500
     check_error(answer.json(), "server_error", None)

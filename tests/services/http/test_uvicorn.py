@@ -46,7 +46,7 @@ async def test_what_a_connection_uses_is_there() -> None:
     source = inspect.getsource(connection)
     protocol, cycle = await parts()
     of_protocol = used(source, "Connection", "self", "super()") - {"url", "headers"}  # made with the first request
-    assert {"cycle", "engine_client", "flow", "timeout_keep_alive", "_unset_keepalive_if_required"} <= of_protocol
+    assert {"cycle", "pipeline", "flow", "timeout_keep_alive", "_unset_keepalive_if_required"} <= of_protocol
     assert [name for name in sorted(of_protocol) if not hasattr(protocol, name)] == []
     of_cycle = used(source, "Connection", "cycle", "self.cycle") | used(source, "StreamWriter", "cycle", "self._cycle")
     assert {"response_complete", "disconnected", "message_event", "chunked_encoding"} <= of_cycle

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.messages import SubmitText, TraceContext
-from penstock.services.tracing.tracer import TRACEPARENT, client_context, parse, root, unsampled
+from penstock.services.http.request_context import new_trace
+from penstock.services.tracing.tracer import TRACEPARENT, client_context, parse, root
 from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 from tests.services.tracing.tracing import PARENT as SPAN
 from tests.services.tracing.tracing import ROOT, SAMPLED, TRACE, UNSAMPLED
@@ -80,8 +81,8 @@ def test_what_comes_from_outside_is_valid_or_nothing() -> None:
 def test_no_context_is_sampled_nowhere() -> None:
     assert not TraceContext().sampled
     assert (TraceContext().trace_id, TraceContext().span_id) == ("", "")
-    assert TRACEPARENT.fullmatch(unsampled().traceparent)
-    assert not unsampled().sampled
+    assert TRACEPARENT.fullmatch(new_trace().traceparent)
+    assert not new_trace().sampled
 
 
 @given(st.integers(0, 255))
