@@ -186,6 +186,20 @@ def test_shared_blocks_are_accounted_once_and_to_whoever_goes_on_longest() -> No
     server.run()
 
 
+def test_blocks_of_an_output_are_accounted_to_their_row_when_others_share_them() -> None:
+    server = Server()
+    state = server.scheduler._state
+    first = server.submit([*STEM, 1], max_tokens=20)
+    while len(server.seen(first).tokens) < 9:
+        server.step()
+    server.submit([*STEM, 1, *server.seen(first).tokens[:8]], max_tokens=2)
+    server.step()
+    rows = state.slots.occupied()
+    assert state.slots.blocks.borrowed[rows].tolist() == [0, 5]
+    assert state.forecast.outlook(state.slots, state.kv.pool.held, 0, 4).base == 0
+    server.run()
+
+
 def test_shared_blocks_that_outlive_their_account_count_as_held_for_good() -> None:
     server = Server()
     state = server.scheduler._state

@@ -226,6 +226,17 @@ def test_drafts_go_before_anybody_waits_for_a_block() -> None:
     assert [server.seen(one).tokens for one in (number, other)] == [truth(), truth(seed=2, prompt=[9])]
 
 
+def test_drafts_stay_where_the_blocks_just_suffice() -> None:
+    server, _ = predicting(replace(FOUR, block_size=2))
+    server.submit([9], max_tokens=20)
+    server.step()
+    pool = server.scheduler._state.kv.pool
+    pool.take(pool.available - 2)
+    assert drafts(server.plan()) == {0: truth()[1:5]}
+    assert pool.available == 0
+    assert server.scheduler.statistics().preemptions == 0
+
+
 def test_blocks_are_there_for_every_draft_even_when_a_row_needs_several() -> None:
     server, number = predicting(replace(FOUR, block_size=1))
     server.step()

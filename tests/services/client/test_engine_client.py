@@ -248,6 +248,33 @@ async def test_a_question_to_a_lost_tokenizer_is_asked_again() -> None:
     assert made.statistics().held == 0
 
 
+async def test_a_question_that_nobody_waits_for_is_not_asked_again() -> None:
+    port = FakeLink(silent)
+    made = engine_client(port)
+    asking = asyncio.ensure_future(made.call(Tokenize(id=7, prompt="a")))
+    await asyncio.sleep(0)
+    port.lose()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    port.sent.clear()
+    port.peer = new_peer()
+    port.arrive(Joined())
+    assert port.sent == []
+
+
+async def test_questions_that_fail_together_have_an_error_each() -> None:
+    """A raised error gathers the frames that it passes, and would hold those of every other question."""
+    made = engine_client(FakeLink(silent))
+    asking = [asyncio.ensure_future(made.call(Tokenize(id=made.new_id(), prompt="a"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    made.fail_all(Unavailable("gone"))
+    first, second = await asyncio.gather(*asking, return_exceptions=True)
+    assert isinstance(first, Unavailable)
+    assert isinstance(second, Unavailable)
+    assert first is not second
+
+
 def test_a_request_moves_to_another_tokenizer_with_all_that_was_delivered() -> None:
     ports = [FakeLink(silent, index) for index in range(2)]
     made = engine_client(*ports)
@@ -449,6 +476,33 @@ def test_waiting_has_an_end() -> None:
     assert made.statistics().unfinished == 1
 
 
+def test_each_loss_has_its_own_time_to_wait() -> None:
+    port = FakeLink(silent)
+    made = engine_client(port)
+    port.lose()
+    made.tick(NOW)
+    port.peer = new_peer()
+    port.arrive(Joined())
+    made.receive([], NOW + HOLD)
+    made.tick(NOW + HOLD - 0.2)
+    waiting, _ = submit(made)
+    port.lose()
+    made.tick(NOW + HOLD - 0.1)
+    made.tick(NOW + 2 * HOLD - 0.2)
+    assert waiting.error is None
+    made.tick(NOW + 2 * HOLD)
+    assert isinstance(waiting.error, Unavailable)
+
+
+def test_a_server_that_begins_to_drain_takes_nothing_more() -> None:
+    """Though it was found to serve a moment ago."""
+    made = engine_client(FakeLink(silent))
+    submit(made)
+    made.draining = True
+    with pytest.raises(Unavailable, match="shutting down"):
+        submit(made)
+
+
 def test_nobody_waits_for_a_part_that_will_not_come_back() -> None:
     """While what is needed is there, a process that was given up is nobody's concern."""
     port = FakeLink(silent)
@@ -516,6 +570,16 @@ def test_rows_find_their_choice() -> None:
     port.arrive(batch(rows))
     assert ["".join(choice.text) for choice in waiting.choices] == ["a", "", "", "d"]
     assert [choice.index for choice in waiting.get_nowait()] == [3, 0]
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_token_ids_are_kept_for_those_who_want_them(wanted: bool) -> None:
+    port = FakeLink(silent)
+    made = engine_client(port)
+    waiting, number = collector(), made.new_id()
+    made.submit([SubmitText(id=number, prompt="a", sampling=Sampling(), with_token_ids=wanted)], waiting, NOW)
+    port.arrive(batch([(number, Row(text="b", token_ids=ids(5)))]))
+    assert waiting.choices[0].take_token_ids() == (ids(5) if wanted else b"")
 
 
 EVENTS = st.lists(

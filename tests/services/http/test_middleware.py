@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.protocol.errors import InvalidRequest, MethodNotAllowed, Overloaded, RequestError, Unavailable
 from penstock.protocol.messages import EngineStatus
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http import middleware
@@ -265,3 +266,34 @@ async def test_head_is_answered_like_get() -> None:
     async with client(app_state(FakeLink(silent))) as http:
         answer: httpx.Response = await http.head("/health/ready")
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "headers"),
+    [
+        (Overloaded("full", retry_after=0.0), [(b"retry-after", b"1")]),
+        (Overloaded("full", retry_after=1.2), [(b"retry-after", b"2")]),
+        (Unavailable("starting", retry_after=3600.0), [(b"retry-after", b"60")]),
+        (Unavailable("starting"), []),
+        (MethodNotAllowed("no", allowed="GET"), [(b"allow", b"GET")]),
+        (InvalidRequest("no"), []),
+    ],
+)
+def test_the_headers_of_an_error(error: RequestError, headers: list[tuple[bytes, bytes]]) -> None:
+    """Retry-After is in whole seconds: neither at once nor in an hour."""
+    assert middleware.error_headers(error) == headers
+
+
+async def test_of_two_keys_the_last_one_counts() -> None:
+    """A proxy in front of the server adds its own behind what a client sent."""
+    async with client(app_state(FakeLink(silent), api_key="s3cret")) as http:
+        for given, status in ((("wrong", "s3cret"), 200), (("s3cret", "wrong"), 401)):
+            answer = await http.get("/v1/models", headers=[("x-api-key", key) for key in given])
+            assert answer.status_code == status
+
+
+async def test_a_path_that_only_begins_like_an_api_is_not_its() -> None:
+    """/v1/messagesabc is no path of Anthropic's API, so its error is OpenAI's."""
+    async with client(app_state(FakeLink(silent))) as http:
+        assert (await http.get("/v1/messages/abc")).json()["type"] == "error"
+        assert "type" not in (await http.get("/v1/messagesabc")).json()

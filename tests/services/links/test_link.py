@@ -148,6 +148,19 @@ def test_credit_bounds_what_is_in_flight_and_returns(wires: Wires) -> None:
     assert connector.send(peer, Abort(1))
 
 
+def test_credit_returns_at_once_when_a_quarter_of_the_window_was_taken(wires: Wires) -> None:
+    """Nobody ticks, so no time passes: a sender must not wait for it in the middle of a flow."""
+    binder, connector = wires.bind(), wires.connect()
+    meet(wires, binder, connector)
+    peer, share = connector.peers[0], SMALL.window // 4
+    assert [connector.send(peer, Abort(k)) for k in range(share - 1)] == [True] * (share - 1)
+    wires.quietly(binder, lambda found: len(messages(found)) == share - 1)
+    assert binder.peers[0].taken == share - 1
+    assert connector.send(peer, Abort(share))
+    wires.quietly(binder, lambda found: len(messages(found)) == 1)
+    wires.quietly(connector, lambda found: peer.credit == SMALL.window)
+
+
 def test_credit_of_a_few_messages_returns_with_time(wires: Wires) -> None:
     """Fewer than a quarter of the window are not worth a message at once. But the sender must not go without for good:
     what it sends next may be all that there is room for."""

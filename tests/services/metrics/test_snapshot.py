@@ -174,6 +174,19 @@ def test_what_is_no_snapshot_is_passed_over(tmp_path: Path, data: bytes) -> None
     file.close()
 
 
+def test_the_beginning_of_one_snapshot_and_the_end_of_another_are_none(tmp_path: Path) -> None:
+    """As a reader finds them between two pages of a write."""
+    file = SnapshotFile(tmp_path, Role.EXECUTOR, 0)
+    file.write([some("executor", time=1.0)])
+    assert [each.time for each in read_snapshots(tmp_path, 1.0)] == [1.0]
+    other = encode([some("executor", time=2.0)])
+    with next(tmp_path.iterdir()).open("r+b") as torn:
+        torn.seek(HEADER.size)
+        torn.write(other)
+    assert read_snapshots(tmp_path, 1.0) == []
+    file.close()
+
+
 def test_a_reader_never_sees_half_a_snapshot(tmp_path: Path) -> None:
     file, end = SnapshotFile(tmp_path, Role.API, 1), threading.Event()
     versions = [every(Role.API, 1, prompt_tokens=number) for number in range(2)]

@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 class Connection:
     """A client at the ASGI seam: it can leave at any moment and can stop reading."""
 
-    def __init__(self, parts: AppState, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, parts: AppState, path: str, body: dict[str, Any], *headers: tuple[bytes, bytes]) -> None:
         self.sent: list[Message] = []
         self.reading = asyncio.Event()
         self.reading.set()
@@ -33,7 +33,7 @@ class Connection:
         self._left = asyncio.Event()
         self._body: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode()}]
         scope: Scope = {
-            "type": "http", "method": "POST", "path": path, "headers": [], "root_path": "", "query_string": b"",
+            "type": "http", "method": "POST", "path": path, "headers": headers, "root_path": "", "query_string": b"",
         }  # fmt: skip
         self.task = asyncio.ensure_future(application(parts)(scope, self._receive, self._send))
 
@@ -114,6 +114,45 @@ async def test_every_prompt_of_a_client_that_leaves_is_aborted() -> None:
     connection.leave()
     await connection.ended()
     assert port.of(Abort) == [Abort(first.id), Abort(third.id)]
+
+
+@pytest.mark.parametrize("headers", [[], [(b"x-request-timeout", b"0.01")]], ids=["leaves", "is late"])
+async def test_a_slow_client_is_aborted_while_its_write_waits(headers: list[tuple[bytes, bytes]]) -> None:
+    aborted = asyncio.Event()
+    port = FakeLink(lambda _, message: aborted.set() if isinstance(message, Abort) else None)
+    connection = Connection(app_state(port), CHAT, HELLO | {"stream": True}, *headers)
+    await turns()
+    request = request_of(port)
+    connection.reading.clear()
+    port.arrive(batch([(request.id, Row(text="Hi"))]))
+    await turns()
+    if not headers:
+        connection.leave()
+    await asyncio.wait_for(aborted.wait(), LIMIT)
+    assert port.of(Abort) == [Abort(request.id)]
+    assert not connection.task.done()
+    connection.reading.set()
+    await connection.ended()
+
+
+async def test_nothing_waits_for_a_request_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task waits for its client to leave, and no timer holds it."""
+    loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+    call_later = loop.call_later
+
+    def recorded(*arguments: Any, **options: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(*arguments, **options))
+        return timers[-1]
+
+    parts = app_state(FakeLink(answering(words("Hi"))))
+    before = asyncio.all_tasks()
+    monkeypatch.setattr(loop, "call_later", recorded)
+    connection = Connection(parts, CHAT, HELLO, (b"x-request-timeout", b"60"))
+    await connection.task
+    await turns()
+    assert connection.status == 200
+    assert asyncio.all_tasks() == before
+    assert [timer.cancelled() for timer in timers] == [True]
 
 
 async def test_an_abort_waits_for_credit_and_is_then_sent() -> None:
