@@ -152,14 +152,14 @@ class Sampler:
 
     def take(self, masks: StepMasks) -> dict[int, int]:
         """Store what is new; the place of each entry's mask."""
-        fresh = np.frombuffer(masks.fresh, np.int32)
+        fresh = np.frombuffer(masks.new_slots, np.int32)
         self._store[fresh] = np.frombuffer(masks.bits, np.uint32).reshape(-1, self._store.shape[1])
         for place in fresh.tolist():
             self._lists.pop(place, None)
         self.fresh += len(fresh)
         entries = np.frombuffer(masks.entries, np.int32).tolist()
         self.entries += len(entries)
-        return dict(zip(entries, np.frombuffer(masks.places, np.int32).tolist(), strict=True))
+        return dict(zip(entries, np.frombuffer(masks.slots, np.int32).tolist(), strict=True))
 
     def run(self, plan: StepPlan, places: dict[int, int]) -> StepResult:
         self._decoding |= set(integers(plan.decode_on).tolist())
@@ -219,7 +219,7 @@ def run_loop(
     places = 4 * rows + 1024
     sampler = Sampler(tokens.words, places, tokens.eos)
     steps_port.arrivals.append(Arrival(steps_port.peer, ExecutorReady(
-        epoch=0, blocks=rows * 64, block_size=BLOCK, step_tokens=rows * PROMPT, mask_places=places, device="none",
+        epoch=0, blocks=rows * 64, block_size=BLOCK, step_tokens=rows * PROMPT, mask_slots=places, device="none",
         dtype="none", weight_bytes=1, cache_bytes=1, load_seconds=1.0)))  # fmt: skip
     loop.iterate(0.0, 0.0)
     generator = np.random.default_rng(1)

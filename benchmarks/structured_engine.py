@@ -141,7 +141,7 @@ class Engine:
         if self._group.stages > 1 and not self._group.answers:
             follow(runner, self._group)
             return {}
-        store = MaskStore(self._tokens, runner.mask_places, 1)
+        store = MaskStore(self._tokens, runner.mask_slots, 1)
         most = min(256, store.most - cell.max_num_seqs)  # as in the server: drafts are verified under masks
         scheduler = Scheduler(
             SchedulingOptions(

@@ -78,15 +78,15 @@ class StepPlan(Message, frozen=True, kw_only=True):
 class StepMasks(Message, frozen=True, kw_only=True):
     """scheduler → executors, for each plan with masked rows: which tokens each of their entries may take.
 
-    A mask has a place in the executors' store; one that stands there since an earlier step costs its number alone. The
-    scheduler says what goes where; `fresh` is stored before the step samples.
+    A mask has a slot in the executors' store; one that has been there since an earlier step costs its number alone. The
+    scheduler assigns the slots; executors store `new_slots` before the step samples.
     """
 
     step: int
     epoch: int
     entries: bytes  # int32 [masked entries], index among the step's entries
-    places: bytes  # int32 [masked entries], where each one's mask stands in the store
-    fresh: bytes = b""  # int32 [new masks], their places
+    slots: bytes  # int32 [masked entries], the slot of each mask
+    new_slots: bytes = b""  # int32 [new masks]
     bits: bytes = b""  # uint32 [new masks, ceil(vocabulary / 32)], bit i of word w allows token 32 * w + i
 
 
@@ -126,7 +126,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     blocks: int  # usable KV blocks, numbered 1..blocks; block 0 is scratch
     block_size: int
     step_tokens: int  # token budget of one step
-    mask_places: int = 0  # masks that the store holds
+    mask_slots: int = 0  # masks that the store holds
     draft_tokens: int = 0  # most drafts that it makes for a row by itself; 0: it has no draft model
     device: str
     dtype: str

@@ -27,8 +27,8 @@ from penstock.protocol.steps import NOBODY, SlotStart, StepMasks, StepPlan
 IntArray = NDArray[np.int64]
 PLACE = 1 << 14  # words of changes that a graph carries out: a prompt of 15,000 tokens, or ten short ones
 Column = NDArray[np.int32]
-MOST_PLACES = 4096
-MOST_BYTES = 128 << 20  # of all places: room for 4096 masks of a vocabulary of 262,144
+MAX_MASK_SLOTS = 4096
+MOST_BYTES = 128 << 20  # of all slots: room for 4096 masks of a vocabulary of 262,144
 BITS = 32  # of a word
 LINE = 4  # numbers; every column of a packed buffer starts at a multiple, which is 16 bytes
 
@@ -99,7 +99,7 @@ class SlotTable:
         self.sizes = sizes
         self._microbatches = microbatches
         self.row_length = sizes.max_model_len + 1  # the last entry takes what an over-scheduled step samples
-        self.parameters = SlotParameters(slots, sizes.vocabulary, upload, mask_places(sizes.vocabulary))
+        self.parameters = SlotParameters(slots, sizes.vocabulary, upload, mask_slots(sizes.vocabulary))
         self.history = SlotHistory(
             tokens=torch.zeros(slots, self.row_length, dtype=torch.int32, device=device),
             known=self.parameters.known,
@@ -394,23 +394,23 @@ class Packing:
         return packed
 
 
-def mask_places(vocabulary: int) -> int:
+def mask_slots(vocabulary: int) -> int:
     """How many masks a store holds."""
-    return min(MOST_PLACES, MOST_BYTES * 8 // (BITS * -(-vocabulary // BITS)))
+    return min(MAX_MASK_SLOTS, MOST_BYTES * 8 // (BITS * -(-vocabulary // BITS)))
 
 
 def store_masks(masks: StepMasks, store: Tensor, upload: Upload) -> None:
-    """Put the fresh masks of a step into their places of `store  # [places, words]`."""
-    if not masks.fresh:
+    """Put the new masks of a step into their slots of `store  # [slots, words]`."""
+    if not masks.new_slots:
         return
-    places = integers(masks.fresh).astype(np.int64)
-    bits = integers(masks.bits).reshape(len(places), store.shape[1]).copy()
-    new_places, new_bits = upload.send((places, bits))
-    store.index_copy_(0, new_places, new_bits)
+    slots = integers(masks.new_slots).astype(np.int64)
+    bits = integers(masks.bits).reshape(len(slots), store.shape[1]).copy()
+    new_slots, new_bits = upload.send((slots, bits))
+    store.index_copy_(0, new_slots, new_bits)
 
 
 def entry_masks(masks: StepMasks, entries: int) -> Column:
-    """The place of each entry's mask: [entries]."""
-    places = np.full(entries, NO_MASK, np.int32)
-    places[integers(masks.entries)] = integers(masks.places)
-    return places
+    """The slot of each entry's mask: [entries]."""
+    slots = np.full(entries, NO_MASK, np.int32)
+    slots[integers(masks.entries)] = integers(masks.slots)
+    return slots

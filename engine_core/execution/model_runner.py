@@ -155,7 +155,7 @@ class Runner:
         self._totals: Counter[str] = Counter(dict.fromkeys(RunnerStatistics.__struct_fields__, 0))
 
     @property
-    def mask_places(self) -> int:
+    def mask_slots(self) -> int:
         """Masks that the store holds."""
         return self._slots.parameters.sampling.own_masks
 

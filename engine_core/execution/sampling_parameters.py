@@ -126,13 +126,13 @@ def empty_tables(numbers: dict[str, Tensor], vocabulary: int, places: int) -> Sl
 class SlotParameters:
     """Sampling parameters of every slot, the scratch slot included."""
 
-    def __init__(self, slots: int, vocabulary: int, upload: Upload, mask_places: int = 0) -> None:
+    def __init__(self, slots: int, vocabulary: int, upload: Upload, mask_slots: int = 0) -> None:
         self.vocabulary = vocabulary
         lines = -(-slots // ALIGNED) * ALIGNED
         self.numbers = torch.zeros(NUMBERS, lines, dtype=torch.int32, device=upload.device)
         columns = number_columns(self.numbers, slots)
         self.known = columns["known"]  # how many tokens each slot has
-        self.sampling = empty_tables(columns, vocabulary, mask_places)
+        self.sampling = empty_tables(columns, vocabulary, mask_slots)
         self.uses = np.zeros(slots, np.int64)  # bits
         self.logprobs = np.full(slots, -1, np.int64)  # width asked for, -1 none
         self.prompt_logprobs = np.full(slots, -1, np.int64)

@@ -1,9 +1,9 @@
-"""Masks of one step: a bit per token for each entry of the constrained rows, and where each mask stands.
+"""Bitmasks of one step: a bit per token for each entry of the constrained rows, and the slot of each mask.
 
-Executors keep masks in a store of numbered places. What stands where is decided here, so a mask that was seen before
-costs its number alone. A place is given to a new mask only when no step that may still read the old one is in flight.
+Executors keep masks in numbered slots, which are assigned here, so a mask that was sent before costs its number alone.
+A slot is given to a new mask only when no step in flight may still read the old one.
 
-`fill` may run in a thread: it holds no lock, and the caller starts one at a time and leaves the guides alone meanwhile.
+`fill` may run in a thread. It holds no lock: the caller runs one at a time and leaves the guides alone meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.engine_core.grammar.guide import Guide, first_line
 from penstock.engine_core.grammar.tokens import GrammarTokens
 
 Masks32 = npt.NDArray[np.int32]  # [rows, words]
-Job = tuple[Guide, int, list[int]]  # of which the mask at this entry, and those after each of these drafts, are wanted
+Job = tuple[Guide, int, list[int]]  # a guide, its first entry, and the drafts after each of which a mask is wanted
 
 
 class MaskRow(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -37,8 +37,8 @@ class FilledMasks(msgspec.Struct, frozen=True):
     """The columns of `StepMasks`."""
 
     entries: bytes  # int32 [entries]
-    places: bytes  # int32 [entries]
-    fresh: bytes  # int32 [new masks]
+    slots: bytes  # int32 [entries]
+    new_slots: bytes  # int32 [new masks]
     bits: bytes  # uint32 [new masks, words]
 
 
@@ -48,27 +48,27 @@ class MaskStatistics(msgspec.Struct, frozen=True):
     fills: int
     rows: int
     entries: int
-    fresh: int  # masks that had to be sent
+    new: int  # masks that had to be sent
     failures: int  # rows whose automaton gave no mask
 
 
 class MaskStore:
-    """Owner of what stands in the executors' places. `places` at least twice the masks of any one step."""
+    """Assigns the executors' mask slots. `slots`: at least twice the masks of any one step."""
 
-    def __init__(self, tokens: GrammarTokens, places: int, threads: int) -> None:
-        assert places >= 2
-        self.most = places // 2  # entries of constrained rows that one step may have
+    def __init__(self, tokens: GrammarTokens, slots: int, threads: int) -> None:
+        assert slots >= 2
+        self.most = slots // 2  # entries of constrained rows that one step may have
         self._ends = bits_of(tokens, tokens.eos)
         self._others = bits_of(tokens, set(range(tokens.width)) - tokens.eos)
         self._executors = LLExecutor(1), LLExecutor(threads)
         self._words = tokens.words
-        self._texts = [b""] * places  # the mask in each place
-        self._last = np.zeros(places, np.int64)  # last step that reads each place
-        self._free = list(range(places - 1, -1, -1))
-        self._known: OrderedDict[int, int] = OrderedDict()  # digest → place, least recently used first
+        self._texts = [b""] * slots  # the mask in each slot
+        self._last = np.zeros(slots, np.int64)  # last step that reads each slot
+        self._free = list(range(slots - 1, -1, -1))
+        self._known: OrderedDict[int, int] = OrderedDict()  # digest → slot, least recently used first
         self._factors = np.random.default_rng(tokens.words).integers(1, 1 << 63, tokens.words, np.uint64) * 2 + 1
         self._filled = bytearray()  # a step's masks one behind the other, compared in place
-        self._fills = self._rows = self._entries = self._fresh = self._failures = 0
+        self._fills = self._rows = self._entries = self._new = self._failures = 0
 
     def clear(self) -> None:
         """The executors are new and their stores are empty."""
@@ -82,7 +82,7 @@ class MaskStore:
         """Masks of a step whose rows' guides have taken all tokens before it; steps up to `applied` are over.
 
         With a `clock`, in seconds, rows are filled one after the other and each guide pays for its own time: for the
-        steps after a slow one, so that who made it slow is found.
+        steps after a slow one, to find the guide that made it slow.
 
         A row whose automaton fails goes on by any token but an end, and its guide raises when it takes that one.
         """
@@ -92,22 +92,22 @@ class MaskStore:
         else:
             ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
             entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(masks))
-        places, fresh = self._place(masks, step, applied)
+        slots, new = self._assign(masks, step, applied)
         filled = FilledMasks(
             entries.tobytes(),
-            places.tobytes(),
-            np.array(fresh, np.int32).tobytes(),
-            b"".join([self._texts[place] for place in fresh]),
+            slots.tobytes(),
+            np.array(new, np.int32).tobytes(),
+            b"".join([self._texts[slot] for slot in new]),
         )
         self._fills += 1
         self._rows += len(rows)
         self._entries += len(masks)
-        self._fresh += len(fresh)
+        self._new += len(new)
         return filled
 
     def statistics(self) -> MaskStatistics:
         """Counters for metrics and tests."""
-        return MaskStatistics(self._fills, self._rows, self._entries, self._fresh, self._failures)
+        return MaskStatistics(self._fills, self._rows, self._entries, self._new, self._failures)
 
     def _fill(self, rows: Sequence[MaskRow], clock: Callable[[], float] | None) -> Masks32:
         """Bits of each entry. # [entries, words]"""
@@ -165,7 +165,7 @@ class MaskStore:
                 masks[entry : entry + len(drafts) + 1] = self._others
 
     def _call(self, jobs: Sequence[Job], masks: Masks32) -> None:
-        """Threads that fill rows of one family wait for one another, so each gets rows that stand together."""
+        """Threads that fill rows of one family wait for one another, so a family's rows are kept together."""
         families: dict[int, list[Job]] = {}
         for job in jobs:
             families.setdefault(id(job[0].family), []).append(job)
@@ -178,35 +178,35 @@ class MaskStore:
         if plain:
             fill_next_token_bitmask_par(executor, plain, masks)
 
-    def _place(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], list[int]]:
-        """The place of each mask of the buffer, and which of these places hold something new."""
+    def _assign(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], list[int]]:
+        """The slot of each mask of the buffer, and which of these slots hold something new."""
         words = masks.view(np.uint32) if masks.shape[1] % 2 else masks.view(np.uint64)
         digests = np.einsum("rw,w->r", words, self._factors[: words.shape[1]]).tolist()  # multilinear, modulo 2**64
         known, texts, filled, size = self._known, self._texts, self._filled, self._words * 4
-        places: list[int] = []
-        fresh: list[int] = []
+        slots: list[int] = []
+        new: list[int] = []
         for row, digest in enumerate(digests):
-            place = known.get(digest)
-            while place is not None and not filled.startswith(texts[place], row * size):
+            slot = known.get(digest)
+            while slot is not None and not filled.startswith(texts[slot], row * size):
                 digest += 1  # another mask has this digest
-                place = known.get(digest)
-            if place is None:
-                place = known[digest] = self._take(applied)
-                texts[place] = masks[row].tobytes()
-                self._last[place] = step
-                fresh.append(place)
+                slot = known.get(digest)
+            if slot is None:
+                slot = known[digest] = self._take(applied)
+                texts[slot] = masks[row].tobytes()
+                self._last[slot] = step
+                new.append(slot)
             known.move_to_end(digest)
-            places.append(place)
-        self._last[places] = step
-        return np.array(places, np.int32), fresh
+            slots.append(slot)
+        self._last[slots] = step
+        return np.array(slots, np.int32), new
 
     def _take(self, applied: int) -> int:
-        """A place that no step in flight reads."""
+        """A slot that no step in flight reads."""
         if self._free:
             return self._free.pop()
-        _, place = self._known.popitem(last=False)
-        assert self._last[place] <= applied, "the store holds the masks of two steps"
-        return place
+        _, slot = self._known.popitem(last=False)
+        assert self._last[slot] <= applied, "the store holds the masks of two steps"
+        return slot
 
 
 def fill_backwards(

@@ -67,9 +67,9 @@ class ExecutorGroup(Generic[M]):
         return min(ready.step_tokens for ready in self._ready.values())
 
     @property
-    def mask_places(self) -> int:
+    def mask_slots(self) -> int:
         """Masks that every executor of the group keeps."""
-        return min(ready.mask_places for ready in self._ready.values())
+        return min(ready.mask_slots for ready in self._ready.values())
 
     @property
     def draft_tokens(self) -> int:

@@ -130,7 +130,7 @@ def start(
         blocks=runner.options.blocks,
         block_size=options.block_size,
         step_tokens=options.step_tokens,
-        mask_places=runner.mask_places,
+        mask_slots=runner.mask_slots,
         draft_tokens=0 if draft is None else draft.tokens,
         device=device_name(device),
         dtype=str(dtype).removeprefix("torch."),

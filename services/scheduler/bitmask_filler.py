@@ -92,7 +92,7 @@ def step_masks(work: MaskWork, filled: FilledMasks) -> StepMasks:
         step=work.step,
         epoch=work.epoch,
         entries=filled.entries,
-        places=filled.places,
-        fresh=filled.fresh,
+        slots=filled.slots,
+        new_slots=filled.new_slots,
         bits=filled.bits,
     )

@@ -236,7 +236,7 @@ class SchedulerLoop:
         epoch, blocks = self.executors.epoch, self.executors.blocks
         self._steps.epoch = epoch
         self._times.restart(now)
-        self._bitmasks.renew(self.executors.mask_places)
+        self._bitmasks.renew(self.executors.mask_slots)
         if self._scheduler is not None:
             logs.warning(log, "epoch", epoch=epoch, unfinished=self._scheduler.unfinished)
             self._scheduler.restart(epoch, now, blocks)

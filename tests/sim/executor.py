@@ -121,7 +121,7 @@ class FakeExecutor:
         assert self._masks is None, "one message for each masked plan"
         assert masks.step == next(work.plan.step for work in self._waiting if work.plan.masked)
         words = np.frombuffer(masks.bits, np.uint32).reshape(-1, VOCAB // 32)
-        for (place,), row in zip(ints(masks.fresh), words, strict=True):
+        for (place,), row in zip(ints(masks.new_slots), words, strict=True):
             self._store[place] = frozenset(np.unpackbits(row.view(np.uint8), bitorder="little").nonzero()[0].tolist())
         self._masks = masks
         return self._work()
@@ -134,7 +134,7 @@ class FakeExecutor:
                 break
             masks: dict[int, frozenset[int]] = {}
             if plan.masked and self._masks is not None:
-                places = zip(ints(self._masks.entries), ints(self._masks.places), strict=True)
+                places = zip(ints(self._masks.entries), ints(self._masks.slots), strict=True)
                 masks = {entry: self._store[place] for (entry,), (place,) in places}
                 self._masks = None
             found.append(self._compute(self._waiting.popleft(), masks))

@@ -51,8 +51,8 @@ class MaskDesk:
             step=work.step,
             epoch=work.epoch,
             entries=np.array(entries, np.int32).tobytes(),
-            places=np.array(places, np.int32).tobytes(),
-            fresh=np.array(places, np.int32).tobytes(),
+            slots=np.array(places, np.int32).tobytes(),
+            new_slots=np.array(places, np.int32).tobytes(),
             bits=b"".join(bits),
         )
 

@@ -194,7 +194,7 @@ def test_masks_are_of_one_step(model: Chain) -> None:
             masked = column(0, 2) if step < 2 else b""
             plan = StepPlan(step=step, epoch=0, decode_on=column(0, 1, 2) if step == 0 else b"", masked=masked)
             places, bits = (column(6, 7), mask(20, 21) + mask(30)) if step == 0 else (b"", b"")
-            masks = StepMasks(step=step, epoch=0, entries=column(0, 2), places=column(7, 6), fresh=places, bits=bits)
+            masks = StepMasks(step=step, epoch=0, entries=column(0, 2), slots=column(7, 6), new_slots=places, bits=bits)
             launched = runner.finish(runner.begin(plan), masks if step < 2 else None)
             for life, token in zip(some, tokens_of(runner.collect(launched)), strict=True):
                 life.output.append(token)

@@ -182,7 +182,7 @@ def test_a_mask_is_what_allowed_tokens_are(model: Decoder, way: Sampling) -> Non
     for step in range(7):
         begun = runner.begin(plan)
         fresh = (column(9), mask(*allowed)) if step == 0 else (b"", b"")
-        masks = StepMasks(step=step, epoch=0, entries=column(0), places=column(9), fresh=fresh[0], bits=fresh[1])
+        masks = StepMasks(step=step, epoch=0, entries=column(0), slots=column(9), new_slots=fresh[0], bits=fresh[1])
         for life, token in zip(masked, tokens_of(runner.collect(runner.finish(begun, masks))), strict=True):
             life.output.append(token)
         plan = StepPlan(step=step + 1, epoch=0, decode_on=column(0, 1) if step == 0 else b"", masked=column(0))
@@ -199,7 +199,7 @@ def test_each_entry_of_a_draft_has_its_own_mask(model: Decoder) -> None:
         step=0, epoch=0, decode_on=column(0), drafts=column(0, 2), draft_ids=column(20, 30), masked=column(0)
     )
     masks = StepMasks(
-        step=0, epoch=0, entries=column(0, 1, 2), places=column(3, 1, 2), fresh=column(1, 2, 3),
+        step=0, epoch=0, entries=column(0, 1, 2), slots=column(3, 1, 2), new_slots=column(1, 2, 3),
         bits=mask(30) + mask(40) + mask(20),
     )  # fmt: skip
     assert tokens_of(runner.collect(runner.finish(runner.begin(plan), masks))) == [20, 30, 40]
@@ -211,7 +211,7 @@ def test_a_mask_that_allows_nothing_fails_its_row_alone(model: Decoder) -> None:
     runner = tiny_runner(model)
     prefill(runner, found)
     plan = StepPlan(step=0, epoch=0, decode_on=column(0, 1), masked=column(1))
-    masks = StepMasks(step=0, epoch=0, entries=column(1), places=column(0), fresh=column(0), bits=mask())
+    masks = StepMasks(step=0, epoch=0, entries=column(1), slots=column(0), new_slots=column(0), bits=mask())
     tokens = tokens_of(runner.collect(runner.finish(runner.begin(plan), masks)))
     assert tokens[0] >= 0
     assert tokens[1] == -1

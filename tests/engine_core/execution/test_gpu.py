@@ -149,7 +149,7 @@ def test_masks_restrict_the_entries_they_are_of(graphs: bool) -> None:
         if step < 2:
             fresh = (column(8, 9), mask(20, 21) + mask(30)) if step == 0 else (b"", b"")
             masks = StepMasks(
-                step=step, epoch=0, entries=column(0, 2), places=column(9, 8), fresh=fresh[0], bits=fresh[1]
+                step=step, epoch=0, entries=column(0, 2), slots=column(9, 8), new_slots=fresh[0], bits=fresh[1]
             )
         for life, token in zip(found, tokens_of(runner.collect(runner.finish(runner.begin(plan), masks))), strict=True):
             life.output.append(token)

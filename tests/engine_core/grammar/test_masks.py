@@ -26,10 +26,10 @@ class Executors:
 
     def masks(self, filled: FilledMasks) -> dict[int, set[int]]:
         """Allowed tokens of each entry."""
-        fresh = np.frombuffer(filled.fresh, np.int32)
+        fresh = np.frombuffer(filled.new_slots, np.int32)
         self.store[fresh] = np.frombuffer(filled.bits, np.int32).reshape(-1, WORDS)
         entries = np.frombuffer(filled.entries, np.int32).tolist()
-        places = np.frombuffer(filled.places, np.int32).tolist()
+        places = np.frombuffer(filled.slots, np.int32).tolist()
         return {entry: allowed(self.store[place].tobytes()) for entry, place in zip(entries, places, strict=True)}
 
 
@@ -138,12 +138,12 @@ def test_a_mask_that_stands_there_is_not_sent_again() -> None:
     store, executors = MaskStore(tokens(), 64, 1), Executors(64)
     rows = [MaskRow(guide("json_object"), [], entry) for entry in range(20)]
     first = store.fill(1, 0, rows)
-    assert len(first.fresh) == 4
+    assert len(first.new_slots) == 4
     expected = executors.masks(first)
     again = store.fill(2, 1, rows)
-    assert again.fresh == again.bits == b""
+    assert again.new_slots == again.bits == b""
     assert executors.masks(again) == expected
-    assert store.statistics().fresh == 1
+    assert store.statistics().new == 1
 
 
 def test_a_place_is_not_reused_while_a_step_in_flight_reads_it() -> None:
@@ -154,10 +154,10 @@ def test_a_place_is_not_reused_while_a_step_in_flight_reads_it() -> None:
     for step in range(1, 200):
         rows = [MaskRow(guide("regex", f"{letters[(step * 3 + row) % 26]}+1"), [], row) for row in range(4)]
         filled = store.fill(step, step - 2, rows)
-        fresh = set(np.frombuffer(filled.fresh, np.int32).tolist())
+        fresh = set(np.frombuffer(filled.new_slots, np.int32).tolist())
         if step - 1 in read:
             assert fresh.isdisjoint(read[step - 1][0]), "the step before may still read it"
-        read[step] = set(np.frombuffer(filled.places, np.int32).tolist()), executors.masks(filled)
+        read[step] = set(np.frombuffer(filled.slots, np.int32).tolist()), executors.masks(filled)
         for row in range(4):
             assert read[step][1][row] == allowed(rows[row].guide.matcher.compute_bitmask())
 
@@ -179,7 +179,7 @@ def test_a_flood_of_masks_keeps_as_many_as_there_are_places() -> None:
         one.advance(ids("a" * (step - 1)))
         store.fill(step, step - 1, [MaskRow(one, ids("b"), 0)])
         assert len(store._known) + len(store._free) == len(store._texts) == 8
-    assert store.statistics().fresh > 8
+    assert store.statistics().new > 8
 
 
 def test_masks_with_one_digest_keep_apart() -> None:
@@ -188,7 +188,7 @@ def test_masks_with_one_digest_keep_apart() -> None:
     rows = [MaskRow(guide("regex", letter), [], entry) for entry, letter in enumerate("abcabc")]
     masks = executors.masks(store.fill(1, 0, rows))
     assert masks[0] == masks[3] != masks[1] == masks[4] != masks[2] == masks[5]
-    assert store.fill(2, 1, rows).fresh == b""
+    assert store.fill(2, 1, rows).new_slots == b""
 
 
 def test_new_executors_are_sent_everything_again() -> None:
@@ -196,7 +196,7 @@ def test_new_executors_are_sent_everything_again() -> None:
     rows = [MaskRow(guide("json_object"), [], 0)]
     store.fill(1, 0, rows)
     store.clear()
-    assert len(store.fill(2, 1, rows).fresh) == 4
+    assert len(store.fill(2, 1, rows).new_slots) == 4
 
 
 def test_entries_before_a_structure_begins_allow_everything_but_an_end() -> None:

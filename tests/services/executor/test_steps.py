@@ -190,7 +190,7 @@ MASK = np.array([0, 1], "<u4").tobytes()  # of 64 tokens: number 32 alone
 def masks(step: int, epoch: int = 5, *, fresh: bool = True) -> StepMasks:
     zero = np.zeros(1, "<i4").tobytes()
     return StepMasks(
-        step=step, epoch=epoch, entries=zero, places=zero, fresh=zero if fresh else b"", bits=MASK if fresh else b""
+        step=step, epoch=epoch, entries=zero, slots=zero, new_slots=zero if fresh else b"", bits=MASK if fresh else b""
     )
 
 

@@ -107,11 +107,11 @@ class FakeExecutor:
         self.epoch = 0
         self.plans: list[StepPlan] = []
 
-    def ready(self, blocks=64, epoch=0, mask_places=0, plans=0) -> None:
+    def ready(self, blocks=64, epoch=0, mask_slots=0, plans=0) -> None:
         self.decoding.clear()
         self.port.arrives(self.peer, ExecutorReady(
             epoch=epoch, blocks=blocks, block_size=16, step_tokens=64, device="cpu", dtype="float32",
-            weight_bytes=1, cache_bytes=1, load_seconds=0.5, mask_places=mask_places, plans=plans))  # fmt: skip
+            weight_bytes=1, cache_bytes=1, load_seconds=0.5, mask_slots=mask_slots, plans=plans))  # fmt: skip
 
     def collect(self) -> list[StepPlan]:
         """Plans that came since."""

@@ -33,7 +33,7 @@ def test_new_executors_begin_with_an_empty_store() -> None:
     for epoch in (1, 2):
         bitmasks.renew(16)
         bitmasks.start(MaskWork(1, epoch, (MaskRow(guide("regex", "a"), [], 0),)), 0)
-        assert [len(masks.fresh) for masks in bitmasks.finished()] == [4]
+        assert [len(masks.new_slots) for masks in bitmasks.finished()] == [4]
 
 
 def test_without_places_or_tokens_there_are_no_masks() -> None:

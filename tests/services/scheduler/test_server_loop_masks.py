@@ -36,7 +36,7 @@ class Sampler(FakeExecutor):
         fresh = self.port.take(StepMasks, self.peer)
         self.peer.credit += len(fresh)
         for masks in fresh:
-            places = np.frombuffer(masks.fresh, np.int32)
+            places = np.frombuffer(masks.new_slots, np.int32)
             self.store[places] = np.frombuffer(masks.bits, np.int32).reshape(-1, tokens().words)
             self.masks[masks.step] = masks
         while self.waiting and (not self.waiting[0].masked or self.waiting[0].step in self.masks):
@@ -61,7 +61,7 @@ class Sampler(FakeExecutor):
         places = {}
         if masks is not None:
             entries = np.frombuffer(masks.entries, np.int32).tolist()
-            places = dict(zip(entries, np.frombuffer(masks.places, np.int32).tolist(), strict=True))
+            places = dict(zip(entries, np.frombuffer(masks.slots, np.int32).tolist(), strict=True))
         out: list[int] = []
         for row in rows:
             going = True
@@ -90,7 +90,7 @@ class Bench:
         self.loop = SchedulerLoop(config, ModelFacts(256, 4096), self.tokens, self.steps, guides, bitmasks, self.now)
         self.tokenizer = self.tokens.join()
         self.executor = Sampler(self.steps)
-        self.executor.ready(mask_places=places)
+        self.executor.ready(mask_slots=places)
         self.transcript = Transcript()
         self.turn()
 
@@ -191,7 +191,7 @@ def test_new_executors_get_every_mask_again_and_outputs_go_on() -> None:
     bench.steps.leave(bench.executor.peer)
     bench.turn()
     bench.executor = Sampler(bench.steps)
-    bench.executor.ready(epoch=bench.loop.executors.epoch, mask_places=PLACES)
+    bench.executor.ready(epoch=bench.loop.executors.epoch, mask_slots=PLACES)
     bench.run(lambda: 1 in bench.transcript.ends)
     assert len(bench.text(1)) == 40
     assert bench.text(1).islower()
