@@ -60,8 +60,11 @@ from penstock.services.scheduler.grammar_queue import GrammarQueue
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
 from penstock.services.supervisor.options import sized
+from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
 from penstock.services.tokenizer.main import read_frontend
-from penstock.services.tokenizer.server_loop import TokenizerLoop
+from penstock.services.tokenizer.server_loop import TokenizerLoop, Workers
+from penstock.services.tokenizer.templates import Templates
+from penstock.services.tracing.tokenizer import TokenizerTraces
 from penstock.services.tracing.tracer import Tracer
 
 CREDIT = 1 << 40
@@ -209,8 +212,10 @@ class Host:
         self.scheduler_tokens, self.tokens = ends(TOKENS)
         self.steps, executor_steps = ends(STEPS)
         self.api_text, self.executor_steps = api_text, executor_steps
-        frontend, _ = read_frontend(config, folder, read_vocabulary(folder))
-        self.tokenizer_loop = TokenizerLoop(frontend, self.text, [self.tokens], threads)
+        frontend, settings = read_frontend(config, folder, read_vocabulary(folder))
+        workers = Workers(GrammarCompiler(folder, config.tokenizer), Templates(settings, config.tokenizer))
+        traces = TokenizerTraces(Tracer())
+        self.tokenizer_loop = TokenizerLoop(frontend, self.text, [self.tokens], threads, workers, traces)
         guides, bitmasks = GrammarQueue(None, threads), BitmaskFiller(None, threads, 1)
         facts = ModelFacts(model.max_model_len, model.vocab_size)
         self.loop = SchedulerLoop(config, facts, self.scheduler_tokens, self.steps, guides, bitmasks, time.monotonic())

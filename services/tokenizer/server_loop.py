@@ -11,8 +11,9 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from concurrent.futures import Executor
+from typing import TypeVar
 
 import msgspec
 
@@ -40,9 +41,9 @@ from penstock.services.supervisor import logs
 from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
 from penstock.services.tokenizer.templates import Call, Templates
 from penstock.services.tracing.tokenizer import TokenizerTraces
-from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 LONG_PROMPT = 4096  # bytes of text; encoding longer ones takes milliseconds, so a thread does it
 SLICE = 0.002  # seconds of encoding on the loop before the links are looked at again
@@ -60,13 +61,7 @@ class Workers:
 
     async def render(self, text: SubmitText, now: float) -> Rendered | Rejected:
         """The chat rendered by the request's own template, or the rejection."""
-        try:
-            return await self._templates.render(text, now)
-        except RequestError as error:
-            return rejection(text.id, error)
-        except Exception:  # guard: design 7, one request ends and its neighbours go on
-            log.exception("template_failed", extra=named(text.id, text.trace))
-            return failure(text.id)
+        return await guarded(self._templates.render(text, now), text, "template_failed")
 
     async def refusal(self, call: Call, now: float, rendered: Rendered | None) -> Rejected | None:
         """The rejection of a request that a tokenizer may have died of, if it kills a trial process too."""
@@ -78,14 +73,11 @@ class Workers:
         assert made.grammar is not None
         self.waiting += 1
         try:
-            found = await self._compiler.compile(made.grammar)
-        except RequestError as error:
-            return rejection(text.id, error)
-        except Exception:  # guard: design 7, one request ends and its neighbours go on
-            log.exception("grammar_failed", extra=named(text.id, text.trace))
-            return failure(text.id)
+            found = await guarded(self._compiler.compile(made.grammar), text, "grammar_failed")
         finally:
             self.waiting -= 1
+        if isinstance(found, Rejected):
+            return found
         automaton = Automaton(source=found.source, after=made.after, memory=found.memory)
         request = msgspec.structs.replace(made.request, automaton=automaton)
         return msgspec.structs.replace(made, request=request, approximations=found.approximations)
@@ -111,8 +103,8 @@ class TokenizerLoop:
         text: Link | AsyncLink,
         tokens: Sequence[Link | AsyncLink],
         threads: Executor,
-        workers: Workers | None = None,
-        traces: TokenizerTraces | None = None,
+        workers: Workers,
+        traces: TokenizerTraces,
     ) -> None:
         self.remote = RemoteSnapshots()  # of schedulers and executors on other hosts
         self._frontend = frontend
@@ -120,7 +112,7 @@ class TokenizerLoop:
         self._tokens = tuple(tokens)  # by replica
         self._threads = threads
         self._workers = workers
-        self._traces = traces if traces is not None else TokenizerTraces(Tracer())
+        self._traces = traces
         self._loop = asyncio.get_running_loop()
         self._apis: dict[Peer, int] = {}  # the frontend's number of each connection
         self._joined = 0
@@ -218,7 +210,7 @@ class TokenizerLoop:
             apis=len(self._apis),
             queued=len(self._short),
             in_threads=len(self._work),
-            compiling=0 if self._workers is None else self._workers.waiting,
+            compiling=self._workers.waiting,
             stalls=self._stalls,
             frontend=self._frontend.statistics(),
         )
@@ -284,10 +276,8 @@ class TokenizerLoop:
         since = time.monotonic()
         rendered: Rendered | Rejected | None = None
         if isinstance(call, SubmitText) and call.chat_template is not None:
-            assert self._workers is not None
             rendered = await self._workers.render(call, moment(call))
         if call.suspect and not isinstance(rendered, Rejected):
-            assert self._workers is not None
             rendered = await self._workers.refusal(call, moment(call), rendered) or rendered
         made = (
             rendered
@@ -295,7 +285,6 @@ class TokenizerLoop:
             else await self._loop.run_in_executor(self._threads, self._make, peer, call, rendered)
         )
         if isinstance(made, Prepared) and isinstance(call, SubmitText) and made.grammar is not None:
-            assert self._workers is not None
             asked = time.monotonic()
             made = await self._workers.complete(call, made)
             self._traces.compiled(call, made, asked, time.monotonic())
@@ -332,3 +321,14 @@ def length(message: Call) -> int:
     parts = (message.messages, message.tools, message.template_arguments, message.prompt)
     predicted = len(message.prediction) if isinstance(message, SubmitText) else 0
     return predicted + sum(len(part) for part in parts if part is not None)
+
+
+async def guarded(work: Awaitable[T], text: SubmitText, event: str) -> T | Rejected:
+    """The result of `work` for a request, or the rejection that its error becomes; `event` is logged for a bug."""
+    try:
+        return await work
+    except RequestError as error:
+        return rejection(text.id, error)
+    except Exception:  # guard: design 7, one request ends and its neighbours go on
+        log.exception(event, extra=named(text.id, text.trace))
+        return failure(text.id)

@@ -41,14 +41,13 @@ from penstock.services.metrics.snapshot import DECODER, RemoteSnapshots, Snapsho
 from penstock.services.scheduler.step_times import DEVICE, OWN
 from penstock.services.supervisor import process
 from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
-from penstock.services.tokenizer.server_loop import TokenizerLoop
 from penstock.services.tokenizer.template_worker import TemplateSettings
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tracing.tracer import Tracer
 from tests.engine_core.text.streams import make_frontend
 from tests.services.metrics.snapshots import every, message
 from tests.services.scheduler.test_server_loop import Bench
-from tests.services.tokenizer.test_server_loop import Neighbour, Wire
+from tests.services.tokenizer.test_server_loop import Neighbour, new_loop
 
 SELDOM = {"engine_accepted_tokens_by_position"}  # exported once there is something to tell
 READY = ExecutorReady(
@@ -243,7 +242,7 @@ def test_everything_of_an_executor_is_exported(tmp_path: Path) -> None:
 async def test_everything_of_a_tokenizer_is_exported(tmp_path: Path) -> None:
     scheduler = Neighbour()
     with ThreadPoolExecutor(1) as threads:
-        loop = TokenizerLoop(make_frontend(apis=()), Wire(), [Wire()], threads)
+        loop = new_loop(make_frontend(apis=()), threads)
         loop.from_scheduler(0, [scheduler.arrival(Joined())])
         loop.from_scheduler(0, [scheduler.arrival(message(every(Role.SCHEDULER), every(Role.EXECUTOR)))])
         assert [each.role for each in loop.remote.all()] == ["scheduler", "executor"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -28,7 +28,9 @@ from penstock.protocol.messages import (
 )
 from penstock.services.links.link import Arrival, Joined, Left
 from penstock.services.tokenizer import server_loop as relaying
-from penstock.services.tokenizer.server_loop import LONG_PROMPT, TokenizerLoop, length
+from penstock.services.tokenizer.server_loop import LONG_PROMPT, TokenizerLoop, Workers, length
+from penstock.services.tracing.tokenizer import TokenizerTraces
+from penstock.services.tracing.tracer import Tracer
 from tests.engine_core.text.streams import STATUS, batch, make_frontend
 from tests.engine_core.tokenizer.vocabularies import tokenizer
 
@@ -61,6 +63,12 @@ class Wire:
         return True
 
 
+def new_loop(frontend: Frontend, threads: ThreadPoolExecutor, workers: Workers | None = None) -> TokenizerLoop:
+    """A loop between wires; without `workers` its requests must need none."""
+    workers = workers or Workers(cast("Any", None), cast("Any", None))
+    return TokenizerLoop(frontend, Wire(), [Wire()], threads, workers, TokenizerTraces(Tracer()))
+
+
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as pool:
@@ -74,7 +82,7 @@ def frontend() -> Frontend:
 
 @pytest_asyncio.fixture
 async def loop(frontend: Frontend, threads: ThreadPoolExecutor) -> AsyncIterator[TokenizerLoop]:
-    loop = TokenizerLoop(frontend, Wire(), [Wire()], threads)
+    loop = new_loop(frontend, threads)
     yield loop
     loop.close()
 

@@ -23,10 +23,10 @@ from penstock.protocol.messages import (
     Tokenized,
 )
 from penstock.services.links.link import Joined
-from penstock.services.tokenizer.server_loop import TokenizerLoop, Workers
+from penstock.services.tokenizer.server_loop import Workers
 from penstock.services.tokenizer.worker_protocol import Done
 from tests.engine_core.text.streams import batch, make_frontend
-from tests.services.tokenizer.test_server_loop import Neighbour, Wire, until
+from tests.services.tokenizer.test_server_loop import Neighbour, new_loop, until
 
 
 class Gate:
@@ -59,7 +59,7 @@ class Scene:
         self.threads = ThreadPoolExecutor(1)
         self.api, self.scheduler = Neighbour(), Neighbour()
         workers = Workers(self.gate, self.gate)
-        self.loop = TokenizerLoop(make_frontend(apis=()), Wire(), [Wire()], self.threads, workers)
+        self.loop = new_loop(make_frontend(apis=()), self.threads, workers)
         self.loop.from_apis([self.api.arrival(Joined())])
         self.loop.from_scheduler(0, [self.scheduler.arrival(Joined())])
 
