@@ -38,8 +38,6 @@ ENGINE_ORDER = (
     *("histogram", "kv", "embedded", "distributed", "models", "folder", "loading", "placement"),
     *("tokenizer", "parsers", "grammar", "text", "speculation", "scheduling", "execution"),
 )
-# Cycles that are older than the rule, by one of their modules; none is to be added.
-OLD_CYCLES = ("services.openai.validation",)
 LIGHT_PROCESSES = ("services.openai.api_server", "services.tokenizer.main", "services.scheduler.main")
 
 
@@ -141,7 +139,13 @@ def upward(source: Source) -> Iterator[str]:
 
 def test_no_modules_of_a_folder_import_each_other() -> None:
     found = cycles(product())
-    none(" ".join(cycle) for cycle in found if not any(name.startswith(OLD_CYCLES) for name in cycle))
+    none(" ".join(cycle) for cycle in found)
+
+
+def test_http_knows_no_api_and_no_engine() -> None:
+    tree = [source for source in product() if inside(source.module, ["services.http"])]
+    found = [(source.at(node), name) for source in tree for name, node in source.imports]
+    none(f"{at} {name}" for at, name in found if inside(name, ["services.openai", "services.client"]))
 
 
 def test_folders_of_engine_core_import_downwards() -> None:
