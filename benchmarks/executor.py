@@ -27,7 +27,7 @@ import torch
 from benchmarks.shapes import SHAPES
 from penstock.engine_core import loading
 from penstock.engine_core.execution.cuda_graphs import graph_sizes
-from penstock.engine_core.execution.dummy_runs import warm_steps
+from penstock.engine_core.execution.dummy_runs import warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.memory_estimate import idle_weights
@@ -259,7 +259,7 @@ def build(shape: str, max_model_len: int, blocks: int, *, eager: bool, device: s
         graphs=graphs,
     )  # fmt: skip
     runner = Runner(model, spec, options)
-    warm = warm_steps(runner.sizes, STEP_TOKENS)
+    warm = warmup_steps(runner.sizes, STEP_TOKENS)
     runner.compile(warm)
     for plan in warm:
         runner.collect(runner.launch(plan))

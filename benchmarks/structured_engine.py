@@ -18,9 +18,8 @@ from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.masks import MaskStore
 from penstock.engine_core.grammar.tokens import GrammarTokens
-from penstock.engine_core.loading import load
+from penstock.engine_core.loading import load, load_head
 from penstock.engine_core.loading.checkpoint import stored_names
-from penstock.engine_core.loading.heads import load_head
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.eagle import EagleHead

@@ -81,8 +81,8 @@ def count_partial(
 @gluon.jit
 def combine_row(
     out, partials, lses, schedule, query_start, row, head, rows, shared, groups, own, units, programs,
-    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_M: gl.constexpr, HEADER: gl.constexpr,
-    GROUP_TILE: gl.constexpr,
+    HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, BLOCK_M: gl.constexpr,
+    HEADER: gl.constexpr, GROUP_TILE: gl.constexpr,
 ):  # fmt: skip
     """Combine all partials of a row and write the result."""
     GROUP: gl.constexpr = HEADS // KV_HEADS

@@ -204,8 +204,8 @@ def clear_rest(
 @gluon.jit
 def attend_units(
     q_tile, k_tiles, v_tiles, full, free, begin, stop, tile_begin, first, keys, scale,
-    DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    SCORES: gl.constexpr, SUMS: gl.constexpr,
+    DIM: gl.constexpr, BLOCK_SIZE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, SCORES: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
     """Softmax of a tile over its units begin .. stop - 1 alone, of which only the tile's first `keys` are real.
 

@@ -1,9 +1,9 @@
-"""Kernels compiled side by side before they are needed: one after the other they would take most of a cold start.
+"""Compiles kernels in parallel before they are needed: one after the other they would take most of a cold start.
 
-Work is rehearsed first: kernels that are not there yet are noted instead of run, by Triton's own hook. Processes, where
-the caller has some, begin to compile each as it is noted, into Triton's cache on disk: half of a compiler's time is
-Python's, of which a process runs one thread at a time. Then all are loaded from there, or compiled after all, in
-threads.
+Dummy runs come first, in which Triton's hook collects kernels that are not compiled instead of running them. Worker
+processes, where the caller has some, start on each at once and leave it in Triton's cache on disk: half of a compiler's
+time is Python's, which runs in one thread of a process at a time. Then all kernels are loaded from the cache, or
+compiled after all, in threads.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any
 
 import torch
 
-MOST_THREADS = 16
-# What these write becomes an index: they run in rehearsals too.
+MAX_THREADS = 16
+# Other kernels use what these write as an index, so they run in a prewarm too.
 INDEXERS = frozenset((
     "penstock.kernels.attention_schedule", "penstock.kernels.gather_triton", "penstock.kernels.routing_triton",
 ))  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Missing:
-    """A kernel in a form that was asked for and is not there."""
+class UncompiledKernel:
+    """A specialization of a kernel that was launched and is not compiled."""
 
     preload: Callable[[str], Any]  # of the kernel
-    form: str  # as its `preload` takes it
-    elsewhere: Future[None] | None  # a process compiles it
+    specialization: str  # as `preload` takes it
+    worker: Future[None] | None  # of a process that compiles it
 
 
-class Absent:
-    """Triton's driver where the GPU that is compiled for must not be touched."""
+class OfflineDriver:
+    """Triton's driver in a process that must not touch the GPU it compiles for."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -48,62 +48,62 @@ class Absent:
 
 
 @contextmanager
-def rehearsal(compilers: Executor | None = None) -> Iterator[list[Missing]]:
-    """Within it, launches of kernels that are not there leave no trace but in the list, each form of a kernel once.
+def prewarm(compilers: Executor | None = None) -> Iterator[list[UncompiledKernel]]:
+    """Within it, launches of uncompiled kernels do nothing but add to the list, each specialization once.
 
-    What such a kernel would have written keeps what it held. `compilers` are processes that begin with each at once.
+    Their outputs keep what they held. `compilers` are worker processes that start on each kernel at once.
     """
     import triton
 
-    missing: list[Missing] = []
-    noted: set[tuple[str, str, str]] = set()
+    uncompiled: list[UncompiledKernel] = []
+    seen: set[tuple[str, str, str]] = set()
 
-    def note(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
-        form: str = compile["specialization_data"]
+    def collect(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
+        specialization: str = compile["specialization_data"]
         if fn.module in INDEXERS:
             return False
-        if (fn.module, fn.name, form) not in noted:
-            noted.add((fn.module, fn.name, form))
-            elsewhere = None
+        if (fn.module, fn.name, specialization) not in seen:
+            seen.add((fn.module, fn.name, specialization))
+            worker = None
             if compilers is not None:
                 target = triton.runtime.driver.active.get_current_target()
-                elsewhere = compilers.submit(compile_form, fn.module, fn.name, form, target)
-            missing.append(Missing(fn.jit_function.preload, form, elsewhere))
+                worker = compilers.submit(compile_kernel, fn.module, fn.name, specialization, target)
+            uncompiled.append(UncompiledKernel(fn.jit_function.preload, specialization, worker))
         return True
 
     before = triton.knobs.runtime.jit_cache_hook
-    triton.knobs.runtime.jit_cache_hook = note
+    triton.knobs.runtime.jit_cache_hook = collect
     try:
-        yield missing
+        yield uncompiled
     finally:
         triton.knobs.runtime.jit_cache_hook = before
 
 
-def compile_all(missing: Sequence[Missing], device: torch.device) -> None:
-    """Make the kernels for a GPU, as many at a time as there are cores."""
-    if not missing:
+def compile_kernels(uncompiled: Sequence[UncompiledKernel], device: torch.device) -> None:
+    """Compile and load the kernels for a GPU, as many at a time as there are cores."""
+    if not uncompiled:
         return
-    threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), len(missing))
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)), len(uncompiled))
     index = torch.cuda.current_device() if device.index is None else device.index
     with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (index,)) as pool:
-        for done in [pool.submit(make, one) for one in missing]:
+        for done in [pool.submit(load_kernel, kernel) for kernel in uncompiled]:
             done.result()
 
 
-def make(missing: Missing) -> None:
-    """Compile the kernel and, which takes as long again, what launches it; then load both. Where a process did it, they
-    are found in the cache; where one failed, that comes out here."""
-    if missing.elsewhere is not None:
-        missing.elsewhere.exception()
-    kernel = missing.preload(missing.form)
-    _ = kernel.run  # whoever asks for it first has it made
+def load_kernel(uncompiled: UncompiledKernel) -> None:
+    """Load a kernel and its launcher, which takes as long to compile. Where a worker compiled them they come from the
+    cache; where it failed, the error is raised here."""
+    if uncompiled.worker is not None:
+        uncompiled.worker.exception()
+    kernel = uncompiled.preload(uncompiled.specialization)
+    _ = kernel.run  # its first use builds the launcher
 
 
-def compile_form(module: str, name: str, form: str, target: Any) -> None:
-    """In a process of its own, which has no GPU: have the kernel, and what launches it, in Triton's cache on disk."""
+def compile_kernel(module: str, name: str, specialization: str, target: Any) -> None:
+    """In a worker process without a GPU: leave the kernel and its launcher in Triton's cache on disk."""
     from triton.backends.nvidia.driver import CudaLauncher
     from triton.runtime.driver import driver
 
-    driver.set_active(Absent(target))
-    kernel = getattr(importlib.import_module(module), name).preload(form)
+    driver.set_active(OfflineDriver(target))
+    kernel = getattr(importlib.import_module(module), name).preload(specialization)
     CudaLauncher(kernel.src, kernel.metadata)

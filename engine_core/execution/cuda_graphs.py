@@ -36,7 +36,7 @@ from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 
 Output = TypeVar("Output")
 SMALL = (1, 2, 4, 8)  # decoding rows; from there on in steps that waste at most a third
-REHEARSED = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # sizes of which each may take kernels of its own
+PREWARMED_SIZES = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # each may take kernels of its own
 DRAFT_SHARE = 4  # a full house samples a draft for one row in four without leaving its graphs
 DRAFTED_MOST = 512  # entries that are sampled in a graph where every row may have drafts: each takes a line of logits
 MIXED_MOST = 2048  # tokens; beyond it no model is so small that the host would be the limit
@@ -232,7 +232,7 @@ class Graphs:
         else:
             self.sampling.capture(what, self._sampling_memory, run=largest)
 
-    def rehearse(self, graphs: Iterable[Shape | int]) -> None:
+    def dummy_run(self, graphs: Iterable[Shape | int]) -> None:
         """Run once what these graphs will hold."""
         for what in graphs:
             work = self.forward.work(what) if isinstance(what, Shape) else self.sampling.work(what)
@@ -355,9 +355,9 @@ class Captures:
         return self.taken < self._largest
 
     @property
-    def rehearsed(self) -> list[Shape | int]:
+    def prewarmed(self) -> list[Shape | int]:
         """Of each kind, and of very different sizes: all that may take kernels of its own."""
-        return [what for at, what in enumerate(self._order) if at < self._largest or size_of(what) in REHEARSED]
+        return [what for at, what in enumerate(self._order) if at < self._largest or size_of(what) in PREWARMED_SIZES]
 
     def take(self) -> Shape | int:
         """The next, which the caller captures now."""

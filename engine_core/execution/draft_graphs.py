@@ -107,7 +107,7 @@ class DraftGraphs:
         self._turns[what] = Turns(begin, go_on)
         insort(self._captured, what)
 
-    def rehearse(self, graphs: Iterable[Shape | int]) -> None:
+    def dummy_run(self, graphs: Iterable[Shape | int]) -> None:
         """Run once what these graphs will hold."""
         for what in graphs:
             for work in (self.first.work(what),) if isinstance(what, Shape) else self._work(what):

@@ -1,4 +1,4 @@
-"""Steps over the scratch slot and the scratch block: to warm up and to measure. They touch nobody's request."""
+"""Dummy steps over the scratch slot and the scratch block, for warm-up and measurement. They touch no request."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock.protocol.messages import Sampling
 from penstock.protocol.step_columns import chunk_table
 from penstock.protocol.steps import SlotStart, StepPlan
 
-WARM_TOKENS = 8
-FAR = 1024  # a context whose keys several programs of a GPU share
-SHORT = (2, 4, 8, 16, 32)  # tokens of short rows: how high a tile they take depends on the heads that share keys
-LATE = (1, 8, 32)  # rows whose keys are cut into the most shares, by the number of key-value heads
-BESIDE = (1, 11)  # rows of one token beside a chunk: few and more; all others is the third number
+WARMUP_TOKENS = 8
+FAR = 1024  # a context whose keys are split over several programs
+SHORT = (2, 4, 8, 16, 32)  # tokens of short rows: the heads that share keys decide the height of their tiles
+LATE = (1, 8, 32)  # rows whose keys are cut into the most splits, by the number of key-value heads
+BESIDE = (1, 11)  # rows of one token beside a chunk: few, and more; a third number is all slots
 
 
-def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: int = 0) -> StepPlan:
+def dummy_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: int = 0) -> StepPlan:
     """A step of one sampled chunk per count, all of the scratch slot, from position `first` on."""
     longest = first + max(counts)
     start = SlotStart(
@@ -34,46 +34,46 @@ def trial_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: i
 
 
 def with_drafting(plan: StepPlan, drafts: int) -> StepPlan:
-    """The same trial step with so many drafts made behind each of its chunks."""
+    """The same dummy step, followed by so many drafts for each of its chunks."""
     slots, starts, counts, _ = chunk_table(plan.chunks).T
     rows = np.stack((slots, starts, counts, np.full_like(slots, drafts), np.zeros_like(slots)), axis=1)
     return msgspec.structs.replace(plan, drafting=rows.tobytes())
 
 
-def warm_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
-    """A small prompt and a token, drawn with every filter; a chunk of `longest` tokens; single tokens, late and early
-    in their sequence, the last of which leaves the scratch slot asking for nothing.
+def warmup_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
+    """A small prompt and a token, sampled with every filter; a chunk of `longest` tokens; single tokens at the end and
+    at the beginning of a sequence, the last of which leaves the scratch slot with plain sampling parameters.
 
-    On a GPU each takes another form of attention, which is compiled here rather than under a request.
+    On a GPU each takes another form of attention, which is compiled here rather than during a request.
     """
     drawn = Sampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.01)
-    mixed = trial_step(sizes, [min(WARM_TOKENS, sizes.max_model_len), 1], drawn)
-    long = trial_step(sizes, [min(longest, sizes.max_model_len)], drawn)
+    mixed = dummy_step(sizes, [min(WARMUP_TOKENS, sizes.max_model_len), 1], drawn)
+    long = dummy_step(sizes, [min(longest, sizes.max_model_len)], drawn)
     late = min(FAR, sizes.max_model_len) - 1
-    return [mixed, long, trial_step(sizes, [1], drawn, late), trial_step(sizes, [1], Sampling(temperature=0.0))]
+    return [mixed, long, dummy_step(sizes, [1], drawn, late), dummy_step(sizes, [1], Sampling(temperature=0.0))]
 
 
-def crowded_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
-    """Steps of `longest` tokens at most, as crowds make them: many short chunks side by side, a chunk beside tokens.
+def mixed_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
+    """Mixed steps of at most `longest` tokens, as under load: many short chunks, a chunk beside single tokens.
 
-    They are of no use but to be compiled: attention takes forms for them that no graph holds.
+    They serve compilation alone: attention takes forms for them that no CUDA graph holds.
     """
     greedy = Sampling(temperature=0.0)
     slots, length = sizes.max_num_seqs, sizes.max_model_len
     short = [[count] * min(slots, longest // count) for count in SHORT if count <= min(longest, length)]
     chunk = min(longest // 2, length)
     beside = sorted({min(tokens, slots - 1, longest - chunk) for tokens in (*BESIDE, slots)})
-    return [trial_step(sizes, counts, greedy) for counts in (*short, *([chunk] + [1] * tokens for tokens in beside))]
+    return [dummy_step(sizes, counts, greedy) for counts in (*short, *([chunk] + [1] * tokens for tokens in beside))]
 
 
-def late_steps(sizes: SlotSizes) -> list[StepPlan]:
-    """Few single tokens at the end of the longest sequence: attention cuts their keys, and partial results take memory
-    that no step of chunks takes."""
+def long_context_steps(sizes: SlotSizes) -> list[StepPlan]:
+    """Few single tokens at the end of the longest sequence: attention splits their keys, and the partial results take
+    memory that no step of chunks takes."""
     rows = sorted({min(count, sizes.max_num_seqs) for count in LATE})
-    return [trial_step(sizes, [1] * count, Sampling(temperature=0.0), sizes.max_model_len - 1) for count in rows]
+    return [dummy_step(sizes, [1] * count, Sampling(temperature=0.0), sizes.max_model_len - 1) for count in rows]
 
 
-def worst_step(sizes: SlotSizes, tokens: int) -> StepPlan:
+def largest_step(sizes: SlotSizes, tokens: int) -> StepPlan:
     """The step that needs the most memory: `tokens` positions in chunks as long as can be, every slot sampling."""
     counts = []
     for left in range(sizes.max_num_seqs - 1, -1, -1):
@@ -82,4 +82,4 @@ def worst_step(sizes: SlotSizes, tokens: int) -> StepPlan:
             break
         counts.append(count)
         tokens -= count
-    return trial_step(sizes, counts, Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=0))
+    return dummy_step(sizes, counts, Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=0))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.execution.compilation import compile_all, rehearsal
+from penstock.engine_core.execution.compilation import compile_kernels, prewarm
 from penstock.engine_core.execution.cuda_graphs import Graphs, GraphSizes
 from penstock.engine_core.execution.draft_graphs import DraftGraphs
 from penstock.engine_core.execution.draft_model import Draft, Drafting, DraftRows, attach, draft_rows
@@ -172,7 +172,7 @@ class Runner:
         return [(graphs.sizes, graphs.states.shape[1]) for graphs in self._all_graphs()]
 
     def drafted(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
-        """Trial steps with drafts made behind them, where there is a draft model."""
+        """Dummy steps, followed by drafting where there is a draft model."""
         return [with_drafting(plan, self._draft_tokens) if self._draft_tokens else plan for plan in plans]
 
     def reset(self) -> None:
@@ -184,23 +184,23 @@ class Runner:
 
     @torch.inference_mode()
     def compile(self, plans: Sequence[StepPlan], compilers: Executor | None = None) -> None:
-        """Have what `plans` and the graphs launch compiled, side by side, if there are some by these processes, and
-        loaded, also where a library loads it. The plans touch scratch alone."""
+        """Prewarm: compile all that `plans` and the graphs launch, in parallel, with the help of worker processes if
+        there are any; then run the graphs' work once, since libraries load kernels too. Plans touch scratch alone."""
         if self.options.device.type == "cpu":
             return
-        with rehearsal(compilers) as missing:
+        with prewarm(compilers) as uncompiled:
             for plan in plans:
                 self.launch(plan)
             for graphs in self._all_graphs():
-                graphs.rehearse(graphs.captures.rehearsed)
-        compile_all(missing, self.options.device)
+                graphs.dummy_run(graphs.captures.prewarmed)
+        compile_kernels(uncompiled, self.options.device)
         for graphs in self._all_graphs():
-            graphs.rehearse(graphs.captures.waiting)
+            graphs.dummy_run(graphs.captures.waiting)
 
     @torch.inference_mode()
     def prepare(self, *, largest: bool = False) -> None:
-        """Capture all graphs, or the largest alone, which decide the memory. What they launch has been compiled, by
-        this runner or by one over a layer of each kind: nothing is loaded while a stream is captured."""
+        """Capture all graphs, or only the largest, which decide the memory. All that they launch has been compiled, by
+        this runner or by one over a layer of each kind: nothing may be loaded during a capture."""
         for graphs in self._all_graphs():
             while graphs.captures.largest or (graphs.captures.waiting and not largest):
                 graphs.capture()

@@ -1,4 +1,4 @@
-"""Memory of the machine: what a CPU has available, and what the worst step of a model takes on a GPU."""
+"""Memory of the machine, the peak memory of a model's steps on a GPU, and the compilation of their kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from penstock.engine_core.execution.cuda_graphs import kept_tokens
 from penstock.engine_core.execution.draft_model import Draft
-from penstock.engine_core.execution.dummy_runs import crowded_steps, late_steps, warm_steps, worst_step
+from penstock.engine_core.execution.dummy_runs import largest_step, long_context_steps, mixed_steps, warmup_steps
 from penstock.engine_core.execution.forward import Network
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models.decoder import Decoder
@@ -59,7 +59,7 @@ def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: i
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     trial = Runner(model, spec, replace(options, blocks=0), draft)
-    for plan in trial.drafted([worst_step(trial.sizes, tokens), *late_steps(trial.sizes)]):
+    for plan in trial.drafted([largest_step(trial.sizes, tokens), *long_context_steps(trial.sizes)]):
         trial.collect(trial.launch(plan))
     trial.prepare(largest=True)
     torch.cuda.synchronize(device)
@@ -85,11 +85,10 @@ def compile_steps(
     draft: Draft | None = None,
     compilers: Executor | None = None,
 ) -> None:
-    """Have the kernels of steps of at most `tokens`, of drafting behind them and of the graphs compiled or loaded;
-    nothing on a CPU.
+    """Compile or load the kernels of steps of at most `tokens`, of drafting and of the graphs; nothing on a CPU.
 
-    They are rehearsed over one layer of each kind and the scratch block, since other layers launch nothing else.
-    `compilers` are processes that take part, see `engine_core.execution.compilation`.
+    Dummy runs take one layer of each kind and the scratch block, since other layers launch nothing else. `compilers`
+    are worker processes, see `engine_core.execution.compilation`.
     """
     if options.device.type == "cpu":
         return
@@ -97,7 +96,7 @@ def compile_steps(
     few = None if draft is None else shallow_draft(draft, short)
     runner = Runner(short, short.spec, replace(options, blocks=0), few)
     sizes = runner.sizes
-    plans = [worst_step(sizes, tokens), *crowded_steps(sizes, tokens), *warm_steps(sizes, tokens)]
+    plans = [largest_step(sizes, tokens), *mixed_steps(sizes, tokens), *warmup_steps(sizes, tokens)]
     runner.compile(runner.drafted(plans), compilers)
 
 

@@ -6,14 +6,22 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from penstock.engine_core.loading.checkpoint import LEFTOVER, read_checkpoint
+import torch
+from torch import Tensor
+
+from penstock.engine_core.loading.checkpoint import LEFTOVER, read_checkpoint, stored_names
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.config_file import read_names
 from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import HeadSpec, read_head
+from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.layers import Destination
+from penstock.protocol.errors import ModelError
 
 PREFIX = "model."
 FIRST = "embed_tokens.weight"
+# The target's embeddings, which tokens of the target the head knows (d2t says it, too), and frequencies.
+HEAD_LEFTOVER = re.compile(r"(^embed_tokens\.weight|^lm_head\.weight|^t2d|\.rotary_emb\.inv_freq)\Z")
 
 
 def load(model: Decoder, folder: Path, load_format: str = "auto", seed: int = 0) -> None:
@@ -46,3 +54,37 @@ def named_as(stored: Collection[str], destinations: dict[str, Destination]) -> d
     if f"{PREFIX}{FIRST}" in stored or FIRST not in stored:
         return destinations
     return {name.removeprefix(PREFIX): destination for name, destination in destinations.items()}
+
+
+def load_head(
+    folder: Path,
+    target: Decoder,
+    length: int,
+    load_format: str = "auto",
+    seed: int = 0,
+    spec: HeadSpec | None = None,
+) -> EagleHead:
+    """The head in `folder` for a target, with its weights; the format is auto, safetensors or dummy (random).
+
+    length: of the longest sequence. spec: of the head, which must have been read where the target is but the last stage
+    of a model. Raises ModelError naming the file and the key or the tensor: no EAGLE head, one for
+    another model; a tensor missing, truncated, of a wrong shape or type, unknown, pickled.
+    """
+    dummy = load_format == "dummy"
+    if spec is None:
+        spec = read_head(folder, target.spec, None if dummy else stored_names(folder))
+    head = EagleHead(spec, target, length)
+    if dummy:
+        fill_random(head.destinations(), seed)
+        return head
+    read_checkpoint(folder, head.destinations(), HEAD_LEFTOVER)
+    if head.tokens is not None:
+        check_tokens(folder, head.tokens, target.spec.vocab_size)
+    return head
+
+
+def check_tokens(folder: Path, tokens: Tensor, vocabulary: int) -> None:
+    """Raise ModelError unless a head's tokens are different ones of the target's."""
+    counts = torch.bincount(tokens.clamp(0, vocabulary - 1), minlength=vocabulary)
+    if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary or int(counts.max()) > 1:
+        raise ModelError(f"{folder}: tensor d2t does not map to different tokens of a vocabulary of {vocabulary}")

@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.experts import layer_mlp
 from penstock.engine_core.models.layers import (
     Destination,
     Destinations,
@@ -20,6 +19,7 @@ from penstock.engine_core.models.layers import (
     Linear,
     Norm,
     Placement,
+    layer_mlp,
     output_projection,
     prefixed,
     vocabulary,

@@ -67,10 +67,10 @@ class LlamaParser(CallParser):
 
     def _take(self, text: str, out: list[Piece]) -> str:
         rest = self._call.push(text, out)
-        if self._call.stage is Stage.FAILED:
-            self._no_call(out)
-        elif self._call.stage is Stage.DONE:
+        if self._call.stage is Stage.DONE:
             self._state, self._lead, self._before, self._called = State.LEAD, Lead(BETWEEN), "", True
+        elif self._call.stage is Stage.FAILED:
+            self._no_call(out)
         return rest
 
     def _no_call(self, out: list[Piece]) -> None:

@@ -15,7 +15,7 @@ from penstock.engine_core import folder, loading
 from penstock.engine_core.distributed.group import ALONE
 from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
-from penstock.engine_core.execution.dummy_runs import WARM_TOKENS, warm_steps
+from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.warmup import available_memory, compile_steps, step_peak, used_memory
 from penstock.engine_core.models import registry
@@ -215,7 +215,7 @@ def warm_up(config: Config, runner: Runner, phases: StartupPhases) -> tuple[tupl
     """Run every kind of step once and capture the graphs. Returns the steps' positions and seconds."""
     phases.begin("warming up")
     took = []
-    for plan in runner.drafted(warm_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
+    for plan in runner.drafted(warmup_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
         began = time.perf_counter()
         runner.collect(runner.launch(plan))
         took.append((chunk_positions(plan.chunks), time.perf_counter() - began))
@@ -261,7 +261,7 @@ def step_tokens(model: ModelConfig, device: torch.device) -> int:
 
 def longest_warm_chunk(model: ModelConfig, device: torch.device) -> int:
     """A GPU compiles a variant of attention for long chunks; a CPU compiles nothing."""
-    return WARM_TOKENS if device.type == "cpu" else step_tokens(model, device)
+    return WARMUP_TOKENS if device.type == "cpu" else step_tokens(model, device)
 
 
 def choose_dtype(option: str, spec: ModelSpec, device: torch.device) -> torch.dtype:

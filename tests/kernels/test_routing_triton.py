@@ -101,7 +101,7 @@ def test_more_pairs_than_are_counted_at_once(device: str, monkeypatch: pytest.Mo
 
 
 def test_numbers_that_are_no_experts_are_left_out(device: str) -> None:
-    """What a rehearsal leaves in memory is no route: still no tile is of an expert that there is not."""
+    """What a prewarm leaves in memory is no route: still no tile is of an expert that there is not."""
     experts = torch.randint(-(2**30), 2**30, (40, 2), dtype=torch.int32, device=device)
     experts[7, 1] = 2
     schedule = sort_pairs(experts, 0, 4, 16)

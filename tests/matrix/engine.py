@@ -13,7 +13,7 @@ import torch
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft
-from penstock.engine_core.execution.dummy_runs import warm_steps
+from penstock.engine_core.execution.dummy_runs import warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.loading import load
@@ -102,7 +102,7 @@ class Engine:
             ),
             drafter,
         )
-        self.runner.compile(self.runner.drafted(warm_steps(self.runner.sizes, cell.budget)))
+        self.runner.compile(self.runner.drafted(warmup_steps(self.runner.sizes, cell.budget)))
         self.runner.prepare()
         self.scheduler = Scheduler(
             SchedulingOptions(

@@ -68,13 +68,13 @@ def base(dtype: torch.dtype) -> Answers:
 def test_every_path_gives_the_same_tokens(name: str, dtype: torch.dtype) -> None:
     engine = Engine(CELLS[name], demo_folder(), dtype=dtype, device="cuda")
     assert len(prompts()) == 40
-    rehearsed = engine.runner.statistics().steps
+    prewarmed = engine.runner.statistics().steps
     assert engine.answer(prompts()) == base(dtype)
     graphs = engine.runner.graphs
     if graphs is not None:
         statistics = graphs.statistics()
         assert graphs.captures.waiting == ()
-        steps = engine.runner.statistics().steps - rehearsed
+        steps = engine.runner.statistics().steps - prewarmed
         assert min(statistics.forward_replays, statistics.sampling_replays) >= steps - 2
 
 

@@ -1,4 +1,4 @@
-"""What a rehearsal notes, and that it is made; on a GPU, that a rehearsed runner compiles nothing more."""
+"""What a prewarm collects, and that it is compiled; on a GPU, that a prewarmed runner compiles nothing more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pytest
 import torch
 import triton
 
-from penstock.engine_core.execution.compilation import INDEXERS, Absent, Missing, compile_all, compile_form, rehearsal
+from penstock.engine_core.execution.compilation import (
+    INDEXERS,
+    OfflineDriver,
+    UncompiledKernel,
+    compile_kernel,
+    compile_kernels,
+    prewarm,
+)
 
 
 def ask(module: str, name: str, form: str, preload: object = print) -> bool:
@@ -23,25 +30,25 @@ def ask(module: str, name: str, form: str, preload: object = print) -> bool:
 
 def test_each_form_of_a_kernel_is_noted_once_and_not_run() -> None:
     before = triton.knobs.runtime.jit_cache_hook
-    with rehearsal() as missing:
+    with prewarm() as uncompiled:
         assert ask("penstock.kernels.norm_triton", "norm", "a")
         assert ask("penstock.kernels.norm_triton", "norm", "b")
         assert ask("penstock.kernels.norm_triton", "norm", "a")
         assert ask("penstock.kernels.rope_triton", "norm", "a")
-    assert [one.form for one in missing] == ["a", "b", "a"]
+    assert [one.specialization for one in uncompiled] == ["a", "b", "a"]
     assert triton.knobs.runtime.jit_cache_hook is before
 
 
 def test_a_kernel_whose_results_are_indexes_runs() -> None:
     for module in INDEXERS:
-        with rehearsal() as missing:
+        with prewarm() as uncompiled:
             assert not ask(module, "gather", "a")
-        assert missing == []
+        assert uncompiled == []
 
 
 def test_the_hook_is_given_back_after_an_error() -> None:
     before = triton.knobs.runtime.jit_cache_hook
-    with pytest.raises(ValueError, match="no"), rehearsal():
+    with pytest.raises(ValueError, match="no"), prewarm():
         raise ValueError("no")
     assert triton.knobs.runtime.jit_cache_hook is before
 
@@ -60,10 +67,10 @@ def test_all_are_made_in_threads_that_stand_at_the_device(monkeypatch: pytest.Mo
             made.append(self.form)
 
     device = torch.device("cuda", 1)
-    compile_all([Missing(Kernel, str(number), None) for number in range(20)], device)
+    compile_kernels([UncompiledKernel(Kernel, str(number), None) for number in range(20)], device)
     assert sorted(made, key=int) == [str(number) for number in range(20)]
     assert set(devices) == {1}
-    compile_all([], device)
+    compile_kernels([], device)
 
 
 def test_a_kernel_that_cannot_be_compiled_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +80,7 @@ def test_a_kernel_that_cannot_be_compiled_is_an_error(monkeypatch: pytest.Monkey
         raise RuntimeError(form)
 
     with pytest.raises(RuntimeError, match="broken"):
-        compile_all([Missing(preload, "broken", None)], torch.device("cuda", 0))
+        compile_kernels([UncompiledKernel(preload, "broken", None)], torch.device("cuda", 0))
 
 
 class Compilers(Executor):
@@ -90,20 +97,20 @@ class Compilers(Executor):
 
 
 def test_processes_begin_with_each_kernel_as_it_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton.runtime.driver, "_active", Absent("a target"))
+    monkeypatch.setattr(triton.runtime.driver, "_active", OfflineDriver("a target"))
     compilers = Compilers()
-    with rehearsal(compilers) as missing:
+    with prewarm(compilers) as uncompiled:
         for form in ("a", "b", "a"):
             ask("penstock.kernels.norm_triton", "norm", form)
             assert compilers.asked[-1] == (
-                compile_form,
+                compile_kernel,
                 "penstock.kernels.norm_triton",
                 "norm",
-                missing[-1].form,
+                uncompiled[-1].specialization,
                 "a target",
             )
-    assert [one.elsewhere for one in missing] == compilers.futures
-    assert len(missing) == 2
+    assert [one.worker for one in uncompiled] == compilers.futures
+    assert len(uncompiled) == 2
 
 
 @pytest.mark.parametrize("end", ["done", "failed"])
@@ -111,7 +118,7 @@ def test_a_kernel_is_loaded_when_its_process_has_ended_and_made_here_where_that_
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", id)
-    elsewhere: Future[None] = Future()
+    worker: Future[None] = Future()
     order: list[str] = []
 
     class Kernel:
@@ -123,32 +130,32 @@ def test_a_kernel_is_loaded_when_its_process_has_ended_and_made_here_where_that_
     def finish() -> None:
         order.append(end)
         if end == "done":
-            elsewhere.set_result(None)
+            worker.set_result(None)
         else:
-            elsewhere.set_exception(RuntimeError("no compiler"))
+            worker.set_exception(RuntimeError("no compiler"))
 
     timer = threading.Timer(0.05, finish)
     timer.start()
-    compile_all([Missing(Kernel, "a", elsewhere)], torch.device("cuda", 0))
+    compile_kernels([UncompiledKernel(Kernel, "a", worker)], torch.device("cuda", 0))
     timer.join()
     assert order == [end, "preload a"]
 
 
 def test_a_process_has_a_target_and_no_gpu() -> None:
-    driver = Absent("a target")
+    driver = OfflineDriver("a target")
     assert driver.get_current_target() == "a target"
     assert driver.get_current_device() == 0
 
 
 @pytest.mark.gpu
-def test_nothing_is_left_to_compile_after_a_rehearsal() -> None:
-    from penstock.engine_core.execution.dummy_runs import warm_steps
+def test_nothing_is_left_to_compile_after_a_prewarm() -> None:
+    from penstock.engine_core.execution.dummy_runs import warmup_steps
     from tests.engine_core.execution.test_gpu import gpu_model, gpu_runner
 
     runner = gpu_runner(gpu_model(), graphs=False)
-    plans = warm_steps(runner.sizes, 100)
+    plans = warmup_steps(runner.sizes, 100)
     runner.compile(plans)
-    with rehearsal() as missing:
+    with prewarm() as uncompiled:
         for plan in plans:
             runner.collect(runner.launch(plan))
-    assert missing == []
+    assert uncompiled == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from penstock.engine_core.execution.cuda_graphs import MIXED_MOST
-from penstock.engine_core.execution.dummy_runs import FAR, crowded_steps, late_steps, warm_steps, worst_step
+from penstock.engine_core.execution.dummy_runs import FAR, largest_step, long_context_steps, mixed_steps, warmup_steps
 from penstock.engine_core.execution.input_batch import SlotSizes
 from penstock.kernels.attention_device import launches
 from penstock.kernels.attention_tiling import Shape
@@ -29,7 +29,7 @@ from tests.engine_core.execution.harness import (
 
 @pytest.mark.parametrize(("slots", "length", "tokens"), [(8, 128, 100), (8, 128, 300), (4, 16, 1000), (8, 128, 8)])
 def test_worst_step_fills_budget_and_slots(slots: int, length: int, tokens: int) -> None:
-    plan = worst_step(SlotSizes(slots, length, 8, VOCABULARY), tokens)
+    plan = largest_step(SlotSizes(slots, length, 8, VOCABULARY), tokens)
     chunks = integers(plan.chunks).reshape(-1, 4)
     assert len(chunks) == min(slots, tokens)
     assert (chunks[:, 0] == slots).all()
@@ -42,7 +42,7 @@ def test_worst_step_fills_budget_and_slots(slots: int, length: int, tokens: int)
 @pytest.mark.parametrize(("slots", "length"), [(256, 1 << 20), (8, 128), (1, 16)])
 def test_late_steps_reach_the_longest_context_with_keys_cut(slots: int, length: int) -> None:
     """What few rows take at the end of the longest sequence is measured, too: partial results of its shares."""
-    plans = late_steps(SlotSizes(slots, length, 16, VOCABULARY))
+    plans = long_context_steps(SlotSizes(slots, length, 16, VOCABULARY))
     for plan in plans:
         chunks = integers(plan.chunks).reshape(-1, 4)
         assert (chunks[:, 0] == slots).all()
@@ -52,12 +52,12 @@ def test_late_steps_reach_the_longest_context_with_keys_cut(slots: int, length: 
     assert rows == sorted({min(count, slots) for count in (1, 8, 32)})
     if slots == 256:
         shapes = [Shape(count, count, 1, length, 32, 8, 128, torch.bfloat16, 0, length) for count in rows]
-        assert all(launches(shape, True, 132)[0].splits > 1 for shape in shapes)  # type: ignore[union-attr]
+        assert all(launches(shape, True, 132)[0].programs > 1 for shape in shapes)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("slots", "length", "tokens"), [(256, 4096, 8192), (8, 128, 100), (1, 16, 8), (4, 2, 4)])
 def test_crowded_steps_keep_within_slots_length_and_budget(slots: int, length: int, tokens: int) -> None:
-    plans = crowded_steps(SlotSizes(slots, length, 16, VOCABULARY), tokens)
+    plans = mixed_steps(SlotSizes(slots, length, 16, VOCABULARY), tokens)
     found = [integers(plan.chunks).reshape(-1, 4)[:, 2] for plan in plans]
     assert all(0 < len(counts) <= slots and counts.sum() <= tokens and counts.max() <= length for counts in found)
 
@@ -71,9 +71,9 @@ def test_crowded_steps_take_every_form_that_a_large_step_takes(heads: int, kv_he
         by_row, _, _ = launches(shape, False, 132)
         if by_row is None:
             return set()
-        return {(by_row.lines, by_row.keys, by_row.warps, by_row.splits > 1, max(counts) == 1)}
+        return {(by_row.block_m, by_row.block_n, by_row.warps, by_row.programs > 1, max(counts) == 1)}
 
-    plans = crowded_steps(SlotSizes(256, 8192, 16, VOCABULARY), 8192)
+    plans = mixed_steps(SlotSizes(256, 8192, 16, VOCABULARY), 8192)
     compiled = set().union(*(forms(integers(plan.chunks).reshape(-1, 4)[:, 2].tolist()) for plan in plans))
     chance = random.Random(0)
     for _ in range(3000):
@@ -89,7 +89,7 @@ def test_crowded_steps_take_every_form_that_a_large_step_takes(heads: int, kv_he
 @pytest.mark.parametrize("length", [1, 2, 128, 4096])
 def test_warm_steps_reach_every_form_within_the_length(length: int) -> None:
     """A chunk beside a token, a long one, one token behind many, one token; no position that does not exist is read."""
-    plans = warm_steps(SlotSizes(8, length, 16, VOCABULARY), 300)
+    plans = warmup_steps(SlotSizes(8, length, 16, VOCABULARY), 300)
     chunks = [integers(plan.chunks).reshape(-1, 4)[:, 1:3].tolist() for plan in plans]
     assert chunks == [[[0, min(8, length)], [0, 1]], [[0, min(300, length)]], [[min(FAR, length) - 1, 1]], [[0, 1]]]
     assert plans[-1].starts[0].sampling == GREEDY  # what the scratch slot keeps
@@ -108,7 +108,7 @@ def test_trials_touch_no_request() -> None:
     life = Life([3, 1, 4], GREEDY, blocks=range(1, 17))
     runner = tiny_runner(model)
     prefill(runner, [life])
-    for plan in (worst_step(runner.sizes, 200), *warm_steps(runner.sizes, 100)):
+    for plan in (largest_step(runner.sizes, 200), *warmup_steps(runner.sizes, 100)):
         tokens = tokens_of(runner.collect(runner.launch(plan)))
         assert tokens
         assert min(tokens) >= 0

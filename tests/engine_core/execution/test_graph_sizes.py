@@ -9,7 +9,7 @@ import pytest
 from penstock.engine_core.execution.cuda_graphs import (
     DRAFTED_MOST,
     MIXED_MOST,
-    REHEARSED,
+    PREWARMED_SIZES,
     Captures,
     GraphSizes,
     Shape,
@@ -97,11 +97,11 @@ def test_captures_are_taken_in_order_until_none_is_left() -> None:
     assert captures.taken == 10
 
 
-def test_what_may_take_kernels_of_its_own_is_rehearsed_and_stays_to_be_captured() -> None:
+def test_what_may_take_kernels_of_its_own_is_prewarmed_and_stays_to_be_captured() -> None:
     large = graph_sizes(28, 600_000_000, 256, 8192, 1024)
     captures = Captures(shapes(large), large.entries)
-    found = captures.rehearsed
-    assert {size_of(what) for what in found} == {*REHEARSED, 256, 320, 2048}
+    found = captures.prewarmed
+    assert {size_of(what) for what in found} == {*PREWARMED_SIZES, 256, 320, 2048}
     assert len(found) < len(captures.waiting) / 2
     assert captures.taken == 0
 

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from penstock.engine_core import loading
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
-from penstock.engine_core.loading.heads import load_head
+from penstock.engine_core.loading import load_head
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import EagleHead

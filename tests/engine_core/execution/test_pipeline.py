@@ -15,14 +15,14 @@ from torch import Tensor
 from penstock.engine_core import embedded, loading
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.draft_model import Draft
-from penstock.engine_core.execution.dummy_runs import trial_step
+from penstock.engine_core.execution.dummy_runs import dummy_step
 from penstock.engine_core.execution.forward import StageModel, stage_model
 from penstock.engine_core.execution.input_batch import decode_rows
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.pipeline import Pipeline, PipelineStatistics
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.execution.warmup import shallow_draft
-from penstock.engine_core.loading.heads import load_head
+from penstock.engine_core.loading import load_head
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
@@ -202,7 +202,7 @@ def test_drafts_of_the_last_stage_are_those_of_a_whole_model(ranks: Ranks, metho
         assert torch.equal(found[0][: int(known[0])], row[: int(known[0])])
 
 
-def rehearsed(group: Group, method: str, folder: Path) -> int:
+def prewarmed(group: Group, method: str, folder: Path) -> int:
     """Steps on trial with drafts behind them, over one layer of each kind."""
     spec = read_draft(method, folder, read_spec(FOLDER), None)
     model = model_of(group, spec)
@@ -210,7 +210,7 @@ def rehearsed(group: Group, method: str, folder: Path) -> int:
     few = shallow_draft(draft_of(method, folder, spec, model), short)
     assert len(short.blocks) < len(model.blocks)
     runner = Runner(short, short.spec, replace(runner_of(group).options, blocks=0), few)
-    for plan in runner.drafted([trial_step(runner.sizes, [8, 1], Sampling(temperature=1.0)) for _ in range(3)]):
+    for plan in runner.drafted([dummy_step(runner.sizes, [8, 1], Sampling(temperature=1.0)) for _ in range(3)]):
         runner.collect(runner.launch(plan))
     runner.reset()
     assert runner._pipeline is not None
@@ -221,9 +221,9 @@ def rehearsed(group: Group, method: str, folder: Path) -> int:
 def test_drafts_on_trial_go_through_all_stages(ranks: Ranks, method: str, tmp_path: Path) -> None:
     """As they do when kernels are compiled for them."""
     if method == "draft_model":
-        assert ranks.run(TWO, rehearsed, method, embedded.draft_folder()) == [3, 3]
+        assert ranks.run(TWO, prewarmed, method, embedded.draft_folder()) == [3, 3]
     else:
-        assert ranks.run(TWO, rehearsed, "eagle", listening_head(tmp_path, read_spec(FOLDER))) == [3, 3]
+        assert ranks.run(TWO, prewarmed, "eagle", listening_head(tmp_path, read_spec(FOLDER))) == [3, 3]
 
 
 def marked(group: Group) -> list[int]:
@@ -297,7 +297,7 @@ def test_each_rank_sends_its_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def warmed(group: Group) -> int:
     runner = runner_of(group)
     for count in (1, 8, 30):
-        runner.collect(runner.launch(trial_step(runner.sizes, [count, 1], Sampling(temperature=1.0))))
+        runner.collect(runner.launch(dummy_step(runner.sizes, [count, 1], Sampling(temperature=1.0))))
     runner.reset()
     return runner.statistics().steps
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import LlamaConfig
 
-from penstock.engine_core.loading.heads import load_head
+from penstock.engine_core.loading import load_head
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import LEAST, EagleHead
 from penstock.engine_core.models.spec import ModelSpec

@@ -19,8 +19,7 @@ from penstock.engine_core.loading import load
 from penstock.engine_core.loading.checkpoint import cuts
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.experts import SparseMlp, layer_mlp
-from penstock.engine_core.models.layers import GatedMlp, Placement
+from penstock.engine_core.models.layers import GatedMlp, Placement, SparseMlp, layer_mlp
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import NAMES, QWEN, ExpertSpec, read_spec
 from tests.engine_core.models.parity import SIZES, ours, write_checkpoint

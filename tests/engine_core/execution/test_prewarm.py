@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.engine_core.execution.compilation import rehearsal
-from penstock.engine_core.execution.dummy_runs import warm_steps
+from penstock.engine_core.execution.compilation import prewarm
+from penstock.engine_core.execution.dummy_runs import warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.warmup import compile_steps
 
@@ -28,8 +28,8 @@ def test_nothing_is_left_to_compile_for_the_whole_model() -> None:
     compile_steps(model, options, 100)
     runner = Runner(model, model.spec, options)
     assert runner.graphs is not None
-    with rehearsal() as missing:
-        runner.graphs.rehearse(runner.graphs.captures.waiting)
-        for plan in warm_steps(runner.sizes, 100):
+    with prewarm() as uncompiled:
+        runner.graphs.dummy_run(runner.graphs.captures.waiting)
+        for plan in warmup_steps(runner.sizes, 100):
             runner.collect(runner.launch(plan))
-    assert missing == []
+    assert uncompiled == []
