@@ -253,3 +253,20 @@ def rejection(request: int, error: RequestError) -> Rejected:
         id=request, status=error.status, message=error.message, param=error.param, code=error.code, context=context,
         retry_after=error.retry_after if isinstance(error, Overloaded) else None,
     )  # fmt: skip
+
+
+def error_of(rejected: Rejected) -> RequestError:
+    """The error of a rejected request: the inverse of `rejection`."""
+    if rejected.status == 429:
+        return Overloaded(rejected.message, retry_after=rejected.retry_after or 1.0)
+    if rejected.status == Unavailable.status:
+        return Unavailable(rejected.message, code=rejected.code, retry_after=rejected.retry_after)
+    if rejected.context is not None:
+        length = rejected.context
+        return ContextExceeded(
+            rejected.message, param=rejected.param, prompt=length.prompt, wanted=length.wanted, limit=length.limit
+        )
+    kind = REQUEST_ERRORS.get(rejected.status, EngineFailure)
+    error = kind(rejected.message, param=rejected.param)
+    error.code = rejected.code or error.code
+    return error

@@ -19,15 +19,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests, text_signature
-from penstock.protocol.errors import (
-    REQUEST_ERRORS,
-    ContextExceeded,
-    EngineFailure,
-    InvalidRequest,
-    Overloaded,
-    RequestError,
-    Unavailable,
-)
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable, error_of
 from penstock.protocol.messages import (
     COUNTER_MASK,
     Detokenize,
@@ -302,7 +294,7 @@ class EngineClient:
             collector.notify()
 
     def _rejected(self, rejected: Rejected, now: float) -> None:
-        error = from_rejected(rejected)
+        error = error_of(rejected)
         waiting = self._calls.get(rejected.id) or self._requests.get(rejected.id)
         if waiting is not None and waiting.deaths and rejected.code == POISON:
             self._poison_requests.add(text_signature(waiting.message()), now)
@@ -359,20 +351,3 @@ class EngineClient:
 def unavailable(trouble: str) -> Unavailable:
     """The error of a request that cannot be served now."""
     return Unavailable(trouble, code="not_ready", retry_after=RETRY_AFTER)
-
-
-def from_rejected(rejected: Rejected) -> RequestError:
-    """The error that a tokenizer or scheduler rejected the request with."""
-    if rejected.status == 429:
-        return Overloaded(rejected.message, retry_after=rejected.retry_after or 1.0)
-    if rejected.status == Unavailable.status:
-        return Unavailable(rejected.message, code=rejected.code, retry_after=rejected.retry_after)
-    if rejected.context is not None:
-        length = rejected.context
-        return ContextExceeded(
-            rejected.message, param=rejected.param, prompt=length.prompt, wanted=length.wanted, limit=length.limit
-        )
-    kind = REQUEST_ERRORS.get(rejected.status, EngineFailure)
-    error = kind(rejected.message, param=rejected.param)
-    error.code = rejected.code or error.code
-    return error
