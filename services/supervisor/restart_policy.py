@@ -42,14 +42,6 @@ class CrashLoop(msgspec.Struct, frozen=True):
 CRASH_LOOPS = msgspec.json.Decoder(tuple[CrashLoop, ...])
 
 
-class RestartPolicyStatistics(msgspec.Struct, frozen=True):
-    """`deaths` counts since the start; the others are current values."""
-
-    deaths: int
-    crash_loops: int
-    waiting: int  # to be started
-
-
 class RestartPolicy:
     """The failures of one launcher's processes; times are monotonic seconds. A file that a killed launcher left is
     replaced."""
@@ -60,7 +52,6 @@ class RestartPolicy:
         self._times: dict[tuple[Role, int], deque[float]] = {}
         self._waiting: dict[tuple[Role, int], float] = {}
         self._crash_loops: dict[tuple[Role, int], CrashLoop] = {}
-        self._deaths = 0
 
     @property
     def next(self) -> float:
@@ -74,7 +65,6 @@ class RestartPolicy:
     def died(self, role: Role, index: int, ending: str, now: float) -> CrashLoop | None:
         """Note a death. Returns the crash loop that it begins, if any."""
         key = role, index
-        self._deaths += 1
         times = self._times.setdefault(key, deque(maxlen=LIMIT))
         times.append(now)
         recent = sum(now - time < WINDOW for time in times)
@@ -113,9 +103,6 @@ class RestartPolicy:
     def close(self) -> None:
         self._file.unlink(missing_ok=True)
         self._room.close()
-
-    def statistics(self) -> RestartPolicyStatistics:
-        return RestartPolicyStatistics(self._deaths, len(self._crash_loops), len(self._waiting))
 
     def _write(self) -> None:
         """Overwrite the reserved bytes, under a lock so that no reader sees half of them. If they cannot hold all crash

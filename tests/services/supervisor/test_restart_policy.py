@@ -67,7 +67,7 @@ def test_each_process_has_failures_of_its_own(restarts: RestartPolicy) -> None:
     assert restarts.due(100.0) == [API]
 
 
-def test_the_end_of_hope_is_told_once_and_it_is_tried_again(restarts: RestartPolicy, tmp_path: Path) -> None:
+def test_a_crash_loop_is_reported_once_and_restarted_now_and_then(restarts: RestartPolicy, tmp_path: Path) -> None:
     fail(restarts, LIMIT - 1)
     assert crash_loops(tmp_path) == ()
     failure = restarts.died(*EXECUTOR, "exit code 7", 101.0)
@@ -79,11 +79,10 @@ def test_the_end_of_hope_is_told_once_and_it_is_tried_again(restarts: RestartPol
     assert restarts.due(101.0 + CRASH_LOOP_DELAY) == [EXECUTOR]
     assert restarts.died(*EXECUTOR, "exit code 7", 200.0) is None
     assert restarts.next == 200.0 + CRASH_LOOP_DELAY
-    assert restarts.statistics().crash_loops == 1
-    assert restarts.statistics().deaths == LIMIT + 1
+    assert len(crash_loops(tmp_path)) == 1
 
 
-def test_there_is_hope_for_who_comes_back_and_the_next_failure_ends_it(restarts: RestartPolicy, tmp_path: Path) -> None:
+def test_a_ready_process_ends_its_crash_loop_and_the_next_failure_begins_another(restarts: RestartPolicy, tmp_path: Path) -> None:
     restarts.recovered(*EXECUTOR)
     fail(restarts, LIMIT)
     restarts.recovered(*EXECUTOR)
@@ -113,12 +112,15 @@ def test_half_a_file_is_none(tmp_path: Path) -> None:
     assert crash_loops(tmp_path) == ()
 
 
-def test_one_that_ends_because_another_died_has_not_failed(restarts: RestartPolicy) -> None:
+def test_one_that_ends_because_another_died_has_not_failed(restarts: RestartPolicy, tmp_path: Path) -> None:
     for number in range(3 * LIMIT):
         now = 100.0 + number
         restarts.ended_with_group(*EXECUTOR, now)
         assert restarts.due(now) == [EXECUTOR]
-    assert restarts.statistics().deaths == restarts.statistics().crash_loops == 0
+    assert crash_loops(tmp_path) == ()
+    now += 1
+    assert restarts.died(*EXECUTOR, "exit code 1", now) is None
+    assert restarts.due(now) == [EXECUTOR], "as after a first failure"
 
 
 def test_what_a_killed_launcher_told_is_of_processes_that_are_gone(tmp_path: Path) -> None:
