@@ -1,7 +1,7 @@
-"""A grammar is compiled and tried, within limits on size here and on time and memory in the process that does it.
+"""Compile a grammar and try it, within limits on size here and on time and memory in the compile worker.
 
-What comes out is what the scheduler builds its own automaton from: the same source costs there what it cost here, so
-whatever would hang, abort or grow without end does it here first, where nobody else waits.
+The scheduler builds its own automaton from the same source at the same cost. So a grammar that would hang, abort or
+grow without end does so here first, where no other request waits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.uint32]  # a bit for each token
 
 
 def nothing() -> int:
-    """Where nobody can tell what is allocated."""
+    """Bytes allocated, where they cannot be told."""
     return 0
 
 

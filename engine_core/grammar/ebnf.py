@@ -30,9 +30,9 @@ from penstock.engine_core.grammar.rules import (
 from penstock.protocol.errors import InvalidRequest
 
 ROOT = "root"
-LONGEST_REGEX = 200_000  # characters that a grammar without recursion may grow to when its rules are put in place
+LONGEST_REGEX = 200_000  # characters that a grammar without recursion may grow to when its rules are inlined
 MOST_REPEATS = 10_000
-DEEPEST = 64  # groups within groups, and rules within rules when they are put in place
+DEEPEST = 64  # groups within groups, and rules within rules when they are inlined
 
 TOKEN = re.compile(
     r"""(?P<blank>[ \t\r\n]+|\#[^\n]*) | (?P<define>(?P<rule>[A-Za-z][\w-]*)[ \t]*::=) | (?P<name>[A-Za-z][\w-]*)
@@ -226,7 +226,7 @@ def character_class(words: Words, text: str) -> Chars:
 
 
 def recursive(rules: Mapping[str, Node]) -> bool:
-    """Whether a rule that the root reaches comes back to itself, or lies too deep to be put in place."""
+    """Whether a rule that the root reaches refers to itself, or lies too deep to be inlined."""
     uses = {name: set(names(node)) for name, node in rules.items()}
     ranks: dict[str, int] = {}
     level = {ROOT}
@@ -239,7 +239,7 @@ def recursive(rules: Mapping[str, Node]) -> bool:
 
 
 class Inlined:
-    """Rules without recursion, put in place."""
+    """Rules without recursion, inlined."""
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules

@@ -1,4 +1,4 @@
-"""What stands in the field of a request that holds a grammar: read here if nobody did, since it is long."""
+"""The field of a request that holds a grammar. It may be long, so it is passed on unread and parsed here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A guide walks one choice's output through its automaton: what may come next, what must, whether it is over.
 
-A guide belongs to whoever runs the choice and is not thread-safe: while a `MaskStore` fills a mask by it, nobody else
-may call it. It lives from the request's admission to its end and survives preemption and new epochs, because it
-follows the tokens that were taken, not the slot.
+A guide is not thread-safe: while a `MaskStore` fills a mask from it, nothing else may call it. It lives from the
+request's admission to its end and survives preemption and new epochs, because it follows the tokens that were taken,
+not the slot.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Guide:
         self._failure = ""
         self._owed = 0.0  # seconds
         self._spacing: Spacing | None = None
-        self.charge: Charge | None = None  # of the automaton, where anybody counts
+        self.charge: Charge | None = None  # of the automaton, where memory is counted
         self.ended = False  # an end-of-sequence token was taken
         self.bound = not self._after  # constrained now
         check(self.matcher)

@@ -372,5 +372,5 @@ def characters(ranges: patterns.Ranges) -> Node:
 
 
 def overlap(one: patterns.Ranges, other: patterns.Ranges) -> patterns.Ranges:
-    """patterns.Ranges of the characters that stand in both."""
+    """The characters of both."""
     return tuple((max(a, c), min(b, d)) for a, b in one for c, d in other if max(a, c) <= min(b, d))

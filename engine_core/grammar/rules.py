@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from penstock.engine_core.grammar.patterns import Ranges, complemented, united
 
 LONGEST_RUN = 32  # parts of a sequence that one lexeme spans
-LARGEST = 2_000  # characters and classes that one lexeme is made of, rules put in place
+LARGEST = 2_000  # characters and classes that one lexeme is made of, rules inlined
 
 
 @dataclass(frozen=True)
@@ -320,6 +320,6 @@ def ranges_of(node: Chars) -> Ranges:
 
 
 def apart(parts: list[Ranges]) -> bool:
-    """Whether no character stands in two of them."""
+    """Whether no two of them share a character."""
     ends = sorted(each for part in parts for each in part)
     return all(first[1] < second[0] for first, second in itertools.pairwise(ends))

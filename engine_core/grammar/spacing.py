@@ -1,4 +1,4 @@
-"""Where one output puts whitespace between its JSON tokens, and what comes next if it goes on like that.
+"""Where an output puts whitespace between its JSON tokens, and its likely next tokens if it goes on like that.
 
 Where whitespace may stand a grammar forces nothing, however little else it leaves: behind the `{` of an object with one
 required key stand that key, or a space and the key, or a line break. A model is not as free. It writes spaces behind
@@ -39,7 +39,7 @@ ANY = 256
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """Whitespace: what it begins with, and what comes again for each object and list that is open."""
+    """Whitespace: its beginning, and the indentation repeated for each open object and list."""
 
     head: bytes
     each: bytes = b""
@@ -112,7 +112,7 @@ class Spacing:
         """The output goes on with this token."""
         self._unread.append(token_id)
         if len(self._unread) >= MOST_UNREAD:
-            self._unread.clear()  # nobody looks: what is known will do, and reading them all at once would take long
+            self._unread.clear()  # `likely` is not asked: reading them all at once would take long
 
     def likely(self, matcher: LLMatcher, forced: list[int]) -> list[int]:
         """Tokens that are likely behind those that are forced now; [] where nothing is. The matcher stays as it is."""
@@ -141,7 +141,7 @@ class Spacing:
         return found
 
     def end(self) -> None:
-        """No token comes any more."""
+        """The output has ended."""
         self._read()
 
     def _holds(self, matcher: LLMatcher, forced: list[int], text: bytes) -> bool:
@@ -272,7 +272,7 @@ def kind(byte: int) -> int:
 
 
 def candidates(before: int) -> bytes:
-    """What may stand behind whitespace that stands behind this byte, in JSON."""
+    """The bytes that may follow whitespace after this byte, in JSON."""
     match bytes((before,)):
         case b"{":
             return b'"}'

@@ -148,7 +148,7 @@ class GrammarTokens:
         return bool(split.tokens[token_id]) and token_id not in split.controls
 
     def matcher(self, source: str) -> LLMatcher:
-        """An automaton at its beginning; never raises: whoever calls looks at `is_error`. Releases the GIL."""
+        """An automaton at its beginning. Never raises: callers check `is_error`. Releases the GIL."""
         return LLMatcher(self.tokenizer, source, log_level=0, limits=self._limits)
 
     def text(self, token_ids: Sequence[int]) -> bytes:

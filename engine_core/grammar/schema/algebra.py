@@ -158,7 +158,8 @@ class Algebra:
     def product(self, one: Cells, two: Cells) -> Cells:
         """What is in both unions, without cells that are seen to be empty.
 
-        Loosely, all of the first where the product grows too large: then no negation is asked for, whom that misled.
+        Loosely, all of the first where the product grows too large. A loose reading has no negation, which this would
+        make too narrow.
         """
         if one == FULL or two == FULL:
             return two if one == FULL else one

@@ -1,5 +1,5 @@
-"""The keywords that speak of the value itself and of its children, one type at a time: type, const, enum, bounds,
-lengths, patterns, properties, items. Each function turns those of one type into one cell."""
+"""The keywords about a value itself and its children, one type at a time: type, const, enum, bounds, lengths, patterns,
+properties, items. Each function turns those of one type into one cell."""
 
 from __future__ import annotations
 

@@ -46,9 +46,8 @@ def subschemas(node: dict[str, object]) -> Iterator[tuple[str, object]]:
 class Document:
     """Subschemas get their numbers when something first asks for them; equal numbers are the same schema.
 
-    `loose`: whoever reads it leaves out what needs a negation, so that whatever is made of a schema may accept more
-    than the schema does. `notes` says what was left out. If `lenient`, a pattern that is not understood waits to be
-    written.
+    `loose`: readers leave out what needs a negation, so that every term may accept more than its schema does. `notes`
+    says what was left out. If `lenient`, a pattern that is not understood waits to be written.
     """
 
     def __init__(self, root: dict[str, object], *, loose: bool = False, lenient: bool = False) -> None:

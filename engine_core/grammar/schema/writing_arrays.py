@@ -1,7 +1,8 @@
-"""Arrays as llguidance takes them: prefixItems, items, minItems, maxItems. `contains` and `uniqueItems` have no place
-there; they are proven idle, or the arrays are listed by what stands where, or they are left to `lark` in a form
-that it can count: items that match `contains` apart from those that do not, unique items one by one. Else it is a
-refusal."""
+"""Arrays as llguidance takes them: prefixItems, items, minItems, maxItems.
+
+It does not hold `contains` and `uniqueItems`. Where they cannot be proven redundant, arrays are listed by the position
+of each match, or left to `lark` in a form that it can count: items that match `contains` apart from the others, unique
+items one by one. Anything else is refused."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _string_pattern(cell: String) -> Node:
 
 
 def _others(writer: Writer, cell: Object) -> tuple[tuple[Node | None, Term], ...]:
-    """The keys that nobody names, by pattern. Patterns with one meaning are joined; the rest are made disjoint."""
+    """The unnamed keys, by pattern. Patterns with one meaning are joined; the rest are made disjoint."""
     nodes = list(dict.fromkeys(node for layer in cell.layers for node, _ in layer.patterns))
     allowed = _names_pattern(writer, cell) if cell.names else None
     if not nodes:
@@ -352,7 +352,7 @@ def _spelled_once(name: str) -> bool:
 
 
 def _key_patterns(node: Node | None, known: tuple[str, ...]) -> list[str]:
-    """The pattern of keys that nobody names, without the named ones. Raises PatternError."""
+    """The patterns of unnamed keys, without the named ones. Raises PatternError."""
     if node is None:
         return [automata.excluding(known)]
     taken = [name for name in known if automata.matches(node, name)]

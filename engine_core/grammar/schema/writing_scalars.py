@@ -2,7 +2,7 @@
 
 Bounds reach llguidance as 64-bit floats and become digits of 64-bit integers. An integer bound that does not survive
 that is written all the same, for `lark` to turn into digits; `holds` identifies it. Other such bounds are refused.
-Beyond the largest double a bound says nothing about a JSON number that anybody can read, and is dropped."""
+A bound beyond the largest double excludes no JSON number that readers can represent, and is dropped."""
 
 from __future__ import annotations
 
