@@ -61,7 +61,7 @@ MODULES: Mapping[str, str] = {
     "collect-env": "penstock.services.commands.collect_env",
 }
 ROLE_MODULES: Mapping[Role, str] = {Role.API: "openai.api_server"}  # of roles whose module is not ROLE.main
-MOST_UNSIZED = 64  # processes of a role whose number is left to the cores; protocol/messages.py gives an api's 7 bits
+MAX_UNSIZED = 64  # processes of a role whose number is left to the cores; protocol/messages.py gives an api's 7 bits
 EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
     AddressError: ExitCode.ADDRESS,
     ConfigError: ExitCode.CONFIG,
@@ -164,7 +164,7 @@ def index_of(role: Role, namespace: argparse.Namespace, config: Config) -> int:
         raise ConfigError("--local-index", local, f"--index is given too: {namespace.index}")
     option, text = ("--local-index", local) if local else ("--index", namespace.index or "0")
     first = config.executor.first_executor if local else 0
-    last = (count(role, config) or MOST_UNSIZED) - 1
+    last = (count(role, config) or MAX_UNSIZED) - 1
     if not (text.isdecimal() and first + int(text) <= last):
         raise ConfigError(option, text, f"it must be a whole number between 0 and {last - first}")
     if role is Role.EXECUTOR and first + int(text) < config.executor.first_executor:

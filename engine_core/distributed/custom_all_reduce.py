@@ -28,7 +28,7 @@ LAZY_PEER_ACCESS = 1  # the flag that opening asks for
 BLOCK = 2 << 20  # bytes; smaller allocations share one, which would be opened as a whole
 WORD_BYTES = 256  # of one message of a rank to the others
 PROOF_BYTES = 16
-MOST_LINES = 4096  # of all ranks' rows in half of an inbox: a rank reads as many in an exchange
+MAX_ROWS = 4096  # of all ranks together, in half of an inbox: a rank reads as many per exchange
 FEWEST_PROOFS = 4096  # bytes, in which the ranks prove that they reach the memory
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -282,7 +282,7 @@ def open_exchange(
     """An exchange of rows of this width and type, every rank at once. Raises OSError on all of them with the reason
     when they cannot share memory."""
     count = dist.get_world_size(ranks)
-    rows = MOST_LINES // count
+    rows = MAX_ROWS // count
     shared = SharedMemory(ranks, memory, max(FEWEST_PROOFS, inbox_bytes(count, rows, width, dtype)))
     try:
         shared.open(host)

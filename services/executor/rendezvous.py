@@ -112,9 +112,11 @@ class Rendezvous:
             return self._lead(stop)
         progress("waiting for the first executor of the group")
         while not stop.asked:
-            with suppress(OSError, RuntimeError):  # torch's errors: the first member has ended
+            try:
                 if (found := self._join(stop)) is not None:
                     return found
+            except (OSError, RuntimeError) as error:  # torch's, too: the first member has ended, or does not listen yet
+                logs.debug(log, "not_joined", reason=str(error).partition("\n")[0])
             readable(stop)
         return None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.custom_all_reduce import (
-    MOST_LINES,
+    MAX_ROWS,
     Exchange,
     ExchangeStatistics,
     empty_pair,
@@ -132,7 +132,7 @@ def described(group: Group, folder: Path) -> tuple[ExchangeStatistics, int, int]
 
 
 def test_what_an_exchange_holds(few_ranks: Ranks, tmp_path: Path) -> None:
-    room = MOST_LINES // 3
+    room = MAX_ROWS // 3
     held = ExchangeStatistics(8, room, inbox_bytes(3, room, WIDTH, torch.bfloat16))
     assert few_ranks.run(3, described, tmp_path) == [(held, 3, rank) for rank in range(3)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.engine_core.distributed.custom_all_reduce import MOST_LINES
+from penstock.engine_core.distributed.custom_all_reduce import MAX_ROWS
 from penstock.kernels.exchange import add_parts
 from tests.engine_core.distributed.test_custom_all_reduce import check_exact
 from tests.engine_core.execution.exchange_ranks import EPS, differences, drawn, exchanged, replayed, waiting
@@ -44,7 +44,7 @@ def test_sums_and_norms_are_exact(gpus: Ranks, dtype: torch.dtype, width: int, t
 @pytest.mark.parametrize(("dtype", "width"), [(torch.bfloat16, 256), (torch.float32, 8192)])
 def test_every_number_of_rows_gives_what_nccl_gives(gpus: Ranks, dtype: torch.dtype, width: int) -> None:
     for size in SIZES:
-        most = MOST_LINES // size
+        most = MAX_ROWS // size
         sizes = [*range(1, 300), *range(300, most, 97), most, 1, 2, 1]
         assert gpus.run(size, differences, sizes, width, dtype, 3) == [(0, 0)] * size
 
