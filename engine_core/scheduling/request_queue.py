@@ -185,11 +185,6 @@ class RequestQueue:
                     yield from client.sequences
 
     @property
-    def empty(self) -> bool:
-        """Nothing waits and nothing runs."""
-        return not self._levels
-
-    @property
     def clients(self) -> int:
         """Clients with anything waiting."""
         return sum(len(tenant.ring) for level in self._levels.values() for tenant in level.tenants.values())

@@ -213,8 +213,3 @@ class StopTokenCounts:
     def among(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """# [rows] → bool [rows]"""
         return self._count[tokens] > 0
-
-    @property
-    def clean(self) -> bool:
-        """Whether everything added was removed again."""
-        return int(self._count.sum()) == 1

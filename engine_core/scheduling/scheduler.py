@@ -54,15 +54,6 @@ class Scheduler:
         return len(self._state.slots.occupied()), len(self._state.queue)
 
     @property
-    def idle(self) -> bool:
-        """Nothing is left: no request, no step in flight, nothing behind the fence or in the queue."""
-        state = self._state
-        maps = len(state.requests) + len(state.prefilling) + len(state.kv.in_flight_prefixes) + len(state.quarantine)
-        moving = len(state.queue) + len(state.steps.in_flight) + len(state.kv.fence)
-        empty = state.slots.free == state.slots.count and state.slots.blocks.committed == 0
-        return maps + moving == 0 and empty and state.stop_tokens.clean and state.queue.empty
-
-    @property
     def epoch(self) -> int:
         return self._state.epoch
 

@@ -56,7 +56,6 @@ LOST = "the engine lost its executor and it did not come back"
 class LoopStatistics(msgspec.Struct, frozen=True):
     """Counters of the process around the scheduler."""
 
-    iterations: int
     plans: int
     results: int
     refused: int  # requests that came while nothing could serve them
@@ -105,7 +104,6 @@ class SchedulerLoop:
         self._status = StatusTimer(config.scheduler.status_interval, now)
         self._housekeeping = Housekeeping(now)
         self._times = StepTimes(now)
-        self._iterations = 0
 
     @property
     def ready(self) -> bool:
@@ -132,7 +130,6 @@ class SchedulerLoop:
         they make possible, then the next plans, then outputs. Behind a long step, with another one on the device, there
         is time: what was sampled, a first token perhaps, leaves before the next plan.
         """
-        self._iterations += 1
         if now >= self._next_tick:
             self._tick(now)
         self._send_masks()
@@ -169,7 +166,6 @@ class SchedulerLoop:
     def statistics(self) -> LoopStatistics:
         scheduler = self._scheduler
         return LoopStatistics(
-            self._iterations,
             self._times.plans,
             self._times.results,
             self._clients.refused,

@@ -20,6 +20,7 @@ from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.messages import Finish, Pooling, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import StepResult
 from tests.matrix.engine import Cell, Engine, over_the_wire
+from tests.sim.idle import is_idle
 
 Vector = npt.NDArray[np.float32]
 
@@ -72,7 +73,7 @@ class Asked:
             for batch in scheduler.outputs(0):
                 assert isinstance(batch, TokenBatch)
                 ended |= self._take(batch)
-        assert scheduler.idle
+        assert is_idle(scheduler)
         assert scheduler.check(thorough=True).ok
         assert ended == {*self.vectors, *self.tokens}
         return scheduler.statistics()

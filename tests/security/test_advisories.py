@@ -346,6 +346,7 @@ from penstock.protocol.errors import RequestError, PenstockError
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.messages import Sampling, SubmitTokens
+from tests.sim.idle import is_idle
 scheduler = Scheduler(SchedulingOptions(blocks=8, block_size=4, max_model_len=16, max_num_seqs=2,
                                         max_num_batched_tokens=8, vocab_size=10))
 bad = [dict(token_ids=b""), dict(token_ids=b"abc"), dict(token_ids=b"\\xff" * 4), dict(token_ids=bytes(4), n=0),
@@ -353,7 +354,7 @@ bad = [dict(token_ids=b""), dict(token_ids=b"abc"), dict(token_ids=b"\\xff" * 4)
 for number, fields in enumerate(bad):
     scheduler.submit(SubmitTokens(**{"id": number, "sampling": Sampling(max_tokens=1), **fields}), 0, 0.0)
 answers = scheduler.outputs(0)
-if [answer.status for answer in answers] != [400] * len(bad) or not scheduler.idle:
+if [answer.status for answer in answers] != [400] * len(bad) or not is_idle(scheduler):
     sys.exit(f"answered {answers}")
 try:
     check(Config(api=ApiConfig(port=-1)))

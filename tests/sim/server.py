@@ -14,6 +14,7 @@ from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, Sub
 from penstock.protocol.steps import StepPlan, StepResult
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
+from tests.sim.idle import is_idle
 from tests.sim.lives import Life, World, scheduling_options
 from tests.sim.masks import MaskDesk
 from tests.sim.model import EOS, VOCAB, Nature
@@ -130,7 +131,7 @@ class Server:
                 pass
             self.apply()
         self.deliver()
-        assert self.scheduler.idle
+        assert is_idle(self.scheduler)
         report = self.scheduler.check(thorough=True)
         assert report.ok
         assert report.held == 0

@@ -16,6 +16,7 @@ from penstock.protocol.messages import StopHit
 from penstock.protocol.steps import StepResult
 from tests.sim.executor import FakeExecutor
 from tests.sim.grammar import FakeGuide
+from tests.sim.idle import is_idle
 from tests.sim.lives import Life, World, scheduling_options
 from tests.sim.masks import MaskDesk
 from tests.sim.record import Record
@@ -189,7 +190,7 @@ class Simulation:
         stand = self.scheduler.statistics()
         assert (stand.running, stand.waiting, stand.requests, stand.in_flight) == (0, 0, 0, 0)
         assert stand.pool.held == 0
-        assert self.scheduler.idle, "something is left in a map"
+        assert is_idle(self.scheduler), "something is left in a map"
         for life in self.lives:
             number = life.message.id
             if number in self.forgotten:

@@ -13,6 +13,7 @@ from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.protocol.messages import Finish, Sampling, StopHit, TokenBatch
 from penstock.protocol.steps import REJECTED, StepPlan, StepResult
 from tests.sim.executor import ints
+from tests.sim.idle import is_idle
 from tests.sim.lives import World
 from tests.sim.model import EOS, VOCAB, Nature, rollout
 from tests.sim.server import ROOMY, Server
@@ -65,7 +66,7 @@ def test_a_right_prediction_takes_a_fifth_of_the_steps(depth: int) -> None:
     assert stand.accepted_tokens == seen.drafted[0] == sum(stand.accepted_at)
     assert stand.draft_tokens == sum(seen.drafted)
     assert stand.drafts <= steps
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_drafts_begin_after_what_the_step_in_flight_will_say() -> None:
@@ -157,7 +158,7 @@ def test_tokens_after_an_end_do_not_count_and_their_drafts_are_rejected() -> Non
     assert (seen.tokens, seen.finish, seen.stop_token, seen.drafted) == ([10, 11, 12], Finish.STOP, 12, (2, 2))
     stand = scheduler.statistics()
     assert (stand.output_tokens, stand.surplus_tokens, stand.accepted_at) == (3, 3, (1, 1, 0, 0))
-    assert scheduler.idle
+    assert is_idle(scheduler)
 
 
 def test_non_finite_logits_behind_a_draft_end_the_row_with_the_tokens_before_them() -> None:
@@ -166,7 +167,7 @@ def test_non_finite_logits_behind_a_draft_end_the_row_with_the_tokens_before_the
     seen = server.seen(number)
     assert (seen.tokens, seen.finish) == (truth()[:3], Finish.ERROR)
     assert "non-finite" in str(seen.error)
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_a_row_without_room_for_a_draft_waits_for_its_true_length_and_goes_on() -> None:
@@ -299,7 +300,7 @@ def test_an_abort_with_drafts_in_flight_frees_what_they_touch_behind_the_fence()
     seen = server.seen(number)
     assert (seen.finish, seen.tokens, seen.drafted) == (Finish.ABORT, truth()[:1], None)
     assert server.scheduler.statistics().surplus_tokens == 10
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_a_new_epoch_forgets_the_drafts_in_flight() -> None:
@@ -320,7 +321,7 @@ def test_a_source_that_leaves_with_drafts_in_flight() -> None:
     server.plan()
     server.scheduler.forget(0)
     server.apply()
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
     assert server.scheduler.undelivered() == ()
 
 

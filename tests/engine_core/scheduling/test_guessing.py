@@ -15,6 +15,7 @@ from tests.engine_core.scheduling.test_drafting import drafts, truth, wrong
 from tests.engine_core.scheduling.test_masking import FREE
 from tests.engine_core.scheduling.test_masking import truth as guided_truth
 from tests.sim.executor import ints
+from tests.sim.idle import is_idle
 from tests.sim.lives import World
 from tests.sim.server import ROOMY, Server
 
@@ -60,7 +61,7 @@ def test_right_drafts_take_a_fifth_of_the_steps(depth: int) -> None:
     assert steps <= 1 + 4 + depth
     assert seen.drafted == (20 - (1 + 4), 0)
     assert server.executor.unseen == 0
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_what_the_draft_model_lacks_is_what_it_was_not_given() -> None:

@@ -15,6 +15,7 @@ from penstock.protocol.messages import Automaton, Finish, Sampling
 from penstock.protocol.steps import StepPlan, StepResult, choice_seed
 from tests.sim.executor import ints
 from tests.sim.grammar import FakeGuide
+from tests.sim.idle import is_idle
 from tests.sim.model import EOS, Nature, rollout
 from tests.sim.server import ROOMY, Server
 
@@ -187,7 +188,7 @@ def test_a_guide_that_fails_ends_its_request_and_no_other(depth: int) -> None:
     assert seen.tokens == truth(bad, Automaton(source="1 100 0"))[0][:3]
     assert server.seen(other).tokens == truth(other, FREE)[0]
     assert len(server.seen(good).tokens) == LONG
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_rows_that_have_ended_need_no_mask_and_the_step_still_gets_its_message() -> None:
@@ -201,7 +202,7 @@ def test_rows_that_have_ended_need_no_mask_and_the_step_still_gets_its_message()
     (second,) = works(server)
     assert (second.step, second.rows) == (2, ())
     server.answer([7], 2)
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_a_row_whose_structure_has_not_begun_is_masked() -> None:

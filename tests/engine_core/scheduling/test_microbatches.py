@@ -12,6 +12,7 @@ from penstock.engine_core.scheduling.drafting import stretch
 from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.protocol.steps import NOBODY, StepPlan
 from tests.sim.executor import ints
+from tests.sim.idle import is_idle
 from tests.sim.lives import World, random_lives, random_world
 from tests.sim.pipeline import Load, idle_share
 from tests.sim.server import ROOMY, Server
@@ -116,7 +117,7 @@ def test_a_plan_without_rows_names_nobody_and_changes_no_set() -> None:
         server.apply()
     alone = [plan for plan in plans if plan.microbatch == NOBODY]
     assert all(plan.chunks and not plan.decode_on and not plan.decode_off for plan in alone)
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_rows_move_where_others_have_ended() -> None:
@@ -215,4 +216,4 @@ def test_drafts_do_not_change_whose_turn_it_is() -> None:
         plans += turn(server)
     assert {plan.microbatch for plan in plans} - {NOBODY} == {0, 1}
     assert np.isin([plan.microbatch for plan in plans], (NOBODY, 0, 1)).all()
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.messages import Rejected, Sampling, SubmitTokens, Written
+from tests.sim.idle import is_idle
 from tests.sim.lives import World
 from tests.sim.server import Server
 
@@ -98,7 +99,7 @@ def test_who_waits_for_too_long_is_told_so_and_who_runs_goes_on(n: int) -> None:
     server.apply()
     while server.scheduler.unfinished:
         server.step()
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_who_was_preempted_waits_as_long_as_it_takes() -> None:

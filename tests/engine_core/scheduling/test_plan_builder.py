@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.protocol.steps import StepPlan, choice_seed
 from tests.sim.executor import ints
+from tests.sim.idle import is_idle
 from tests.sim.server import ROOMY, Server, chunks
 
 
@@ -89,7 +90,7 @@ def test_a_length_stop_is_planned_no_further_at_any_depth() -> None:
     assert [server.plan() is not None for _ in range(5)] == [True, True, True, False, False]
     while server.results:
         server.apply()
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
     assert server.scheduler.statistics().surplus_tokens == 0
 
 

@@ -10,6 +10,7 @@ from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.messages import Finish, Pooling, TokenBatch
 from penstock.protocol.steps import StepPlan
 from tests.sim.executor import ints
+from tests.sim.idle import is_idle
 from tests.sim.model import VOCAB, cells
 from tests.sim.server import ROOMY, Server
 
@@ -34,7 +35,7 @@ def test_its_last_chunk_does_not_sample_and_brings_the_vector() -> None:
     assert [row[1:] for row in chunks(server.step())] == [[8, 1, 0]]
     seen = server.seen(number)
     assert (seen.tokens, seen.finish, seen.cached, seen.vector) == ([], Finish.STOP, 0, vector(PROMPT, whole=True))
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
     stand = server.scheduler.statistics()
     assert (stand.finished, stand.output_tokens, stand.surplus_tokens, stand.prompt_tokens) == (1, 0, 0, 9)
 
@@ -90,7 +91,7 @@ def test_an_abort_ends_it_and_its_vector_is_thrown_away() -> None:
     server.apply()
     seen = server.seen(number)
     assert (seen.finish, seen.vector) == (Finish.ABORT, None)
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_a_vector_that_is_not_finite_fails_alone() -> None:

@@ -12,6 +12,7 @@ from penstock.engine_core.scheduling.preemption import preempt_for_blocks
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.protocol.messages import Finish
 from tests.sim.executor import ints
+from tests.sim.idle import is_idle
 from tests.sim.server import ROOMY, Server
 
 TIGHT = replace(ROOMY, blocks=7, block_size=2, slots=4, expected_share=0.0)
@@ -161,7 +162,7 @@ def test_what_no_longer_fits_a_smaller_pool_ends_with_an_error() -> None:
     assert server.seen(number).finish == Finish.ERROR
     assert "KV cache" in str(server.seen(number).error)
     assert server.seen(other).finish == Finish.LENGTH
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def test_a_queued_request_that_no_longer_fits_ends_with_an_error() -> None:
@@ -171,7 +172,7 @@ def test_a_queued_request_that_no_longer_fits_ends_with_an_error() -> None:
     assert not server.scheduler.check().ok
     assert server.plan() is None
     assert server.seen(number).finish == Finish.ERROR
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def only(server: Server, number: int) -> Sequence:

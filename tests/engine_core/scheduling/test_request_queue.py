@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.engine_core.scheduling.request import Rank, Request, Sequence
 from penstock.engine_core.scheduling.request_queue import LOOK, PATIENCE, QUANTUM, TYPICAL, RequestQueue
 from penstock.protocol.messages import Client, Sampling, SubmitTokens
+from tests.sim.idle import is_empty
 
 RANKS = st.tuples(st.integers(-2, 2), st.integers(1, 30), st.integers(0, 3))
 PROMPT = 10
@@ -98,7 +99,7 @@ def test_with_one_client_the_order_is_that_of_ranks_whatever_came_and_went(
         end(queue, choice)
     for choice in left:
         queue.remove(choice)
-    assert queue.empty
+    assert is_empty(queue)
     assert (len(queue), queue.tokens, queue.clients) == (0, 0, 0)
 
 
@@ -327,7 +328,7 @@ def test_giving_up_has_an_end_and_leaves_nobody_starved(who: list[tuple[str, str
         end(queue, choice)
     for choice in list(queue):
         queue.remove(choice)
-    assert queue.empty
+    assert is_empty(queue)
 
 
 @pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")

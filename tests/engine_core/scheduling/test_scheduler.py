@@ -10,6 +10,7 @@ import pytest
 
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.protocol.messages import Finish
+from tests.sim.idle import is_idle
 from tests.sim.lives import World, random_life
 from tests.sim.server import ROOMY, Server
 from tests.sim.simulation import Simulation
@@ -59,7 +60,7 @@ def test_when_nobody_will_compute_them_all_requests_fail_and_say_why() -> None:
     seen = [*[server.seen(running, choice) for choice in range(3)], server.seen(waiting)]
     assert [(one.finish, one.error) for one in seen] == [(Finish.UNAVAILABLE, "no executor")] * 4
     server.apply()
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
     assert server.scheduler.statistics().failed == 4
 
 

@@ -13,6 +13,7 @@ import pytest
 from penstock.engine_core.scheduling.request_queue import LOOK, PATIENCE
 from penstock.protocol.messages import Client, Finish, Sampling, SubmitTokens
 from penstock.protocol.steps import StepPlan
+from tests.sim.idle import is_idle
 from tests.sim.lives import World, random_lives, random_world
 from tests.sim.server import ROOMY, Server
 
@@ -179,7 +180,7 @@ def plans_of(world: World, seed: int, *, apart: bool) -> list[StepPlan]:
             plans.append(plan)
         if server.results:
             server.apply()
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
     return plans
 
 

@@ -4,6 +4,7 @@ import numpy as np
 
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.state import Drafts, new_state
+from tests.sim.idle import is_clean
 
 OPTIONS = SchedulingOptions(
     blocks=7, block_size=4, max_model_len=16, max_num_seqs=3, max_num_batched_tokens=8, vocab_size=9, epoch=5
@@ -21,7 +22,7 @@ def test_a_new_state_is_empty_and_as_large_as_its_options_say() -> None:
     maps = (state.requests, state.outboxes, state.kv.in_flight_prefixes)
     parts = (*maps, state.prefilling, state.steps.in_flight, state.queue, state.kv.fence)
     assert [len(part) for part in parts] == [0] * 7
-    assert state.stop_tokens.clean
+    assert is_clean(state.stop_tokens)
     assert state.spec.cost.statistics().steps == 0
 
 

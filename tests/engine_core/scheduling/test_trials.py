@@ -12,6 +12,7 @@ from penstock.engine_core.scheduling.validation import POISONED
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import StepPlan
 from tests.sim.executor import ints
+from tests.sim.idle import is_idle
 from tests.sim.server import ROOMY, Server
 
 POISON = 63  # the prompt that holds it kills, if not at once then later
@@ -73,7 +74,7 @@ class Ward:
         while self.server.scheduler.unfinished or self.server.scheduler.in_flight:
             self.turn()
         self.server.deliver()
-        assert self.server.scheduler.idle
+        assert is_idle(self.server.scheduler)
         assert self.server.scheduler.check(thorough=True).ok
 
     def whole(self, number: int) -> None:

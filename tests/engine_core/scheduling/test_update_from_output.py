@@ -12,6 +12,7 @@ from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep
 from penstock.engine_core.scheduling.update_from_output import attach_logprobs, collect_prompt_logprobs
 from penstock.protocol.messages import Finish, Logprobs, TokenBatch
 from penstock.protocol.steps import RowLogprobs, StepResult, choice_seed
+from tests.sim.idle import is_idle
 from tests.sim.model import EOS, VOCAB, Nature, rollout
 from tests.sim.server import ROOMY, Server
 
@@ -165,7 +166,7 @@ def test_the_end_of_one_does_not_end_another_that_ignores_it() -> None:
     server.scheduler.apply(answer, 0.0)
     assert server.seen(ignoring).finish == Finish.LENGTH
     assert server.seen(caring).finish == Finish.STOP
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
 
 
 def made_logprobs(first: int, count: int) -> Logprobs:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.protocol.messages import Sampling, SubmitTokens, Written
+from tests.sim.idle import is_idle
 from tests.sim.model import VOCAB
 from tests.sim.server import ROOMY, Server
 
@@ -54,7 +55,7 @@ def test_rejected(tokens: bytes, fields: dict[str, object], param: str | None, w
     (rejected,) = server.record.rejected.values()
     assert (rejected.status, rejected.param) == (400, param)
     assert words in rejected.message
-    assert server.scheduler.idle
+    assert is_idle(server.scheduler)
     assert server.scheduler.statistics().rejected == 1
     assert server.plan() is None
 

@@ -1,0 +1,26 @@
+"""Whether a scheduler, and each of its parts, is as empty as a new one: asked after every request has ended."""
+
+from __future__ import annotations
+
+from penstock.engine_core.scheduling.request_queue import RequestQueue
+from penstock.engine_core.scheduling.running_batch import StopTokenCounts
+from penstock.engine_core.scheduling.scheduler import Scheduler
+
+
+def is_idle(scheduler: Scheduler) -> bool:
+    """Nothing is left: no request, no step in flight, nothing behind the fence or in the queue."""
+    state = scheduler._state
+    maps = len(state.requests) + len(state.prefilling) + len(state.kv.in_flight_prefixes) + len(state.quarantine)
+    moving = len(state.queue) + len(state.steps.in_flight) + len(state.kv.fence)
+    empty = state.slots.free == state.slots.count and state.slots.blocks.committed == 0
+    return maps + moving == 0 and empty and is_clean(state.stop_tokens) and is_empty(state.queue)
+
+
+def is_clean(counts: StopTokenCounts) -> bool:
+    """Whether every token that was added was removed again; the entry of NON_FINITE stays."""
+    return int(counts._count.sum()) == 1
+
+
+def is_empty(queue: RequestQueue) -> bool:
+    """Whether nothing waits and nothing runs: no client has an account."""
+    return not queue._levels
