@@ -16,7 +16,7 @@ import msgspec
 from penstock.protocol import limits
 from penstock.protocol.speculation import read_speculative
 
-MOST_EXECUTORS = 512  # processes of one server; each opens a few descriptors at its scheduler
+MOST_EXECUTORS = 512  # of one server; each opens a few descriptors at its scheduler
 ON, OFF = "on", "off"  # --fairness
 FCFS, PRIORITY = "fcfs", "priority"  # --scheduling-policy
 NO_KEY = "a server without keys answers everybody"
@@ -24,7 +24,7 @@ CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL = "none", "messages", "all"  # --clamp-max
 
 
 class Option(msgspec.Struct, frozen=True):
-    """What the command line says about a field, and what values it may take."""
+    """A field's help text and its allowed values."""
 
     help: str
     low: int | float | None = None
@@ -32,10 +32,10 @@ class Option(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     metavar: str = ""
-    several: bool = False  # given repeatedly, with commas, or as a list in a file; `words` takes the text apart
+    several: bool = False  # given repeatedly, with commas, or as a list in a file; `words` splits the text
     greedy: bool = False  # of those: one flag takes every word up to the next option
-    blank: str = ""  # what leaving it empty means, where a value without content is refused: a variable was not set
-    secret: bool = False  # may come from the environment, is never printed and never stands in a child's argv
+    blank: str = ""  # what an empty value would mean, where it is refused because a variable was probably not set
+    secret: bool = False  # may come from the environment; is never printed and never in a child's argv
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -432,7 +432,7 @@ def fields() -> tuple[Field, ...]:
 
 
 def wrong_output(config: Config) -> tuple[str, ...]:
-    """Why what the server says is wrong, in words for its users; empty for a server that can be relied on."""
+    """Why this server's output is wrong, in words for its users; empty where it is not."""
     reasons = []
     if config.model.load_format == "dummy":
         reasons.append("random weights (--load-format dummy)")

@@ -1,4 +1,4 @@
-"""Which executor does what, as numbers: replicas, stages of a pipeline, ranks of tensor parallelism.
+"""The place of each executor: its replica, stage of the pipeline and rank of tensor parallelism.
 
 A group is the executors of one replica: `pipeline_parallel_size` stages of `tensor_parallel_size` ranks each. Executors
 are numbered replica by replica, stage by stage, rank by rank. Scheduler number r has the group of replica r.
@@ -13,7 +13,7 @@ from penstock.protocol.errors import ConfigError
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
-    """Where an executor stands: whose replica it is part of, which layers it has, and which share of them."""
+    """An executor's replica, the stage that has its layers, and the rank that has its share of them."""
 
     replica: int
     stage: int
@@ -50,12 +50,12 @@ def members(replica: int, model: ModelConfig) -> range:
 
 
 def answering(replica: int, model: ModelConfig) -> int:
-    """Number of the executor that samples, and answers its scheduler: the first rank of the last stage."""
+    """Number of the executor that samples and answers the scheduler: the first rank of the last stage."""
     return number(Place(replica, model.pipeline_parallel_size - 1, 0), model)
 
 
 def check_groups(model: ModelConfig) -> None:
-    """Raise ConfigError for sizes that do not go together."""
+    """Raise ConfigError for sizes that cannot be combined."""
     if executors(model) > MOST_EXECUTORS:
         sizes = (
             f"with {model.data_parallel_size} replicas of {model.pipeline_parallel_size} stages that makes "

@@ -1,4 +1,4 @@
-"""The links between processes as data: who binds, who connects, which messages travel, how many may wait.
+"""The links between processes as data: which role binds, which connects, their messages, and how many may wait.
 
 On every link the first-named role binds a ROUTER (MANDATORY) and the other connects a DEALER whose identity is
 role-index-incarnation, and between hosts that of one connection. `window` is the credit: how many messages a sender may
@@ -56,7 +56,7 @@ class Role(enum.StrEnum):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Connector → binder on connecting, and again whenever the link was idle: who I am and what I was started with."""
+    """Connector → binder on connecting, and again whenever the link was idle: its identity and its shared options."""
 
     version: int
     role: str
@@ -65,7 +65,7 @@ class Hello(Message, frozen=True, kw_only=True):
     pid: int
     config: int  # `shared_hash` of the options that both sides must agree on
     epoch: int = 0
-    session: int = 0  # counts the times that the connector gave the binder up
+    session: int = 0  # how often the connector has given the binder up
     pid_namespace: int = 0  # in which `pid` counts; 0: unknown
 
 
@@ -79,7 +79,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     pid: int
     epoch: int = 0
     session: int = 0  # as in the Hello that it answers
-    number: int = 0  # of the session among all that the binder ever began: another one is another beginning
+    number: int = 0  # of the session among all that the binder has begun
     pid_namespace: int = 0  # as in Hello
 
 
@@ -90,16 +90,16 @@ class Refused(Message, frozen=True):
 
 
 class Credit(Message, frozen=True):
-    """Receiver → sender: this many more messages were taken off the link."""
+    """Receiver → sender: it has taken `count` more messages off the link."""
 
     count: int
 
 
 class Goodbye(Message, frozen=True):
-    """Either way: what is in flight will not be answered. Said of sessions that began before a certain one, so that it
-    cannot end one that begins while it travels."""
+    """Either way: messages in flight will not be answered. It is about sessions before a certain one, so that it cannot
+    end one that begins while it is on its way."""
 
-    incarnation: int = 0  # of who says it
+    incarnation: int = 0  # of the sender
     before: int = 1 << 62  # the connector's `session`, or the binder's `number`
 
 
@@ -166,19 +166,19 @@ def address(link: LinkSpec, run_dir: Path, index: int, links: LinksConfig | None
 
 
 def given_address(link: LinkSpec, links: LinksConfig | None) -> str:
-    """The option that says at which host the link's binders are; empty where they are on this machine."""
+    """The address option of the link's binders; empty where they are on this machine."""
     if links is None:
         return ""
     return links.scheduler_address if link.binder is Role.SCHEDULER else links.tokenizer_address
 
 
 def identity(role: Role, index: int, incarnation: int, session: int = 0) -> bytes:
-    """The name of a connection: between hosts each has its own, by the first session that it carries."""
+    """The name of a connection; between hosts each has its own, after its first session."""
     return f"{role}-{index}-{incarnation:08x}{f'-{session}' if session else ''}".encode()
 
 
 def new_incarnation() -> int:
-    """31 random bits that tell one life of a process from the next."""
+    """31 random bits that distinguish one start of a process from the next."""
     return secrets.randbits(31)
 
 
@@ -188,7 +188,7 @@ def shared_hash(options: msgspec.Struct) -> int:
 
 
 def decoder(link: LinkSpec, *, at_binder: bool) -> msgspec.msgpack.Decoder[Message]:
-    """The one decoder for what arrives at the binder's (or the connector's) end of the link."""
+    """The decoder of messages that arrive at the binder's (or the connector's) end of the link."""
     union = LinkControl
     for kind in link.up if at_binder else link.down:
         union = union | kind

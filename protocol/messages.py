@@ -1,7 +1,7 @@
 """Per-request messages between api, tokenizer and scheduler, and the columnar batches that answer them.
 
 Request ids are 63-bit integers made by the api process (`request_id`), never by a client. A request with n choices is
-one message on every link; its choices are told apart by their index. Every (id, choice) gets exactly one terminal
+one message on every link; its choices are identified by their index. Every (id, choice) gets exactly one terminal
 row (finish other than NONE) on each link, unless the whole request was answered with `Rejected`, which is terminal for
 all of its choices.
 
@@ -25,10 +25,10 @@ class Finish(enum.IntEnum):
     NONE = 0
     STOP = 1  # end-of-sequence token, stop token id or stop string
     LENGTH = 2  # max_tokens or the model's length
-    ABORT = 3  # the client left or asked for it
+    ABORT = 3  # the client disconnected or cancelled it
     ERROR = 4  # the row's extra says what
     GRAMMAR = 6  # the automaton of its structure failed; the row's extra says how
-    UNAVAILABLE = 7  # a part of the server is gone for good; the row's extra says which
+    UNAVAILABLE = 7  # a part of the server will not come back; the row's extra says which
     CALLS = 5  # as STOP, behind tool calls that are complete; known to the tokenizer and the api alone
 
 
@@ -85,10 +85,10 @@ class TraceContext(Part, frozen=True):
 
 
 class Written(Part, frozen=True):
-    """How far a choice had come when a process was lost: whoever takes its request over goes on from there."""
+    """The output of a choice when a process was lost: the next process continues from there."""
 
     token_ids: bytes = b""  # int32, the output so far
-    ended: bool = False  # nothing more of it is to come
+    ended: bool = False  # it is complete
 
 
 class Sampling(Part, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class Grammar(Part, frozen=True, kw_only=True):
 
     kind: str  # json_object, json_schema, regex, grammar, choice or structural_tag
     source: str = ""  # JSON text of the schema, tag or list of choices; the regex; the grammar in EBNF or Lark form
-    unread: bytes = b""  # in place of it: JSON of the field that holds it, which is long; whoever compiles it reads it
+    unread: bytes = b""  # in place of it: JSON of the field that holds it, if that is long; the compiler reads it
     whitespace: str = "bounded"  # between JSON tokens: none, bounded, or a regex
     lenient: bool = False  # approximate what has no exact form, and say so, instead of refusing it
     param: str = ""  # the request's field that holds it, for errors
@@ -131,7 +131,7 @@ class Automaton(Part, frozen=True, kw_only=True):
 
     source: str  # serialised grammar of llguidance
     after: bytes = b""  # int32 [tokens]: the output is free until it holds these in a row; empty: bound at once
-    memory: int = 0  # bytes that it took where it was compiled; 0: nobody could tell
+    memory: int = 0  # bytes that it took where it was compiled; 0: unknown
 
 
 class CustomInput(Part, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class Reasoning(Part, frozen=True, kw_only=True):
 
     effort: str = ""  # for the template; "none" asks for no reasoning; empty: nothing was said
     budget: int | None = None  # most tokens of reasoning; then its closing marker is forced
-    split: bool = True  # it is told apart from the content
+    split: bool = True  # it is separated from the content
 
 
 class Pooling(Part, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ class Pooling(Part, frozen=True, kw_only=True):
 
 
 class Client(Part, frozen=True):
-    """Whom a request is for, where the engine is shared out: digests, which say no more than whether two are equal."""
+    """The client of a request, for fair scheduling: digests, which only tell whether two are equal."""
 
     tenant: str = ""  # of the key; empty where the server has none
     name: str = ""  # among the tenant's: of the user, the session or the connection
@@ -209,7 +209,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     bad_words: tuple[str, ...] = ()  # as text; the tokenizer adds their ids to `sampling`
     skip_special_tokens: bool = True
     detokenize: bool = True  # false: no text is made; there can be no stop strings then
-    with_token_ids: bool = False  # ids of the prompt and of the output are told beside the text
+    with_token_ids: bool = False  # token ids of the prompt and the output are returned with the text
     echo: bool = False  # the prompt's text comes first in every choice
     stream: bool = False  # false: text may be held back and sent in one piece
     priority: int = 0  # larger goes first under the priority policy
@@ -219,10 +219,10 @@ class SubmitText(Message, frozen=True, kw_only=True):
     cache_salt: str = ""
     trace: TraceContext = TraceContext()
     arrival: float = 0.0  # unix seconds
-    written: tuple[Written, ...] = ()  # [n], of a request that goes on; empty: none of it stands yet
+    written: tuple[Written, ...] = ()  # [n], of a request that continues; empty: it is new
     session: str = ""  # requests of one session go to one replica where nothing else decides
     client: Client = Client()
-    suspect: bool = False  # its tokenizer died, maybe of it: it is tried in a process of its own first
+    suspect: bool = False  # its tokenizer died, maybe of it: it runs in a trial process first
 
 
 class Abort(Message, frozen=True):
@@ -316,7 +316,7 @@ class StopHit(Message, frozen=True):
 
 
 class Logprobs(Part, frozen=True):
-    """Log-probabilities at consecutive positions, `width` columns each; column 0 is the token that stands there."""
+    """Log-probabilities at consecutive positions, `width` columns each; column 0 is the token at that position."""
 
     width: int
     token_ids: bytes  # int32 [positions, width]
@@ -325,7 +325,7 @@ class Logprobs(Part, frozen=True):
 
 
 class TokenExtra(Part, frozen=True, kw_only=True):
-    """What few rows of a `TokenBatch` carry beside their tokens."""
+    """What few rows of a `TokenBatch` have besides their tokens."""
 
     row: int
     cached_tokens: int | None = None  # on a choice's first row
@@ -388,7 +388,7 @@ class ParsedRow(Part, frozen=True):
 
 
 class TextExtra(Part, frozen=True, kw_only=True):
-    """What few rows of a `TextBatch` carry beside their text."""
+    """What few rows of a `TextBatch` have besides their text."""
 
     row: int
     prompt_tokens: int | None = None  # on a choice's first row
@@ -398,10 +398,10 @@ class TextExtra(Part, frozen=True, kw_only=True):
     prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None  # None at position 0
     stop_reason: str | int | None = None  # stop string or stop token id that ended the choice
     drafted: tuple[int, int] | None = None  # on a choice's last row: draft tokens accepted and rejected
-    reasons: bool = False  # on a choice's first row: reasoning is told apart from its content
+    reasons: bool = False  # on a choice's first row: reasoning is separated from its content
     reasoning_tokens: int = 0  # on a choice's last row, where its reasoning was parsed; its markers count
     vector: bytes | None = None  # float32, of a request that pools; on its one row
-    approximations: tuple[str, ...] = ()  # on a choice's first row: what a lenient grammar does not hold exactly
+    approximations: tuple[str, ...] = ()  # on a choice's first row: what a lenient grammar only approximates
     error: str | None = None
 
 
@@ -412,7 +412,7 @@ class TextBatch(Message, frozen=True, kw_only=True):
     choices: bytes  # uint16 [rows]
     text: tuple[str, ...]  # [rows]
     tokens: bytes  # int32 [rows], output tokens that this row accounts for
-    token_ids: bytes  # int32 [sum of tokens]: who has them can have the request go on elsewhere
+    token_ids: bytes  # int32 [sum of tokens]; with them the request can continue elsewhere
     finish: bytes  # uint8 [rows]
     extras: tuple[TextExtra, ...] = ()
     parsed: tuple[ParsedRow, ...] = ()  # of rows that hold more than content
@@ -466,8 +466,8 @@ class EngineStatus(Message, frozen=True, kw_only=True):
 
 
 class MetricsSnapshots(Message, frozen=True):
-    """executor → scheduler → tokenizer → api, once a second between hosts, which share no run directory: what
-    services/metrics/snapshot.py reads, and nobody on its way."""
+    """executor → scheduler → tokenizer → api, once a second between hosts, which share no run directory. Only
+    services/metrics/snapshot.py reads it."""
 
     snapshots: bytes
 

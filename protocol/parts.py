@@ -1,4 +1,4 @@
-"""Which processes of a server run on this host, as `--parts` names them, and what they need to reach the others.
+"""Which processes of a server run on this host, as `--parts` names them, and the addresses that they need.
 
 A part is a role, or numbers of its processes: `api,tokenizer,scheduler,executor:0-3` here, `executor:4-7` there.
 Numbers are those in the server. Nothing named is everything.
@@ -97,8 +97,8 @@ def spelled(parts: Parts) -> str:
 
 
 def check_parts(config: Config) -> None:
-    """Raise ConfigError for parts that there are not, for numbers that each host would choose by itself, and where
-    parts of several hosts have no address at which to find one another."""
+    """Raise ConfigError for parts that do not exist, for numbers that each host would choose by itself, and for parts
+    of several hosts without an address to connect to."""
     named = read_parts(config.run.parts)
     if not named:
         return
@@ -111,7 +111,7 @@ def check_parts(config: Config) -> None:
 
 
 def check_numbers(named: Sequence[Part], config: Config) -> None:
-    """Raise ConfigError for processes that there are not, or that are named twice."""
+    """Raise ConfigError for processes that do not exist, or that are named twice."""
     seen: dict[Role, set[int]] = {}
     for part in named:
         known, there = seen.setdefault(part.role, set()), count(part.role, config)
@@ -130,8 +130,8 @@ def check_numbers(named: Sequence[Part], config: Config) -> None:
 
 
 def check_addresses(parts: Parts, whole: set[Role], config: Config) -> None:
-    """Raise ConfigError where a process here needs one elsewhere and is not told where. `whole`: roles that are all
-    here, however many there are."""
+    """Raise ConfigError where a process here needs one on another host without an address. `whole`: roles of which all
+    processes are here."""
 
     def apart(one: Role, other: Role) -> bool:
         return any(

@@ -21,7 +21,7 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The object's keys. Grammars' runs and a request's own prediction are drafts whatever the method is.
+    """The object's keys. Jump-forward and a request's own prediction give drafts whatever the method is.
 
     Names as in vLLM's `--speculative-config`.
     """

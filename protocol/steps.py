@@ -4,21 +4,20 @@ The executor keeps one slot per running request. A plan changes slots by small d
 
 - every slot in the decode set runs one position, in ascending slot order; `decode_on` and `decode_off` change that set
   before this step runs and it persists between plans; there is a set for each micro-batch, as many as stages of a
-  pipeline, and a plan says whose turn it is (NOBODY: no slot decodes); a slot that starts is in none of them;
+  pipeline, and a plan names the one that runs (NO_MICROBATCH: no slot decodes); a slot that starts is in none;
 - a slot of the decode set that `drafts` names runs its position and one more for each draft token, all at once;
 - then each row of `chunks`, in the order given, runs `count` positions of its slot from position `start`; with `sample`
   set the chunk ends at the slot's last known token and the next token is sampled.
 
 Input ids are gathered on the device from the slot's own token row: a sampled token is written there by the step that
-sampled it, so the next step needs nothing from the host. How many tokens a slot has is the device's to know as well,
-because drafts of the step before may have been rejected when the host did not know it yet; the host plans with the most
-there can be.
+sampled it, so the next step needs nothing from the host. The device counts the tokens of a slot as well, because drafts
+of the step before may have been rejected without the host knowing it yet; the host plans with the largest count.
 
 Every row that samples has one entry and one more for each draft: the token that follows its last known one, then those
 that follow each draft. Entries are numbered in the order of rows, and so are the columns of `StepResult`. Each entry's
 token is drawn as if the drafts before it stood in the sequence, with the noise of its own position; entries count up to
-the first whose token is not the draft that follows, and the others are thrown away (`REJECTED`). So what a request says
-is, token by token, what it would say without drafts. A draft is a guess: a wrong one costs time only.
+the first whose token is not the draft that follows, and the others are discarded (`REJECTED`). So a request's output
+is, token by token, the same as without drafts. A wrong draft only costs time.
 
 A slot that pools (`SlotStart.pooling`) never decodes and its chunks never sample: with the one that ends its prompt
 comes its vector, pooled over the positions that its chunks have run.
@@ -27,7 +26,7 @@ Rows in `masked` are sampled when their masks have come (`StepMasks` of the same
 
 An executor with a draft model drafts for the rows that `drafting` names, once the step has sampled: the drafts stand in
 the slot's own row behind its tokens, and the next step that runs the slot may verify as many of them as the row had
-asked for, by naming OWN_DRAFT as their ids. The draft model's keys and values stand in the same blocks as the model's.
+requested, by naming OWN_DRAFT as their ids. The draft model's keys and values are in the same blocks as the model's.
 A row runs `count` positions of the slot through it from `start` on, or, when that is below 0, the last -`start` of the
 tokens that the slot then has, which is as many as it may lack. A row of a chunk that does not sample has no drafts and
 ends where the chunk does: the draft model keeps up.
@@ -38,7 +37,7 @@ from __future__ import annotations
 from penstock.protocol.messages import Logprobs, Message, Part, Pooling, Sampling, TraceContext
 
 REJECTED = -2  # token of an entry after a rejected draft
-NOBODY = -1  # micro-batch of a step that runs chunks alone
+NO_MICROBATCH = -1  # micro-batch of a step that runs chunks alone
 OWN_DRAFT = -3  # id of a draft that the executor made itself
 
 
@@ -48,7 +47,7 @@ class SlotStart(Part, frozen=True, kw_only=True):
     slot: int
     token_ids: bytes  # int32 [prompt and output so far]
     prompt_tokens: int  # how many of them are prompt; penalties, min_tokens and bad words look at the rest
-    computed: int  # positions whose KV stands in `blocks` already
+    computed: int  # positions whose KV is in `blocks` already
     blocks: bytes  # int32 [blocks], enough for the step's chunk
     sampling: Sampling
     seed: int  # of this choice, see `choice_seed`
@@ -71,7 +70,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     draft_ids: bytes = b""  # int32 [sum of those counts], OWN_DRAFT or a token
     masked: bytes = b""  # int32 [rows]: slots whose rows sample under a mask
     drafting: bytes = b""  # int32 [rows, 5]: slot, start, count, drafts, told (1: the result has these drafts)
-    microbatch: int = 0  # whose decode set this step runs and changes
+    microbatch: int = 0  # its decode set is run and changed
     trace: TraceContext | None = None  # of the scheduler's span of this step, where it has one
 
 
@@ -98,7 +97,7 @@ class RowLogprobs(Part, frozen=True):
 
 
 class RowVector(Part, frozen=True):
-    """What a prompt that pools has become with a chunk that ends it."""
+    """The vector of a prompt that pools, with the chunk that ends it."""
 
     row: int  # index among the plan's chunks
     values: bytes  # float32 [hidden], or [tokens] where logits are wanted
@@ -116,11 +115,11 @@ class StepResult(Message, frozen=True, kw_only=True):
     drafts: bytes = b""  # int32 [drafts of the told rows, row after row]
     busy: float = 0.0  # seconds of device work
     drafting: float = 0.0  # seconds of drafting behind the step before
-    waited: float = 0.0  # seconds the executor stood idle before this step, or in it until its masks had come
+    waited: float = 0.0  # seconds that the executor was idle before this step, or in it until its masks came
 
 
 class ExecutorReady(Message, frozen=True, kw_only=True):
-    """executor → scheduler, once per epoch after the weights are loaded: what it can hold, and how far it has come."""
+    """executor → scheduler, once per epoch after the weights are loaded: what it can hold and how many plans it ran."""
 
     epoch: int
     blocks: int  # usable KV blocks, numbered 1..blocks; block 0 is scratch
@@ -133,7 +132,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     weight_bytes: int
     cache_bytes: int
     load_seconds: float
-    plans: int = 0  # that it has run since its group's life began: members of one that is in step say the same
+    plans: int = 0  # run since its group's generation began: equal for all members of a group that is in step
 
 
 def choice_seed(seed: int, choice: int) -> int:

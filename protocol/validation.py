@@ -20,7 +20,7 @@ TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 
 
 def check_value(field: Field, value: object) -> None:
-    """Raise ConfigError unless `value` has the field's type and stands within its bounds or choices."""
+    """Raise ConfigError unless `value` has the field's type and is within its bounds or choices."""
     option = field.option
     if field.type is float and type(value) is int:
         value = float(value)
@@ -37,7 +37,7 @@ def check_value(field: Field, value: object) -> None:
 
 
 def check_content(field: Field, value: object) -> None:
-    """Raise ConfigError for a value without content where that would mean more than its absence seems to."""
+    """Raise ConfigError for an empty value where it would mean more than leaving the option out."""
     empty = isinstance(value, str) and not (words(value) if field.option.several else value.strip())
     if field.option.blank and empty:
         raise ConfigError(field.flag, value, f"{field.option.blank}; leave the option out if that is meant")
@@ -67,8 +67,8 @@ def check(config: Config) -> Config:
 
 
 def check_links(config: Config) -> None:
-    """Raise ConfigError for what is no address, for ports that two options want, and where hosts would meet without
-    keys: nothing that crosses a network does so in the clear, or with somebody who was not asked."""
+    """Raise ConfigError for malformed addresses, for ports that two options use, and for addresses without link keys:
+    everything that crosses a network is encrypted and authenticated."""
     replicas, links = config.model.data_parallel_size, config.links
     tokenizers = max(1, config.tokenizer.tokenizer_processes)
     given = (
@@ -86,7 +86,7 @@ def check_links(config: Config) -> None:
 
 
 def check_listening(api: ApiConfig) -> None:
-    """Options of the socket and of who may use it that do not go together."""
+    """Raise ConfigError for combinations of the socket's options that are not allowed."""
     if api.uds and api.api_processes > 1:
         raise ConfigError("--uds", api.uds, f"one process listens at a file; --api-processes is {api.api_processes}")
     if api.uds and api.ssl_certfile:

@@ -22,7 +22,7 @@ from penstock.kernels.changes import change_slots
 from penstock.kernels.records import COUNT_WORDS, COUNTS, DECODING, HEAD, HEAD_WORDS, PAIR, InputRows, SlotMemory
 from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, PENALTIES, SlotHistory
 from penstock.protocol.step_columns import block_table, chunk_table, draft_table, integers
-from penstock.protocol.steps import NOBODY, SlotStart, StepMasks, StepPlan
+from penstock.protocol.steps import NO_MICROBATCH, SlotStart, StepMasks, StepPlan
 
 IntArray = NDArray[np.int64]
 PLACE = 1 << 14  # words of changes that a graph carries out: a prompt of 15,000 tokens, or ten short ones
@@ -136,7 +136,7 @@ class SlotTable:
 
     def rows(self, plan: StepPlan) -> HostRows:
         """The step's rows: the same object while the same slots decode, with the same drafts, and nothing else runs."""
-        decoding = self._nobody if plan.microbatch == NOBODY else self._decoding[plan.microbatch]
+        decoding = self._nobody if plan.microbatch == NO_MICROBATCH else self._decoding[plan.microbatch]
         if not (plan.chunks or plan.drafts):
             return decoding
         if plan.chunks:

@@ -45,7 +45,7 @@ from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, joined
 from penstock.engine_core.scheduling.state import Chunk, Drafts, GuidedRow, InFlightStep, SchedulerState
 from penstock.protocol.messages import TraceContext
-from penstock.protocol.steps import NOBODY, SlotStart, StepPlan, choice_seed
+from penstock.protocol.steps import NO_MICROBATCH, SlotStart, StepPlan, choice_seed
 
 UNTRACED = TraceContext()
 
@@ -274,7 +274,7 @@ def switch_decoding(
 ) -> tuple[bytes, bytes]:
     """Slots to add to and to remove from the executors' decode set of a micro-batch."""
     turned_on = turned_off = b""
-    if microbatch != NOBODY:
+    if microbatch != NO_MICROBATCH:
         rotate(state, microbatch)
         if batch is not state.microbatches.sent[microbatch]:
             wanted = np.zeros(state.slots.count, bool)
@@ -312,14 +312,14 @@ def finish_chunk(state: SchedulerState, chunk: Chunk, step: int, microbatch: int
 
 
 def next_microbatch(state: SchedulerState) -> tuple[int, RunningBatch]:
-    """The micro-batch that the next step runs and its rows; NOBODY where only prompts should run, or nothing can."""
+    """The micro-batch that the next step runs, and its rows; NO_MICROBATCH where only prompts run, or nothing can."""
     slots = state.slots
     if slots.microbatches == 1 and len(state.steps.in_flight) < state.options.ahead:
         return 0, slots.decoding()  # no row is early: behind the step that makes its token comes its next one
     flying = [inflight.microbatch for inflight in state.steps.in_flight]
     free = [number for number in state.microbatches.turns if flying.count(number) < state.options.ahead]
     if not free:
-        return NOBODY, slots.batch(no_slots())
+        return NO_MICROBATCH, slots.batch(no_slots())
     chosen = next((number for number in free if slots.sizes[number]), free[0])
     balance(state, chosen)
     batch = slots.decoding(chosen)
@@ -328,7 +328,7 @@ def next_microbatch(state: SchedulerState) -> tuple[int, RunningBatch]:
         return chosen, batch
     if not early.all():
         return chosen, slots.batch(batch.slots[~early])
-    return (NOBODY, slots.batch(no_slots())) if state.prefilling else (chosen, batch)
+    return (NO_MICROBATCH, slots.batch(no_slots())) if state.prefilling else (chosen, batch)
 
 
 def rotate(state: SchedulerState, number: int) -> None:
@@ -361,7 +361,7 @@ def join(state: SchedulerState, slot: int, number: int) -> None:
     """A slot begins to decode behind a step that ran micro-batch `number`: it joins that one, or a smaller one."""
     slots = state.slots
     least = smallest(state)
-    if number == NOBODY or slots.sizes[number] > slots.sizes[least]:
+    if number == NO_MICROBATCH or slots.sizes[number] > slots.sizes[least]:
         number = least
     if not slots.sizes[number]:
         rotate(state, number)  # none of its rows has waited longer than this slot

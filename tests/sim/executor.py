@@ -18,7 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.protocol.messages import Logprobs, Pooling, Sampling
-from penstock.protocol.steps import NOBODY, OWN_DRAFT, REJECTED, RowLogprobs, RowVector, StepMasks, StepPlan, StepResult
+from penstock.protocol.steps import (
+    NO_MICROBATCH,
+    OWN_DRAFT,
+    REJECTED,
+    RowLogprobs,
+    RowVector,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
 from tests.sim.lives import World
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
 
@@ -172,7 +181,7 @@ class FakeExecutor:
             decoding.add(slot)
 
     def _set(self, plan: StepPlan) -> set[int]:
-        if plan.microbatch == NOBODY:
+        if plan.microbatch == NO_MICROBATCH:
             assert not plan.decode_on
             assert not plan.decode_off
             return set()

@@ -28,7 +28,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.messages import Pooling, Sampling
-from penstock.protocol.steps import NOBODY, OWN_DRAFT, SlotStart, StepPlan
+from penstock.protocol.steps import NO_MICROBATCH, OWN_DRAFT, SlotStart, StepPlan
 from tests.engine_core.models.eagle_heads import listening_head
 from tests.ranks import Ranks, Size
 
@@ -93,7 +93,7 @@ def prompt(step: int, slot: int, **options: object) -> StepPlan:
     pools = options.get("pooling") is not None
     return StepPlan(
         step=step, epoch=1, starts=(start(slot, **options),),  # type: ignore[arg-type]
-        chunks=ints(slot, 0, len(PROMPT), int(not pools)), microbatch=NOBODY,
+        chunks=ints(slot, 0, len(PROMPT), int(not pools)), microbatch=NO_MICROBATCH,
     )  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def drafted(group: Group, method: str, folder: Path) -> tuple[list[tuple[list[in
     )  # fmt: skip
     plans = [
         StepPlan(
-            step=1, epoch=1, starts=(start(0),), chunks=ints(0, 0, len(PROMPT), 1), microbatch=NOBODY,
+            step=1, epoch=1, starts=(start(0),), chunks=ints(0, 0, len(PROMPT), 1), microbatch=NO_MICROBATCH,
             drafting=ints(0, 0, len(PROMPT) + 1, DRAFTS, 1),
         ),
         structs.replace(verifying, step=2, decode_on=ints(0)),

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine_core.scheduling.drafting import stretch
 from penstock.engine_core.scheduling.options import SpeculationOptions
-from penstock.protocol.steps import NOBODY, StepPlan
+from penstock.protocol.steps import NO_MICROBATCH, StepPlan
 from tests.sim.executor import ints
 from tests.sim.idle import is_idle
 from tests.sim.lives import World, random_lives, random_world
@@ -115,7 +115,7 @@ def test_a_plan_without_rows_names_nobody_and_changes_no_set() -> None:
     while (found := fill(server)) or server.results:
         plans += found
         server.apply()
-    alone = [plan for plan in plans if plan.microbatch == NOBODY]
+    alone = [plan for plan in plans if plan.microbatch == NO_MICROBATCH]
     assert all(plan.chunks and not plan.decode_on and not plan.decode_off for plan in alone)
     assert is_idle(server.scheduler)
 
@@ -214,6 +214,6 @@ def test_drafts_do_not_change_whose_turn_it_is() -> None:
     plans = fill(server)
     while server.results:
         plans += turn(server)
-    assert {plan.microbatch for plan in plans} - {NOBODY} == {0, 1}
-    assert np.isin([plan.microbatch for plan in plans], (NOBODY, 0, 1)).all()
+    assert {plan.microbatch for plan in plans} - {NO_MICROBATCH} == {0, 1}
+    assert np.isin([plan.microbatch for plan in plans], (NO_MICROBATCH, 0, 1)).all()
     assert is_idle(server.scheduler)
