@@ -32,7 +32,7 @@ def test_those_who_wait_get_the_same_but_for_one_sequence_and_three_quanta(count
 
 
 @given(st.integers(1, 10 * QUANTUM), st.integers(1, 20))
-def test_endless_newcomers_starve_nobody(debt: int, crowd: int) -> None:
+def test_endless_newcomers_starve_no_client(debt: int, crowd: int) -> None:
     """For each that is served another one comes. A round has those that came in the one before it, so one in debt is
     served again after as many rounds as pay for it."""
     ring: Ring[Share] = Ring()

@@ -109,7 +109,7 @@ def test_decoded_blocks_are_named_when_their_choice_leaves_even_if_their_turn_ha
     assert [server.seen(number).cached for number in again] == [4] * 100
 
 
-def test_content_of_a_choice_that_failed_is_found_by_nobody() -> None:
+def test_content_of_a_failed_sequence_is_not_found() -> None:
     server = Server()
     failed = server.submit(STEM, fails_at=1)
     server.run()

@@ -262,7 +262,7 @@ def test_what_the_automaton_allows_is_said_as_without_it() -> None:
     assert guided.scheduler.statistics().accepted_tokens > 5
 
 
-def test_a_guide_is_never_called_while_it_is_lent() -> None:
+def test_a_guide_is_never_called_while_its_masks_are_filled() -> None:
     guide = FakeGuide(FREE)
     guide.lent = True
     with pytest.raises(AssertionError):

@@ -60,7 +60,7 @@ def test_where_the_path_ends_before_the_steps_in_flight_do_there_is_no_draft() -
     assert one.draft(array("i", TEXT[:5]), 4, 100) is None
 
 
-def test_a_forced_run_is_drafted_whole_and_goes_on_with_a_guess() -> None:
+def test_a_forced_run_is_drafted_whole_and_continues_with_a_proposal() -> None:
     one = drafter(Reciter())
     one.forced = TEXT[5:15]
     one.in_flight.append(())

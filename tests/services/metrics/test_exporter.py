@@ -276,7 +276,7 @@ def test_everything_of_an_engine_is_exported(bench: Bench, tmp_path: Path) -> No
     bench.ready()
     bench.submit(1, max_tokens=2)
     for _ in range(6):
-        bench.turn()
+        bench.iterate()
         for plan in bench.executor.collect():
             bench.executor.answer(plan, busy=0.25)
     found = exported(bench, tmp_path)
@@ -301,7 +301,7 @@ def test_everything_of_an_engine_is_exported(bench: Bench, tmp_path: Path) -> No
 
 
 def test_before_there_is_an_engine_it_says_that_it_is_not_ready(bench: Bench, tmp_path: Path) -> None:
-    bench.turn()
+    bench.iterate()
     values = exported(bench, tmp_path).values
     assert values["engine_ready"][()] == 0
     assert values["engine_kv_used_ratio"][()] == 0.0
@@ -311,10 +311,10 @@ def test_before_there_is_an_engine_it_says_that_it_is_not_ready(bench: Bench, tm
 def test_an_executor_of_another_host_is_known_until_it_leaves(bench: Bench) -> None:
     bench.ready()
     bench.steps.arrives(bench.executor.peer, message(every(Role.EXECUTOR, executor_plans=7)))
-    bench.turn()
+    bench.iterate()
     assert [each.values["executor_plans"] for each in bench.loop.remote.all()] == [{(): 7}]
     bench.steps.leave(bench.executor.peer)
-    bench.turn()
+    bench.iterate()
     assert bench.loop.remote.all() == []
 
 
@@ -323,12 +323,12 @@ def test_waiting_requests_are_told_by_what_for(tmp_path: Path) -> None:
     bench.ready()
     for number in range(3):
         bench.submit(number + 1)
-    bench.turn()
+    bench.iterate()
     found = exported(bench, tmp_path).values["waiting_requests"]
     assert (found["slot",], found["grammar",]) == (2, 0)
 
 
 def test_a_late_tick_is_lag(bench: Bench) -> None:
-    bench.turn()
-    bench.turn(seconds=5.0)
+    bench.iterate()
+    bench.iterate(seconds=5.0)
     assert bench.loop.lag.statistics().total == pytest.approx(4.8, abs=0.01)

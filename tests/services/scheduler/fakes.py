@@ -33,7 +33,7 @@ def without_grammars() -> tuple[GrammarQueue, BitmaskFiller]:
 
 
 class FakePort:
-    """What was sent stands in `sent`; what `arrives` is received in the next turn."""
+    """What was sent stands in `sent`; what `arrives` is received in the next iteration."""
 
     def __init__(self, role: Role) -> None:
         self.epoch = 100

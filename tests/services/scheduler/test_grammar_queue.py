@@ -75,7 +75,7 @@ def test_an_abort_is_told_with_the_request(peer) -> None:
 
 
 def test_an_abort_finds_a_request_whose_automaton_was_remembered(peer) -> None:
-    """It is ready at once, and nobody has asked for it yet: the abort of the same turn must not pass it."""
+    """It is ready at once, and it was not returned yet: the abort of the same iteration must not pass it."""
     guides = GrammarQueue(tokens(), Inline())
     guides.take(peer, request(1))
     assert [each.aborted for each in guides.admit()] == [False]

@@ -59,7 +59,7 @@ class Scene:
         me = Identity(role, 0, new_incarnation(), shared_hash(ModelConfig(model=str(self.model))))
         return Link.connect(self.context, link, me, self.run_dir)
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         """Answer plans as an executor would, keep what a tokenizer gets."""
         for port in (self.tokens, self.steps):
             port.tick(time.monotonic())
@@ -94,7 +94,7 @@ class Scene:
             for port in (self.tokens, self.steps):
                 poller.register(port.socket, zmq.POLLIN)
             poller.poll(20)
-            self.turn()
+            self.iterate()
 
     def submit(self, number: int, max_tokens: int = 4) -> None:
         (peer,) = self.tokens.peers

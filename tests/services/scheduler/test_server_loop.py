@@ -42,13 +42,13 @@ class Bench:
         self.executor = FakeExecutor(self.steps)
         self.transcript = Transcript()
 
-    def turn(self, seconds: float = 0.001) -> float:
+    def iterate(self, seconds: float = 0.001) -> float:
         self.now += seconds
         return self.loop.iterate(self.now, 5000.0 + self.now)
 
     def ready(self, **words) -> None:
         self.executor.ready(**words)
-        self.turn()
+        self.iterate()
 
     def submit(self, number: int, prompt: int = 20, **sampling) -> None:
         ids = np.arange(prompt, dtype=np.int32).tobytes()
@@ -65,7 +65,7 @@ class Bench:
     def step(self) -> None:
         for plan in self.executor.collect():
             self.executor.answer(plan)
-        self.turn()
+        self.iterate()
         self.read()
 
     def run(self, limit: int = 200) -> Transcript:
@@ -85,7 +85,7 @@ def test_a_request_runs_to_its_end(overlap):
     bench = Bench(overlap)
     bench.ready()
     bench.submit(1)
-    bench.turn()
+    bench.iterate()
     transcript = bench.run()
     assert len(transcript.tokens[1]) == 5
     assert transcript.ends == {1: [Finish.LENGTH]}
@@ -133,13 +133,13 @@ def test_so_many_plans_are_in_flight(overlap, depth):
     bench = Bench(overlap)
     bench.ready()
     bench.submit(1, max_tokens=50)
-    bench.turn()
+    bench.iterate()
     plans = bench.executor.collect()
     assert len(plans) == depth
-    bench.turn()
+    bench.iterate()
     assert bench.executor.collect() == []
     bench.executor.answer(plans[0])
-    bench.turn()
+    bench.iterate()
     assert len(bench.executor.collect()) == 1
 
 
@@ -154,11 +154,11 @@ def test_the_next_plan_leaves_before_the_result_is_delivered_unless_the_device_h
         port.sent = Recorder(order, name)  # type: ignore[assignment]
     bench.ready()
     bench.submit(1)
-    bench.turn()
+    bench.iterate()
     plans = [message for _, message in bench.steps.sent]
     order.clear()
     bench.executor.answer(plans[0], busy)
-    bench.turn()
+    bench.iterate()
     assert order == [first, {"plan": "batch", "batch": "plan"}[first]]
 
 
@@ -175,15 +175,15 @@ class Recorder(list):
 def test_before_the_executor_is_ready_requests_are_refused():
     bench = Bench()
     bench.tokenizer.credit = 1
-    bench.turn()
+    bench.iterate()
     bench.submit(1)
     bench.submit(2)
-    bench.turn()
+    bench.iterate()
     (status,) = bench.statuses()
     assert not status.ready
     assert bench.tokens.take(Rejected) == []  # the status took the only credit
     bench.tokenizer.credit = WINDOW
-    bench.turn()
+    bench.iterate()
     refused = bench.tokens.take(Rejected)
     assert [(one.id, one.status, one.code) for one in refused] == [(1, 503, "not_ready"), (2, 503, "not_ready")]
     assert bench.loop.statistics().refused == 2
@@ -194,14 +194,14 @@ def test_a_full_link_merges_and_loses_nothing():
     bench.ready()
     bench.tokenizer.credit = 0
     bench.submit(1, max_tokens=9)
-    bench.turn()
+    bench.iterate()
     for _ in range(20):
         for plan in bench.executor.collect():
             bench.executor.answer(plan)
-        bench.turn()
+        bench.iterate()
     assert bench.tokens.take(TokenBatch) == []
     bench.tokenizer.credit = WINDOW
-    bench.turn()
+    bench.iterate()
     transcript = bench.read()
     assert transcript.batches == 1
     assert len(transcript.tokens[1]) == 9
@@ -213,12 +213,12 @@ def test_an_abort_and_a_stop_string_end_their_requests():
     bench.ready()
     for number in (1, 2, 3):
         bench.submit(number, max_tokens=100)
-    bench.turn()
+    bench.iterate()
     bench.step()
     bench.tokens.arrives(bench.tokenizer, Abort(1))
     bench.tokens.arrives(bench.tokenizer, StopHit(2, 0, 1))
     bench.tokens.arrives(bench.tokenizer, Abort(999))
-    bench.turn()
+    bench.iterate()
     transcript = bench.run()
     assert transcript.ends == {1: [Finish.ABORT], 2: [Finish.STOP], 3: [Finish.LENGTH]}
     assert len(transcript.tokens[3]) == 100
@@ -228,14 +228,14 @@ def test_a_tokenizer_that_leaves_takes_its_requests_along():
     bench = Bench()
     bench.ready()
     bench.submit(1, max_tokens=100)
-    bench.turn()
+    bench.iterate()
     bench.tokens.leave(bench.tokenizer)
-    bench.turn()
+    bench.iterate()
     assert bench.loop.unfinished == 0
     other = bench.tokens.join()
     bench.tokenizer = other
     bench.submit(2)
-    bench.turn()
+    bench.iterate()
     assert bench.run().ends == {2: [Finish.LENGTH]}
 
 
@@ -246,7 +246,7 @@ def test_answers_go_to_the_tokenizer_that_asked():
     bench.submit(1)
     request = SubmitTokens(id=2, token_ids=np.arange(20, dtype=np.int32).tobytes(), sampling=Sampling(max_tokens=3))
     bench.tokens.arrives(other, request)
-    bench.turn()
+    bench.iterate()
     mine = bench.run()
     theirs = Transcript()
     theirs.read(bench.tokens.take(TokenBatch, other))
@@ -260,7 +260,7 @@ def test_an_executor_that_comes_back_goes_on_where_it_was(overlap):
     bench.ready()
     bench.submit(1, max_tokens=40)
     bench.submit(2, max_tokens=40)
-    bench.turn()
+    bench.iterate()
     for _ in range(10):
         bench.step()
     lost = bench.executor.collect()
@@ -268,10 +268,10 @@ def test_an_executor_that_comes_back_goes_on_where_it_was(overlap):
     assert all(5 < count < 40 for count in before.values())
     bench.statuses()
     bench.steps.leave(bench.executor.peer)
-    bench.turn()
+    bench.iterate()
     assert not bench.loop.ready
     assert [status.ready for status in bench.statuses()] == [False]
-    bench.turn(MISSING_LIMIT / 2)
+    bench.iterate(MISSING_LIMIT / 2)
     bench.executor = FakeExecutor(bench.steps)
     bench.ready(blocks=32)
     assert bench.loop.ready
@@ -279,7 +279,7 @@ def test_an_executor_that_comes_back_goes_on_where_it_was(overlap):
     for plan in lost:  # a late word of the first life
         result = StepResult(step=plan.step, epoch=plan.epoch, token_ids=b"")
         bench.steps.arrives(bench.executor.peer, result)
-    bench.turn()
+    bench.iterate()
     transcript = bench.run()
     assert {number: len(tokens) for number, tokens in transcript.tokens.items()} == {1: 40, 2: 40}
     assert transcript.ends == {1: [Finish.LENGTH], 2: [Finish.LENGTH]}
@@ -291,17 +291,17 @@ def test_an_executor_that_does_not_come_back_ends_its_requests_with_an_error():
     bench = Bench()
     bench.ready()
     bench.submit(1, max_tokens=40)
-    bench.turn()
+    bench.iterate()
     bench.step()
     bench.steps.leave(bench.executor.peer)
-    bench.turn()
+    bench.iterate()
     assert bench.loop.unfinished == 1
-    bench.turn(MISSING_LIMIT)
+    bench.iterate(MISSING_LIMIT)
     transcript = bench.read()
     assert transcript.ends == {1: [Finish.UNAVAILABLE]}
     assert len(transcript.errors) == 1
     bench.submit(2)
-    bench.turn()
+    bench.iterate()
     assert [one.status for one in bench.tokens.take(Rejected)] == [503]
 
 
@@ -309,29 +309,29 @@ def test_an_executor_that_is_beyond_hope_is_not_waited_for(tmp_path):
     bench = Bench(run_dir=str(tmp_path))
     bench.ready()
     bench.submit(1, max_tokens=40)
-    bench.turn()
+    bench.iterate()
     bench.step()
     restarts = RestartPolicy(tmp_path)
     for _ in range(LIMIT):
         restarts.died(Role.TOKENIZER, 0, "exit code 1", 100.0)
     bench.steps.leave(bench.executor.peer)
-    bench.turn(1.0)
+    bench.iterate(1.0)
     assert bench.loop.unfinished == 1  # that a tokenizer fails is not its business
     for _ in range(LIMIT):
         restarts.died(Role.EXECUTOR, 0, "exit code 6", 100.0)
-    bench.turn(1.0)
+    bench.iterate(1.0)
     transcript = bench.read()
     assert transcript.ends == {1: [Finish.UNAVAILABLE]}
     assert "executor-0 failed 5 times within 60 seconds" in transcript.errors[0]
     bench.submit(2)
-    bench.turn()
+    bench.iterate()
     assert [one.status for one in bench.tokens.take(Rejected)] == [503]
     restarts.recovered(Role.EXECUTOR, 0)
     restarts.close()
     bench.executor = FakeExecutor(bench.steps)
     bench.ready()
     bench.submit(3)
-    bench.turn()
+    bench.iterate()
     assert bench.run().ends[3] == [Finish.LENGTH]
 
 
@@ -339,7 +339,7 @@ def test_an_executor_that_says_ready_again_starts_an_epoch():
     bench = Bench()
     bench.ready()
     bench.submit(1, max_tokens=20)
-    bench.turn()
+    bench.iterate()
     bench.executor.collect()
     bench.ready()
     assert bench.steps.epoch == 101
@@ -349,10 +349,10 @@ def test_an_executor_that_says_ready_again_starts_an_epoch():
 def test_a_heartbeat_follows_soon_when_what_runs_or_waits_changes():
     bench = Bench()
     bench.ready()
-    bench.turn(0.1)
+    bench.iterate(0.1)
     bench.statuses()
     bench.submit(1, max_tokens=40)
-    bench.turn(STATUS_DELAY)
+    bench.iterate(STATUS_DELAY)
     assert [(one.running, one.waiting) for one in bench.statuses()] == [(1, 0)]
     bench.step()
     assert bench.statuses() == []  # nothing has changed
@@ -369,12 +369,12 @@ def test_the_heartbeat_comes_at_its_interval_and_tells_the_totals():
     bench.ready()
     bench.statuses()
     for _ in range(30):
-        bench.turn(0.1)
+        bench.iterate(0.1)
     assert 5 <= len(bench.statuses()) <= 7
     bench.submit(1)
-    bench.turn()
+    bench.iterate()
     bench.run()
-    bench.turn(1.0)
+    bench.iterate(1.0)
     status = bench.statuses()[-1]
     assert status.ready
     assert (status.prompt_tokens, status.output_tokens, status.finished) == (20, 5, 1)
@@ -387,10 +387,10 @@ def test_the_heartbeat_comes_at_its_interval_and_tells_the_totals():
 def test_the_age_of_a_step_is_told_while_it_hangs():
     bench = Bench()
     bench.ready()
-    bench.turn(100.0)
+    bench.iterate(100.0)
     bench.submit(1)
-    bench.turn()
-    bench.turn(3.0)
+    bench.iterate()
+    bench.iterate(3.0)
     assert bench.statuses()[-1].step_age == pytest.approx(3.0)
 
 
@@ -404,17 +404,17 @@ def test_what_arrives_in_a_long_turn_did_not_arrive_at_its_beginning(later: floa
     began: list[float] = []
     plain = bench.loop._scheduler.submit
     bench.loop._scheduler.submit = lambda request, source, now: (began.append(now), plain(request, source, now))
-    bench.turn()
+    bench.iterate()
     assert began == [bench.now + max(later, 0.0)]
 
 
 def test_a_turn_says_when_the_next_is_due():
     bench = Bench()
     bench.ready()
-    due = bench.turn()
+    due = bench.iterate()
     assert bench.now < due <= bench.now + 0.2
     ticks = bench.steps.ticks
-    assert bench.turn(0.01) == due
+    assert bench.iterate(0.01) == due
     assert bench.steps.ticks == ticks
 
 
@@ -422,10 +422,10 @@ def test_draining_refuses_newcomers_and_finishes_the_others():
     bench = Bench()
     bench.ready()
     bench.submit(1)
-    bench.turn()
+    bench.iterate()
     bench.loop.draining = True
     bench.submit(2)
-    bench.turn()
+    bench.iterate()
     assert not bench.loop.drained
     assert bench.statuses()[-1].draining
     assert [one.id for one in bench.tokens.take(Rejected)] == [2]
@@ -438,17 +438,17 @@ def test_without_executors_there_is_nothing_to_wait_for():
     assert bench.loop.drained
     bench.ready()
     bench.submit(1)
-    bench.turn()
+    bench.iterate()
     assert not bench.loop.drained
     bench.steps.leave(bench.executor.peer)
-    bench.turn()
+    bench.iterate()
     assert bench.loop.drained
 
 
 def test_a_result_for_an_earlier_scheduler_is_ignored():
     bench = Bench()
     bench.steps.arrives(bench.executor.peer, StepResult(step=7, epoch=3, token_ids=b""))
-    bench.turn()
+    bench.iterate()
     assert bench.loop.statistics().results == 0
 
 
@@ -460,9 +460,9 @@ def test_wrong_accounts_are_told_and_serving_goes_on(caplog):
     wrong = msgspec.structs.replace(real, faults=("one lost",))
     bench.loop._scheduler.check = lambda thorough=False: wrong  # type: ignore[method-assign, misc]
     bench.submit(1)
-    bench.turn()
+    bench.iterate()
     assert bench.run().ends == {1: [Finish.LENGTH]}
-    bench.turn(IDLE_SECONDS)
+    bench.iterate(IDLE_SECONDS)
     assert bench.loop.statistics().faults == 1
     assert any(getattr(record, "fields", {}).get("faults") == "one lost" for record in caplog.records)
 
@@ -474,16 +474,16 @@ def test_every_block_is_looked_at_once_it_rests_and_not_before():
     real, looks = bench.loop._scheduler.check(), []
     bench.loop._scheduler.check = lambda thorough=False: looks.append(thorough) or real  # type: ignore[method-assign, misc]
     bench.submit(1)
-    bench.turn()
+    bench.iterate()
     bench.run()
-    bench.turn()
+    bench.iterate()
     bench.submit(2)
-    bench.turn(0.5 * IDLE_SECONDS)
+    bench.iterate(0.5 * IDLE_SECONDS)
     bench.run()
-    bench.turn(0.5 * IDLE_SECONDS)
+    bench.iterate(0.5 * IDLE_SECONDS)
     assert looks == []
-    bench.turn(IDLE_SECONDS)
-    bench.turn(IDLE_SECONDS)
+    bench.iterate(IDLE_SECONDS)
+    bench.iterate(IDLE_SECONDS)
     assert looks == [True]
 
 

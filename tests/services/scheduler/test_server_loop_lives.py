@@ -92,7 +92,7 @@ class Lives:
             if self.plans:
                 self.executor.answer(self.plans.pop(0))
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         self.now += self.chance.choice((0.001, 0.001, 0.3, MISSING_LIMIT if self.chance.random() < 0.02 else 0.01))
         due = self.loop.iterate(self.now, self.now)
         assert due <= self.now + 0.5
@@ -118,7 +118,7 @@ class Lives:
         deeds = (self.step, self.submit, self.interfere, self.tokenizer, self.restart, self.credit)
         for _ in range(ROUNDS):
             self.chance.choices(deeds, weights=(20, 6, 2, 0.5, 0.5, 1))[0]()
-            self.turn()
+            self.iterate()
 
     def settle(self) -> None:
         """Everything is well from now on: whoever waits is served."""
@@ -130,7 +130,7 @@ class Lives:
         for _ in range(5000):
             for peer in self.tokens.peers:
                 peer.credit = WINDOW
-            self.turn()
+            self.iterate()
             if self.loop.drained:
                 return
             self.step()

@@ -92,9 +92,9 @@ class Bench:
         self.executor = Sampler(self.steps)
         self.executor.ready(mask_slots=places)
         self.transcript = Transcript()
-        self.turn()
+        self.iterate()
 
-    def turn(self) -> None:
+    def iterate(self) -> None:
         self.now += 0.001
         self.loop.iterate(self.now, 5000.0 + self.now)
 
@@ -107,7 +107,7 @@ class Bench:
 
     def run(self, done) -> None:
         for _ in range(400):
-            self.turn()
+            self.iterate()
             self.executor.work()
             self.transcript.read(self.tokens.take(TokenBatch, self.tokenizer))
             self.tokenizer.credit = WINDOW
@@ -140,10 +140,10 @@ def test_masks_leave_in_the_turn_of_the_result_and_before_the_next_plan() -> Non
     bench = Bench()
     bench.submit(1, automaton("regex", "[a-z]{30}"))
     for _ in range(4):
-        bench.turn()
+        bench.iterate()
         bench.executor.work()
     bench.steps.sent.clear()
-    bench.turn()
+    bench.iterate()
     sent = [message for _, message in bench.steps.sent]
     assert [type(message) for message in sent] == [StepMasks, StepPlan]
     assert [message.step for message in sent] == [sent[0].step, sent[0].step + 1]
@@ -186,10 +186,10 @@ def test_new_executors_get_every_mask_again_and_outputs_go_on() -> None:
     bench = Bench()
     bench.submit(1, automaton("regex", "[a-z]{40}"))
     for _ in range(6):
-        bench.turn()
+        bench.iterate()
         bench.executor.work()
     bench.steps.leave(bench.executor.peer)
-    bench.turn()
+    bench.iterate()
     bench.executor = Sampler(bench.steps)
     bench.executor.ready(epoch=bench.loop.executors.epoch, mask_slots=PLACES)
     bench.run(lambda: 1 in bench.transcript.ends)

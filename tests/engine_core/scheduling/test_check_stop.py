@@ -106,7 +106,7 @@ def test_a_result_of_another_epoch_moves_no_guide() -> None:
     assert server.scheduler.mask_work() is None
 
 
-def test_what_a_guide_forces_is_known_before_it_is_lent() -> None:
+def test_what_a_guide_forces_is_known_before_its_masks_are_filled() -> None:
     """A plan that is made while masks are being made has drafts all the same."""
     drafted = 0
     for source in range(60):

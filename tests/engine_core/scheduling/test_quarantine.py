@@ -126,7 +126,7 @@ def test_the_like_of_it_is_refused_and_anything_else_is_not() -> None:
     assert ward.deaths == SUSPICIOUS + 1
 
 
-def test_deaths_of_something_else_condemn_nobody() -> None:
+def test_deaths_of_another_cause_quarantine_no_request() -> None:
     """Killed from outside every few steps: who gets further in between is never tried."""
     ward = Ward()
     numbers = [ward.server.submit([token], max_tokens=40) for token in (3, 4, 5)]
