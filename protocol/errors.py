@@ -63,8 +63,7 @@ class RequestError(PenstockError):
 class InvalidRequest(RequestError):
     """A wrong type, an out-of-range value, an over-long prompt, a malformed body."""
 
-    status = 400
-    type = "invalid_request_error"
+    status, type = 400, "invalid_request_error"
 
 
 class ContextExceeded(InvalidRequest):
@@ -86,8 +85,8 @@ class Unsupported(InvalidRequest):
 
 
 class GrammarFailure(InvalidRequest):
-    """The automaton of this request's output met a limit while it ran: the structure asks for more than is served, and
-    would again. What was said until then followed it."""
+    """The automaton of this request's output met a limit while it ran, and would again. The output until then followed
+    it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="grammar_failed")
@@ -103,27 +102,23 @@ class UnsupportedSchema(InvalidRequest):
 
 
 class Unauthorized(RequestError):
-    status = 401
-    type = "authentication_error"
+    status, type = 401, "authentication_error"
 
 
 class Forbidden(RequestError):
-    """A page of an origin, or a host name, that this server does not answer."""
+    """An origin or a host name that this server does not answer."""
 
-    status = 403
-    type = "permission_error"
+    status, type = 403, "permission_error"
 
 
 class NotFound(RequestError):
-    status = 404
-    type = "not_found_error"
+    status, type = 404, "not_found_error"
 
 
 class MethodNotAllowed(RequestError):
     """`allowed` is the value of the header Allow."""
 
-    status = 405
-    type = "invalid_request_error"
+    status, type = 405, "invalid_request_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None, allowed: str = "") -> None:
         super().__init__(message, param=param, code=code)
@@ -133,8 +128,7 @@ class MethodNotAllowed(RequestError):
 class RequestTimeout(RequestError):
     """The client did not send its request in time."""
 
-    status = 408
-    type = "invalid_request_error"
+    status, type = 408, "invalid_request_error"
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="request_timeout")
@@ -143,25 +137,21 @@ class RequestTimeout(RequestError):
 class HeadTooLarge(RequestError):
     """Request line and headers; RFC 6585, section 5."""
 
-    status = 431
-    type = "invalid_request_error"
+    status, type = 431, "invalid_request_error"
 
 
 class PayloadTooLarge(RequestError):
-    status = 413
-    type = "invalid_request_error"
+    status, type = 413, "invalid_request_error"
 
 
 class UnsupportedMediaType(RequestError):
-    status = 415
-    type = "invalid_request_error"
+    status, type = 415, "invalid_request_error"
 
 
 class Overloaded(RequestError):
     """The queue is full. `retry_after` is in seconds and becomes the Retry-After header."""
 
-    status = 429
-    type = "rate_limit_error"
+    status, type = 429, "rate_limit_error"
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message, code="overloaded")
@@ -175,22 +165,19 @@ class EngineFailure(RequestError):
 class UnknownCoding(RequestError):
     """A transfer coding other than chunked; RFC 9112, section 6.1."""
 
-    status = 501
-    type = "invalid_request_error"
+    status, type = 501, "invalid_request_error"
 
 
 class UnknownVersion(RequestError):
     """A version of HTTP other than 1.0 and 1.1; RFC 9110, section 15.6.6."""
 
-    status = 505
-    type = "invalid_request_error"
+    status, type = 505, "invalid_request_error"
 
 
 class Unavailable(RequestError):
-    """The server is loading, draining or missing a part. `retry_after` is in seconds, where it may be worth it."""
+    """The server is loading, draining or missing a part. `retry_after` is in seconds, where a retry may help."""
 
-    status = 503
-    type = "service_unavailable"
+    status, type = 503, "service_unavailable"
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float | None = None
@@ -200,10 +187,9 @@ class Unavailable(RequestError):
 
 
 class DeadlineExceeded(RequestError):
-    """The time that the request had, by its own word or by the server's option, was over before its answer."""
+    """The request's own timeout, or the server's, ended before its answer."""
 
-    status = 504  # as google.rpc.Code has it for DEADLINE_EXCEEDED
-    type = "timeout_error"
+    status, type = 504, "timeout_error"  # as google.rpc.Code has it for DEADLINE_EXCEEDED
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="deadline_exceeded")
