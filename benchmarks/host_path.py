@@ -52,7 +52,7 @@ from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.errors import encode
-from penstock.services.openai.responses.background import BackgroundWork
+from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller

@@ -47,7 +47,7 @@ from penstock.services.metrics.requests import Traffic
 from penstock.services.openai import errors
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.health import hopeless
-from penstock.services.openai.responses.background import BackgroundWork
+from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
 from penstock.services.supervisor import logs

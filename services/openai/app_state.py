@@ -16,7 +16,7 @@ from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.tracing.tracer import Tracer
 
 if TYPE_CHECKING:  # it works with what is below
-    from penstock.services.openai.responses.background import BackgroundWork
+    from penstock.services.openai.responses.endpoint import BackgroundWork
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.messages.errors import VERSION
+from penstock.services.openai.errors import VERSION_HEADER
 
 PAGE, MOST = 20, 1000  # models of Anthropic's page: unless its query says how many, and at most
 
@@ -62,7 +62,7 @@ async def models(app: AppState, context: RequestContext) -> None:
     if name is not None:
         model.check_name(name)
         body = model_answer(model, name)
-    elif VERSION in context.headers:
+    elif VERSION_HEADER in context.headers:
         body = page(model, context.query)
     else:
         body = ModelList(data=[model_answer(model, each) for each in model.names])

@@ -15,9 +15,8 @@ from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.version import VERSION
 from penstock.services.http.routing import Access, Route
-from penstock.services.openai.errors import ErrorResponse
+from penstock.services.openai.errors import ErrorResponse, MessageError, concerns
 from penstock.services.openai.health import Health
-from penstock.services.openai.messages.errors import MessageError, concerns
 from penstock.services.openai.messages.request import REFUSALS as MESSAGE_REFUSALS
 from penstock.services.openai.messages.request import WITHOUT_EFFECT as MESSAGE_WITHOUT_EFFECT
 from penstock.services.openai.messages.request import MessageRequest

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.protocol.config import ApiConfig
+from penstock.protocol.errors import InvalidRequest
 from penstock.services.http.middleware import Dialect, Middleware
 from penstock.services.http.request_context import RequestContext
-from penstock.services.http.routing import Access, Route, Router
+from penstock.services.http.routing import Access, Handler, Route, Router
 from penstock.services.http.static_files import FILES, StaticFile
 from penstock.services.openai import errors
 from penstock.services.openai.answers import ChatAnswer, CompletionAnswer
@@ -20,8 +21,6 @@ from penstock.services.openai.cohere import EmbedAnswer, EmbedRequest, embed
 from penstock.services.openai.completions import create_completion
 from penstock.services.openai.embeddings import EmbeddingAnswer, EmbeddingRequest, create_embeddings
 from penstock.services.openai.health import Health, StatusAnswer, VersionAnswer, health, live, metrics, ready, version
-from penstock.services.openai.invocations import invoke
-from penstock.services.openai.messages import errors as message_errors
 from penstock.services.openai.messages.endpoint import count_message_tokens, create_message
 from penstock.services.openai.messages.output import MessageAnswer, TokenCount
 from penstock.services.openai.messages.request import CountRequest, MessageRequest
@@ -53,10 +52,35 @@ from penstock.services.openai.tokenization import (
     tokenize,
     tokenizer_info,
 )
+from penstock.services.openai.validation import FIELDS, decode
 
 PREFIX = "/v1"
 WRONG_OUTPUT = b"x-penstock-wrong-output"
 ENGINE_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503, 504)  # of what engine or tokenizer answers
+
+
+# Fields of a body → the endpoint whose body has them; the first that fits.
+ENDPOINTS: tuple[tuple[frozenset[str], Handler], ...] = (
+    (frozenset(("messages",)), create_chat_completion),
+    (frozenset(("prompt",)), create_completion),
+    (frozenset(("text_1", "text_2")), create_score),
+    (frozenset(("query", "documents")), rerank),
+    (frozenset(("input",)), create_embeddings),
+)
+
+
+async def invoke(app: AppState, context: RequestContext) -> None:
+    """POST /invocations, where Amazon SageMaker sends every request: the body's fields decide which endpoint answers.
+
+    Source: Amazon SageMaker developer guide, "Custom inference code with hosting services", as vLLM reads it.
+    """
+    context.body = await context.read_json()
+    names = decode(context.body, FIELDS).keys()
+    handler = next((handler for fields, handler in ENDPOINTS if fields <= names), None)
+    if handler is None:
+        known = "; ".join(" and ".join(sorted(fields)) for fields, _ in ENDPOINTS)
+        raise InvalidRequest(f"the body is for no endpoint: it holds none of {known}", code="invalid_value")
+    await handler(app, context)
 
 
 async def openapi(app: AppState, context: RequestContext) -> None:
@@ -115,8 +139,8 @@ ROUTES: tuple[Route, ...] = (
 
 DIALECTS = (
     Dialect(
-        message_errors.encode, (b"x-request-id", b"request-id"),
-        {message_errors.PATH: b"", "/v1/models": message_errors.VERSION},
+        errors.encode_for_messages, (b"x-request-id", b"request-id"),
+        {errors.MESSAGES: b"", "/v1/models": errors.VERSION_HEADER},
     ),
     Dialect(lambda error, _: errors.encode(error)),
 )  # fmt: skip

@@ -193,7 +193,7 @@ class RawFields(msgspec.Struct, frozen=True):
     @property
     def fields(self) -> Mapping[str, msgspec.Raw]:
         """All of them by name. Raises InvalidRequest for what is no JSON object."""
-        return raw_fields(self.text) if self.known is None else self.known
+        return decode(self.text, FIELDS) if self.known is None else self.known
 
     def decode(self, decoder: msgspec.json.Decoder[T]) -> T:
         """The object as the decoder's type. Raises InvalidRequest naming the parameter."""
@@ -227,13 +227,8 @@ async def read_fields(body: bytes) -> RawFields:
     if len(body) <= LONG:
         return RawFields(body)
     await asyncio.sleep(0)
-    fields = raw_fields(body)
+    fields = decode(body, FIELDS)
     await asyncio.sleep(0)
     deferred = {name: fields[name] for name in GRAMMAR_FIELDS if name in fields and len(fields[name]) > UNREAD}
     text = msgspec.json.encode({**fields, **dict.fromkeys(deferred)}) if deferred else body
     return RawFields(text, deferred, fields)
-
-
-def raw_fields(body: bytes) -> Mapping[str, msgspec.Raw]:
-    """A body's members by name. Raises InvalidRequest for what is no JSON object."""
-    return decode(body, FIELDS)

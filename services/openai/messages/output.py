@@ -13,7 +13,7 @@ from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import Finish, PieceKind
 from penstock.services.client.output_collector import Choice, OutputCollector, Segment, Usage
 from penstock.services.openai.answers import Identity, Remarks
-from penstock.services.openai.messages.errors import encode
+from penstock.services.openai.errors import encode_for_messages
 from penstock.services.openai.messages.request import AppliedEdits, MessageRequest
 from penstock.services.openai.output_blocks import Block, Blocks, Change, Happening, blocks_of
 from penstock.services.openai.sse import escaped
@@ -221,7 +221,7 @@ class MessageEvents:
         return b"".join(events)
 
     def failure(self, collector: OutputCollector, error: RequestError) -> bytes:
-        return b"event: error\ndata: " + escaped(encode(error, self._told.request_id)) + b"\n\n"
+        return b"event: error\ndata: " + escaped(encode_for_messages(error, self._told.request_id)) + b"\n\n"
 
     def _opening(self, collector: OutputCollector) -> list[bytes]:
         if self._begun:

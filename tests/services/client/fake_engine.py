@@ -46,7 +46,7 @@ from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, collect_api
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.responses.background import BackgroundWork
+from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
 from penstock.services.supervisor.options import sized

@@ -1,4 +1,4 @@
-"""SageMaker's paths: POST /invocations goes where the body's fields say (invocations.py), /ping says yes or no."""
+"""SageMaker's paths: POST /invocations goes where the body's fields say (routes.py), /ping says yes or no."""
 
 from __future__ import annotations
 
