@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from penstock.engine_core.grammar.guide import MOST_FORCED, first_line
+from penstock.engine_core.grammar.guide import first_line
+from penstock.engine_core.grammar.regexes import MOST_FORCED
 from penstock.engine_core.grammar.sources import source_of
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.protocol.errors import InvalidRequest

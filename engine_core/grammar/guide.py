@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from llguidance import LLMatcher
 
+from penstock.engine_core.grammar.regexes import MOST_FORCED
 from penstock.engine_core.grammar.spacing import Habits, Spacing
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.protocol.errors import EngineFailure, GrammarFailure
@@ -17,7 +18,6 @@ from penstock.protocol.messages import Automaton
 
 LONGEST_RUN = 64  # forced tokens looked at in one go
 SHORT_RUN = 16  # forced tokens behind which more is guessed
-MOST_FORCED = 32_768  # tokens; the library looks at all of them at every step
 FREE = 0.01  # seconds that a token's mask may take at any time: it is made beside a forward pass
 MOST_OWED = 0.25  # seconds beyond that, in all, before others have waited long enough
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from penstock.engine_core.grammar.guide import MOST_FORCED
 from penstock.protocol.errors import InvalidRequest
 
+MOST_FORCED = 32_768  # tokens; the library looks at all of them at every step
 LONGEST = MOST_FORCED  # bytes: then they are no more tokens than a guide follows
 
 WIDEST = 4  # bytes of a character in UTF-8
