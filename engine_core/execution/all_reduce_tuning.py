@@ -1,4 +1,4 @@
-"""For how many rows the exchange is quicker than the collective and the norm behind it: the device tries both."""
+"""Up to how many rows the custom all-reduce is faster than the collective and its norm: both are measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 @torch.inference_mode()
 def try_exchange(group: Group, exchange: Exchange, device: torch.device) -> list[Trial]:
-    """Both ways at several sizes. Every rank runs this at once; what it finds may differ from rank to rank."""
+    """Measure both at several sizes. All ranks run this at once; their results may differ."""
     inboxes = exchange.inboxes
     weight = torch.ones(inboxes.width, dtype=inboxes.dtype, device=device)
     found = []
@@ -43,12 +43,12 @@ def try_exchange(group: Group, exchange: Exchange, device: torch.device) -> list
 
 
 def summed_norm(group: Group, partial: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What is done without an exchange. Zeros stay zeros, however often they are added up in place."""
+    """The collective and the norm. Zeros stay zeros, however often they are summed in place."""
     return add_rms_norm(group.all_reduce(partial), residual, weight, EPS)
 
 
 def microseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of one call, in a graph of several."""
+    """The time of one call, in a graph of several."""
 
     def calls() -> None:
         for _ in range(CALLS):
@@ -67,7 +67,7 @@ def microseconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def quicker_rows(trials: Sequence[Trial]) -> int:
-    """Up to how many rows the exchange is quicker at every size tried; 0: it never is."""
+    """Up to how many rows the exchange is faster at every size tried; 0: it never is."""
     found = 0
     for trial in trials:
         if trial.exchanged >= trial.summed:
@@ -77,8 +77,8 @@ def quicker_rows(trials: Sequence[Trial]) -> int:
 
 
 def quickest(group: Group, exchange: Exchange, device: torch.device) -> tuple[Group, list[Trial]]:
-    """The group with the exchange for as many rows as every rank finds it quicker for, and what this one found. Without
-    it where it never is: it is closed then."""
+    """The group with the exchange for as many rows as all ranks find it faster for, and this rank's trials. Where it
+    never is faster the exchange is closed, and the group goes without."""
     trials = try_exchange(group, exchange, device)
     rows = group.all_min(quicker_rows(trials))
     torch.cuda.synchronize(device)

@@ -1,10 +1,10 @@
-"""CUDA graphs of the two halves of a step, a few sizes of each: a step is padded to the next size that there is.
+"""CUDA graphs of the two halves of a step, in a few sizes each: a step is padded to the next captured size.
 
-A graph reads a step's columns from a packed buffer that stands still, and everything else from the slot tables, so one
-copy up is all that replaying needs, and a step with the columns of the one before needs none. Padded rows have no
-tokens and padded entries belong to the scratch slot. Graphs of one half share a memory pool: they are captured from the
-largest down, each into what the one before has left, and never run at the same time. The halves have a pool each,
-because what a sampling gave is still on its way to the host while the next forward pass runs.
+A graph reads a step's columns from a fixed packed buffer, and everything else from the slot tables, so a replay needs
+one upload, and none where the columns are those of the previous step. Padded rows have no tokens, padded entries belong
+to the scratch slot. Graphs of one half share a memory pool: they are captured from the largest down, each into the
+memory that earlier ones have freed, and never run at the same time. Each half has its own pool, because samples are
+still being downloaded while the next forward pass runs.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from penstock.engine_core.execution.transfer import Upload
 from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 
 Output = TypeVar("Output")
-SMALL = (1, 2, 4, 8)  # decoding rows; from there on in steps that waste at most a third
+SMALL = (1, 2, 4, 8)  # decoding rows; larger sizes waste at most a third
 PREWARMED_SIZES = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # each may take kernels of its own
-DRAFT_SHARE = 4  # a full house samples a draft for one row in four without leaving its graphs
-DRAFTED_MOST = 512  # entries that are sampled in a graph where every row may have drafts: each takes a line of logits
-MIXED_MOST = 2048  # tokens; beyond it no model is so small that the host would be the limit
+DRAFT_SHARE = 4  # with all slots running, one row in four may have a draft within the graphs
+DRAFTED_MOST = 512  # entries of a sampling graph where every row may have drafts: each takes a row of logits
+MIXED_MOST = 2048  # tokens; no model is so small that larger steps would wait for the host
 HOST_LAYER = 900e-6  # seconds that the host of an H200 took to launch one layer's kernels: 0.5 to 0.9 ms
-DEVICE_RATE = 600e12  # FLOP per second that a device reaches over a layer's products
+DEVICE_RATE = 600e12  # FLOP/s that a device reaches in a layer's products
 
 
 class GraphStatistics(msgspec.Struct, frozen=True):
@@ -53,15 +53,15 @@ class GraphStatistics(msgspec.Struct, frozen=True):
 
 
 class Memory:
-    """What the captures of one half share: a pool, and the stream they are made on."""
+    """The memory pool and the capture stream of one half."""
 
     def __init__(self, device: torch.device) -> None:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, work: Callable[[], Output], *, run: bool) -> tuple[torch.cuda.CUDAGraph, Output]:
-        """Record `work`, all of whose kernels are loaded; `run` once before, so that what the stream allocates for good
-        belongs to no graph."""
+        """Capture `work`, all of whose kernels are loaded; with `run` it runs once first, so that permanent allocations
+        of the stream belong to no graph."""
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(current)
@@ -78,7 +78,7 @@ class Memory:
 
 
 class GraphColumns:
-    """The packed buffer from which graphs read the columns of a step, and what stands in it."""
+    """The packed buffer from which graphs read the columns of a step."""
 
     def __init__(self, room: Sequence[int], upload: Upload) -> None:
         self._packing = Packing(room)
@@ -93,7 +93,7 @@ class GraphColumns:
         return tuple(self._packing.views(self._packed, lengths))
 
     def hold(self, rows: HostRows, lengths: tuple[int, ...]) -> bool:
-        """Whether the rows stand there already, padded to these lengths."""
+        """Whether the buffer holds these rows already, padded to these lengths."""
         return self._held[0] is rows and self._held[1] == lengths
 
     def put(
@@ -105,7 +105,7 @@ class GraphColumns:
 
 
 class ForwardGraphs:
-    """Graphs of the first half. Each lays the hidden states of the step's first entries out in `states`."""
+    """Graphs of the first half. Each gathers the hidden states of the step's first entries in `states`."""
 
     def __init__(
         self, forward: Forward, wanted: Sequence[Shape], states: Tensor, max_context: int, scratch: int, upload: Upload
@@ -121,12 +121,12 @@ class ForwardGraphs:
         self.replays = 0
 
     def capture(self, shape: Shape, memory: Memory, *, run: bool) -> None:
-        """Make the graph of one shape, behind whatever runs; `states` are not kept."""
+        """Capture the graph of one shape, in stream order; it overwrites `states`."""
         self._graphs[shape] = memory.capture(self.work(shape), run=run)
         insort(self._captured[shape.plain], shape, key=size_of)
 
     def work(self, shape: Shape) -> Callable[[], Tensor]:
-        """What the graph of a shape holds, over rows without tokens; it returns the hidden states of all tokens."""
+        """The work of a shape's graph, over rows without tokens; it returns the hidden states of all tokens."""
         inputs = nobodys_inputs(self._columns.clear(shape.lengths), self._scratch)
         forward, states = self._forward, self._states[: shape.entries]
         max_query, max_context = 1 if shape.plain else shape.tokens, self._max_context
@@ -145,7 +145,7 @@ class ForwardGraphs:
         return captured[at] if at < len(captured) else None
 
     def replay(self, rows: HostRows, shape: Shape) -> Tensor:
-        """Enqueue the forward pass: hidden states `[shape.tokens, hidden]`, good until the next one."""
+        """Enqueue the forward pass: hidden states `[shape.tokens, hidden]`, valid until the next replay."""
         if not self._columns.hold(rows, shape.lengths):
             *columns, last = input_columns(rows)
             columns.append(last[: shape.entries])
@@ -157,7 +157,7 @@ class ForwardGraphs:
 
 
 class SamplingGraphs:
-    """Graphs of the second half, over the first lines of `states`."""
+    """Graphs of the second half, over the first rows of `states`."""
 
     def __init__(self, sampler: Sampler, most: int, states: Tensor, scratch: int, upload: Upload) -> None:
         self._sampler = sampler
@@ -169,12 +169,12 @@ class SamplingGraphs:
         self.replays = 0
 
     def capture(self, size: int, memory: Memory, *, run: bool) -> None:
-        """Make the graph of one size, behind whatever runs."""
+        """Capture the graph of one size, in stream order."""
         self._graphs[size] = memory.capture(self.work(size), run=run)
         insort(self._captured, size)
 
     def work(self, size: int) -> Callable[[], Sampled]:
-        """What the graph of a size holds, over entries of the scratch slot."""
+        """The work of a size's graph, over entries of the scratch slot."""
         entries = nobodys_entries(self._columns.clear(entry_lengths(size)), self._scratch)
         sampler, states = self._sampler, self._states[:size]
 
@@ -189,7 +189,7 @@ class SamplingGraphs:
         return self._captured[at] if at < len(self._captured) else 0
 
     def replay(self, rows: HostRows, size: int, masks: Column | None) -> Sampled:
-        """Enqueue the sampling: tensors of `size` lines, good until the next one."""
+        """Enqueue the sampling: tensors of `size` rows, valid until the next replay."""
         lengths = entry_lengths(size)
         if masks is not None or not self._columns.hold(rows, lengths):
             lasting = rows if masks is None else None
@@ -225,7 +225,7 @@ class Graphs:
         self._memory, self._sampling_memory = Memory(upload.device), Memory(upload.device)
 
     def capture(self) -> None:
-        """Make the next graph. No step may stand between its halves."""
+        """Capture the next graph. No step may be between its halves."""
         largest, what = self.captures.largest, self.captures.take()
         if isinstance(what, Shape):
             self.forward.capture(what, self._memory, run=largest)
@@ -233,7 +233,7 @@ class Graphs:
             self.sampling.capture(what, self._sampling_memory, run=largest)
 
     def dummy_run(self, graphs: Iterable[Shape | int]) -> None:
-        """Run once what these graphs will hold."""
+        """Run the work of these graphs once, eagerly."""
         for what in graphs:
             work = self.forward.work(what) if isinstance(what, Shape) else self.sampling.work(what)
             work()
@@ -243,14 +243,14 @@ class Graphs:
 
 
 def nobodys_inputs(columns: Iterable[Tensor], scratch: int) -> StepInputs:
-    """Zeroed columns made rows without tokens, for a capture."""
+    """Rows without tokens over zeroed columns, for a capture."""
     inputs = step_inputs(columns)
     inputs.rows.slots.fill_(scratch)
     return inputs
 
 
 def nobodys_entries(columns: Iterable[Tensor], scratch: int) -> Entries:
-    """Zeroed columns made entries of the scratch slot, for a capture."""
+    """Entries of the scratch slot over zeroed columns, for a capture."""
     entries = Entries(*columns)
     entries.slots.fill_(scratch)
     entries.drafts.fill_(NO_DRAFT)
@@ -260,7 +260,7 @@ def nobodys_entries(columns: Iterable[Tensor], scratch: int) -> Entries:
 
 @dataclass(frozen=True)
 class GraphSizes:
-    """Which graphs there shall be."""
+    """The sizes of graphs to capture."""
 
     decode: tuple[int, ...]  # rows, one token each
     mixed: tuple[int, ...]  # tokens of rows of any length
@@ -272,8 +272,8 @@ class GraphSizes:
 def graph_sizes(
     layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int, drafts: int = 0
 ) -> GraphSizes:
-    """For a model of so many layers and weights: steps with chunks or drafts have graphs as far as an eager one would
-    wait for the host. drafts: that a draft model makes for a row."""
+    """For a model of so many layers and weights: steps with chunks or drafts have graphs up to the size at which an
+    eager step no longer waits for the host. drafts: of a draft model for a row."""
     few, all_drafted = max_num_seqs + max_num_seqs // DRAFT_SHARE, max_num_seqs * (1 + drafts)
     tokens = int(layers * HOST_LAYER * DEVICE_RATE / (2 * weights))
     return GraphSizes(
@@ -286,7 +286,7 @@ def graph_sizes(
 
 
 def kept_tokens(sizes: GraphSizes) -> int:
-    """Tokens whose hidden states graphs keep for good beside those of the largest."""
+    """Tokens whose hidden states graphs keep permanently, besides those of the largest graphs."""
     return sum(sizes.decode[:-1]) + sum(sizes.mixed[:-1])
 
 
@@ -315,7 +315,7 @@ class Shape:
 
     tokens: int
     rows: int
-    entries: int  # lines that are laid out for the second half
+    entries: int  # rows that are gathered for the second half
     plain: bool  # one token a row
 
     @property
@@ -337,7 +337,7 @@ def entry_lengths(entries: int) -> tuple[int, ...]:
 
 
 class Captures:
-    """The graphs of one model in `capture_order`, and how many of them were captured."""
+    """The graphs of one model in `capture_order`, and how many are captured."""
 
     def __init__(self, wanted: Sequence[Shape], entries: Sequence[int]) -> None:
         largest, others = capture_order(wanted, entries)
@@ -356,7 +356,7 @@ class Captures:
 
     @property
     def prewarmed(self) -> list[Shape | int]:
-        """Of each kind, and of very different sizes: all that may take kernels of its own."""
+        """Graphs of each kind and of very different sizes: all that may take kernels of their own."""
         return [what for at, what in enumerate(self._order) if at < self._largest or size_of(what) in PREWARMED_SIZES]
 
     def take(self) -> Shape | int:
@@ -368,7 +368,7 @@ class Captures:
 def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> tuple[list[Shape | int], list[Shape | int]]:
     """The largest graph of each kind, and all others; largest first in both.
 
-    A small one is captured into memory that the large ones have left, and the largest decide how much that is.
+    Small graphs are captured into memory that large ones have freed, so the largest decide how much there is.
     """
     kinds: list[list[Shape | int]] = [
         [shape for shape in wanted if shape.plain],

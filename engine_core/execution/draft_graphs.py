@@ -1,8 +1,8 @@
-"""CUDA graphs of drafting: what the draft model runs first, the first draft of each row, and every further one.
+"""CUDA graphs of drafting: the draft model's first pass, the first draft of each row, and every further one.
 
-The first pass has graphs as a step's forward pass has, by its tokens. Behind it all rows have one token a turn: one
-graph samples the drafts behind the first pass, another runs and samples those behind the drafts before; the latter is
-replayed once for each further draft. They share a memory pool, since they never run at the same time.
+The first pass has graphs by its number of tokens, as a step's forward pass has. After it all rows have one token per
+iteration: one graph samples the drafts of the first pass; another runs the model on the previous drafts and samples,
+and is replayed once for each further draft. They share a memory pool, since they never run at the same time.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from penstock.engine_core.execution.input_batch import (
 from penstock.engine_core.execution.sampler import Sampler
 from penstock.engine_core.execution.transfer import Upload
 
-LACKED = 2  # positions of a row, as a rule: see `StepPlan.drafting`
+LACKED = 2  # positions of a row that the draft model usually lacks: see `StepPlan.drafting`
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What samples the first draft of each row, and what makes the next one."""
+    """The graphs that sample the first draft of each row and make the next one."""
 
     begin: torch.cuda.CUDAGraph
     go_on: torch.cuda.CUDAGraph
 
 
 def draft_sizes(layers: int, weights: int, sizes: GraphSizes) -> GraphSizes:
-    """For a draft model of so many layers and weights, beside a model with these graphs: the first pass has some at
-    least as far as every row lacks what it lacks as a rule."""
+    """For a draft model of so many layers and weights, beside a model with these graphs. The first pass has graphs at
+    least up to `LACKED` positions of every row."""
     seqs = sizes.rows
     own = graph_sizes(layers, weights, seqs, MIXED_MOST, sizes.max_context).mixed
     most = max(LACKED * seqs, own[-1] if own else 0)
@@ -98,7 +98,7 @@ class DraftGraphs:
         self._memory = Memory(upload.device)
 
     def capture(self) -> None:
-        """Make the next graphs. No step may stand between its halves."""
+        """Capture the next graphs. No step may be between its halves."""
         largest, what = self.captures.largest, self.captures.take()
         if isinstance(what, Shape):
             self.first.capture(what, self._memory, run=largest)
@@ -108,13 +108,13 @@ class DraftGraphs:
         insort(self._captured, what)
 
     def dummy_run(self, graphs: Iterable[Shape | int]) -> None:
-        """Run once what these graphs will hold."""
+        """Run the work of these graphs once, eagerly."""
         for what in graphs:
             for work in (self.first.work(what),) if isinstance(what, Shape) else self._work(what):
                 work()
 
     def fitting(self, rows: HostRows) -> int:
-        """The smallest captured size that holds the rows of a turn, 0 if there is none."""
+        """The smallest captured size that holds the rows of an iteration, 0 if there is none."""
         at = bisect_left(self._captured, rows.rows)
         return self._captured[at] if at < len(self._captured) else 0
 
@@ -135,7 +135,7 @@ class DraftGraphs:
         return DraftGraphStatistics(self.captures.taken, self.first.replays, self.replays)
 
     def _work(self, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
-        """What the two graphs of a size hold, over rows of nobody."""
+        """The work of a size's two graphs, over rows of the scratch slot."""
         columns, split = self._columns.clear(turn_lengths(size)), len(turn_shape(size).lengths)
         inputs = nobodys_inputs(columns[:split], self._scratch)
         entries = nobodys_entries(columns[split:], self._scratch)

@@ -1,10 +1,9 @@
-"""Drafts of the device's own: a draft model goes on from where a step left its slots.
+"""Drafts made on the device: a draft model continues from where a step left its slots.
 
-Drafting is plain decoding by another model: the same forward pass and the same sampler, over the same token rows, block
-tables and sampling parameters, with keys and values of its own. It has its own idea of how far each slot is, which
-begins at the slot's known tokens and moves on with every draft, so what it samples comes to stand behind them. A draft
-is drawn with the noise of its own position, the very noise that the model's token will be drawn with: where the two
-distributions are alike, so are the draws.
+Drafting is plain decoding by another model: the same forward pass and sampler, over the same token rows, block tables
+and sampling parameters, with keys and values of its own. Its count of tokens per slot starts at the slot's known tokens
+and advances with every draft, so drafts are stored after the known tokens. A draft is sampled with the noise of its
+position, which is also the noise of the model's token: where the two distributions are alike, so are the samples.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from penstock.kernels.records import AttentionBatch, InputRows
 from penstock.kernels.sampling_tables import NO_DRAFT, Entries
 from penstock.protocol.step_columns import drafting_table
 
-LEAST = -30000.0  # logit of an id that the draft model lacks; in range of every type
+LEAST = -30000.0  # logit of an id that the draft model lacks; within the range of every dtype
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A draft model, or an EAGLE head of the model itself, and the most drafts that it makes for a row.
+    """A draft model, or an EAGLE head of the model itself, and its most drafts per row.
 
     In a pipeline the last stage has it; the others receive its drafts, and send it their auxiliary hidden states.
     """
@@ -62,7 +61,7 @@ class Draft:
 class Drafting:
     """The draft model over the slots and its own pages. Nothing waits for the device.
 
-    Each rank of the last stage has all of the draft model; one samples, so that all have the same drafts.
+    Each rank of the last stage holds the whole draft model; one of them samples, so all have the same drafts.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Drafting:
         model = fitted(draft.model, draft.spec.vocab_size, slots.sizes.vocabulary)
         self._forward = Forward(model, history, slots.block_tables, cache)
         sampling = slots.parameters.sampling
-        uncounted = replace(sampling, uses=torch.zeros_like(sampling.uses))  # drafts are nobody's output yet
+        uncounted = replace(sampling, uses=torch.zeros_like(sampling.uses))  # drafts are not output yet
         self._sampler = Sampler(model, sampling, history, counting=uncounted, group=group)
         self.graphs: DraftGraphs | None = None
         if sizes is not None:
@@ -94,7 +93,7 @@ class Drafting:
             self.graphs = DraftGraphs(self._forward, self._sampler, own, states, slots.sizes.scratch, upload)
 
     def run(self, rows: DraftRows) -> None:
-        """Enqueue the drafting behind a step that has sampled: drafts come to stand behind the slots' tokens."""
+        """Enqueue the drafting after a step has sampled. Drafts are stored after the slots' known tokens."""
         self._reach.copy_(self._slots.history.known)
         graphs = self.graphs
         shape = graphs.first.fitting(rows.first) if graphs is not None else None
@@ -116,7 +115,7 @@ class Drafting:
             self._take_turns(rows, states)
 
     def _take_turns(self, rows: DraftRows, states: Tensor) -> None:
-        """Every draft by launches of its own. states: behind the first pass, [rows of a turn, hidden]."""
+        """Every draft by eager launches. states: after the first pass, [rows of an iteration, hidden]."""
         turn, entries = self._send_turn(rows.turn)
         longest = self._slots.longest(rows.turn)
         for left in range(rows.turns, 0, -1):
@@ -125,7 +124,7 @@ class Drafting:
                 states = self._forward.run(turn, 1, longest)
 
     def made(self, slots: Column, turns: int) -> Tensor:
-        """The drafts that stand behind these slots' tokens: int32 [slots named, turns]."""
+        """The drafts stored after these slots' tokens: int32 [slots, iterations]."""
         (places,) = self._upload.send((slots.astype(np.int64),))
         return standing_drafts(places, turns, self._slots.history)
 
@@ -137,17 +136,17 @@ class Drafting:
 
 @dataclass(frozen=True)
 class DraftRows:
-    """Drafting after one step. Its entries are the rows that have drafts, in the plan's order."""
+    """The drafting after one step. Its entries are the rows that have drafts, in the plan's order."""
 
     first: HostRows  # positions that the draft model lacks, up to the last token of each slot
-    turn: HostRows  # one token of each row that has drafts
-    turns: int  # drafts of the row that has the most
+    turn: HostRows  # one iteration: one token of each row that has drafts
+    turns: int  # iterations: drafts of the row that has the most
     told: Column  # [told rows], slots whose drafts the result has
     told_counts: Column  # [told rows], how many
 
 
 def draft_rows(drafting: bytes) -> DraftRows:
-    """Of `StepPlan.drafting`."""
+    """From `StepPlan.drafting`."""
     slots, starts, counts, drafts, told = drafting_table(drafting).T.copy()
     query_start = cumulated(counts)
     sampling = drafts.nonzero()[0]
@@ -175,7 +174,7 @@ def fitted(model: Network, own: int, wanted: int) -> Network:
 
 
 class PaddedModel:
-    """A network with another vocabulary size than its own."""
+    """A network whose vocabulary is padded or cut to another size."""
 
     def __init__(self, model: Network, own: int, wanted: int) -> None:
         self._model = model
@@ -199,7 +198,7 @@ class PaddedModel:
 
 @dataclass(frozen=True)
 class StatePages:
-    """The states of all positions of all blocks."""
+    """EAGLE states of all positions of all blocks."""
 
     lines: Tensor  # [(blocks + 1) * block_size + 1, hidden], the last one zero
     known: Tensor  # int32 [slots], tokens that each slot has
@@ -213,22 +212,22 @@ class StatePages:
 def attach(
     head: EagleHead, model: Decoder | StageModel, blocks: int, block_size: int, known: Tensor
 ) -> tuple[TargetModel, PagedHead]:
-    """The head's target, as the runner has it, and the head, over the same states. known: int32 [slots], tokens that
-    each slot has."""
+    """The head's target, as the runner has it, and the head, over the same states. known: int32 [slots], known tokens
+    of each slot."""
     shape = (blocks + 1) * block_size + 1, head.spec.layers.hidden
     pages = StatePages(zeros(shape, head.target.dtype, known.device), known, block_size)
     return TargetModel(model, head, pages), PagedHead(head, pages)
 
 
 def draft_block_bytes(draft: Draft, block_size: int, item_bytes: int) -> int:
-    """What drafting adds to a block of an executor that does it."""
+    """Bytes that drafting adds to a KV block of an executor that drafts."""
     if draft.model is None:
         return 0
     return drafting_bytes(draft.spec, block_size, item_bytes, states=isinstance(draft.model, EagleHead))
 
 
 class TargetModel:
-    """The model a head drafts for, as the runner wants one: it leaves its states where the head finds them."""
+    """The model that a head drafts for: it stores its states where the head reads them."""
 
     def __init__(self, model: Decoder | StageModel, head: EagleHead, pages: StatePages) -> None:
         self._model = model

@@ -22,7 +22,7 @@ CACHE_LINE = 64  # bytes
 
 
 class Network(Protocol):
-    """What the runner asks of a model."""
+    """A model as the runner uses it."""
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
@@ -36,7 +36,7 @@ class Network(Protocol):
 
 
 class Forward:
-    """One model over the slots and their pages. Every operation is enqueued and none waits, so a graph may hold it."""
+    """One model over the slots and their pages. Nothing waits for the device, so a CUDA graph may hold it."""
 
     def __init__(self, model: Network, history: SlotHistory, block_tables: Tensor, cache: Sequence[Pages]) -> None:
         self._model = model
@@ -125,7 +125,7 @@ def kv_pages(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, 
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU the memory is the kernel's promise: it becomes real as it is first written."""
+    """On a CPU the memory is committed lazily, on first write."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize

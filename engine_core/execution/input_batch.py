@@ -1,8 +1,8 @@
-"""Slot tables: what the executor keeps of every running request, changed by the small diffs of a plan.
+"""Slot tables: the executor's state of every running request, changed by the small diffs of a plan.
 
-All that a step reads or moves on stands on the device: each slot's tokens and how many they are, its block table, its
-sampling parameters and penalty counts. The host keeps which slots decode and how long their block tables are, both of
-which follow from plans alone. Slot `max_num_seqs` and block 0 are scratch.
+All that a step reads or advances is on the device: each slot's tokens and their number, its block table, its sampling
+parameters and penalty counts. The host knows which slots decode and how long their block tables are, both of which
+follow from plans alone. Slot `max_num_seqs` and block 0 are scratch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LINE = 4  # numbers; every column of a packed buffer starts at a multiple, which
 
 @dataclass(frozen=True)
 class SlotSizes:
-    """Bounds of the tables."""
+    """Sizes of the tables."""
 
     max_num_seqs: int
     max_model_len: int
@@ -48,14 +48,14 @@ class SlotSizes:
 
     @property
     def scratch(self) -> int:
-        """The slot of nobody."""
+        """The scratch slot, which belongs to no request."""
         return self.max_num_seqs
 
 
 class Placement:
-    """Changes of the slots on their way to the device.
+    """Sends changes of the slots to the device.
 
-    On a GPU most go by a graph over a place that stands still: it is launched in a tenth of the time of a kernel.
+    On a GPU most go by a CUDA graph over a fixed buffer, which is launched in a tenth of a kernel's time.
     """
 
     def __init__(self, memory: SlotMemory, upload: Upload) -> None:
@@ -67,7 +67,7 @@ class Placement:
             self._place = torch.zeros(PLACE, dtype=torch.int32, device=upload.device)
 
     def carry_out(self, words: Column) -> None:
-        """Enqueue packed changes, as `kernels.changes` has them."""
+        """Enqueue changes, packed as `kernels.changes` describes."""
         if self._place is None or len(words) > PLACE:
             change_slots(self._upload.send((words,))[0], self._memory)
             return
@@ -118,12 +118,12 @@ class SlotTable:
         self._upload = upload
 
     def reset(self) -> None:
-        """Forget every request: a new scheduler knows nothing of them."""
+        """Forget all requests: a new scheduler does not know them."""
         self._decodes[:] = False
         self._decoding = [self._nobody] * self._microbatches
 
     def apply(self, plan: StepPlan) -> None:
-        """The plan's diffs, in this order: slots that stop decoding, starts, blocks, slots that begin to decode."""
+        """Apply the plan's diffs in order: slots that stop decoding, starts, blocks, slots that start to decode."""
         number = plan.microbatch
         if plan.decode_off:
             self._decodes[number, integers(plan.decode_off)] = False
@@ -151,7 +151,7 @@ class SlotTable:
         return int(self._block_counts[rows.slots].max(initial=1)) * self.sizes.block_size
 
     def _change(self, plan: StepPlan) -> None:
-        """Send up what enters slots and what is appended to their tables, all at once."""
+        """Upload starts and appended blocks in one transfer."""
         starts = plan.starts
         for start in starts:
             self.prompt_tokens[start.slot] = start.prompt_tokens
@@ -246,14 +246,14 @@ class HostRows:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a forward pass reads of a step, on the device."""
+    """The inputs of a step's forward pass, on the device."""
 
     rows: InputRows
     last: Tensor  # int32 [entries]
 
 
 def decode_rows(decoding: Column) -> HostRows:
-    """Every slot runs one position and samples."""
+    """Rows in which every slot computes one position and samples."""
     count = len(decoding)
     places = np.arange(count + 1, dtype=np.int32)
     nothing = np.full(count, -1, np.int32)
@@ -278,7 +278,7 @@ def mixed_rows(decoding: Column, plan: StepPlan) -> HostRows:
 
 
 def chunked_rows(decoding: Column, plan: StepPlan) -> HostRows:
-    """Decoding slots and chunks: whoever samples has one entry. The device waits for this with every prompt."""
+    """Decoding slots and chunks; a row that samples has one entry. The device waits for this with every prompt."""
     slot, start, size, sample = chunk_table(plan.chunks).T
     count = len(decoding)
     query_start = np.arange(count + len(slot) + 1, dtype=np.int32)
@@ -305,7 +305,7 @@ def chunked_rows(decoding: Column, plan: StepPlan) -> HostRows:
 
 
 def drafted_rows(decoding: Column, plan: StepPlan) -> HostRows:
-    """Decoding slots, those that have drafts with an entry more for each, and chunks."""
+    """Decoding slots, with an entry more for each of their drafts, and chunks."""
     drafted = draft_table(plan.drafts)
     queries = np.ones(len(decoding), np.int32)
     queries[np.searchsorted(decoding, drafted[:, 0])] += drafted[:, 1]
@@ -338,7 +338,7 @@ def drafted_rows(decoding: Column, plan: StepPlan) -> HostRows:
 
 
 def cumulated(counts: Column) -> Column:
-    """Where each begins, and where the last ends: [counts + 1]."""
+    """Prefix sums from zero: [counts + 1]."""
     starts = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     return starts
@@ -350,7 +350,7 @@ def input_columns(rows: HostRows) -> tuple[Column, ...]:
 
 
 def input_padding(rows: HostRows, scratch: int) -> tuple[int, ...]:
-    """What fills those columns behind a step's own numbers: rows without tokens, tokens that are nobody's."""
+    """The padding of those columns: rows without tokens, tokens of no request."""
     return rows.tokens, scratch, 0, NO_DRAFT, 0
 
 
@@ -361,19 +361,19 @@ def step_inputs(tensors: Iterable[Tensor]) -> StepInputs:
 
 
 def entry_columns(rows: HostRows, masks: Column | None) -> tuple[Column, ...]:
-    """The columns of `Entries`; `masks` is the place of each entry's mask."""
+    """The columns of `Entries`; `masks` has the mask slot of each entry."""
     if masks is None:
         masks = np.full(rows.entries, NO_MASK, np.int32)
     return rows.entry_start, rows.entry_slots, rows.depth, rows.drafts, masks
 
 
 def entry_padding(rows: HostRows, scratch: int) -> tuple[int, ...]:
-    """What fills those columns behind a step's own numbers: entries of the scratch slot that are no row's."""
+    """The padding of those columns: entries of the scratch slot."""
     return rows.entries, scratch, 0, NO_DRAFT, NO_MASK
 
 
 class Packing:
-    """Where columns of at most some length each stand in one buffer of int32."""
+    """The layout of columns, each of a maximum length, in one int32 buffer."""
 
     def __init__(self, room: Sequence[int]) -> None:
         ends = np.cumsum([-(-length // LINE) * LINE for length in room]).tolist()
@@ -395,7 +395,7 @@ class Packing:
 
 
 def mask_slots(vocabulary: int) -> int:
-    """How many masks a store holds."""
+    """Mask slots of the store."""
     return min(MAX_MASK_SLOTS, MOST_BYTES * 8 // (BITS * -(-vocabulary // BITS)))
 
 

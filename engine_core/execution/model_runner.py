@@ -1,9 +1,9 @@
-"""Runs steps: a plan in, the work enqueued on the device, and a result out.
+"""Runs steps: takes a plan, enqueues its work on the device, and returns the result.
 
-Nothing waits for the device, so that step k+1 can be launched before the result of step k is read: input ids and
-positions are gathered from the slots, where the step before wrote what it sampled, and everything runs in stream order.
-A step has two halves, the forward pass and the sampling; masks may come between them. Each is a graph where one fits
-and eager where none does. On a CPU the same code runs to the end.
+Nothing waits for the device, so step k+1 can be launched before the result of step k is read: input ids and positions
+are gathered from the slots, where the previous step wrote its samples, and everything runs in stream order. A step has
+two halves, the forward pass and the sampling; masks may arrive between them. Each half is a CUDA graph where one fits,
+and eager otherwise. On a CPU the same code runs synchronously.
 """
 
 from __future__ import annotations
@@ -61,38 +61,38 @@ from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.sampling_tables import Entries
 from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
 
-FAILED = -1  # token of an entry with non-finite logits
+FAILED = -1  # the token of non-finite logits
 NOTHING = Output(None, None, ())
 
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """What the runner is made for."""
+    """The runner's device, sizes and group."""
 
     device: torch.device
     dtype: torch.dtype
-    blocks: int  # usable ones, numbered 1..blocks
+    blocks: int  # usable KV blocks, numbered 1..blocks
     block_size: int
     max_model_len: int
     max_num_seqs: int
     graphs: GraphSizes | None = None  # None: every step is eager, as on a CPU
-    synthetic_acceptance: float | None = None  # chance of every draft, for benchmarks: see kernels/sampling.py
+    synthetic_acceptance: float | None = None  # acceptance rate of drafts, for benchmarks: see kernels/sampling.py
     group: Group = ALONE
-    step_tokens: int = 0  # most of a step; a stage of a pipeline must know
+    step_tokens: int = 0  # most tokens of a step; required in a pipeline
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A step whose forward pass is under way."""
+    """A step whose forward pass is enqueued."""
 
     plan: StepPlan
     rows: HostRows
-    hidden: Tensor | None  # [tokens, hidden], padded perhaps; None: a step without rows
-    last: Tensor | None  # int32 [entries], which of them are sampled from; None: a graph has laid them out
+    hidden: Tensor | None  # [tokens, hidden], perhaps padded; None: a step without rows
+    last: Tensor | None  # int32 [entries], the tokens to sample from; None: a graph has gathered them
     prompts: tuple[PromptScores, ...]
     began: torch.cuda.Event | None
-    vectors: Vectors | None = None  # of prompts that pool and end here
-    computed: torch.cuda.Event | None = None  # the forward pass is over; of a step that waits for masks
+    vectors: Vectors | None = None  # of pooling prompts that end in this step
+    computed: torch.cuda.Event | None = None  # end of the forward pass, in a step that waits for masks
 
 
 class RunnerStatistics(msgspec.Struct, frozen=True):
@@ -101,8 +101,8 @@ class RunnerStatistics(msgspec.Struct, frozen=True):
     steps: int
     tokens: int  # positions computed
     sampled: int  # entries
-    rejected: int  # of them, behind a wrong draft
-    failed: int  # of them, without a token
+    rejected: int  # of these, after a wrong draft
+    failed: int  # of these, without a token
 
 
 class Runner:
@@ -168,7 +168,7 @@ class Runner:
         return None if self._drafting is None else self._drafting.graphs
 
     def graph_states(self) -> list[tuple[GraphSizes, int]]:
-        """Sizes of the graphs there are, of the model and of the draft model, with the width of what each keeps."""
+        """Sizes of the graphs of the model and of the draft model, each with its hidden size."""
         return [(graphs.sizes, graphs.states.shape[1]) for graphs in self._all_graphs()]
 
     def drafted(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
@@ -176,7 +176,7 @@ class Runner:
         return [with_drafting(plan, self._draft_tokens) if self._draft_tokens else plan for plan in plans]
 
     def reset(self) -> None:
-        """Forget every request. Steps still in flight end harmlessly."""
+        """Forget all requests. Steps still in flight end harmlessly."""
         if self._pipeline is not None:
             self._pipeline.settle()
         self._slots.reset()
@@ -226,7 +226,7 @@ class Runner:
             return Begun(plan, rows, None, None, (), began)
         if self._pipeline is not None:
             self._pipeline.receive(rows)
-            began = self._mark()  # the step's own time, without what it waited for others
+            began = self._mark()  # the step's own time, without the wait for other stages
         shape = self._graphs.forward.fitting(rows) if self._graphs is not None else None
         last: Tensor | None = None
         if self._graphs is not None and shape is not None:
@@ -247,8 +247,8 @@ class Runner:
 
     @torch.inference_mode()
     def finish(self, begun: Begun, masks: StepMasks | None) -> Launched:
-        """Enqueue the sampling of a step, under its masks if it has any, and the way of its result to the host. `draft`
-        must follow before the next `begin`. Masks are for the member of a group that answers, and nothing to others."""
+        """Enqueue the sampling of a step, under its masks if it has any, and the download of its result. `draft` must
+        follow before the next `begin`. Only the answering member of a group gets masks."""
         rows, plan = begun.rows, begun.plan
         halves = None
         if begun.computed is not None and (went_on := self._mark()) is not None:
@@ -279,7 +279,7 @@ class Runner:
 
     @torch.inference_mode()
     def draft(self, launched: Launched) -> Launched:
-        """Enqueue what the step's plan wants drafted behind it; the result waits for it only if it has some of it."""
+        """Enqueue the drafting that the step's plan asks for. The result waits for drafts only if it carries any."""
         rows = launched.drafts
         if rows is None:
             return launched
@@ -307,7 +307,7 @@ class Runner:
         )
 
     def collect(self, launched: Launched) -> StepResult:
-        """The result of a step, waiting for it. Its times are the device's own, 0 on a CPU."""
+        """Wait for a step and return its result. Times are the device's own, 0 on a CPU."""
         if launched.done is not None:
             launched.done.synchronize()
         times = NO_TIMES
@@ -336,11 +336,11 @@ class Runner:
         return RunnerStatistics(**self._totals)
 
     def _all_graphs(self) -> tuple[Graphs | DraftGraphs, ...]:
-        """Those of a step and those of drafting, as far as there are any."""
+        """The graphs of steps and of drafting, where there are any."""
         return tuple([graphs for graphs in (self._graphs, self.draft_graphs) if graphs is not None])
 
     def _rows_to_draft(self, drafting: bytes) -> DraftRows:
-        """Of a plan's column: the same object while it stays the same."""
+        """From a plan's column; the same object as long as the column is the same."""
         if self._draft_rows is None or self._draft_rows[0] != drafting:
             self._draft_rows = drafting, draft_rows(drafting)
         return self._draft_rows[1]

@@ -1,19 +1,19 @@
-"""What the stages of a pipeline exchange: hidden states go forwards, sampled tokens come back to every stage.
+"""Pipeline parallelism: hidden states go to the next stage, sampled tokens come back to every stage.
 
-A stage's input ids and positions are gathered from its own slots, as in a model that is whole, so every stage takes the
-tokens of every step into its slots, in the order of the steps. It does so as late as it may: a step's tokens are on
-their way while the stage runs steps that need none of them, and are taken before the first one that does, or that
-gives one of their slots to somebody else. No more than `stages` steps are on their way before a further one begins.
+A stage's input ids and positions are gathered from its own slots, as in an undivided model, so every stage writes the
+tokens of every step into its slots, in the order of the steps. It does so as late as it can: a step's tokens are in
+flight while the stage runs steps that need none of them, and are received before the first step that does, or that
+gives one of their slots to another request. At most `stages` steps are in flight when a further one begins.
 
 A draft model drafts on the last stage, where tokens are known first. Its drafts come back behind the step's tokens in
 the same way, and stand in every stage's slots as they do there. Auxiliary hidden states that an EAGLE-3 head reads from
 layers of earlier stages travel beside the hidden states.
 
-What goes forwards crosses the network once: each rank sends its columns to the next stage's member of its rank, and the
-ranks there put them side by side.
+Hidden states cross the network once: each rank sends its columns to the rank of the same number in the next stage, and
+the ranks there gather them.
 
-Nothing here is part of a graph. On a GPU what is sent and received goes by streams of its own, and the step's stream
-waits for nothing but what it needs. On a CPU a stage waits where it needs something.
+Nothing here is part of a CUDA graph. On a GPU transfers use streams of their own, and the step's stream waits only for
+what it needs. On a CPU a stage blocks where it needs something.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from penstock.kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 class PipelineStatistics(msgspec.Struct, frozen=True):
     """Totals since the start."""
 
-    passed: int  # steps whose hidden states went on
-    received: int  # steps whose hidden states came
+    passed: int  # steps whose hidden states were sent
+    received: int  # steps whose hidden states were received
     told: int  # steps whose tokens were sent
-    taken: int  # steps whose tokens were taken over
-    drafted: int  # steps behind which drafts were sent or taken over
+    taken: int  # steps whose tokens were written to the slots
+    drafted: int  # steps whose drafts were sent or written
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What is on its way, and the memory it is in."""
+    """A send in flight, and its memory."""
 
     tensor: Tensor
     work: dist.Work
@@ -59,17 +59,17 @@ class Sent:
 
 @dataclass(frozen=True)
 class Awaited:
-    """Tokens of a step that this stage has run, int32 [entries], or drafts made behind it, int32 [rows, turns]."""
+    """Tokens of a step that this stage has run, int32 [entries], or its drafts, int32 [rows, iterations]."""
 
-    number: int  # in the order in which they come
-    rows: HostRows  # of the step, or of one turn of the drafting
+    number: int  # in the order of arrival
+    rows: HostRows  # of the step, or of one iteration of the drafting
     tokens: Tensor
     work: dist.Work
     drafts: bool = False
 
 
 class Pipeline:
-    """One member's side of the exchange. Every member is asked the same of the same steps, in their order.
+    """One member's side of the pipeline. Every member gets the same calls for the same steps, in their order.
 
     slots: of the slot tables, scratch included.
     """
@@ -82,22 +82,22 @@ class Pipeline:
         self._sampling = sampling
         self._history = history
         self._upload = upload
-        self._last: NDArray[np.int64] = np.zeros(slots, np.int64)  # number of what came last for each slot
+        self._last: NDArray[np.int64] = np.zeros(slots, np.int64)  # number of the latest transfer for each slot
         self._awaited: deque[Awaited] = deque()
-        self._sent: deque[Sent] = deque()  # must stand until they have arrived
-        self._aside: torch.cuda.Stream | None = None  # what is received waits for no step
+        self._sent: deque[Sent] = deque()  # their memory must live until they have arrived
+        self._aside: torch.cuda.Stream | None = None  # receives wait for no step
         if upload.device.type == "cuda":
             self._aside = torch.cuda.Stream(upload.device)  # type: ignore[no-untyped-call]
         self._number = self._passed = self._received = self._told = self._taken = self._drafted = 0
 
     def begin(self, starting: Sequence[int]) -> None:
-        """A further step begins, in which these slots are given to others: their tokens must have been taken."""
+        """A further step begins, which gives these slots to new requests: their tokens must have been written."""
         self._take(int(self._last[list(starting)].max(initial=0)))
         while sum(not awaited.drafts for awaited in self._awaited) >= self._group.stages:
             self._take(self._awaited[0].number)
 
     def receive(self, rows: HostRows) -> None:
-        """Before the forward pass of a step with these rows: what it reads."""
+        """Before the forward pass of a step with these rows: receive what it reads."""
         self._take(int(self._last[rows.slots].max(initial=0)))
         inbox = self._model.inbox
         if inbox is None:
@@ -113,7 +113,7 @@ class Pipeline:
         self._received += 1
 
     def pass_on(self, rows: HostRows) -> None:
-        """Behind the forward pass: its hidden states leave for the next stage."""
+        """After the forward pass: send its hidden states to the next stage."""
         outbox = self._model.outbox
         if outbox is not None:
             part = self._group.shard(outbox[:, : rows.tokens])
@@ -121,27 +121,27 @@ class Pipeline:
             self._passed += 1
 
     def tell(self, rows: HostRows, tokens: Tensor) -> None:
-        """The last stage has sampled: int32 [entries]."""
+        """Send the last stage's samples: int32 [entries]."""
         own = tokens.clone()
         self._keep(own, self._group.broadcast_tokens(own))
         self._told += 1
 
     def tell_drafts(self, drafts: Tensor) -> None:
-        """The last stage has drafted behind the step: int32 [rows, turns]."""
+        """Send the last stage's drafts: int32 [rows, iterations]."""
         self._keep(drafts, self._group.broadcast_tokens(drafts))
         self._drafted += 1
 
     def await_tokens(self, rows: HostRows) -> None:
-        """Another stage has run a step that samples."""
+        """Expect the samples of a step that this stage has run."""
         self._await((rows.entries,), rows, drafts=False)
 
     def await_drafts(self, rows: DraftRows) -> None:
-        """Another stage has run a step behind which the last one drafts."""
+        """Expect the drafts after a step that this stage has run."""
         if rows.turns:
             self._await((rows.turn.rows, rows.turns), rows.turn, drafts=True)
 
     def settle(self) -> None:
-        """Take all that is on its way, and see off what was sent: nobody asks for either again."""
+        """Receive everything in flight, and wait for all sends."""
         self._take(self._number)
         while self._sent:
             self._sent.popleft().work.wait()
@@ -158,7 +158,7 @@ class Pipeline:
         self._last[rows.entry_slots] = self._number
 
     def _take(self, number: int) -> None:
-        """Have the slots take over all that comes up to a number."""
+        """Write all transfers up to a number to the slots."""
         while self._awaited and self._awaited[0].number <= number:
             awaited = self._awaited.popleft()
             awaited.work.wait()
@@ -182,7 +182,7 @@ class Pipeline:
         self._drafted += 1
 
     def _keep(self, tensor: Tensor, work: dist.Work) -> None:
-        """What was sent stays until it has arrived. The oldest has: behind it tokens came back of later steps."""
+        """Keep a send's memory until it has arrived. The oldest has: tokens of later steps have come back since."""
         self._sent.append(Sent(tensor, work))
         while self._sent and (self._sent[0].work.is_completed() or len(self._sent) > 4 * self._group.stages):
             self._sent.popleft().work.wait()

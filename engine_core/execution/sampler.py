@@ -1,4 +1,4 @@
-"""The second half of a step: logits of the entries, their tokens, and what the slots take over of them."""
+"""The second half of a step: logits of the entries, their tokens, and the update of the slots."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from penstock.kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 @dataclass(frozen=True)
 class Sampled:
-    """What the entries of a step gave. Scores are the answering executor's alone."""
+    """Samples of a step's entries. Only the answering executor has scores."""
 
-    tokens: Tensor  # int32 [entries], -1 of a row with non-finite logits, REJECTED behind a wrong draft
+    tokens: Tensor  # int32 [entries], -1 of a row with non-finite logits, REJECTED after a wrong draft
     scores: TokenLogprobs | None
 
 
 class Sampler:
     """The model's head over the slots' parameters. Nothing waits for the device, so a graph may hold it.
 
-    own_drafts: whether drafts may be the device's own. counting: whose penalty counts take up the tokens; by default
-    those of all slots whose requests have penalties. rate: of drafts that are kept whatever the model says, for
-    benchmarks alone. group: of which one member samples for all.
+    own_drafts: whether drafts may be made on the device. counting: whose penalty counts the tokens update, by default
+    all slots with penalties. rate: synthetic acceptance rate of drafts, for benchmarks. group: one of its members
+    samples for all.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Sampler:
         self._answers = group.answers
 
     def run(self, states: Tensor, entries: Entries, *, scored: bool) -> Sampled:
-        """One token for each line of `states  # [entries, hidden]`; the slots take over those that count.
+        """Sample a token for each row of `states  # [entries, hidden]`, and update the slots with those accepted.
 
         scored: whether any of the slots asks for log-probabilities, or may.
         """

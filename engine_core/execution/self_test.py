@@ -1,7 +1,7 @@
-"""Does a model that was just loaded say anything? One prompt through the runner, before the first request.
+"""Self-test of a model after loading: one prompt through the runner, before the first request.
 
-Damaged weights make no error: logits turn to NaN or to one token whatever the model reads, and a server says `!!!!`. A
-folder may hold a canary (`self_test.json`): a prompt, and the tokens that the model says to it greedily.
+Damaged weights raise no error: logits become NaN, or favour one token whatever the prompt, and a server answers `!!!!`.
+A model folder may hold a canary (`self_test.json`): a prompt, and the tokens of its greedy completion.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STRIDE = 2654435761  # Knuth's multiplicative hash
 
 
 class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt and what the model says to it."""
+    """A prompt and its greedy completion."""
 
     prompt_token_ids: list[int]
     token_ids: list[int]
@@ -34,14 +34,14 @@ class Canary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Probe:
-    """The tokens that the model reads; from `answer` on they are what it should say itself."""
+    """The tokens that the model reads; from `answer` on they are its expected completion."""
 
     token_ids: tuple[int, ...]
     answer: int  # the length of `token_ids` where nothing is expected
 
 
 def read_probe(folder: Path, vocabulary: int, longest: int) -> Probe:
-    """The folder's canary, or a prompt of any tokens. Raises ModelError for a canary that cannot be read."""
+    """The folder's canary, or an arbitrary prompt. Raises ModelError for a canary that cannot be read."""
     path = folder / FILE
     if not path.is_file():
         count = min(PROMPT_TOKENS, longest - 1)

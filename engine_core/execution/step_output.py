@@ -1,4 +1,4 @@
-"""What leaves the device with a step, and how it becomes a `StepResult`."""
+"""The output of a step on the device, and its conversion to a `StepResult`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.protocol.messages import Logprobs, Pooling
 from penstock.protocol.step_columns import chunk_table
 from penstock.protocol.steps import RowLogprobs, RowVector, SlotStart, StepPlan
 
-PIECE = 64  # prompts whose logits are looked at together
-PIECE_BYTES = 64 << 20  # of the fp32 logits that are looked at together
+CHUNK = 64  # prompts whose logits are computed together
+CHUNK_BYTES = 64 << 20  # of fp32 logits that are computed together
 
 
 @dataclass(frozen=True)
 class PromptScores:
-    """Of the prompt positions of one chunk, in order."""
+    """Log-probabilities of the prompt positions of one chunk, in order."""
 
     chunk: int  # index among the plan's chunks
     scores: TokenLogprobs
@@ -63,11 +63,11 @@ class Output:
 
 @dataclass(frozen=True)
 class Launched:
-    """A step on its way. `fetched` is on the host once `done` has happened; `held` keeps its device originals."""
+    """A step in flight. `fetched` is on the host once `done` has happened; `held` keeps its device originals alive."""
 
     step: int
     epoch: int
-    widths: NDArray[np.int64] | None  # [entries], of the log-probabilities that each wants, -1 none; None: nobody
+    widths: NDArray[np.int64] | None  # [entries], log-probabilities wanted by each, -1 none; None: by none
     fetched: Output
     held: Output
     began: torch.cuda.Event | None
@@ -119,7 +119,7 @@ def message(scores: TokenLogprobs, lines: slice, width: int) -> Logprobs:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds; all zero on a CPU, where nobody here has a clock."""
+    """Seconds; all zero on a CPU, where this package has no clock."""
 
     busy: float = 0.0  # from the step's beginning to its result, without the wait for masks
     waited: float = 0.0  # before the step, and in it for masks
@@ -174,14 +174,14 @@ class Span:
 
 
 class Pools:
-    """What slots want pooled, and what was kept of those whose prompts come in several chunks."""
+    """Pooling requests of the slots, and partial results of those whose prompts come in several chunks."""
 
     def __init__(self) -> None:
         self._asked: dict[int, tuple[Pooling, int]] = {}  # by slot: what is wanted, tokens of the prompt
         self._kept: dict[int, Tensor] = {}  # by slot: fp32 [hidden], the sum so far or the first position's state
 
     def start(self, starts: Sequence[SlotStart]) -> None:
-        """These slots have new requests; all that was kept of them is gone."""
+        """These slots have new requests: drop the results of their last ones."""
         for start in starts:
             self._asked.pop(start.slot, None)
             self._kept.pop(start.slot, None)
@@ -194,7 +194,7 @@ class Pools:
         self._kept.clear()
 
     def take(self, plan: StepPlan, rows: HostRows, hidden: Tensor, model: Network, upload: Upload) -> Vectors | None:
-        """Pool what a step has computed. hidden: `[tokens, hidden]`. None: no prompt that pools ends in it."""
+        """Pool the hidden states of a step, `[tokens, hidden]`. None: no pooling prompt ends in it."""
         if not self._asked or not plan.chunks:
             return None
         spans = self._spans(plan, rows)
@@ -251,11 +251,11 @@ def chosen_logits(lasts: Sequence[Span], states: Tensor, model: Network, upload:
     found: dict[int, Tensor] = {}
     for tokens, numbers in groups.items():
         (wanted,) = upload.send((np.array(tokens, np.int32),))
-        for low in range(0, len(numbers), PIECE):
-            piece = numbers[low : low + PIECE]
-            (index,) = upload.send((np.array(piece, np.int32),))
+        for low in range(0, len(numbers), CHUNK):
+            some = numbers[low : low + CHUNK]
+            (index,) = upload.send((np.array(some, np.int32),))
             logits = model.logits(states.index_select(0, index)).index_select(1, wanted).float()
-            found |= {lasts[number].chunk: row for number, row in zip(piece, logits.unbind(), strict=True)}
+            found |= {lasts[number].chunk: row for number, row in zip(some, logits.unbind(), strict=True)}
     return found
 
 
@@ -295,19 +295,19 @@ def prompt_spans(plan: StepPlan, rows: HostRows, slots: SlotTable) -> Iterator[P
 
 
 def prompt_scores(model: Network, hidden: Tensor, span: PromptSpan, slots: SlotTable, upload: Upload) -> PromptScores:
-    """A chunk's prompt through the output embedding, in pieces of bounded size. hidden: `[tokens, hidden]`."""
+    """Log-probabilities of a chunk's prompt, computed in parts of bounded size. hidden: `[tokens, hidden]`."""
     targets = slots.history.tokens[span.slot, span.start : span.start + span.count]
     (width,) = upload.send((np.array([span.width], np.int32),))
     only = torch.zeros(span.count, dtype=torch.int32, device=upload.device)  # every token asks for that width
-    size = max(1, PIECE_BYTES // (4 * slots.sizes.vocabulary))
-    pieces = []
+    size = max(1, CHUNK_BYTES // (4 * slots.sizes.vocabulary))
+    parts = []
     for low in range(0, span.count, size):
         high = min(low + size, span.count)
         logits = model.logits(hidden[span.first + low : span.first + high])
-        pieces.append(token_logprobs(logits, targets[low:high], only[low:high], width))
+        parts.append(token_logprobs(logits, targets[low:high], only[low:high], width))
     scores = TokenLogprobs(
-        torch.cat([piece.ids for piece in pieces]),
-        torch.cat([piece.values for piece in pieces]),
-        torch.cat([piece.ranks for piece in pieces]),
+        torch.cat([part.ids for part in parts]),
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.ranks for part in parts]),
     )
     return PromptScores(span.chunk, scores, span.width)

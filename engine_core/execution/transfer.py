@@ -1,4 +1,4 @@
-"""Between host and device without waiting: one pinned copy up per step, results down on a stream of their own.
+"""Asynchronous copies between host and device: one pinned upload per step, results downloaded on a copy stream.
 
 On a CPU both are views of the same memory.
 """
@@ -33,10 +33,10 @@ class Staging:
 
 
 class Upload:
-    """Sends arrays to the device, packed into one pinned buffer and copied without waiting.
+    """Sends arrays to the device, packed into one pinned buffer and copied asynchronously.
 
-    Buffers are used in turn. One is written again only when its last copy has ended; there are enough for the copies of
-    the steps in flight, so that it has.
+    Buffers are used round robin. One is rewritten only when its last copy has ended; there are enough for the copies of
+    the steps in flight, so this never waits in practice.
     """
 
     def __init__(self, device: torch.device, buffers: int = 32) -> None:
@@ -47,7 +47,7 @@ class Upload:
     def send(self, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
         """Device tensors with the arrays' contents, shapes and types.
 
-        The arrays must be C-contiguous, writable and not be changed afterwards: on a CPU the tensors are views of them.
+        Arrays must be C-contiguous, writable and left unchanged: on a CPU the tensors are views of them.
         """
         if self.device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
@@ -67,7 +67,7 @@ class Upload:
         return tensors
 
     def put(self, array: NDArray[Any], target: Tensor) -> None:
-        """Overwrite the first of `target`, a flat device tensor of the array's type, with the array."""
+        """Overwrite the beginning of `target`, a flat device tensor of the array's type, with the array."""
         staging = self._buffer(array.nbytes)
         staging.bytes[: array.nbytes] = array.view(np.uint8)
         target[: len(array)].copy_(staging.memory[: array.nbytes].view(target.dtype), non_blocking=True)
@@ -86,7 +86,7 @@ class Upload:
 
 
 class Download:
-    """Brings results to the host on a copy stream; an event says when they are there."""
+    """Copies results to the host on a copy stream; an event tells when they have arrived."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream: torch.cuda.Stream | None = None
@@ -113,6 +113,6 @@ class Download:
         return fetched, self._done
 
     def guard(self) -> None:
-        """Let the device's next work begin only when what was fetched last has left it."""
+        """Let the device's next work start only when the last fetch has been copied."""
         if self._stream is not None and self._done is not None:
             torch.cuda.current_stream(self._stream.device).wait_event(self._done)

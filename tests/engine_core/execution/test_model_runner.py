@@ -157,7 +157,7 @@ def test_processed_logprobs_are_of_what_tokens_are_drawn_from(model: Decoder) ->
 
 @pytest.mark.parametrize("budget", [3, 4, 100])
 def test_prompt_logprobs_over_chunks(model: Decoder, monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
-    monkeypatch.setattr(prompts, "PIECE_BYTES", 2 * 4 * VOCABULARY)  # two positions a piece
+    monkeypatch.setattr(prompts, "CHUNK_BYTES", 2 * 4 * VOCABULARY)  # two positions at a time
     life = Life(PROMPT, Sampling(temperature=0.0, prompt_logprobs=3), slot=1, blocks=block_tables(1, 16)[0])
     other = Life(PROMPT[::-1], GREEDY, slot=2, blocks=range(17, 33))
     runner, logits = tiny_runner(model), reference_logits(model, PROMPT)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from penstock.engine_core.execution.model_runner import Runner
-from penstock.engine_core.execution.step_output import PIECE, Output, Vectors, vector_rows
+from penstock.engine_core.execution.step_output import CHUNK, Output, Vectors, vector_rows
 from penstock.engine_core.models.decoder import Decoder
 from penstock.protocol.messages import Pooling
 from penstock.protocol.steps import StepPlan, StepResult
@@ -127,7 +127,7 @@ def test_a_reset_forgets_everything(model: Decoder) -> None:
 
 
 def test_logits_in_pieces(model: Decoder) -> None:
-    count = PIECE + 3
+    count = CHUNK + 3
     runner = tiny_runner(model, slots=count, blocks=4 * count)
     kinds = ["logits"] * count
     found = vectors(run(runner, lives_of(kinds, PROMPT[:3]), starts=True, first=0, count=3))
