@@ -26,7 +26,7 @@ from benchmarks.shapes import SHAPES, Shape, make_folder
 
 ROWS = {row.name: row for row in SERVING}
 OUTPUT = report.ROOT / "benchmarks" / "results" / "in_turns.json"
-MEMORY = ("--gpu-memory-utilization", "0.42")  # a server; the later of two equal options counts
+MEMORY = ("0.42", "0.86")  # --gpu-memory-utilization of the first server, and of both together
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,11 +62,11 @@ def compared(
     """Every row in turns, and the device's name."""
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-in-turns-")))
-        arguments = [str(make_folder(shape, place)), *(SMOKE if smoke else (*SERVE, *MEMORY))]
-        servers = [
-            stack.enter_context(serving(arguments, {"PYTHONPATH": path_of(root)}, root))
-            for root in (old_tree, report.ROOT)
-        ]
+        folder = str(make_folder(shape, place))
+        servers = []
+        for root, share in zip((old_tree, report.ROOT), MEMORY, strict=True):
+            options = SMOKE if smoke else (*SERVE, "--gpu-memory-utilization", share)  # of two equal options the last
+            servers.append(stack.enter_context(serving([folder, *options], {"PYTHONPATH": path_of(root)}, root)))
         found = []
         for row in chosen:
             values: tuple[list[float], list[float]] = ([], [])
