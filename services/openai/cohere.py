@@ -24,14 +24,13 @@ from penstock.services.openai.embeddings import (
     VectorRequest,
     check_count,
     check_dimensions,
-    check_fields,
     check_pooler,
     pooled,
+    read_vector_request,
     shaped,
     text_submission,
 )
 from penstock.services.openai.schema import Count
-from penstock.services.openai.validation import decode
 
 BUILT = ("float", "base64", "binary", "ubinary")
 EVERY = -1  # truncate_prompt_tokens: as many as the context holds
@@ -86,10 +85,7 @@ REQUEST = msgspec.json.Decoder(EmbedRequest)
 
 async def embed(app: AppState, context: RequestContext) -> None:
     """POST /v2/embed."""
-    body = await context.read_json()
-    request = decode(body, REQUEST)
-    app.model.check_name(request.model)
-    check_fields(body, served=EmbedRequest.__struct_fields__)
+    request = await read_vector_request(app, context, REQUEST, EmbedRequest.__struct_fields__)
     submits = submissions(request, app.model, context.trace)
     found = await pooled(app, context, request, submits)
     answer = EmbedAnswer(

@@ -8,7 +8,7 @@ import math
 import struct
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -21,7 +21,6 @@ from penstock.protocol.messages import Pooling, Sampling, SubmitText, TraceConte
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import RequestContext
-from penstock.services.openai import validation as decoding
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.completions import check_ids, part_of, span
 from penstock.services.openai.generation import attended, whole
@@ -73,6 +72,9 @@ class VectorRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.truncation_side != "left"
 
 
+R = TypeVar("R", bound=VectorRequest)
+
+
 class VectorUsage(msgspec.Struct, frozen=True):
     """`usage`: nothing is generated."""
 
@@ -91,12 +93,18 @@ class Pooled(msgspec.Struct, frozen=True):
         return VectorUsage(self.prompt_tokens, self.prompt_tokens)
 
 
-def check_fields(body: bytes, served: Collection[str] = ()) -> None:
-    """Raise Unsupported for a field that is refused, unless it is one of `served`, and asks for something. `body` is a
-    JSON object."""
-    for name, raw in decoding.decode(body, FIELDS).items():
+async def read_vector_request(
+    app: AppState, context: RequestContext, decoder: msgspec.json.Decoder[R], served: Collection[str] = ()
+) -> R:
+    """The body as the decoder's type. Raises InvalidRequest, NotFound for another model, and Unsupported for a field
+    that is refused, unless it is one of `served`, and asks for something."""
+    body = await context.read_json()
+    request = decode(body, decoder)
+    app.model.check_name(request.model)
+    for name, raw in decode(body, FIELDS).items():
         if name in REFUSED and name not in served and bytes(raw).strip() != b"null":
             raise Unsupported(f"{name} is not built: {REFUSED[name]}", param=name)
+    return request
 
 
 def texts_of(
@@ -248,10 +256,7 @@ REQUEST = msgspec.json.Decoder(EmbeddingRequest)
 
 async def create_embeddings(app: AppState, context: RequestContext) -> None:
     """Each text is an internal request of its own."""
-    body = await context.read_json()
-    request = decode(body, REQUEST)
-    app.model.check_name(request.model)
-    check_fields(body)
+    request = await read_vector_request(app, context, REQUEST)
     submits = submissions(request, app.model, context.trace)
     found = await pooled(app, context, request, submits)
     await context.send_json(await encoded(request, found, app.model))

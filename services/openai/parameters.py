@@ -15,10 +15,9 @@ from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Grammar, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
-from penstock.services.openai import validation as decoding
 from penstock.services.openai.schema import GRAMMAR_FIELDS, GenerationRequest, Prediction
 from penstock.services.openai.structured_output import grammar_of
-from penstock.services.openai.validation import LIMIT_OPTIONS
+from penstock.services.openai.validation import LIMIT_OPTIONS, decode
 
 SEED_BITS = 63  # of a seed that the client left to us
 MOST_NAMED = 16  # wrong keys in one message
@@ -314,7 +313,7 @@ def check_unsupported(
         neutral = table.get(name)
         if neutral is None:
             continue
-        if len(raw) > LONGEST_NEUTRAL or not is_neutral(decoding.decode(raw, VALUE, name), name, neutral, n):
+        if len(raw) > LONGEST_NEUTRAL or not is_neutral(decode(raw, VALUE, name), name, neutral, n):
             raise Unsupported(reasons.get(name, f"{name} is not built yet"), param=name)
 
 

@@ -26,13 +26,12 @@ from penstock.services.openai.embeddings import (
     VectorRequest,
     VectorUsage,
     check_count,
-    check_fields,
     cosines,
     pooled,
+    read_vector_request,
     text_submission,
     vector_submission,
 )
-from penstock.services.openai.validation import decode
 
 Strings = str | Annotated[list[str], Meta(min_length=1)]
 
@@ -118,10 +117,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 async def create_score(app: AppState, context: RequestContext) -> None:
     """Score pairs of texts."""
-    body = await context.read_json()
-    request = decode(body, SCORE)
-    app.model.check_name(request.model)
-    check_fields(body)
+    request = await read_vector_request(app, context, SCORE)
     sheet = Sheet(request, pairs_of(request), app.model, context.trace)
     found = await pooled(app, context, request, sheet.submits)
     data = [Score(index=index, score=score) for index, score in enumerate(sheet.scores(found.vectors))]
@@ -135,10 +131,7 @@ async def create_score(app: AppState, context: RequestContext) -> None:
 async def rerank(app: AppState, context: RequestContext, *, documents: bool = True) -> None:
     """Rank documents. `documents`: whether they are returned where the request leaves it open."""
     model = app.model
-    body = await context.read_json()
-    request = decode(body, RERANK)
-    model.check_name(request.model)
-    check_fields(body)
+    request = await read_vector_request(app, context, RERANK)
     check_count(len(request.documents), "documents")
     sheet = Sheet(request, document_pairs(request, model), model, context.trace)
     found = await pooled(app, context, request, sheet.submits)
