@@ -1,7 +1,7 @@
-"""What each program of attention owes, found on the device once for all layers of a step.
+"""The work of each attention program, found on the device once for all layers of a step.
 
-Chunks are cut into tiles of queries, which are listed: most rows of a step in a graph have none, and a program that had
-to look for its tile among all rows, or find that it has none, would take as long as many a tile does.
+Chunks are cut into tiles of queries, which are listed: most rows of a step in a CUDA graph have none, and a program
+that searched all rows for its tile would take as long as many a tile does.
 
 For streamed attention rows of one query are cut into units of keys. Leading blocks that all rows have in common, as
 prefix reuse leaves them, are units of their own: those are attended by many rows at once, so that they are read once.
@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.kernels.launch import supports_pdl
 from penstock.kernels.records import AttentionBatch
 
-ROWS = 256  # whose tiles are listed at once, so that one kernel serves steps of any number of rows
+ROWS = 256  # whose tiles are listed at once: one kernel serves steps of any number of rows
 HEADER = 3  # units that rows share; groups of rows; the first row that is served
 FEW_ROWS = 4  # rows from which a shared prefix is worth reading once
 SHORT = 4  # units from which it is

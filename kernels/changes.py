@@ -1,8 +1,8 @@
-"""What enters and leaves slots between two steps: one packed upload, one launch.
+"""Changes of the slots between two steps: one packed upload, one launch.
 
 The upload is words of 32 bits: `COUNTS`, a head for each request that enters a slot, then `PAIR` words for each block
 that is appended to a slot's table, then the tokens and blocks that the heads point at. A head is packed by `HEAD`. All
-numbers stand in the upload, so a graph of the launch carries out whatever is written there.
+numbers are in the upload, so a CUDA graph of the launch applies whatever is written there.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from penstock.kernels.records import COUNT_WORDS, HEAD_WORDS, PAIR, SEED_WORDS, 
 
 
 def change_slots(packed: Tensor, memory: SlotMemory) -> bool:
-    """Carry changes out. The table of a slot that is entered points at block 0 behind the blocks it is given.
+    """Apply changes. The table of a slot with a head points at block 0 after its own blocks.
 
     packed: int32 [words]. No slot has two heads, no place of a table two pairs, and no slot with a head has pairs. One
-    launch on a GPU, which waits for nothing; False where it is only noted to be compiled.
+    launch on a GPU, which waits for nothing; False where a prewarm only collected it.
     """
     if memory.tokens.is_cuda:
         from penstock.kernels.changes_triton import launch_changes

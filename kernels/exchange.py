@@ -1,8 +1,7 @@
-"""Ranks' partial sums added up, joined with the residual addition and the norm behind it, through inboxes that every
-rank can write to: a small all-reduce in one launch.
+"""Custom all-reduce of small messages, fused with the residual addition and the norm that follow, in one launch.
 
-An inbox is one rank's memory, which the others' devices can reach. A rank leaves its rows in every other's inbox and
-then waits for theirs in its own, so a row travels once and nobody asks for it.
+An inbox is one rank's memory that the other devices can write to. A rank writes its rows to every other rank's inbox
+and then waits for theirs in its own, so a row travels once and is never requested.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from torch import Tensor
 
 from penstock.kernels.norm import add_rms_norm
 
-TURNS = 2  # halves of an inbox, which a row uses by turns
+TURNS = 2  # halves of an inbox, which a row uses alternately
 
 
 @dataclass(frozen=True)
 class Inboxes:
-    """Where ranks leave rows for one another, and whose turn it is. Rows wider or of another type have no place."""
+    """The ranks' inboxes and the half that each row uses next. All rows have the same width and dtype."""
 
     addresses: Tensor  # int64 [ranks], of what each rank has as words `[TURNS, ranks, rows, width]`, full of `empty`
     turns: Tensor  # int32 [rows], zeros at first: the half that a row uses next, the same on every rank
@@ -34,7 +33,7 @@ class Inboxes:
 
     @property
     def rows(self) -> int:
-        """The most that one exchange can have."""
+        """The most rows of one exchange."""
         return len(self.turns)
 
     @property
@@ -48,7 +47,7 @@ def inbox_bytes(ranks: int, rows: int, width: int, dtype: torch.dtype) -> int:
 
 
 def empty_word(dtype: torch.dtype) -> int:
-    """What stands where nothing has arrived: the bits of minus zero, which no sum needs, as a signed number."""
+    """The word of an element that has not arrived: the bits of minus zero, which is never sent, as a signed integer."""
     return -1 << 8 * dtype.itemsize - 1
 
 

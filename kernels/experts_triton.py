@@ -1,12 +1,12 @@
 """Products of tokens with the experts that each was sent to, in Triton.
 
 Pairs of a token and an expert are sorted by expert (`kernels.routing_triton`) and go through the matrix units in tiles,
-none over two experts. Nobody knows on the host how many tiles there are, so as many programs are launched as there may
-be, and those without one end at once; programs that follow each other have the same rows. A few pairs take this way,
-too: one by one, on the plain arithmetic units, eight pairs of Mixtral's shape took twice as long.
+none over two experts. The host does not know how many tiles there are, so as many programs are launched as there may
+be, and those without a tile return at once; consecutive programs have the same rows. Few pairs take this path, too:
+eight pairs of Mixtral's shape took twice as long one by one on the plain arithmetic units.
 
-Each pair's result is a line of its own, and a token's lines are added up in the order of its experts, in fp32: no sum
-depends on the order of programs, nor on other tokens. What a line was rounded to it would be in any batch.
+Each pair's result is a row of its own, and a token's rows are added up in the order of its experts, in fp32: no sum
+depends on the order of programs or on other tokens. A row is rounded to the same values in any batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.kernels.linear_triton import add_product, gate_values, load_tile, 
 from penstock.kernels.records import Routes
 from penstock.kernels.routing_triton import Schedule, sort_pairs
 
-COLUMNS = 1024  # of a token's sum that a program makes
+COLUMNS = 1024  # of a token's sum in one program
 
 
 def multiply_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int) -> Tensor:
@@ -53,7 +53,7 @@ def multiply_sorted(
 def multiply_tiles(
     x: Tensor, weight: Tensor, schedule: Schedule, tiling: Tiling, chosen: int, *, gated: bool
 ) -> Tensor:
-    """A line for each pair: of row pair // chosen of x with its expert. Lines of experts not held stay unset."""
+    """A row for each pair: row pair // chosen of x times its expert. Rows of experts not held stay unset."""
     held, outputs, inputs = weight.shape
     width = outputs // 2 if gated else outputs
     assert x.stride(1) == 1
@@ -87,7 +87,7 @@ def sum_kernel(
     lines, experts, shares, out, width, first,
     HELD: tl.constexpr, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Part of a token's sum over the lines of its pairs."""
+    """Part of a token's sum over the rows of its pairs."""
     begin_pdl(PDL)
     token = tl.program_id(0)
     places = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -106,7 +106,7 @@ def expert_kernel(
     CHOSEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAP_AB: tl.constexpr,
     GATED: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile, if there is one: pairs of an expert. Lines past the last pair or output repeat it."""
+    """One tile, if there is one: pairs of an expert. Rows past the last pair or output repeat it."""
     if PDL:
         tl.extra.cuda.gdc_wait()
     tile = tl.program_id(0) // columns

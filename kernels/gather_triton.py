@@ -1,4 +1,4 @@
-"""The inputs of a step in one launch: a token finds its row by binary search."""
+"""The inputs of a step in one launch; each token finds its row by binary search."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens: under the raw distribution, before anything a request asked of its sampling, or, of
-slots with PROCESSED, under that which steps 1 to 3 of kernels/sampling.py leave: masks, biases, penalties, temperature.
+"""Log-probabilities of tokens: under the raw distribution or, for slots with PROCESSED, under the distribution after
+steps 1 to 3 of kernels/sampling.py: masks, biases, penalties, temperature.
 
-What min_p, top_k and top_p cut off keeps its log-probability: they choose among tokens and change none's.
+Tokens that min_p, top_k or top_p exclude keep their log-probabilities.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def gather_rotation(table: Tensor, positions: Tensor) -> Rotation:
 
 
 def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
-    """`x  # [tokens, heads, dim]` turned by its tokens' angles; computed in fp32, returned in x's type."""
+    """`x  # [tokens, heads, dim]` rotated by its tokens' angles; computed in fp32, returned in x's type."""
     half = x.shape[-1] // 2
     turned = (x * rotation.cos).addcmul_(x.roll(half, dims=-1), rotation.sin)
     return turned.to(x.dtype)
@@ -31,9 +31,9 @@ def rotate_and_store(
     q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor,
     norms: HeadNorms | None = None,
 ) -> Tensor:  # fmt: skip
-    """Turned queries `[tokens, heads, dim]`; keys, turned likewise, and values go to their slots of the pages.
+    """Rotated queries `[tokens, heads, dim]`; rotated keys, and values, are written to their slots of the pages.
 
-    q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product. Norms come before the turn.
+    q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product. Norms precede the rotation.
     On a GPU it is one kernel, which rounds once.
     """
     if q.is_cuda:

@@ -1,7 +1,7 @@
-"""Routes of tokens and what is made of them, in Triton: these kernels write what others use as an index.
+"""Expert routing and the sort of tokens by expert, in Triton: other kernels use the results as an index.
 
-Pairs of a token and one of its experts are sorted by expert, those of one expert in the order of tokens, by counting:
-a program to each expert counts all pairs. So the order is one alone, and neither it nor the tiles need the host.
+Pairs of a token and one of its experts are sorted by expert, then by token, by counting: one program per expert counts
+all pairs. So the order is deterministic, and neither it nor the tiles need the host.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 from penstock.kernels.launch import begin_pdl, supports_pdl
 from penstock.kernels.records import Routes
 
-FEW = 512  # pairs that are counted at once
-MANY = 8192  # where there are more
+FEW = 512  # pairs counted at once
+MANY = 8192  # counted at once where there are more than FEW
 
 
 class Schedule(NamedTuple):
     """Which pairs of a token and an expert are multiplied together. Pair p is of token p // chosen."""
 
-    order: Tensor  # int32 [pairs], those of the experts that are held, expert by expert; behind them nothing is written
+    order: Tensor  # int32 [pairs], pairs of the experts that are held, expert by expert; the rest is not written
     tiles: Tensor  # int32 [most, 3]: expert, counted from the first that is held, first place in `order`, pairs
     total: Tensor  # int32 [1], tiles
 

@@ -1,4 +1,4 @@
-"""The decoder that the families share: embedding, pre-norm blocks, norm, logits. A family brings its attention."""
+"""The decoder that all families share: embedding, pre-norm blocks, norm, logits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_si
 
 
 class Attention(Protocol):
-    """A family's attention: writes the step's keys and values into the pages and attends over them."""
+    """Attention of one layer: writes the step's keys and values into the pages and attends over them."""
 
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`."""
@@ -50,7 +50,7 @@ class Mlp(Protocol):
     name: str
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`, of several ranks a partial sum."""
+        """`[tokens, hidden] -> [tokens, hidden]`; with several ranks a partial sum."""
         ...
 
     def destinations(self) -> Destinations: ...
@@ -70,7 +70,7 @@ class Block:
     ) -> tuple[Tensor, Tensor]:
         """The residual stream is residual + delta (delta alone in the first layer): the sum is fused with the norm.
 
-        A delta behind a layer is a partial sum of the ranks', which meet in the next norm.
+        The delta of a layer is a rank's partial sum; the next norm adds up those of all ranks.
         """
         norm = self.attention_norm
         if residual is None:
@@ -88,9 +88,9 @@ class Block:
 
 
 class Decoder:
-    """A model that is ready for its weights, or what one stage of a pipeline has of it. `length` is the longest
-    sequence it will be asked for; `spec` has the stage's layers alone, whose first is the model's layer `first`. With
-    an EAGLE `head` behind it the last stage has the embedding, too."""
+    """A model ready for its weights, or one pipeline stage of it. `length` is the longest sequence to be served; `spec`
+    has only the stage's layers, the first of which is the model's layer `first`. The last stage of a model with an
+    EAGLE `head` has the embedding, too."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Decoder:
         )
         self.norm = Norm(spec.hidden, spec.norm_eps, placement) if group.ends else None
         output = (vocabulary("lm_head", spec.vocab_size, placement),)
-        # A model without one has logits of its input embedding: for steps on trial alone, text is refused.
+        # A headless model takes its logits from the input embedding, for dummy runs alone: text is refused.
         own_head = group.ends and not (spec.tied or spec.headless)
         self.head = Linear(output, spec.hidden, placement, bias=False) if own_head else None
         self.rope = rope_table(spec, length, placement.device)  # fp32 [length, head_dim]
@@ -158,7 +158,7 @@ class Decoder:
         return self.norm.add(delta, residual)[0], aux_states
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """`[rows, hidden] -> [rows, vocab]`, of all ranks: on a GPU in the model's type, elsewhere in fp32."""
+        """`[rows, hidden] -> [rows, vocab]`, gathered from all ranks: in the model's dtype on a GPU, else in fp32."""
         table = self.embedding if self.head is None else self.head
         assert table is not None, "the last stage"
         logits = linear(hidden, table.weight, invariant=self.placement.invariant)
@@ -167,8 +167,8 @@ class Decoder:
         return logits if logits.is_cuda else logits.float()
 
     def shallow(self) -> Decoder:
-        """As few of this model's layers as there are kinds of them, the same weights: for work that only kinds matter
-        to. The first layer is a kind of its own, since nothing is added before it."""
+        """The same model with one layer of each kind, for work that depends on kinds alone. The first layer is its own
+        kind, since nothing is added before it."""
         spec = self.spec
         kinds = [(window, spec.experts_of(layer) is None) for layer, window in enumerate(spec.attention.windows)]
         kept = sorted({0, *(kinds.index(kind, 1) for kind in kinds[1:])})

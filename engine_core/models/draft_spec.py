@@ -1,6 +1,6 @@
-"""What drafts beside a model, as numbers: a draft model, or an EAGLE head. Imports no torch: planning asks, too.
+"""Specs of draft models and EAGLE heads. Imports no torch: planning reads them, too.
 
-It stands on the last stage of a pipeline, where tokens are sampled, as a whole on each rank.
+Both run on the last stage of a pipeline, where tokens are sampled, whole on each rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNKNOWN = ("norm_before_residual", "norm_before_fc", "fc_norm", "parallel_drafti
 
 
 class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A draft model by its layers, or a head by its own. A head needs the model's embedding where it stands."""
+    """A draft model's layers, or a head's own. A head needs the model's embedding on its stage."""
 
     layers: ModelSpec
     head: HeadSpec | None = None

@@ -1,4 +1,4 @@
-"""The layers that the families share: plain objects over tensors that know where checkpoint tensors belong in them.
+"""The layers that all families share: plain objects over tensors that know where checkpoint tensors belong.
 
 Fused weights (query, key and value; gate and up) are one matrix. A layer's `destinations` maps the names of the tensors
 in a checkpoint, relative to the layer, to views of its own memory, so that loading copies each byte once.
@@ -23,11 +23,10 @@ from penstock.kernels.norm import add_rms_norm, rms_norm
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model's tensors live, and which share of the sharded ones: heads, MLP width and vocabulary over the ranks
-    of a group.
+    """Where a model's tensors live, and this rank's share of the sharded ones: heads, MLP width and vocabulary.
 
-    `invariant` asks for arithmetic whose results do not depend on what else is in the batch, to the last bit.
-    `expert_parallel` gives each rank whole experts, else it has its share of the width of each.
+    `invariant` asks for results that do not depend on the rest of the batch, to the last bit. With `expert_parallel`
+    each rank has whole experts, else a share of the width of each.
     """
 
     dtype: torch.dtype
@@ -46,7 +45,7 @@ class Placement:
 
     @property
     def alone(self) -> Placement:
-        """The same for what every rank holds as a whole, and makes by itself."""
+        """The same for layers that every rank holds whole and computes by itself."""
         return replace(self, group=ALONE)
 
     def share(self, count: int) -> int:
@@ -104,7 +103,7 @@ class Part:
 
     @property
     def held(self) -> int:
-        """How many of the checkpoint's are in this share: the rest pads it."""
+        """How many of the checkpoint's outputs are in this share; the rest is padding."""
         return min(self.share, max(0, self.outputs - self.start))
 
 
@@ -144,7 +143,7 @@ class Linear:
         self.has_bias = bias
         self.invariant = placement.invariant
         if any(part.held < part.share for part in parts):
-            self.weight.zero_()  # what pads is read, too
+            self.weight.zero_()  # padding is read, too
 
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, inputs] -> [tokens, outputs]`."""
@@ -223,8 +222,10 @@ class GatedMlp:
 
 
 class SparseMlp:
-    """Every rank routes all tokens. It holds whole experts if the placement is `expert_parallel`, else its share of the
-    width of each; either way it has a partial sum."""
+    """A mixture of experts: a router, and gated MLPs of which each token goes to some.
+
+    Every rank routes all tokens. It holds whole experts with `expert_parallel`, else its share of the width of each;
+    either way its result is a partial sum."""
 
     def __init__(self, spec: ModelSpec, experts: ExpertSpec, placement: Placement) -> None:
         self.spec = experts
@@ -240,7 +241,7 @@ class SparseMlp:
         self.down = placement.matrices(self.held, spec.hidden, self.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`, this rank's part of the sum."""
+        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
         routes = route(self.router.forward(x), self.spec.chosen, normalised=self.spec.normalised)
         return expert_mlp(x, routes, self.gate_up, self.down, first=self.first)
 
@@ -278,7 +279,7 @@ class SparseMlp:
 
 
 def layer_mlp(spec: ModelSpec, layer: int, placement: Placement) -> GatedMlp | SparseMlp:
-    """The MLP that a layer has."""
+    """A layer's MLP, dense or sparse."""
     experts = spec.experts_of(layer)
     return GatedMlp(spec, placement) if experts is None else SparseMlp(spec, experts, placement)
 
@@ -295,10 +296,10 @@ class Norm:
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream takes up what a block has made of it: the norm of the sum, and that sum.
+        """Add a block's output to the residual stream: the norm of the sum, and that sum.
 
-        The ranks' partial sums meet here, `[tokens, width]` each, and but once more where a stage ends: in one launch
-        with addition and norm where the group has an exchange that takes so many.
+        The ranks' partial sums, `[tokens, width]`, are added here (and once more where a stage ends), in one launch
+        with addition and norm where the group has a custom all-reduce for so many rows.
         """
         exchange = self.group.exchange
         if exchange is not None and exchange.takes(partial):

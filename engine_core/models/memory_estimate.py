@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from penstock.engine_core.models.spec import ExpertSpec, ModelSpec
 from penstock.protocol.errors import ConfigError
 
-CPU_SHARE = 8  # a CPU gives the cache one part in eight of the memory that is available
-CPU_CEILING = 4 << 30  # and never more than this unless --kv-cache-memory says so
-CONTEXT_BYTES = 960 << 20  # CUDA's context, kernels, what libraries take for themselves
+CPU_SHARE = 8  # on a CPU the cache gets an eighth of the available memory
+CPU_CEILING = 4 << 30  # and at most this without --kv-cache-memory
+CONTEXT_BYTES = 960 << 20  # of the CUDA context, kernels and libraries
 ACTIVATION_SHARE = 1.6  # of a layer's own activations are alive at the worst moment, or kept beside graphs
-LOGIT_LINES = 5.4  # fp32 lines of a vocabulary per entry: logits, what sampling makes of them, counts for penalties
+LOGIT_LINES = 5.4  # fp32 rows of a vocabulary per entry: logits, sampling's buffers, penalty counts
 DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
 FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What decides the size of the cache. Bytes are of one executor."""
+    """Sizes that decide the size of the cache. Bytes are of one executor."""
 
     block_bytes: int
     block_size: int

@@ -1,4 +1,4 @@
-"""Which part of a model a rank of a group holds, as numbers. Imports no torch: planning asks, too."""
+"""Shards of a model: a rank's share and a stage's layers, as numbers. Imports no torch: planning reads them, too."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def vocabulary_share(rows: int, size: int) -> int:
 
 
 def part_spec(spec: ModelSpec, size: int) -> ModelSpec:
-    """One rank's share as a model of its own, as far as weights and activations are reckoned of it."""
+    """One rank's share as a model of its own, for estimates of weights and activations."""
     experts = spec.experts and msgspec.structs.replace(spec.experts, width=spec.experts.width // size)
     return msgspec.structs.replace(
         rank_spec(spec, size), mlp=MlpSpec(spec.mlp.intermediate // size, spec.mlp.bias), experts=experts,
@@ -40,7 +40,7 @@ def part_spec(spec: ModelSpec, size: int) -> ModelSpec:
 
 
 def shared(spec: ModelSpec, *, expert_parallel: bool = False) -> list[tuple[str, int]]:
-    """What the ranks share evenly, in words, and how much of it there is."""
+    """What is split evenly over the ranks, in words, and how much of it there is."""
     found, experts = [("attention heads", spec.attention.heads)], spec.experts
     if experts is None or not all(experts.layers):
         found.append(("numbers of each MLP's width", spec.mlp.intermediate))
@@ -66,7 +66,7 @@ def check_ranks(spec: ModelSpec, size: int, *, expert_parallel: bool = False) ->
 
 
 def divisors(spec: ModelSpec, *, expert_parallel: bool = False) -> str:
-    """The sizes that the model allows, in words."""
+    """The tensor-parallel sizes that the model allows, in words."""
     found = [size for size in range(1, 65) if shared_evenly(spec, size, expert_parallel=expert_parallel)]
     return "one of " + ", ".join(map(str, found))
 
