@@ -7,7 +7,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
-from penstock.services.llm.engine import BaseLLM, Engine, Finalizer
+from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
 from penstock.services.llm.outputs import RequestOutput
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import (
@@ -20,7 +20,7 @@ from penstock.services.llm.prompts import (
 )
 
 
-class AsyncLLM(BaseLLM):
+class AsyncLLM(EngineProperties):
     """An engine of its own for one model: `async with AsyncLLM(model) as llm`, or `close()` at the end.
 
     `options` are those of `penstock serve`, by name. The processes start with the object; the first request waits for

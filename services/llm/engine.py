@@ -287,8 +287,8 @@ class Engine:
         self.engine_client.fail_all(error)
 
 
-class BaseLLM:
-    """An engine of its own for one model: what `LLM` and `AsyncLLM` have in common."""
+class EngineProperties:
+    """What `LLM` and `AsyncLLM` both expose of their engine."""
 
     _engine: Engine
 

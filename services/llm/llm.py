@@ -16,7 +16,7 @@ import uvloop
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText
 from penstock.services.commands.progress import ProgressBar
-from penstock.services.llm.engine import BaseLLM, Engine, Finalizer
+from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
 from penstock.services.llm.outputs import (
     EmbeddingOutput,
     EmbeddingRequestOutput,
@@ -46,7 +46,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class LLM(BaseLLM):
+class LLM(EngineProperties):
     """An engine of its own for one model. Ready when the constructor returns.
 
     `options` are those of `penstock serve`, by name. The links have a thread and an event loop of their own, so they
