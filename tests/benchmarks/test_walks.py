@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.walks import Figures, Walk, main, place
-from penstock.protocol import addresses
+from penstock.protocol import links
 
 
 def test_only_files_of_the_product_count() -> None:
-    assert place(addresses.__file__) == "protocol/addresses.py"
+    assert place(links.__file__) == "protocol/links.py"
     assert place(__file__) == ""
     assert place(json.__file__) == ""
 
