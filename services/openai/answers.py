@@ -39,7 +39,7 @@ class Identity(msgspec.Struct, frozen=True):
     model: str
 
 
-class Told(msgspec.Struct, frozen=True):
+class ResponseOptions(msgspec.Struct, frozen=True):
     """What an answer tells beside its text, because its request asked for it."""
 
     logprobs: bool = False
@@ -134,7 +134,7 @@ class AssistantMessage(msgspec.Struct, frozen=True):
     tool_calls: list[CallAnswer] | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
-    def of(cls, output: ParsedOutput, told: Told, *, reasons: bool) -> AssistantMessage:
+    def of(cls, output: ParsedOutput, told: ResponseOptions, *, reasons: bool) -> AssistantMessage:
         thought = output.reasoning if told.reasoning and output.reasoning else msgspec.UNSET
         absent = None if told.reasoning and reasons else msgspec.UNSET
         calls = [CallAnswer.of(call, told.customs) for call in output.calls]
@@ -196,7 +196,7 @@ class CompletionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     penstock: Remarks | msgspec.UnsetType = msgspec.UNSET
 
 
-def chat_answer(identity: Identity, collector: OutputCollector, told: Told) -> ChatAnswer:
+def chat_answer(identity: Identity, collector: OutputCollector, told: ResponseOptions) -> ChatAnswer:
     """The whole answer; every choice has finished."""
     choices = [
         ChatChoice(
@@ -222,7 +222,7 @@ def chat_answer(identity: Identity, collector: OutputCollector, told: Told) -> C
     )
 
 
-def completion_answer(identity: Identity, collector: OutputCollector, told: Told) -> CompletionAnswer:
+def completion_answer(identity: Identity, collector: OutputCollector, told: ResponseOptions) -> CompletionAnswer:
     """The whole answer; every choice has finished."""
     return CompletionAnswer(
         id=identity.id,
@@ -234,7 +234,7 @@ def completion_answer(identity: Identity, collector: OutputCollector, told: Told
     )
 
 
-def completion_choice(collector: OutputCollector, choice: Choice, told: Told) -> CompletionChoice:
+def completion_choice(collector: OutputCollector, choice: Choice, told: ResponseOptions) -> CompletionChoice:
     text = choice.take_text()
     facts = collector.prompts[choice.prompt]
     prompt = facts.logprobs

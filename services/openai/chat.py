@@ -15,7 +15,7 @@ from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Client, Grammar, Reasoning, SubmitText, Tokenize, ToolUse, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
-from penstock.services.openai.answers import Identity, Told
+from penstock.services.openai.answers import Identity, ResponseOptions
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, Parsed, generate
 from penstock.services.openai.parameters import (
@@ -30,7 +30,7 @@ from penstock.services.openai.parameters import (
     wants_usage,
 )
 from penstock.services.openai.schema import ROLES, ChatMessage, ChatRequest, ContentPart, CustomCall, TokenizeRequest
-from penstock.services.openai.sse import Frames
+from penstock.services.openai.sse import SSEEncoder
 from penstock.services.openai.tools import NO_TOOLS, Asked, tools_asked, tools_of
 from penstock.services.openai.validation import check_depth, decode, given, read_request
 
@@ -61,7 +61,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         clamp=options.clamp_max_tokens == CLAMP_ALL,
     )  # fmt: skip
     identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.names[0])
-    told = Told(
+    told = ResponseOptions(
         logprobs=bool(request.logprobs),
         prompt_logprobs=request.prompt_logprobs is not None,
         token_ids=bool(request.return_token_ids),
@@ -69,7 +69,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         reasoning=request.include_reasoning is not False,
         customs=frozenset(custom.name for custom in submit.tool_use.customs) if submit.tool_use else frozenset(),
     )
-    encoder = Frames(identity, chat=True, choices=n, usage=usage, told=told)
+    encoder = SSEEncoder(identity, chat=True, choices=n, usage=usage, told=told)
     asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream)
     return asked, encoder
 

@@ -15,7 +15,7 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
-from penstock.services.openai.answers import Identity, Told
+from penstock.services.openai.answers import Identity, ResponseOptions
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, Parsed, generate
 from penstock.services.openai.parameters import (
@@ -31,7 +31,7 @@ from penstock.services.openai.parameters import (
     with_own_seed,
 )
 from penstock.services.openai.schema import CompletionRequest
-from penstock.services.openai.sse import Frames
+from penstock.services.openai.sse import SSEEncoder
 from penstock.services.openai.validation import read_request
 
 REQUEST = msgspec.json.Decoder(CompletionRequest)
@@ -58,14 +58,14 @@ async def parse_completion(app: AppState, context: RequestContext) -> Parsed:
     )
     submits = tuple(prompt_submission(common, request, app.engine_client.new_id(), prompt) for prompt in prompts)
     identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), model.name)
-    told = Told(
+    told = ResponseOptions(
         logprobs=request.logprobs is not None,
         prompt_logprobs=request.prompt_logprobs is not None,
         echo=bool(request.echo),
         token_ids=bool(request.return_token_ids),
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
     )
-    encoder = Frames(identity, chat=False, choices=n * len(prompts), usage=usage, told=told)
+    encoder = SSEEncoder(identity, chat=False, choices=n * len(prompts), usage=usage, told=told)
     asked = GenerateRequest(id=identity.id, prompts=submits, n=n, stream=common.stream)
     return asked, encoder
 

@@ -17,7 +17,7 @@ from penstock.services.openai.answers import (
     FINISH_REASONS,
     Identity,
     Remarks,
-    Told,
+    ResponseOptions,
     UsageAnswer,
     chat_answer,
     chat_logprobs,
@@ -35,8 +35,8 @@ LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x
 UNFINISHED = b',"logprobs":null,"finish_reason":null}]'
 
 
-class Frames:
-    """Makes the frames of one response.
+class SSEEncoder:
+    """Encodes the events of one response.
 
     `chat` tells the two kinds of chunk apart, `usage` says where chunks mention it, `told` what they hold beside text.
     """
@@ -48,7 +48,7 @@ class Frames:
         chat: bool,
         choices: int,
         usage: UsageWanted = UsageWanted(),  # noqa: B008 (frozen)
-        told: Told = Told(),  # noqa: B008 (frozen)
+        told: ResponseOptions = ResponseOptions(),  # noqa: B008 (frozen)
     ) -> None:
         kind = "chat.completion.chunk" if chat else "text_completion"
         head = Head(identity.id, kind, identity.created, identity.model)
@@ -72,7 +72,7 @@ class Frames:
         return ENCODE.encode(body(self._identity, outputs, self._told))
 
     def take(self, collector: OutputCollector, updated: list[Choice]) -> bytes:
-        """Frames of everything that the choices of `updated` have to give, which is thereby taken."""
+        """Events of everything that the choices of `updated` have to give, which is thereby taken."""
         frames: list[bytes] = []
         for choice in updated:
             if not choice.begun:

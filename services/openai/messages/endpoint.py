@@ -18,7 +18,7 @@ from penstock.services.http.request_context import RequestContext, answered
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, Parsed, generate
-from penstock.services.openai.messages.output import MessageEvents, TokenCount, Told, Uncleared
+from penstock.services.openai.messages.output import MessageEvents, ResponseOptions, TokenCount, Uncleared
 from penstock.services.openai.messages.request import HEADER, REASONS, REFUSALS, CountRequest, MessageRequest, ignored
 from penstock.services.openai.messages.turns import FIELD_NAMES, grammar_of, message_prompt
 from penstock.services.openai.parameters import Lengths, check_limits, check_unsupported, submission
@@ -48,7 +48,7 @@ async def parse_message(app: AppState, context: RequestContext) -> Parsed:
     )
     identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), model.name)
     asked = GenerateRequest(id=identity.id, prompts=(submit,), stream=submit.stream, field_names=FIELD_NAMES)
-    return asked, MessageEvents(identity, Told.of(request, context.id.decode()))
+    return asked, MessageEvents(identity, ResponseOptions.of(request, context.id.decode()))
 
 
 create_message = functools.partial(generate, parse_message)

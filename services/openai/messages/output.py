@@ -93,7 +93,7 @@ class TokenCount(msgspec.Struct, frozen=True):
     context_management: Uncleared | msgspec.UnsetType = msgspec.UNSET
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a message holds because of its request."""
 
     thinking: bool = True
@@ -102,7 +102,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None  # in the error that ends a stream
 
     @classmethod
-    def of(cls, request: MessageRequest, request_id: str) -> Told:
+    def of(cls, request: MessageRequest, request_id: str) -> ResponseOptions:
         return cls(
             thinking=request.thinking is None or request.thinking.display != "omitted",
             context_management=request.context_management is not None,
@@ -120,7 +120,11 @@ def shown(choice: Choice, *, thinking: bool) -> list[Segment]:
     return [segment for segment in choice.take() if thinking or segment.kind != PieceKind.REASONING]
 
 
-def message_answer(identity: Identity, collector: OutputCollector, told: Told = Told()) -> MessageAnswer:  # noqa: B008 (frozen)
+def message_answer(
+    identity: Identity,
+    collector: OutputCollector,
+    told: ResponseOptions = ResponseOptions(),  # noqa: B008 (frozen)
+) -> MessageAnswer:
     """The whole message; its choice has finished."""
     (choice,) = collector.choices
     blocks = blocks_of(shown(choice, thinking=told.thinking))
@@ -189,7 +193,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 class MessageEvents:
     """As `services.openai.generation.ResponseEncoder`, for one message."""
 
-    def __init__(self, identity: Identity, told: Told = Told()) -> None:  # noqa: B008 (frozen)
+    def __init__(self, identity: Identity, told: ResponseOptions = ResponseOptions()) -> None:  # noqa: B008 (frozen)
         self._identity = identity
         self._told = told
         self._blocks = Blocks()

@@ -19,7 +19,7 @@ from penstock.services.http.request_context import STREAM_WRITER
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.errors import encode
 from penstock.services.openai.routes import application
-from penstock.services.openai.sse import Frames
+from penstock.services.openai.sse import SSEEncoder
 from tests.services.client.fake_engine import LIMIT, FakeLink, Row, app_state, batch, silent
 
 BODY = json.dumps(
@@ -156,14 +156,14 @@ async def test_a_bug_in_what_a_stream_says_ends_it_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What came in the same message is written for the others, and the process goes on."""
-    real = Frames.take
+    real = SSEEncoder.take
 
-    def take(self: Frames, collector: OutputCollector, updated: list[Choice]) -> bytes:
+    def take(self: SSEEncoder, collector: OutputCollector, updated: list[Choice]) -> bytes:
         if any("bug" in piece for choice in updated for piece in choice.text):
             raise RuntimeError("what nobody is told")
         return real(self, collector, updated)
 
-    monkeypatch.setattr(Frames, "take", take)
+    monkeypatch.setattr(SSEEncoder, "take", take)
     async with world() as found:
         (bad, bad_id), (good, good_id) = await found.ask(), await found.ask()
         found.port.arrive(batch([(number, Row(text="-", extra={"prompt_tokens": 1})) for number in (bad_id, good_id)]))

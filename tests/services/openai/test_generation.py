@@ -14,7 +14,7 @@ from penstock.protocol.errors import Unavailable
 from penstock.protocol.messages import Abort, Finish, Rejected, SubmitText, Tokenize
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.routes import application
-from penstock.services.openai.sse import Frames
+from penstock.services.openai.sse import SSEEncoder
 from tests.services.client.fake_engine import LIMIT, FakeLink, Row, answering, app_state, batch, client, silent, words
 from tests.services.openai.shapes import check_error
 
@@ -321,7 +321,7 @@ async def test_a_bug_of_ours_in_a_stream_cuts_it_short_and_aborts(monkeypatch: p
     number = request_of(port).id
     port.arrive(batch([(number, Row(text="one", extra={"prompt_tokens": 3}))]))
     await connection.until("one")
-    monkeypatch.setattr(Frames, "take", lambda *_: 1 / 0)
+    monkeypatch.setattr(SSEEncoder, "take", lambda *_: 1 / 0)
     port.arrive(batch([(number, Row(text="two"))]))
     with pytest.raises(ZeroDivisionError):  # the server closes the connection, so no client takes it for an end
         await connection.ended()

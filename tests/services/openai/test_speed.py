@@ -15,7 +15,7 @@ from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import STREAM_WRITER
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.generation import attended, stream
-from penstock.services.openai.sse import Frames
+from penstock.services.openai.sse import SSEEncoder
 from tests.services.client.fake_engine import FakeLink, app_state, request_context, silent
 
 STREAMS = 256
@@ -70,7 +70,7 @@ async def run() -> tuple[float, int]:
     async def answer(collector: OutputCollector) -> None:
         context = request_context(receive=receive, send=send, **{STREAM_WRITER: Wire()})
         async with attended(collector, parts.engine_client, context):
-            frames = Frames(IDENTITY, chat=True, choices=1)
+            frames = SSEEncoder(IDENTITY, chat=True, choices=1)
             await stream(collector, frames, context)
 
     answers, ids = [], []

@@ -15,9 +15,9 @@ from penstock.protocol.errors import EngineFailure
 from penstock.protocol.messages import Finish, TextExtra
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
-from penstock.services.openai.answers import Identity, Told, chat_answer, completion_answer
+from penstock.services.openai.answers import Identity, ResponseOptions, chat_answer, completion_answer
 from penstock.services.openai.parameters import UsageWanted
-from penstock.services.openai.sse import Frames, encode_text
+from penstock.services.openai.sse import SSEEncoder, encode_text
 from tests.services.client.fake_engine import position
 from tests.services.openai.shapes import (
     check,
@@ -66,7 +66,7 @@ def lives(draw: st.DrawFn) -> list[tuple[int, str, int, int, TextExtra | None, b
 
 
 def replay(
-    rows: list[tuple[int, str, int, int, TextExtra | None, bool]], frames: Frames | None
+    rows: list[tuple[int, str, int, int, TextExtra | None, bool]], frames: SSEEncoder | None
 ) -> tuple[OutputCollector, str]:
     """The reply that `rows` make, and the stream if it is taken where the rows say."""
     choices = max(row[0] for row in rows) + 1
@@ -84,11 +84,11 @@ def replay(
 def test_a_chat_stream_says_what_the_whole_says(rows: Any) -> None:
     choices = max(row[0] for row in rows) + 1
     told = any(row[4] is not None and row[4].logprobs for row in rows)
-    collector, stream = replay(rows, Frames(IDENTITY, chat=True, choices=choices, usage=USAGE))
+    collector, stream = replay(rows, SSEEncoder(IDENTITY, chat=True, choices=choices, usage=USAGE))
     chunks = events(stream)
     check_chat_chunks(chunks, usage=True)
     collector, _ = replay(rows, None)
-    whole = json.loads(json_of(chat_answer(IDENTITY, collector, Told(logprobs=told))))
+    whole = json.loads(json_of(chat_answer(IDENTITY, collector, ResponseOptions(logprobs=told))))
     check(chat.ChatCompletion, whole)
     assert texts(chunks) == {c["index"]: c["message"]["content"] for c in whole["choices"]}
     assert ends(chunks) == {c["index"]: (c["finish_reason"], c.get("stop_reason")) for c in whole["choices"]}
@@ -103,11 +103,11 @@ def test_a_chat_stream_says_what_the_whole_says(rows: Any) -> None:
 def test_a_completion_stream_says_what_the_whole_says(rows: Any) -> None:
     choices = max(row[0] for row in rows) + 1
     told = any(row[4] is not None and row[4].logprobs for row in rows)
-    collector, stream = replay(rows, Frames(IDENTITY, chat=False, choices=choices, usage=USAGE))
+    collector, stream = replay(rows, SSEEncoder(IDENTITY, chat=False, choices=choices, usage=USAGE))
     chunks = events(stream)
     check_completion_chunks(chunks, usage=True)
     collector, _ = replay(rows, None)
-    answer = completion_answer(IDENTITY, collector, Told(logprobs=told))
+    answer = completion_answer(IDENTITY, collector, ResponseOptions(logprobs=told))
     whole = json.loads(json_of(answer))
     check(completions.Completion, whole)
     assert texts(chunks) == {c["index"]: c["text"] for c in whole["choices"]}
@@ -141,7 +141,7 @@ def test_text_is_one_line_for_every_reader(text: str) -> None:
 
 def test_an_error_in_a_stream() -> None:
     collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=0.0)
-    frames = Frames(IDENTITY, chat=True, choices=1)
+    frames = SSEEncoder(IDENTITY, chat=True, choices=1)
     first, last, rest = frames.failure(collector, EngineFailure("line\u2028break")).decode().split("\n\n")
     assert (last, rest) == ("data: [DONE]", "")
     assert "\u2028" not in first
@@ -150,7 +150,7 @@ def test_an_error_in_a_stream() -> None:
 
 def test_deltas_that_were_not_taken_are_merged() -> None:
     collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=0.0)
-    frames = Frames(IDENTITY, chat=True, choices=1)
+    frames = SSEEncoder(IDENTITY, chat=True, choices=1)
     for step in range(5):
         collector.put(0, str(step), 1, Finish.NONE, None, 1.0 + step)
     first = frames.take(collector, collector.get_nowait()).decode()
@@ -163,11 +163,11 @@ def test_deltas_that_were_not_taken_are_merged() -> None:
 @settings(max_examples=200)
 @given(rows=outputs(), finish=st.sampled_from(FINISHES))
 def test_reasoning_and_calls_of_a_stream_are_those_of_the_whole(rows: Any, finish: Finish) -> None:
-    _, stream = replayed(rows, finish, Frames(IDENTITY, chat=True, choices=1, usage=USAGE))
+    _, stream = replayed(rows, finish, SSEEncoder(IDENTITY, chat=True, choices=1, usage=USAGE))
     chunks = events(stream)
     check_chat_chunks(chunks, usage=True)
     collector, _ = replayed(rows, finish, None)
-    whole = json.loads(json_of(chat_answer(IDENTITY, collector, Told())))
+    whole = json.loads(json_of(chat_answer(IDENTITY, collector, ResponseOptions())))
     check(chat.ChatCompletion, whole)
     (choice,) = whole["choices"]
     content, reasoning, calls = "", "", []
@@ -191,12 +191,13 @@ def test_reasoning_and_calls_of_a_stream_are_those_of_the_whole(rows: Any, finis
 @given(rows=outputs(), finish=st.sampled_from(FINISHES), told=st.booleans())
 def test_where_reasoning_is_looked_for_every_delta_tells(rows: Any, finish: Finish, told: bool) -> None:
     """A client's loop adds up what each delta has: `reasoning_content` if it is there, else `content`."""
-    frames = Frames(IDENTITY, chat=True, choices=1, told=Told(reasoning=told))
+    frames = SSEEncoder(IDENTITY, chat=True, choices=1, told=ResponseOptions(reasoning=told))
     _, stream = replayed(rows, finish, frames, reasons=True)
     chunks = events(stream)
     check_chat_chunks(chunks)
     collector, _ = replayed(rows, finish, None, reasons=True)
-    message = json.loads(json_of(chat_answer(IDENTITY, collector, Told(reasoning=told))))["choices"][0]["message"]
+    answer = json.loads(json_of(chat_answer(IDENTITY, collector, ResponseOptions(reasoning=told))))
+    message = answer["choices"][0]["message"]
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert all(("reasoning_content" in delta) == told for delta in (*deltas, message))
     if told:

@@ -18,7 +18,7 @@ from penstock.protocol.messages import Finish, Piece, PieceKind
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.answers import Identity
-from penstock.services.openai.messages.output import UNPARSED, MessageEvents, Told, arguments, message_answer
+from penstock.services.openai.messages.output import UNPARSED, MessageEvents, ResponseOptions, arguments, message_answer
 from tests.services.openai.shapes import strangers
 from tests.services.openai.written import FINISHES, events, outputs, replay
 
@@ -61,9 +61,9 @@ def plain(message: dict[str, Any]) -> dict[str, Any]:
 def test_a_stream_says_what_the_whole_says(
     rows: list[tuple[list[Piece], bool]], finish: Finish, thinking: bool
 ) -> None:
-    _, text = replay(rows, finish, MessageEvents(IDENTITY, Told(thinking=thinking)))
+    _, text = replay(rows, finish, MessageEvents(IDENTITY, ResponseOptions(thinking=thinking)))
     collector, _ = replay(rows, finish, None)
-    whole = json.loads(msgspec.json.encode(message_answer(IDENTITY, collector, Told(thinking=thinking))))
+    whole = json.loads(msgspec.json.encode(message_answer(IDENTITY, collector, ResponseOptions(thinking=thinking))))
     assert list(strangers(shapes.Message.model_validate(whole, strict=True))) == []
     told = events(text)
     assert [event["type"] for event in told[:2]] == ["message_start", "ping"]
@@ -105,7 +105,7 @@ def test_why_it_ended(finish: Finish, stopped: str | int | None, reason: str) ->
 
 @pytest.mark.parametrize(("asked", "reason"), [(1, "max_tokens"), (2, "model_context_window_exceeded")])
 def test_an_output_that_fills_the_context(asked: int, reason: str) -> None:
-    told = Told(max_tokens=asked)
+    told = ResponseOptions(max_tokens=asked)
     rows = [([Piece(PieceKind.CONTENT, "so")], True)]
     collector, text = replay(rows, Finish.LENGTH, MessageEvents(IDENTITY, told))
     assert collector.choices[0].tokens == 1
@@ -130,7 +130,7 @@ def nulls(value: Any) -> Iterator[str]:
 
 
 def test_a_failure_is_told_in_the_stream() -> None:
-    framing = MessageEvents(IDENTITY, Told(request_id="req"))
+    framing = MessageEvents(IDENTITY, ResponseOptions(request_id="req"))
     collector = OutputCollector(1, 1, stream=True, timings=Timings(), now=0.0)
     collector.put(0, "so", 1, Finish.NONE, None, 1.0)
     sent = framing.take(collector, collector.get_nowait()) + framing.failure(collector, EngineFailure("it broke"))
