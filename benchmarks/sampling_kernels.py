@@ -23,9 +23,8 @@ from penstock.engine_core.execution.input_batch import SlotSizes, SlotTable
 from penstock.engine_core.execution.transfer import Upload
 from penstock.kernels.gather import gather_inputs
 from penstock.kernels.logprobs import token_logprobs
-from penstock.kernels.records import DECODING, InputRows, Processing
+from penstock.kernels.records import DECODING, NO_DRAFT, NO_MASK, Entries, InputRows, Processing
 from penstock.kernels.sampling import accept, sample_entries
-from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.sampling_tables import (
+from penstock.kernels.records import (
     ALLOWED,
     EDITS,
     NO_MASK,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from penstock.kernels import sampling_tables
+from penstock.kernels import records
 
-PENALTIES = tl.constexpr(sampling_tables.PENALTIES)
-EDITS = tl.constexpr(sampling_tables.EDITS)
-WORDS = tl.constexpr(sampling_tables.WORDS)
-ALLOWED = tl.constexpr(sampling_tables.ALLOWED)
-ADJUSTED = tl.constexpr(sampling_tables.ADJUSTED)
-WORD_END = tl.constexpr(sampling_tables.WORD_END)
+PENALTIES = tl.constexpr(records.PENALTIES)
+EDITS = tl.constexpr(records.EDITS)
+WORDS = tl.constexpr(records.WORDS)
+ALLOWED = tl.constexpr(records.ALLOWED)
+ADJUSTED = tl.constexpr(records.ADJUSTED)
+WORD_END = tl.constexpr(records.WORD_END)
 NOT_OUTPUT = tl.constexpr(-2)  # no token's id, and not WORD_END
 EDIT_LANES = tl.constexpr(128)
 WORD_LANES = tl.constexpr(32)

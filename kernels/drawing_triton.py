@@ -12,12 +12,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from penstock.kernels import random, sampling_tables
+from penstock.kernels import random, records
 from penstock.kernels.random_triton import gumbel_noise, noise_bound, tile_words
 
-DRAWS = tl.constexpr(sampling_tables.DRAWS)
-TOP_P = tl.constexpr(sampling_tables.TOP_P)
-ADJUSTED = tl.constexpr(sampling_tables.ADJUSTED)
+DRAWS = tl.constexpr(records.DRAWS)
+TOP_P = tl.constexpr(records.TOP_P)
+ADJUSTED = tl.constexpr(records.ADJUSTED)
 ABSENT = tl.constexpr(0x7FFFFFFF)  # a key past every token's, and past every token's id
 LEAST = tl.constexpr(random.GUMBEL_MIN)  # noise, and so the score of the best token
 MOST = tl.constexpr(random.GUMBEL_MAX)

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.records import AttentionBatch, InputRows, Inputs, StatePlaces
-from penstock.kernels.sampling_tables import OWN_DRAFT, Entries, SlotHistory
+from penstock.kernels.records import OWN_DRAFT, AttentionBatch, Entries, InputRows, Inputs, SlotHistory, StatePlaces
 
 
 def gather_inputs(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int) -> Inputs:

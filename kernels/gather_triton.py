@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.records import AttentionBatch, InputRows, Inputs, StatePlaces
-from penstock.kernels.sampling_tables import OWN_DRAFT, Entries, SlotHistory
+from penstock.kernels.records import OWN_DRAFT, AttentionBatch, Entries, InputRows, Inputs, SlotHistory, StatePlaces
 
 TILE = 128  # tokens or rows of one program
 OWN = tl.constexpr(OWN_DRAFT)

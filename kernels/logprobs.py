@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.records import MOST, Processing, TokenLogprobs
-from penstock.kernels.sampling_tables import ADJUSTED, DRAWS, NO_MASK, PROCESSED
+from penstock.kernels.records import ADJUSTED, DRAWS, MOST, NO_MASK, PROCESSED, Processing, TokenLogprobs
 
 
 def token_logprobs(

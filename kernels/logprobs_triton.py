@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels import sampling_tables
+from penstock.kernels import records
 from penstock.kernels.drawing_triton import ADJUSTED, DRAWS, read_logits
 from penstock.kernels.records import MOST, Processing, TokenLogprobs
 
@@ -20,7 +20,7 @@ SPAN = 8192  # tokens of one program
 GROUP = 64
 GROUPS_HELD = 32  # a power of 2, at least MOST
 COLUMNS = tl.constexpr(1 + MOST)
-PROCESSED = tl.constexpr(sampling_tables.PROCESSED)
+PROCESSED = tl.constexpr(records.PROCESSED)
 FAR = tl.constexpr(0x7FFFFFFF)  # past every token's and every group's number
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from penstock.kernels import sampling_tables
+from penstock.kernels import records
 from penstock.kernels.drawing_triton import ABSENT, ADJUSTED, DRAWS, best_of, distance, read_logits, read_peak
 from penstock.kernels.random_triton import token_noise
 
-TOP_K = tl.constexpr(sampling_tables.TOP_K)
+TOP_K = tl.constexpr(records.TOP_K)
 FINITE = tl.constexpr(0x7F7FFFFF)  # the largest key of a token that is not forbidden
 DRAWN = tl.constexpr(-1)  # in place of a floor
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from penstock.kernels import adjustment
 from penstock.kernels.random import GUMBEL_MAX, GUMBEL_MIN, acceptance_words, gumbel_at, gumbel_rows
-from penstock.kernels.sampling_tables import (
+from penstock.kernels.records import (
     ADJUSTED,
     DRAWS,
     NO_DRAFT,

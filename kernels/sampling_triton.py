@@ -22,17 +22,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels import sampling_tables
+from penstock.kernels import records
 from penstock.kernels.adjustment_triton import adjust_kernel
 from penstock.kernels.drawing_triton import ADJUSTED, choose_kernel, draw_kernel, read_logits
 from penstock.kernels.random_triton import acceptance_word
 from penstock.kernels.ranking_triton import rank_kernel
-from penstock.kernels.sampling_tables import Chosen, Entries, SlotHistory, SlotSampling, threshold
+from penstock.kernels.records import Chosen, Entries, SlotHistory, SlotSampling, threshold
 
-TOP_K = tl.constexpr(sampling_tables.TOP_K)
-PENALISED = tl.constexpr(sampling_tables.PENALTIES)
-THROWN = tl.constexpr(sampling_tables.REJECTED)
-ABSENT = tl.constexpr(sampling_tables.NO_DRAFT)
+TOP_K = tl.constexpr(records.TOP_K)
+PENALISED = tl.constexpr(records.PENALTIES)
+THROWN = tl.constexpr(records.REJECTED)
+ABSENT = tl.constexpr(records.NO_DRAFT)
 DRAWN = -1  # the threshold of a server whose drafts are held against what was drawn
 
 

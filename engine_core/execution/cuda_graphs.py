@@ -32,7 +32,7 @@ from penstock.engine_core.execution.input_batch import (
 )
 from penstock.engine_core.execution.sampler import Sampled, Sampler
 from penstock.engine_core.execution.transfer import Upload
-from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries
+from penstock.kernels.records import NO_DRAFT, NO_MASK, Entries
 
 Output = TypeVar("Output")
 SMALL = (1, 2, 4, 8)  # decoding rows; larger sizes waste at most a third

@@ -37,8 +37,7 @@ from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.memory_estimate import drafting_bytes
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.gather import standing_drafts, state_places
-from penstock.kernels.records import AttentionBatch, InputRows
-from penstock.kernels.sampling_tables import NO_DRAFT, Entries
+from penstock.kernels.records import NO_DRAFT, AttentionBatch, Entries, InputRows
 from penstock.protocol.step_columns import drafting_table
 
 LEAST = -30000.0  # logit of an id that the draft model lacks; within the range of every dtype

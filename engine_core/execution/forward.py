@@ -15,8 +15,7 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.decoder import Decoder, Pages
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.gather import gather_inputs
-from penstock.kernels.records import AttentionBatch, InputRows
-from penstock.kernels.sampling_tables import SlotHistory
+from penstock.kernels.records import AttentionBatch, InputRows, SlotHistory
 
 CACHE_LINE = 64  # bytes
 

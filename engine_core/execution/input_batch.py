@@ -19,8 +19,20 @@ from torch import Tensor
 from penstock.engine_core.execution.sampling_parameters import NUMBER, SlotParameters
 from penstock.engine_core.execution.transfer import Upload
 from penstock.kernels.changes import change_slots
-from penstock.kernels.records import COUNT_WORDS, COUNTS, DECODING, HEAD, HEAD_WORDS, PAIR, InputRows, SlotMemory
-from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, PENALTIES, SlotHistory
+from penstock.kernels.records import (
+    COUNT_WORDS,
+    COUNTS,
+    DECODING,
+    HEAD,
+    HEAD_WORDS,
+    NO_DRAFT,
+    NO_MASK,
+    PAIR,
+    PENALTIES,
+    InputRows,
+    SlotHistory,
+    SlotMemory,
+)
 from penstock.protocol.step_columns import block_table, chunk_table, draft_table, integers
 from penstock.protocol.steps import NO_MICROBATCH, SlotStart, StepMasks, StepPlan
 

@@ -58,7 +58,7 @@ from penstock.engine_core.execution.transfer import Download, Upload
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.sharding import rank_spec
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.kernels.sampling_tables import Entries
+from penstock.kernels.records import Entries
 from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
 
 FAILED = -1  # the token of non-finite logits

@@ -35,8 +35,8 @@ from penstock.engine_core.execution.forward import StageModel
 from penstock.engine_core.execution.input_batch import HostRows, entry_columns
 from penstock.engine_core.execution.transfer import Upload
 from penstock.kernels.gather import place_drafts
+from penstock.kernels.records import Entries, SlotHistory, SlotSampling
 from penstock.kernels.sampling import accept, marked_entries
-from penstock.kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 
 class PipelineStatistics(msgspec.Struct, frozen=True):

@@ -11,9 +11,8 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.forward import Network
 from penstock.kernels.gather import read_drafts
 from penstock.kernels.logprobs import token_logprobs
-from penstock.kernels.records import Processing, TokenLogprobs
+from penstock.kernels.records import Entries, Processing, SlotHistory, SlotSampling, TokenLogprobs
 from penstock.kernels.sampling import accept, sample_entries
-from penstock.kernels.sampling_tables import Entries, SlotHistory, SlotSampling
 
 
 @dataclass(frozen=True)

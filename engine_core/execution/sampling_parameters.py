@@ -12,20 +12,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.engine_core.execution.transfer import Upload
-from penstock.kernels.records import NUMBERS, SEED_WORDS
-from penstock.kernels.sampling import GREEDY_BELOW
-from penstock.kernels.sampling_tables import (
+from penstock.kernels.records import (
     ALLOWED,
     DRAWS,
     EDITS,
+    NUMBERS,
     PENALTIES,
     PROCESSED,
+    SEED_WORDS,
     TOP_K,
     TOP_P,
     WORD_END,
     WORDS,
     SlotSampling,
 )
+from penstock.kernels.sampling import GREEDY_BELOW
 from penstock.protocol.limits import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart

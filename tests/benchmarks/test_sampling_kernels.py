@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.sampling_tables import DRAWS, PENALTIES, TOP_K, TOP_P
+from penstock.kernels.records import DRAWS, PENALTIES, TOP_K, TOP_P
 
 
 def test_logits_are_read_once() -> None:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.random import gumbel_rows
+from penstock.kernels.records import NO_DRAFT, NO_MASK, Entries, SlotHistory
 from penstock.kernels.sampling import accept, sample_entries
-from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK, Entries, SlotHistory
 from tests.kernels.sampling_scene import Row, distribution, moved, packed, scene
 
 VOCABULARY = 8

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.kernels.random import gumbel_rows
-from penstock.kernels.sampling_tables import (
+from penstock.kernels.records import (
     ALLOWED,
     DRAWS,
     EDITS,

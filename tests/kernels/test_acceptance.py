@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from penstock.kernels.random import ACCEPTANCE, philox
+from penstock.kernels.records import NO_DRAFT, OWN_DRAFT, REJECTED
 from penstock.kernels.sampling import accept, marked_entries
-from penstock.kernels.sampling_tables import NO_DRAFT, OWN_DRAFT, REJECTED
 from penstock.kernels.sampling_triton import accept_rows
 from penstock.protocol import steps
 from tests.kernels.sampling_scene import Row, Scene, chi_square, scene

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.kernels.sampling_tables import REJECTED
+from penstock.kernels.records import REJECTED
 from tests.kernels.acceptance_scene import (
     CASES,
     DEPTH,

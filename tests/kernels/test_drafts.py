@@ -8,7 +8,7 @@ import torch
 
 from penstock.kernels.gather import place_drafts, read_drafts, standing_drafts
 from penstock.kernels.gather_triton import drafts_of
-from penstock.kernels.sampling_tables import NO_DRAFT, OWN_DRAFT
+from penstock.kernels.records import NO_DRAFT, OWN_DRAFT
 from penstock.protocol import steps
 from tests.kernels.sampling_scene import Row, Scene, scene
 

@@ -20,8 +20,7 @@ from penstock.engine_core.execution.input_batch import (
     mixed_rows,
     step_inputs,
 )
-from penstock.kernels.records import DECODING
-from penstock.kernels.sampling_tables import NO_DRAFT, NO_MASK
+from penstock.kernels.records import DECODING, NO_DRAFT, NO_MASK
 from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import column
 

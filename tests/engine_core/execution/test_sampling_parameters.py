@@ -9,16 +9,18 @@ import torch
 from penstock.engine_core.execution.sampling_parameters import SlotParameters, read_lists
 from penstock.engine_core.execution.transfer import Upload
 from penstock.kernels.changes import change_slots
-from penstock.kernels.records import COUNTS, HEAD, SlotMemory
-from penstock.kernels.sampling_tables import (
+from penstock.kernels.records import (
     ALLOWED,
+    COUNTS,
     DRAWS,
     EDITS,
+    HEAD,
     PENALTIES,
     PROCESSED,
     TOP_K,
     TOP_P,
     WORDS,
+    SlotMemory,
     SlotSampling,
 )
 from penstock.protocol import limits
