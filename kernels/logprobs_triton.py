@@ -89,13 +89,13 @@ def sum_kernel(
 ):  # fmt: skip
     """One span of one token's logits."""
     at = tl.program_id(0).to(tl.int64)
-    span = tl.program_id(1)
     token = tl.load(tokens + at)
     if token < 0:
         return
     slot = tl.load(slots + at)
     if tl.load(widths + slot) < 0:
         return
+    span = tl.program_id(1)
     adjusted, temperature = read_processing(uses, temperatures, masks, slot, at)
     raw, line = logits + at * stride, changed + at * vocabulary
     own = read_scored(raw, line, adjusted, temperature, token, token >= 0)
