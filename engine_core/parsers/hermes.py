@@ -6,6 +6,7 @@ Source: NousResearch, "Hermes Function Calling".
 from __future__ import annotations
 
 import enum
+from types import MappingProxyType
 from typing import ClassVar
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
@@ -91,4 +92,6 @@ class HermesParser(CallParser):
         self._prose.resume(called=True)
         return rest[len(CLOSING) :] if rest.startswith(CLOSING) else self._lead.held + rest
 
-    _steps: ClassVar = {State.TEXT: _free, State.OPEN: _opened, State.CALL: _called, State.CLOSE: _close}
+    _steps: ClassVar = MappingProxyType(
+        {State.TEXT: _free, State.OPEN: _opened, State.CALL: _called, State.CLOSE: _close}
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Container
+from types import MappingProxyType
 from typing import ClassVar
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
@@ -86,4 +87,4 @@ class LlamaParser(CallParser):
         self._before = self._text.blanks + MARKER
         return rest
 
-    _steps: ClassVar = {State.LEAD: _begin, State.CALL: _take, State.TEXT: _free}
+    _steps: ClassVar = MappingProxyType({State.LEAD: _begin, State.CALL: _take, State.TEXT: _free})

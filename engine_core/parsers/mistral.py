@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+from types import MappingProxyType
 from typing import ClassVar
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
@@ -149,10 +150,10 @@ class MistralParser(CallParser):
         self._prose.resume(called=True)
         return text[end:]
 
-    _steps: ClassVar = {
+    _steps: ClassVar = MappingProxyType({
         State.TEXT: _free,
         **dict.fromkeys((State.OPEN, State.ITEM, State.BEHIND), _between),
         State.CALL: _take,
         State.NAME: _named,
         State.ARGUMENTS: _arguments,
-    }
+    })

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Container
+from types import MappingProxyType
 from typing import ClassVar
 
 from penstock.engine_core.parsers.scanning import PYTHON_SIGNS, CallParser, Lead, ValueEnd, content
@@ -136,11 +137,11 @@ class PythonicParser(CallParser):
         self._before = ""
         return ""
 
-    _steps: ClassVar = {
+    _steps: ClassVar = MappingProxyType({
         State.START: _opening,
         **dict.fromkeys((State.LIST, State.ITEM, State.BEHIND), _between),
         State.NAME: _named,
         State.CALL: _called,
         State.END: _closing,
         State.TEXT: _plain,
-    }
+    })

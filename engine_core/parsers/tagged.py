@@ -20,6 +20,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable, Container, Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 import msgspec
@@ -168,9 +169,9 @@ class TaggedParser(CallParser):
         values = {key: msgspec.Raw(value_of(text, kinds.get(key, frozenset()))) for key, text in pairs}
         return [Piece(PieceKind.CALL, name), Piece(PieceKind.ARGUMENTS, msgspec.json.encode(values).decode())]
 
-    _steps: ClassVar = {
+    _steps: ClassVar = MappingProxyType({
         State.TEXT: _free, State.CALL: _hold, State.NAME: _named, State.FUNCTION: _hold, State.BEHIND: _behind
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def read_functions(body: str) -> Written | None:

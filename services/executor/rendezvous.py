@@ -48,7 +48,7 @@ from penstock.services.supervisor.sd_notify import progress
 log = logging.getLogger(__name__)
 
 RETRY = 0.1  # seconds between looks at the store, and between attempts to reach it
-STORE_TIMEOUT = timedelta(seconds=10)  # of one operation of the store
+STORE_SECONDS = 10.0  # of one operation of the store
 CONNECT_SECONDS = 5.0
 ID_SECONDS = 1.0  # that a connection may take to send a member's id
 LOOPBACK = "127.0.0.1"
@@ -213,7 +213,7 @@ class Rendezvous:
         except OSError as error:
             raise ConfigError("--rendezvous", self._where, f"it cannot be listened at: {error.strerror}") from error
         return TCPStore(
-            str(address[0]), port, is_master=True, timeout=STORE_TIMEOUT, wait_for_workers=False,
+            str(address[0]), port, is_master=True, timeout=timedelta(seconds=STORE_SECONDS), wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
 
@@ -225,7 +225,7 @@ class Rendezvous:
         # torch logs every attempt to connect with a stack trace, so find out first whether anybody listens.
         with socket.create_connection(host_and_port(self._where), CONNECT_SECONDS) as probe:
             here, (host, port, *_) = probe.getsockname()[0], probe.getpeername()
-        store = TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False)
+        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS), wait_for_workers=False)
         return store, str(here)
 
     def _current(self) -> bool:

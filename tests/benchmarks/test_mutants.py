@@ -150,7 +150,7 @@ def test_the_exit_code_and_the_record(root: Path, tmp_path: Path, capsys: pytest
     record = json.loads(out.read_text())
     assert record["outcomes"] == {KILLED: 1}
     assert record["mutants"][0]["detail"] == "FAILED test_thing.py::test_double"
-    assert set(record) == {"command", "commit", "date", "machine", "outcomes", "mutants"}
+    assert set(record) == {"command", "commit", "date", "machine", "versions", "outcomes", "mutants"}
     listed.write_text(json.dumps([good, good | {"old": "-number", "new": "number", "why": "alive"}]))
     assert main(words) == 1
     assert "SURVIVED" in capsys.readouterr().out
