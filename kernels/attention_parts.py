@@ -128,6 +128,6 @@ def store_partial(
     tile_rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, SUMS))
     dims = gl.arange(0, DIM, gl.SliceLayout(0, SUMS))
     real = (tile_rows // GROUP < only) & (base + tile_rows // GROUP < rows)
-    places = (first + tile_rows)[:, None] * DIM + dims[None, :]
-    gl.store(partials + places, found, mask=real[:, None] & (dims >= 0)[None, :])
+    targets = partials + (first + tile_rows)[:, None] * DIM + dims[None, :]
+    gl.store(targets, found, mask=real[:, None] & (dims >= 0)[None, :])
     gl.store(lses + first + tile_rows, gl.convert_layout(lse, gl.SliceLayout(1, SUMS)), mask=real)

@@ -295,8 +295,8 @@ def attend_tiles(
             whole += rows * HEADS + (member * KV_HEADS + head) * BLOCK_M
         else:
             whole += (member * KV_HEADS + head) * GROUP
-        at = partial_row(program, programs, units, tile_begin, size, whole, BLOCK_M)
-        store_partial(partials, lses, found, lse, at, base, only, rows, GROUP, DIM, BLOCK_M, SCORES, SUMS)
+        first_row = partial_row(program, programs, units, tile_begin, size, whole, BLOCK_M)
+        store_partial(partials, lses, found, lse, first_row, base, only, rows, GROUP, DIM, BLOCK_M, SCORES, SUMS)
         bits = count_partial(
             arrivals, schedule, base, only, head, rows, shared, groups, own, units, programs,
             KV_HEADS, TOGETHER, BLOCK_M, HEADER,
