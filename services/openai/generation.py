@@ -182,8 +182,9 @@ async def attended(
 
 def note(outputs: OutputCollector, context: RequestContext) -> None:
     """Tell the log, the metrics and the trace what became of a request that has ended."""
-    outcome, usage = context.outcome, outputs.usage
-    outcome.prompt_tokens, outcome.completion_tokens = usage.prompt_tokens, usage.completion_tokens
+    outcome = context.outcome
+    outcome.prompt_tokens = sum(facts.tokens for facts in outputs.prompts)
+    outcome.completion_tokens = sum(choice.tokens for choice in outputs.choices)
     if outputs.error is not None and not outputs.disconnected:
         outcome.reason = reason_of(outputs.error)
     if outputs.first_token is not None:
