@@ -59,6 +59,7 @@ ENDS = (
     "services/http/connection.py", "services/links/async_link.py", "services/links/link.py",
 )  # fmt: skip
 LIMIT = 60.0  # seconds, after which something hangs
+POLL = 0.02  # seconds between two questions whether the process is ready
 TOKENS = ("one", " two", " three")
 BODY = {"model": "smoke", "messages": [{"role": "user", "content": "Count."}], "stream": True}
 STEPS = 24  # decode steps; the walk is one in the middle, between two block boundaries
@@ -171,7 +172,8 @@ async def in_client(config: Config, server: asyncio.AbstractEventLoop) -> list[W
         tokenizer = Tokenizer(config)
         try:
             await tokenizer.joined.wait()
-            await asyncio.sleep(0.5)  # the process listens, has the status and says that it is ready
+            while not await ready(config.api.uds):  # noqa: ASYNC110 (a socket file makes no event)
+                await asyncio.sleep(POLL)
             reader, writer = await asyncio.open_unix_connection(config.api.uds)
             for _ in range(WARM):
                 await one_chat(reader, writer, tokenizer)
@@ -185,6 +187,18 @@ async def in_client(config: Config, server: asyncio.AbstractEventLoop) -> list[W
         finally:
             tokenizer.close()
     return walks
+
+
+async def ready(uds: str) -> bool:
+    """Whether the process listens and would serve a request."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(uds)
+    except OSError:
+        return False
+    writer.write(b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return answer.startswith(b"HTTP/1.1 200 ")
 
 
 async def on(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
