@@ -9,6 +9,7 @@ from torch import Tensor
 from penstock.kernels.records import HeadNorms, Rotation
 from penstock.kernels.rope import apply_rope, gather_rotation, rotate_and_store
 from penstock.kernels.rope_triton import rotate_heads
+from tests.cuda import no_synchronization
 
 pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
 
@@ -97,12 +98,9 @@ def test_a_gpu_is_served_by_the_kernel() -> None:
     product = Product(300, 32, 8, 128, torch.bfloat16)
     fused = torch.cat((product.q, product.k, product.v), 1).cuda()
     pages = [side.cuda() for side in product.pages]
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronization():
         slots, rotation = product.slots.to("cuda", non_blocking=True), product.rotation
         rotation = Rotation(*(part.to("cuda", non_blocking=True) for part in rotation))
         found = rotate_and_store(*fused.split((32, 8, 8), 1), rotation, *pages, slots)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     product.pages = tuple(side.cpu() for side in pages)
     product.check(found.cpu(), False)

@@ -98,7 +98,7 @@ def test_unsplit_attention_gives_the_same_tokens(
 ) -> None:
     """As on a device of one processor, which has nothing to share keys among."""
     expected = base(dtype)
-    monkeypatch.setattr("penstock.kernels.attention_device.processors", lambda device: 1)
+    monkeypatch.setattr("penstock.kernels.attention_device.num_sms", lambda device: 1)
     cell = Cell(graphs=graphs, max_model_len=1024)
     assert Engine(cell, demo_folder(), dtype=dtype, device="cuda").answer(prompts()) == expected
 

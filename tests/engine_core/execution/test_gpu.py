@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.kernels.records import AttentionBatch
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import StepMasks, StepPlan
+from tests.cuda import no_synchronization
 from tests.engine_core.execution.harness import (
     LENGTH,
     VOCABULARY,
@@ -168,10 +168,7 @@ def test_launching_waits_for_nothing(graphs: bool) -> None:
     on = column(*(life.slot for life in found))
     runner.collect(runner.launch(StepPlan(step=0, epoch=0, decode_on=on)))
     torch.cuda.synchronize()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that the mode does not know every operation that waits
-            torch.cuda.set_sync_debug_mode("error")
+    with no_synchronization():
         torch.cuda._sleep(2_000_000_000)  # about a second
         flight: list[Launched] = []
         for step in range(1, 3):
@@ -182,8 +179,6 @@ def test_launching_waits_for_nothing(graphs: bool) -> None:
                 runner.launch(StepPlan(step=step, epoch=0, starts=(extra.start(),), chunks=chunk, blocks=blocks))
             )
         assert not flight[0].finished
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     results = [runner.collect(launched) for launched in flight]
     assert all(len(tokens_of(result)) == len(found) + 1 and min(tokens_of(result)) >= 0 for result in results)
     assert results[0].busy > 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.model_runner import Runner
 from penstock.engine_core.models.decoder import Decoder
 from penstock.protocol.steps import StepPlan
+from tests.cuda import no_synchronization
 from tests.engine_core.execution.harness import Life, column, decode, prefill, tiny_model, tiny_spec
 from tests.engine_core.execution.test_draft_model import MOST, Bench
 from tests.engine_core.execution.test_gpu import Fast, gpu_model, lives, options
@@ -69,15 +68,10 @@ def test_launching_waits_for_nothing(graphs: bool) -> None:
         step=0, epoch=0, drafts=column(*drafts), draft_ids=column(*[-3] * MOST * len(found)), drafting=column(*rows)
     )
     torch.cuda.synchronize()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns that the mode does not know every operation that waits
-            torch.cuda.set_sync_debug_mode("error")
+    with no_synchronization():
         torch.cuda._sleep(2_000_000_000)  # about a second
         flight = [runner.launch(plan) for _ in range(2)]
         assert not flight[0].finished
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     results = [runner.collect(launched) for launched in flight]
     assert 0.0 < results[1].busy < 0.2
     assert results[1].waited < 0.1
