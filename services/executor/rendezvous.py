@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 RETRY = 0.1  # seconds between looks at the store, and between attempts to reach it
 STORE_SECONDS = 10.0  # of one operation of the store
 CONNECT_SECONDS = 5.0
+GONE_SECONDS = 1.0  # that torch waits for a store's file, should the first member remove it at this moment
 ID_SECONDS = 1.0  # that a connection may take to send a member's id
 LOOPBACK = "127.0.0.1"
 GENERATION = "generation"  # key of the store
@@ -221,7 +222,11 @@ class Rendezvous:
         """The store that the first member has opened, if any, and this host's address on the way to it."""
         if is_file(self._where):
             self._file = next(iter(stores(self._where)), None)
-            return None if self._file is None else (FileStore(str(self._file)), LOOPBACK)
+            if self._file is None:
+                return None
+            store: Store = FileStore(str(self._file))
+            store.set_timeout(timedelta(seconds=GONE_SECONDS))
+            return store, LOOPBACK
         # torch logs every attempt to connect with a stack trace, so find out first whether anybody listens.
         with socket.create_connection(host_and_port(self._where), CONNECT_SECONDS) as probe:
             here, (host, port, *_) = probe.getsockname()[0], probe.getpeername()

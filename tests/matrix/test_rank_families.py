@@ -22,6 +22,7 @@ from penstock.engine_core.models.spec import NAMES, ExpertSpec, ModelSpec
 from penstock.protocol.messages import Logprobs, Pooling, Sampling
 from penstock.protocol.steps import StepPlan, StepResult
 from tests.engine_core.execution.harness import LENGTH, Life, block_tables, decode, prefill, tiny_spec
+from tests.engine_core.models.specs import resized
 from tests.ranks import Ranks
 
 SIZES = (2, 4)
@@ -47,7 +48,7 @@ SAMPLINGS = [
 
 
 def spec_of(name: str) -> ModelSpec:
-    return msgspec.structs.replace(tiny_spec(), **{"vocab_size": VOCABULARY, **SPECS[name]})
+    return resized(tiny_spec(), **{"vocab_size": VOCABULARY, **SPECS[name]})
 
 
 def filled(spec: ModelSpec, group: Group, *, whole_experts: bool) -> Decoder:

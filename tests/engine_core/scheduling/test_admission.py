@@ -196,7 +196,7 @@ def test_blocks_of_an_output_are_accounted_to_their_row_when_others_share_them()
     server.step()
     rows = state.slots.occupied()
     assert state.slots.blocks.borrowed[rows].tolist() == [0, 5]
-    assert state.forecast.outlook(state.slots, state.kv.pool.held, 0, 4).base == 0
+    assert state.forecast.estimate(state.slots, state.kv.pool.held, 0, 4).base == 0
     server.run()
 
 

@@ -93,7 +93,7 @@ class Members(Group):
 
     others: ClassVar[list[int]] = []
 
-    def least(self, number: int) -> int:
+    def all_min(self, number: int) -> int:
         sign = 1 if number >= 0 else -1
         return min([number, *(sign * other for other in self.others)])
 

@@ -133,6 +133,15 @@ def test_a_late_member_waits_for_the_next_generation(where: str, threads: Thread
     end(again, late.result())
 
 
+def test_a_store_that_is_removed_at_this_moment_holds_nobody_up(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    """By itself torch waits five minutes for its file to come back."""
+    (tmp_path / "group-0-old.store").touch()
+    store, _ = member_of(str(tmp_path / "group-0"), 1, 2)._find()
+    stores(str(tmp_path / "group-0"))[0].unlink()
+    with pytest.raises(RuntimeError):
+        threads.submit(store.check, ["generation"]).result(20.0)
+
+
 def test_what_a_killed_group_left_behind_misleads_nobody(tmp_path: Path, threads, stop: Told) -> None:
     """Its store says that the group had other options, and that its generation has begun."""
     where = str(tmp_path / "group-0")
@@ -231,9 +240,7 @@ def test_a_second_process_of_a_member_waits_for_the_end_of_the_first(
     assert not again.done()
 
 
-def test_members_of_other_groups_are_sent_away_with_words(
-    where: str, threads: ThreadPoolExecutor, stop: Told
-) -> None:
+def test_members_of_other_groups_are_sent_away_with_words(where: str, threads: ThreadPoolExecutor, stop: Told) -> None:
     first = start(threads, where, 0, 2, stop)
     with pytest.raises(LinkError, match=r"executor 1 of replica 1 .* give all the same --rendezvous"):
         start(threads, where, 1, 2, stop, replica=1).result(SECONDS)
