@@ -39,8 +39,8 @@ class Chip(msgspec.Struct, frozen=True):
 
 
 SEVERAL = re.compile(r"(\d+) x ")  # before the name of each of a group's GPUs
-# H200, 2026-11-21: read-only streams reached 4.4 to 4.6 TB/s (the weights of an LM head). A device copy reaches 4.3,
-# bytes read and written together, and kernels that only read pass it.
+# H200: a kernel that only reads reached 4.58 TB/s on 2026-11-23 (benchmarks/results/read_bandwidth.json), the weights
+# of an LM head 4.4 to 4.6 on 2026-11-21. A device copy reaches less, bytes read and written together.
 CHIPS: Mapping[str, Chip] = {"H200": Chip("H200", 4.6e12, 790e12)}
 
 

@@ -243,4 +243,4 @@ async def test_a_request_leaves_no_cycle_behind(case: str) -> None:
     path, body, status = CONTEXTS[case]
     parts = app_state(FakeLink(ending), api_key="right")
     await flood(parts, asking(path, json.dumps(body)), status, close=True)
-    assert sum(isinstance(each, RequestContext) for each in gc.get_objects()) == 0
+    assert sum(type(each) is RequestContext for each in gc.get_objects()) == 0

@@ -33,6 +33,7 @@ def push(collector: OutputCollector, choice: int, text: str, token: int, finish:
         logprobs=(at(token, -0.5),), stop_reason="s" if finish else None, drafted=(3, 1) if finish else None,
     )  # fmt: skip
     collector.put(choice, text, 1, finish, extra, 1.0, token_ids=pack("i", [token]))
+    collector.notify()
 
 
 def test_calls_of_custom_tools() -> None:
