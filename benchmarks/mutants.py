@@ -84,7 +84,7 @@ class Copy:
         self._place = place
         for name in tree(root):
             (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, place / name)
+            shutil.copy2(root / name, place / name, follow_symlinks=False)  # penstock/ links to the folders
 
     def judge(self, mutants: Sequence[Mutant]) -> list[Verdict]:
         """Mutants that share their tests. The tests run unbroken first."""
@@ -160,7 +160,7 @@ def tree(root: Path) -> list[str]:
     """The files of a working tree that git tracks or does not ignore."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout.decode().split("\0")
-    return sorted({name for name in names if name and (root / name).is_file()})
+    return sorted({name for name in names if name and ((root / name).is_file() or (root / name).is_symlink())})
 
 
 def surroundings(place: Path, environ: Mapping[str, str]) -> dict[str, str]:

@@ -116,7 +116,6 @@ class Middleware:
         try:
             await self._handle(context, methods, dialect)
         finally:
-            context.send = send  # an endpoint's own may hold the body, and the context
             if not context.background:
                 self._budget.total -= context.size
             self._account(context)

@@ -127,6 +127,16 @@ def test_copies_come_before_an_installed_tree(root: Path, monkeypatch: pytest.Mo
     assert [name for name in os.listdir(root) if name != ".git"] == names
 
 
+def test_links_to_folders_are_copied_as_links(root: Path, tmp_path: Path) -> None:
+    """Without them the copy's tests would import an installed tree, in which no line is broken."""
+    (root / "folder").mkdir()
+    (root / "folder" / "thing.py").write_text("")
+    (root / "link").symlink_to("folder")
+    mutants.Copy(root, tmp_path / "copy")
+    assert (tmp_path / "copy" / "link").readlink() == Path("folder")
+    assert (tmp_path / "copy" / "link" / "thing.py").is_file()
+
+
 def test_what_git_ignores_is_not_copied(root: Path) -> None:
     assert mutants.tree(root) == sorted(FILES.keys() - {"a.log"})
 
