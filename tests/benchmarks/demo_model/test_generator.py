@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.demo_model import generator, suites
 from benchmarks.demo_model.generator import PLAIN, Split, draw, held_out, sample, text_of
-from benchmarks.demo_model.tasks import arithmetic, bare, extraction, families, lists, recall, told, tools
+from benchmarks.demo_model.tasks import arithmetic, bare, extraction, families, lists, recall, skills, told, tools
 
 
 def _texts(seed: int, split: Split, count: int = 60) -> list[str]:
@@ -184,3 +184,13 @@ def test_json_without_a_schema_begins_with_what_is_given() -> None:
             assert answer.content[: answer.given] == bare.GIVEN
             assert json.loads(answer.content)
     assert tasks == {"note", "bare"}
+
+
+def test_a_parameter_that_may_be_a_fraction_is_a_number_whatever_was_drawn() -> None:
+    parameter = skills.Parameter(("weight",), "Weight in kilograms", lambda rng: 5, fractions=True)
+    skill = skills.Skill(("weigh",), "Weighs", {"s0": parameter}, ("Weigh {s0}.",), {}, "")
+    rng = Random(15)
+    for _ in range(30):
+        tool = tools.signed(rng, skill, "weigh")
+        schema = tool.signature["function"]["parameters"]["properties"][tool.slots["s0"]]
+        assert schema["type"] == "number"
