@@ -32,6 +32,7 @@ class Terminal:
     def __init__(self, *words: str) -> None:
         self.process_id, self._descriptor = pty.fork()
         if not self.process_id:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells let background jobs ignore it
             os.chdir(ROOT)
             os.environ |= {"PENSTOCK_API_KEY": "open", "TERM": "dumb"}
             os.execv(sys.executable, [sys.executable, "-m", "penstock", *words])
