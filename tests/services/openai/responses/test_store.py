@@ -109,11 +109,14 @@ async def test_what_the_disk_does_not_take_is_not_kept_and_fails_nobody(
 async def test_a_slow_disk_stops_no_loop_and_keeps_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, write = threading.Semaphore(0), store_module.replace_file
     order: list[bytes] = []
+    alone = threading.Lock()
 
     def waiting(path: Path, data: bytes) -> None:
+        assert alone.acquire(blocking=False), "two writes at a time have no order"
         assert slow.acquire(timeout=LIMIT)
         order.append(data)
         write(path, data)
+        alone.release()
 
     found = store(tmp_path, 0, 2, max_stored_bytes=2000)
     monkeypatch.setattr(store_module, "replace_file", waiting)
