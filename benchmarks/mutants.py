@@ -239,6 +239,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--jobs", type=positive, default=1, help="copies of the tree that work at a time")
     found.add_argument("--shard", type=shard_of, default=(1, 1), metavar="I/N", help="one of N parts of the list")
     found.add_argument("--output", type=Path, help="JSON file for the results: benchmarks/results/mutants.json")
+    found.add_argument("--commit", default="", help="the tree's commit, where its copy has no git history")
     return found
 
 
@@ -252,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(summary(verdicts))
     if options.output:
         results = {"outcomes": Counter(each.outcome for each in verdicts), "mutants": verdicts}
-        report.write(options.output, "mutants", results, arguments)
+        report.write(options.output, "mutants", results, arguments, options.commit)
     return 0 if all(each.good for each in verdicts) else 1
 
 
