@@ -20,7 +20,7 @@ endif
 PACKAGES = $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup serve test check clean
+.PHONY: setup serve test check docs clean
 
 setup: $(VENV)/.installed
 
@@ -33,7 +33,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(INSTALL) -e '.[test]'
+	$(INSTALL) -e '.[test,docs]'
 	@touch $@
 
 serve: setup
@@ -57,5 +57,13 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $$($(BIN)/python -m tests.changed $(BASE))
 
+# The documentation as a site, in site/: a broken link or anchor fails. `make docs ARGS=serve` shows it while you write.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(or $(ARGS),build)
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(INSTALL) -e '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info

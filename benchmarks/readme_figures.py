@@ -1,7 +1,7 @@
-"""The README's figures, from benchmarks/results: `python -m benchmarks.readme_figures --write` or `--check`.
+"""The figures of README and docs/, from benchmarks/results: `python -m benchmarks.readme_figures --write` or `--check`.
 
-Tables are rendered by benchmarks/readme_tables.py, figures in sentences come from the same files. `--check` exits with
-1 and a diff where the README says something else than the results.
+Tables are rendered by benchmarks/readme_tables.py, figures in sentences come from the same files. Each stands once, on
+any page. `--check` exits with 1 and a diff where a page says something else than the results.
 """
 
 from __future__ import annotations
@@ -10,13 +10,19 @@ import argparse
 import difflib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.readme_tables import BLOCKS, result
 from benchmarks.rendered import Mistake, Sentence, rendered
 from benchmarks.report import ROOT
 
-README = ROOT / "README.md"
+PAGE_BREAK = "\n\f\n"  # pages are rendered as one document, so that a table may move from one to another
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """README and everything below docs/."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def ratio(part: float, whole: float) -> str:
@@ -135,7 +141,7 @@ def start() -> Sentence:
 
 
 def sentences() -> list[Sentence]:
-    """Prose of the README with the figures that its results give."""
+    """Prose of the pages with the figures that its results give."""
     return [
         fuzz(), *soak(), *bombs(), *structured(), *placement(), *tracing(), *drafts(), *kernels(), start(),
     ]  # fmt: skip
@@ -144,21 +150,25 @@ def sentences() -> list[Sentence]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme_figures", description=__doc__.partition("\n")[0])
     way = parser.add_mutually_exclusive_group(required=True)
-    way.add_argument("--write", action="store_true", help="put the results' figures into the README")
+    way.add_argument("--write", action="store_true", help="put the results' figures into README and docs/")
     way.add_argument("--check", action="store_true", help="only compare")
     options = parser.parse_args(arguments)
-    before = README.read_text()
+    found = {path: path.read_text() for path in pages()}
     try:
-        after = rendered(before, BLOCKS, sentences())
+        made = rendered(PAGE_BREAK.join(found.values()), BLOCKS, sentences()).split(PAGE_BREAK)
     except Mistake as mistake:
         print(mistake, file=sys.stderr)
         return 1
-    if options.write:
-        README.write_text(after)
-        return 0
-    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), "README.md", "results", lineterm="", n=0)
-    print("\n".join(diff))
-    return int(before != after)
+    changed = {path: after for (path, before), after in zip(found.items(), made, strict=True) if before != after}
+    for path, after in changed.items():
+        if options.write:
+            path.write_text(after)
+            continue
+        diff = difflib.unified_diff(
+            found[path].splitlines(), after.splitlines(), path.name, "results", lineterm="", n=0
+        )
+        print("\n".join(diff))
+    return int(bool(changed) and not options.write)
 
 
 if __name__ == "__main__":

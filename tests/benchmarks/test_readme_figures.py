@@ -1,4 +1,4 @@
-"""The README says what the result files say."""
+"""README and docs/ say what the result files say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import readme_figures
-from benchmarks.readme_figures import README, main
+from benchmarks.readme_figures import main, pages
 
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 MADE = re.compile(r"<!-- figures: .*?<!-- /figures -->", re.DOTALL)
@@ -23,22 +23,27 @@ def test_every_figure_is_that_of_its_file(capsys: pytest.CaptureFixture[str]) ->
 def test_a_figure_that_was_changed_by_hand_is_told_and_mended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = tmp_path / "README.md"
-    right = README.read_text()
-    copy.write_text(right.replace("| lat_bs1 | ms per token | ", "| lat_bs1 | ms per token | 1"))
-    monkeypatch.setattr(readme_figures, "README", copy)
+    copies = {tmp_path / f"{number}.md": path.read_text() for number, path in enumerate(pages())}
+    for path, text in copies.items():
+        path.write_text(text)
+    monkeypatch.setattr(readme_figures, "pages", lambda: list(copies))
+    assert main(["--check"]) == 0
+    (table,) = (path for path, text in copies.items() if "| lat_bs1 | ms per token | " in text)
+    table.write_text(copies[table].replace("| lat_bs1 | ms per token | ", "| lat_bs1 | ms per token | 1"))
     assert main(["--check"]) == 1
     assert "+| lat_bs1" in capsys.readouterr().out
     assert main(["--write"]) == 0
-    assert copy.read_text() == right
-    copy.write_text(right.replace("Start to ready", "Ready"))
+    assert {path: path.read_text() for path in copies} == copies
+    (sentence,) = (path for path, text in copies.items() if "Start to ready" in text)
+    sentence.write_text(copies[sentence].replace("Start to ready", "Ready"))
     assert main(["--check"]) == 1
     assert "places read" in capsys.readouterr().err
 
 
-def test_tables_of_figures_are_rendered() -> None:
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_tables_of_figures_are_rendered(page: Path) -> None:
     """A table with a unit of speed in its head stands between markers."""
-    text = MADE.sub("", README.read_text())
+    text = MADE.sub("", page.read_text())
     heads = [found[0].partition("\n")[0] for found in TABLE.finditer(text)]
     by_hand = [head for head in heads if UNITS.search(head) and not head.startswith(BY_HAND)]
     assert not by_hand

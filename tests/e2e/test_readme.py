@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.readme_figures import pages
 from tests.e2e.server import LIMIT, Server, serving
 from tests.rules.source import ROOT
 
 DOCUMENTED = "http://127.0.0.1:8000"
-SNIPPETS = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+TEXT = "\n".join(path.read_text() for path in pages())
+SNIPPETS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 CLIENT = SNIPPETS[0]  # the others use its client
 
 
@@ -51,11 +53,10 @@ def test_every_snippet_is_run_here() -> None:
 
 
 def test_it_says_what_to_install_before_it_imports_it() -> None:
-    text = (ROOT / "README.md").read_text()
     for package in ("openai", "anthropic"):
-        start = re.search(rf"^(from|import) {package}\b.*$", text, re.MULTILINE)
+        start = re.search(rf"^(from|import) {package}\b.*$", TEXT, re.MULTILINE)
         assert start is not None
-        assert f"pip install {package}" in text[: start.end()]
+        assert f"pip install {package}" in TEXT[: start.end()]
 
 
 def test_a_tale_streams(server: Server, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tests.rules.source import NAMESPACE, PRODUCT, ROOT, Source, files, in_folde
 
 TOP = frozenset((
     *("pyproject.toml", "README.md", "services", "engine_core", "kernels", "protocol", "deploy", "docs", "tests"),
-    *("benchmarks", "penstock", "LICENSE", "Makefile"),
+    *("benchmarks", "penstock", "LICENSE", "Makefile", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 ))  # fmt: skip
 SHORT = 40  # a module of so many lines may be tested through its neighbours
 MIRROR = (*PRODUCT,)

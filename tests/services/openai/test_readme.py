@@ -1,12 +1,14 @@
-"""The README's tables of endpoints and parameters say what the code does (routes.py, schema.py, parameters.py)."""
+"""The documentation's tables of endpoints and parameters say what routes.py, schema.py and parameters.py do."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
 import pytest
 
+from benchmarks.readme_figures import pages
 from penstock.protocol.config import ApiConfig, Field, SchedulerConfig, fields
 from penstock.services.openai import embeddings
 from penstock.services.openai.cohere import EmbedRequest
@@ -19,27 +21,22 @@ from penstock.services.openai.responses.request import ResponseRequest
 from penstock.services.openai.routes import ROUTES
 from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, Extras, TokenizeRequest
 from penstock.services.openai.scoring import RerankRequest, ScoreRequest
-from tests.rules.source import ROOT
 
 QUOTED = re.compile(r"`([^`]+)`")
 REFUSED = "Refused with a 400, unless the value asks for nothing"
 
 
-def chapter() -> str:
-    text = (ROOT / "README.md").read_text()
-    return text[text.index("\n## Endpoints\n") : text.index("\n## Structured output\n")]
+TEXT = "\n".join(path.read_text() for path in pages())
 
 
 def table(head: str) -> list[list[str]]:
-    """Cells of the rows of the table whose head begins so."""
-    lines = chapter().split("\n")
-    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {head} |"))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            return rows
-        rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
-    return rows
+    """Cells of the rows of the table whose head begins so; it stands on one page."""
+    lines = TEXT.split("\n")
+    (start,) = (number for number, line in enumerate(lines) if line.startswith(f"| {head} |"))
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    ]
 
 
 def names(text: str) -> list[str]:
@@ -55,7 +52,7 @@ def row(label: str, head: str = "Parameters") -> set[str]:
 
 
 def difference(told: set[str], true: set[str]) -> str:
-    return f"only in the README: {sorted(told - true)}; missing there: {sorted(true - told)}"
+    return f"only in the documentation: {sorted(told - true)}; missing there: {sorted(true - told)}"
 
 
 def test_every_parameter_that_is_served_stands_in_its_row() -> None:
@@ -166,9 +163,3 @@ def test_the_defaults_that_are_told_are_the_defaults() -> None:
     assert queue.max_queue_time == 0.0
     most = (options.max_n, options.max_logprobs, options.max_stop_strings, options.max_logit_bias)
     assert told["`n`; log-probabilities; stop strings; `logit_bias`"] == "; ".join(f"{value:,}" for value in most)
-
-
-def test_the_picture_is_there_and_small() -> None:
-    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", chapter())
-    assert (ROOT / picture).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert (ROOT / picture).stat().st_size < 200_000
