@@ -55,7 +55,7 @@ def begin(parent: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    process.follow_parent(signal.SIGKILL, {process.PARENT: str(parent)})
+    process.follow_parent({process.PARENT: str(parent)})
 
 
 def log_compilations(device: torch.device) -> None:

@@ -24,7 +24,7 @@ import uvicorn
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import ConfigError
-from penstock.services.supervisor import address, logs, process
+from penstock.services.supervisor import address, logs
 
 log = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Without uvicorn's own, which would raise the signal once more at the end."""
         del sig, frame
-        self.exit(force=self.should_exit or process.orphaned())
+        self.exit(force=self.should_exit)
 
     async def pause(self, seconds: float) -> None:
         """Wait so long, or until the end is asked for; then until it must come at once."""

@@ -7,6 +7,7 @@ import functools
 import gc
 import logging
 import math
+import os
 import signal
 import ssl
 import time
@@ -50,7 +51,7 @@ from penstock.services.openai.health import hopeless
 from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
-from penstock.services.supervisor import logs
+from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import engine_facts
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
 from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
@@ -73,8 +74,8 @@ HEARTBEATS_MISSED = 10  # or so many of them, if that is longer
 def run(config: Config, index: int) -> int:
     """Serve until SIGTERM or SIGINT; running requests are finished first, up to the drain limit. The exit code.
 
-    A second signal ends them at once, and so does the first one where the launcher was killed, whose other processes
-    have ended with it. Raises PenstockError for a wrong model folder, address or option, and when a tokenizer refuses
+    A second signal ends them at once, and so does the end of a launcher that was killed, whose other processes have
+    ended with it. Raises PenstockError for a wrong model folder, address or option, and when a tokenizer refuses
     us.
     """
     return uvloop.run(serve(config, index))
@@ -176,6 +177,15 @@ async def answer(app: AppState, listener: Socket, encryption: ssl.SSLContext | N
 
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(on_failure)
+    launcher = process.parent()
+
+    def on_orphaned() -> None:
+        assert launcher is not None
+        loop.remove_reader(launcher)
+        server.exit(force=True)
+
+    if launcher is not None:
+        loop.add_reader(launcher, on_orphaned)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(app.keys.refresh, always=True))
     attendance = attend(app, server, start, heartbeat)
     work = (attendance, send_heartbeats(heartbeat), keep_exporting(app.exporter))
@@ -190,6 +200,9 @@ async def answer(app: AppState, listener: Socket, encryption: ssl.SSLContext | N
             task.cancel()
         for number, old in previous.items():
             signal.signal(number, old)
+        if launcher is not None:
+            loop.remove_reader(launcher)
+            os.close(launcher)
     if failures:
         raise failures[0]
     logs.info(log, "ended", unfinished=app.engine_client.statistics().unfinished)

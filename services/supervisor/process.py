@@ -1,8 +1,8 @@
 """The common setup of every process: its log, its signals, its end with the launcher, its exit codes, the phases of its
 start, its background tasks.
 
-When the launcher dies, however it dies, the kernel signals each of its children. A process under systemd or supervisord
-has no launcher and gets no such signal.
+When the launcher dies, however it dies, the kernel kills its children, and an api process sees it through a pidfd. A
+process under systemd or supervisord has no launcher.
 """
 
 from __future__ import annotations
@@ -33,16 +33,6 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 IMPORTS = "importing"  # the first phase of a start, from the creation of the process
-
-# An api process ends in order and removes the run directory. The others own nothing that outlives them, and a hung one
-# must not keep a GPU.
-DEATH_SIGNAL: Mapping[Role, signal.Signals] = {
-    Role.API: signal.SIGTERM,
-    Role.TOKENIZER: signal.SIGKILL,
-    Role.SCHEDULER: signal.SIGKILL,
-    Role.EXECUTOR: signal.SIGKILL,
-}
-
 
 class ExitCode(enum.IntEnum):
     """How a process ended. 2 to 5 are for the operator to fix: a restart does not help."""
@@ -106,7 +96,8 @@ class Stop:
 def enter(role: Role, index: int, options: RunConfig) -> None:
     """Called first by the process of a role."""
     logs.setup(f"{role}-{index}", options.log_level, options.log_format)
-    follow_parent(DEATH_SIGNAL[role])
+    if role is not Role.API:  # which ends in order, and removes the run directory
+        follow_parent()
     if options.run_dir:
         os.environ[run_directory.SHARED] = options.run_dir
         count_start(starts_file(Path(options.run_dir), role, index))
@@ -117,15 +108,16 @@ def leave(role: Role, index: int, options: RunConfig) -> None:
     starts_file(Path(options.run_dir), role, index).unlink(missing_ok=True)
 
 
-def follow_parent(number: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Have the kernel send signal `number` when the launcher ends; exits if it has ended already.
+def follow_parent(environ: Mapping[str, str] = os.environ) -> None:
+    """Have the kernel kill this process when the launcher ends; exits if it has ended already.
 
-    Does nothing without a launcher. Source: prctl(2), PR_SET_PDEATHSIG.
+    No milder signal would do. A launcher with several threads that is killed may send it twice, and the first time it
+    still counts as the parent. Does nothing without a launcher. Source: prctl(2), PR_SET_PDEATHSIG.
     """
     if PARENT not in environ:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         logs.warning(log, "no_parent_death_signal", errno=ctypes.get_errno())
     if orphaned(environ):
         raise SystemExit(ExitCode.FAILED)

@@ -184,10 +184,7 @@ def await_end(pid: int, seconds: float) -> None:
 
 def clear_orphan(path: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Clean up at the end of an api process whose launcher was killed, unless another launcher has taken over the
-    directory.
-
-    The kernel signals children as soon as the thread that started them is gone; the lock is free a moment later, with
-    the last thread."""
+    directory. The lock of a launcher is free once its last thread has ended."""
     try:
         lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:

@@ -47,7 +47,7 @@ GRAMMAR = msgspec.msgpack.Decoder(Grammar)
 def main(arguments: Sequence[str]) -> None:
     """FOLDER PARENT SECONDS MEMORY: report that the model's tokens are read, then answer until the input ends."""
     folder, parent, seconds, memory = arguments
-    follow_parent(signal.SIGKILL, {PARENT: parent})
+    follow_parent({PARENT: parent})
     path = Path(folder)
     tokens = read_tokens(path, read_vocabulary(path))
     threading.stack_size(STACK)

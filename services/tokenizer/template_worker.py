@@ -107,7 +107,7 @@ OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 def main(arguments: Sequence[str]) -> None:
     """PARENT: read the settings, then answer until the input ends."""
     (parent,) = arguments
-    follow_parent(signal.SIGKILL, {PARENT: parent})
+    follow_parent({PARENT: parent})
     time.tzset()  # children cannot open the file of the time zone
     frames = requests()
     settings = next(frames, None)
@@ -269,7 +269,7 @@ def too_large(memory: int) -> Refusal:
 
 def confine(seconds: float, memory: int, parent: int) -> None:
     """Limit this process for good: it ends with its parent, opens and writes no file, and starts no process."""
-    follow_parent(signal.SIGKILL, {PARENT: str(parent)})
+    follow_parent({PARENT: str(parent)})
     limit_memory(memory, for_good=True)
     for kind, most in (
         (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # after the timer, which the process could reset

@@ -222,6 +222,24 @@ async def test_one_whose_launcher_is_killed_ends_at_once_and_cleans_up(tmp_path:
         assert leftovers(tmp_path) == []
 
 
+async def test_one_whose_launcher_is_killed_during_its_start_cleans_up(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    file, log = tmp_path / "pid", tmp_path / "api-0.log"
+    launcher = await start(tmp_path, log, notify="", parent=("sh", "-c", LAUNCHER, str(file)))
+    async with asyncio.timeout(LIMIT):
+        while not leftovers(tmp_path):
+            assert launcher.returncode is None, log.read_text()
+            await asyncio.sleep(0.002)
+        over = asyncio.Event()
+        pidfd = os.pidfd_open(int(file.read_text()))
+        asyncio.get_running_loop().add_reader(pidfd, over.set)
+        launcher.kill()
+        await launcher.wait()
+        await over.wait()
+    asyncio.get_running_loop().remove_reader(pidfd)
+    os.close(pidfd)
+    assert leftovers(tmp_path) == []
+
+
 async def refused(url: str) -> None:
     """Wait until nobody listens at `url`."""
     host, port = url.removeprefix("http://").split(":")

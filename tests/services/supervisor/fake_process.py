@@ -38,7 +38,7 @@ log = Path(os.environ["FAKE_LOG"])
 before = [line for line in log.read_text().splitlines() if line.startswith(f"{name} ")] if log.exists() else []
 reborn = bool(before)
 stop = Stop(once=word != "stubborn")
-process.follow_parent(process.DEATH_SIGNAL[role])
+launcher = process.parent() if role is Role.API else process.follow_parent()
 say("started " + " ".join(sys.argv[3:]))
 print(f"{name} says hello", flush=True)
 (run_dir / f"{name}.sock").touch()
@@ -77,7 +77,8 @@ while not stop.asked or word == "stubborn":
         select.select([stop], [], [], 0.05)
         stop.drain()
         continue
-    select.select([stop], [], [])
+    if launcher in select.select([stop, *([] if launcher is None else [launcher])], [], [])[0]:
+        break
     stop.drain()
 say("stopping")
 if word == "slow":

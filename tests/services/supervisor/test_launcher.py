@@ -340,7 +340,7 @@ def test_nothing_is_left_when_the_launcher_is_killed(tmp_path, own_directory):
         server.process.kill()
         server.until(lambda: not leftovers(server))
         if own_directory:
-            server.until(lambda: [path.name for path in run_dir.iterdir()] == ["lock"])
+            assert [path.name for path in run_dir.iterdir()] == ["lock"]
 
 
 def test_two_launchers_do_not_share_a_run_directory(tmp_path):

@@ -13,19 +13,29 @@ import pytest
 from penstock.protocol.config import RunConfig
 from penstock.protocol.links import Role
 from penstock.services.supervisor import process
-from penstock.services.supervisor.process import DEATH_SIGNAL, PARENT, ExitCode, Stop, follow_parent, orphaned
+from penstock.services.supervisor.process import PARENT, ExitCode, Stop, follow_parent, orphaned
 
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 60.0
 FOLLOWER = """
 import os, signal, sys
 from penstock.services.supervisor import process
-process.follow_parent(signal.SIGKILL)
+process.follow_parent()
 print(os.getpid(), flush=True)
 signal.pause()
 """
+WATCHER = """
+import select
+from penstock.services.supervisor import process
+found = process.parent()
+print(flush=True)
+select.select([found], [], [])
+print(process.orphaned(), flush=True)
+"""
 LAUNCHER = """
-import os, subprocess, sys
+import os, subprocess, sys, threading, time
+for _ in range(4):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 from penstock.services.supervisor.process import PARENT
 environ = {**os.environ, PARENT: sys.argv[2] or str(os.getpid())}
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=environ)
@@ -83,9 +93,10 @@ def test_the_second_signal_of_a_process_is_its_end(first, second):
     assert found.returncode == -second
 
 
-def follower(parent: str) -> subprocess.Popen[str]:
+def follower(parent: str, child: str = FOLLOWER) -> subprocess.Popen[str]:
+    """A launcher of several threads, and its child."""
     return subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, FOLLOWER, parent], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LAUNCHER, child, parent], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
 
 
@@ -101,6 +112,15 @@ def test_a_child_dies_with_its_launcher():
     launcher.stdout.close()
 
 
+def test_a_killed_launcher_has_ended_once_its_last_thread_has():
+    """Its threads end one after the other; until the last one has, the child is not an orphan."""
+    with follower("", WATCHER) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        launcher.kill()
+        assert launcher.stdout.readline() == "True\n"
+
+
 def test_a_child_whose_launcher_is_gone_already_does_not_start():
     with follower("1") as launcher:
         assert launcher.wait(LIMIT) == ExitCode.FAILED
@@ -109,15 +129,10 @@ def test_a_child_whose_launcher_is_gone_already_does_not_start():
 
 
 def test_without_a_launcher_nobody_is_followed():
-    follow_parent(signal.SIGKILL, {})
+    follow_parent({})
     assert not orphaned({})
     assert not orphaned({PARENT: str(os.getppid())})
     assert orphaned({PARENT: "1"}) == (os.getppid() != 1)
-
-
-def test_every_role_has_its_signal():
-    assert set(DEATH_SIGNAL) == set(Role)
-    assert DEATH_SIGNAL[Role.EXECUTOR] is signal.SIGKILL
 
 
 def test_the_age_of_a_process_counts_from_its_start():
