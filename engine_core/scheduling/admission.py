@@ -134,7 +134,7 @@ class Admissions:
         sequence.blocks = found
         sequence.borrowed = sequence.cached = len(found)
         slot = state.slots.enter(sequence, state.options.block_size, sequence.request.root is not None)
-        state.stats.durations.enter(sequence)
+        state.stats.sequences.enter(sequence, state.stats.now)
         state.spec.device_drafts.enter(slot, wanted=sequence.request.message.speculate)
         if found:
             self._account(sequence, slot, np.array(found))
@@ -145,7 +145,7 @@ class Admissions:
             state.stats.totals.count_lookup(sequence.request.cached)
         insort(state.prefilling, sequence, key=rank)
         announce_prefix(state, sequence)
-        state.traces.enter(sequence, state.stats.durations.now, reused)
+        state.traces.enter(sequence, state.stats.now, reused)
 
     def _hopeless(self) -> bool:
         """Nothing runs that could free blocks, and it still does not fit: quarantines have made the pool too small."""

@@ -71,7 +71,7 @@ def vacate(state: SchedulerState, sequence: Sequence, *, trusted: bool = True) -
     if sequence in state.prefilling:
         state.prefilling.remove(sequence)
     slot = state.slots.leave(sequence, state.options.block_size)
-    state.queue.leave(sequence, state.stats.durations.now)
+    state.queue.leave(sequence, state.stats.now)
     blocks, sequence.blocks = sequence.blocks, []
     sequence.cached = sequence.borrowed = 0
     if sequence.last_step <= state.steps.applied:
@@ -90,10 +90,10 @@ def release(state: SchedulerState, fenced: Fenced) -> None:
 def preempt(state: SchedulerState, sequence: Sequence, reason: str = PREEMPTED) -> None:
     """Return a sequence to the queue, to be recomputed. Its tokens in flight still count. One that yielded its slot to
     another client waits for its own client's turn."""
-    state.traces.leave(sequence, reason, state.stats.durations.now)
+    state.traces.leave(sequence, reason, state.stats.now)
     vacate(state, sequence)
-    state.queue.put(sequence, state.stats.durations.now, preempted=reason != YIELDED)
-    state.traces.queue(sequence, state.stats.durations.now)
+    state.queue.put(sequence, state.stats.now, preempted=reason != YIELDED)
+    state.traces.queue(sequence, state.stats.now)
     if reason == YIELDED:
         state.stats.totals.yielded += 1
     else:
@@ -104,7 +104,7 @@ def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
     """The sequence ends, whether it runs or waits. The caller delivers its terminal row."""
     assert not sequence.ended
     request = sequence.request
-    state.traces.leave(sequence, finish, state.stats.durations.now)
+    state.traces.leave(sequence, finish, state.stats.now)
     state.queue.settle(sequence)
     if sequence.slot >= 0:
         vacate(state, sequence, trusted=finish != Finish.ERROR)
@@ -116,8 +116,7 @@ def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
     sequence.waits_for = None
     state.quarantine.pop(sequence, None)
     state.stats.totals.finishes[finish] += 1
-    state.stats.durations.end(sequence, finish)
-    state.stats.lengths.end(sequence, finish)
+    state.stats.sequences.end(sequence, finish, state.stats.now)
     if finish in FINISHED and not request.pools:
         state.forecast.ended(sequence.outputs, request.limit - request.prompt_tokens)
     state.stop_tokens.remove(request.stop_token_ids)
@@ -164,8 +163,8 @@ def add(state: SchedulerState, request: Request) -> Sequence:
     request.sequences[index] = sequence
     request.spawned += 1
     state.stop_tokens.add(request.stop_token_ids)
-    state.queue.put(sequence, state.stats.durations.now)
-    state.traces.queue(sequence, state.stats.durations.now)
+    state.queue.put(sequence, state.stats.now)
+    state.traces.queue(sequence, state.stats.now)
     return sequence
 
 

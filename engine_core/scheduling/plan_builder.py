@@ -237,7 +237,7 @@ def finish_plan(
         grow_rows(state, builder, asked.short)
     inflight = InFlightStep(
         step, batch, tuple(builder.chunks), drafts, drafting, guided, asked.told, made, microbatch, behind,
-        planned=state.stats.durations.now,
+        planned=state.stats.now,
     )  # fmt: skip
     state.steps.in_flight.append(inflight)
     if guided:

@@ -70,7 +70,7 @@ def preempt_for_blocks(
 def make_way(state: SchedulerState) -> None:
     """Promise starved clients the next slots, and preempt running sequences for them. Called before the rows of a step
     are chosen. They get what waits behind the fence first, so nothing more is preempted meanwhile."""
-    while (sequence := state.queue.starved(state.stats.durations.now)) is not None:
+    while (sequence := state.queue.starved(state.stats.now)) is not None:
         state.queue.promise(sequence)
     promised = state.queue.promised()
     if not promised or len(state.kv.fence):

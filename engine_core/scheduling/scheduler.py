@@ -6,6 +6,7 @@ same code and give the same tokens.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from penstock.engine_core.grammar.guide import Guide
@@ -69,14 +70,12 @@ class Scheduler:
         """
         assert source >= 0
         assert (guide is None) == (request.automaton is None)
-        if now >= self._state.stats.totals.tick_at:
-            self._state.stats.totals.tick(now)
-        self._state.stats.durations.now = now
+        self._state.stats.advance(now)
         submit(self._state, request, source, guide, now)
 
     def tick(self, now: float) -> None:
         """Set the time of events that carry none, such as aborts and stops."""
-        self._state.stats.durations.now = now
+        self._state.stats.now = now
 
     def abort(self, request: int) -> None:
         """End every sequence of the request; its blocks are free within one step. Unknown ids are ignored."""
@@ -102,15 +101,13 @@ class Scheduler:
 
     def expire(self, now: float) -> None:
         """Reject requests that have waited in the queue for too long. Called several times a second."""
-        self._state.stats.durations.now = now
+        self._state.stats.now = now
         expire(self._state, now)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
         means that no sequence waits."""
-        if now >= self._state.stats.totals.tick_at:
-            self._state.stats.totals.tick(now)
-        self._state.stats.durations.now = now
+        self._state.stats.advance(now)
         return plan(self._state)
 
     def follow(self, result: StepResult) -> None:
@@ -120,10 +117,9 @@ class Scheduler:
 
     def apply(self, result: StepResult, now: float) -> None:
         """Take the result of the oldest step in flight; results of another epoch are discarded."""
-        self._state.stats.durations.now = now
+        self._state.stats.now = now
         apply(self._state, result)
-        if now >= self._state.stats.totals.tick_at:
-            self._state.stats.totals.tick(now)
+        self._state.stats.advance(now)
 
     def mask_work(self) -> MaskWork | None:
         """What the next step's masks are made from, as soon as every token before it is known. Call it after each
@@ -146,9 +142,7 @@ class Scheduler:
         suspects of the last group's death: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
-        if now >= state.stats.totals.tick_at:
-            state.stats.totals.tick(now)
-        state.stats.durations.now = now
+        state.stats.advance(now)
         state.epoch = epoch
         suspects = in_flight_sequences(state)
         state.steps.in_flight.clear()
@@ -216,7 +210,11 @@ class Scheduler:
     def statistics(self) -> SchedulerStatistics:
         """Counters as of now; what EngineStatus and the metrics read."""
         state, totals = self._state, self._state.stats.totals
+        counters = msgspec.structs.asdict(totals) | {
+            "finishes": totals.finishes.copy(), "accepted_at": totals.accepted_at.copy(), "ends": totals.ends.copy(),
+        }  # fmt: skip
         return SchedulerStatistics(
+            **counters,
             epoch=state.epoch,
             step=state.steps.applied,
             in_flight=len(state.steps.in_flight),
@@ -228,34 +226,11 @@ class Scheduler:
             prefix=state.kv.prefix.statistics(),
             forecast=state.forecast.statistics(len(state.slots.occupied())),
             requests=len(state.requests),
-            prompt_tokens=totals.prompt_tokens,
-            cached_tokens=totals.cached_tokens,
-            prefix_lookups=totals.prefix_lookups,
-            prefix_hits=totals.prefix_hits,
-            reused_tokens=totals.reused_tokens,
-            output_tokens=totals.output_tokens,
-            surplus_tokens=totals.surplus_tokens,
-            scheduled_tokens=totals.scheduled_tokens,
-            finished=totals.finished,
-            aborted=totals.aborted,
-            failed=totals.failed,
-            finishes=dict(totals.finishes),
-            rejected=totals.rejected,
-            preemptions=totals.preemptions,
-            yielded=totals.yielded,
             waiting_clients=state.queue.clients,
-            stale_results=totals.stale_results,
-            poisoned=totals.poisoned,
-            drafts=totals.drafts,
-            draft_tokens=totals.draft_tokens,
-            accepted_tokens=sum(totals.accepted_at),
-            accepted_at=tuple(totals.accepted_at),
             acceptance=state.spec.acceptance.statistics(),
             jump_forward=state.spec.jump_forward.statistics(),
             cost=state.spec.cost.statistics(),
             device_drafts=state.spec.device_drafts.statistics(),
             draft_cost=state.spec.device_drafts.cost.statistics(),
-            drain_rate=totals.drain_rate,
-            durations=state.stats.durations.statistics(),
-            lengths=state.stats.lengths.statistics(),
+            sequences=state.stats.sequences.statistics(),
         )

@@ -19,7 +19,7 @@ from penstock.engine_core.scheduling.poison_requests import PoisonRequests
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.request_queue import RequestQueue
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, Slots, StopTokenCounts
-from penstock.engine_core.scheduling.statistics import Durations, Lengths, Totals
+from penstock.engine_core.scheduling.statistics import SequenceHistograms, Totals
 from penstock.engine_core.scheduling.tracing import RequestTraces
 from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.draft_model import DeviceDrafts
@@ -159,11 +159,17 @@ class MicroBatchState:
 
 @dataclass(slots=True, eq=False)
 class StatisticsState:
-    """Counters and histograms."""
+    """Counters and histograms, and the time that the caller gave last."""
 
     totals: Totals = field(default_factory=Totals)
-    durations: Durations = field(default_factory=Durations)
-    lengths: Lengths = field(default_factory=Lengths)
+    sequences: SequenceHistograms = field(default_factory=SequenceHistograms)
+    now: float = 0.0
+
+    def advance(self, now: float) -> None:
+        """It is `now`; the rate at which sequences end is sampled where that is due."""
+        self.now = now
+        if now >= self.totals.tick_at:
+            self.totals.tick(now)
 
 
 @dataclass(slots=True, eq=False)

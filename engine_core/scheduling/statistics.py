@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,77 +28,28 @@ TOKENS = (
 )  # fmt: skip
 
 
-class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment. Totals count since start and survive a new epoch."""
-
-    epoch: int
-    step: int  # last applied
-    in_flight: int
-    running: int
-    waiting: int
-    reasons: dict[str, int]  # waiting sequences, by what they wait for
-    slots: int
-    pool: PoolStatistics
-    prefix: PrefixStatistics
-    forecast: ForecastStatistics
-    requests: int  # alive
-    prompt_tokens: int
-    cached_tokens: int  # prompt tokens of first admissions that were not computed
-    prefix_lookups: int  # first admissions
-    prefix_hits: int  # those of them that found something
-    reused_tokens: int  # all positions that were not computed, also after preemption and among sequences
-    output_tokens: int
-    surplus_tokens: int  # sampled and thrown away
-    scheduled_tokens: int  # positions planned
-    finished: int  # sequences, by stop or length
-    aborted: int
-    failed: int
-    finishes: dict[Finish, int]  # sequences by how they ended
-    rejected: int
-    preemptions: int
-    yielded: int  # sequences whose slot went to a client that had none; these are no preemptions
-    waiting_clients: int  # that have anything in the queue
-    stale_results: int  # of another epoch
-    poisoned: int  # sequences that ended because executors died of them
-    drafts: int  # rows that carried any
-    draft_tokens: int
-    accepted_tokens: int  # of those, the ones that became output
-    accepted_at: tuple[int, ...]  # the same by position in the draft, from 0
-    acceptance: AcceptanceStatistics
-    jump_forward: JumpForwardStatistics
-    cost: CostStatistics
-    device_drafts: DeviceDraftStatistics  # of the executors' own drafts
-    draft_cost: DraftCostStatistics
-    drain_rate: float  # sequences ended per second, recent
-    durations: DurationStatistics
-    lengths: LengthStatistics
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counters since start, written where the event happens."""
+class Totals(msgspec.Struct, kw_only=True):
+    """Counters since start, which survive a new epoch. They are written where the event happens."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prefix_lookups: int = 0
-    prefix_hits: int = 0
-    reused_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens of first admissions that were not computed
+    prefix_lookups: int = 0  # first admissions
+    prefix_hits: int = 0  # those of them that found something
+    reused_tokens: int = 0  # all positions that were not computed, also after preemption and among sequences
     output_tokens: int = 0
-    surplus_tokens: int = 0
-    scheduled_tokens: int = 0
-    finishes: Counter[Finish] = field(default_factory=Counter)  # sequences by how they ended
+    surplus_tokens: int = 0  # sampled and thrown away
+    scheduled_tokens: int = 0  # positions planned
+    finishes: Counter[Finish] = msgspec.field(default_factory=Counter)  # sequences by how they ended
     rejected: int = 0
     preemptions: int = 0
-    yielded: int = 0
-    stale_results: int = 0
-    poisoned: int = 0
-    drafts: int = 0
+    yielded: int = 0  # sequences whose slot went to a client that had none; these are no preemptions
+    stale_results: int = 0  # of another epoch
+    poisoned: int = 0  # sequences that ended because executors died of them
+    drafts: int = 0  # rows that carried any
     draft_tokens: int = 0
-    accepted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = []  # drafts that became output, by position in the draft, from 0
     tick_at: float = -math.inf  # when the next sample is due
-    ends: deque[tuple[float, int]] = field(
-        default_factory=deque
-    )  # (time, sequences ended so far), every SAMPLE seconds
+    ends: deque[tuple[float, int]] = msgspec.field(default_factory=deque)  # time, sequences ended; every SAMPLE seconds
 
     @property
     def ended(self) -> int:
@@ -107,6 +57,7 @@ class Totals:
 
     @property
     def finished(self) -> int:
+        """Sequences that ended by stop or length."""
         return sum([self.finishes[finish] for finish in FINISHED])
 
     @property
@@ -139,86 +90,92 @@ class Totals:
             self.ends.popleft()
 
     @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted_at)
+
+    @property
     def drain_rate(self) -> float:
+        """Sequences ended per second, recently."""
         if len(self.ends) < 2:
             return 0.0
         (begin, before), (end, after) = self.ends[0], self.ends[-1]
         return (after - before) / (end - begin)
 
 
-class DurationStatistics(msgspec.Struct, frozen=True):
-    """Seconds of the phases of sequences that have been through them here, once each."""
+class SequenceStatistics(msgspec.Struct, frozen=True):
+    """Seconds of the phases that sequences have been through here, and tokens of those that ended, once each."""
 
     queue: HistogramStatistics  # arrival to first step
     prefill: HistogramStatistics  # first step to first token, or to the vector
     decode: HistogramStatistics  # first token to the end
     inference: HistogramStatistics  # first step to the end
+    prompt_tokens: HistogramStatistics
+    output_tokens: HistogramStatistics  # what makes a vector has none
 
 
-class Durations:
-    """How long sequences wait, prefill and decode. One resumed from another scheduler is counted in the queue alone. A
-    preempted one keeps its start, so the lost time is part of the phase in which it was lost."""
+class SequenceHistograms:
+    """How long sequences wait, prefill and decode, and how many tokens they have. One resumed from another scheduler is
+    counted in the queue alone. A preempted one keeps its start, so the lost time is part of the phase in which it was
+    lost."""
 
     def __init__(self) -> None:
-        self.now = 0.0  # as the caller said last
-        self._queue = Histogram(PHASE)
-        self._prefill = Histogram(PHASE)
-        self._decode = Histogram(PHASE)
-        self._inference = Histogram(PHASE)
+        self._queue, self._prefill, self._decode, self._inference = (Histogram(PHASE) for _ in range(4))
+        self._prompt_tokens, self._output_tokens = Histogram(TOKENS), Histogram(TOKENS)
         self._entered: dict[Sequence, float] = {}  # when a sequence first had a slot
         self._began: dict[Sequence, float] = {}  # when its first token came
 
-    def enter(self, sequence: Sequence) -> None:
+    def enter(self, sequence: Sequence, now: float) -> None:
         """It has a slot; the first one counts."""
         if sequence not in self._entered:
-            self._entered[sequence] = self.now
-            self._queue.observe(self.now - sequence.request.since)
+            self._entered[sequence] = now
+            self._queue.observe(now - sequence.request.since)
 
-    def begin(self, sequence: Sequence) -> None:
+    def begin(self, sequence: Sequence, now: float) -> None:
         """Its first token is there."""
         assert sequence in self._entered, "what samples has had a slot"
-        self._began[sequence] = self.now
-        self._prefill.observe(self.now - self._entered[sequence])
+        self._began[sequence] = now
+        self._prefill.observe(now - self._entered[sequence])
 
-    def end(self, sequence: Sequence, finish: Finish) -> None:
-        """It has ended. Aborted ones are left out: they do not show how long such a request takes."""
+    def end(self, sequence: Sequence, finish: Finish, now: float) -> None:
+        """It has ended. Aborted ones are left out: they do not show how long such a request takes, or is."""
         entered, began = self._entered.pop(sequence, None), self._began.pop(sequence, None)
-        if entered is None or finish not in (Finish.STOP, Finish.LENGTH):
+        if finish not in FINISHED:
             return
-        if sequence.request.pools:
-            self._prefill.observe(self.now - entered)
-        elif began is None:
-            return
-        else:
-            self._decode.observe(self.now - began)
-        self._inference.observe(self.now - entered)
-
-    def statistics(self) -> DurationStatistics:
-        phases = (self._queue, self._prefill, self._decode, self._inference)
-        return DurationStatistics(*[phase.statistics() for phase in phases])
-
-
-class LengthStatistics(msgspec.Struct, frozen=True):
-    """Tokens of sequences that ended here, once each."""
-
-    prompt: HistogramStatistics
-    output: HistogramStatistics  # what makes a vector has none
-
-
-class Lengths:
-    """Tokens of sequences. Aborted ones are left out: they do not show how long such a request is."""
-
-    def __init__(self) -> None:
-        self._prompt = Histogram(TOKENS)
-        self._output = Histogram(TOKENS)
-
-    def end(self, sequence: Sequence, finish: Finish) -> None:
-        """It is over."""
-        if finish not in (Finish.STOP, Finish.LENGTH):
-            return
-        self._prompt.observe(sequence.request.prompt_tokens)
+        self._prompt_tokens.observe(sequence.request.prompt_tokens)
         if not sequence.request.pools:
-            self._output.observe(sequence.outputs)
+            self._output_tokens.observe(sequence.outputs)
+        if entered is None or (began is None and not sequence.request.pools):
+            return
+        if began is None:
+            self._prefill.observe(now - entered)
+        else:
+            self._decode.observe(now - began)
+        self._inference.observe(now - entered)
 
-    def statistics(self) -> LengthStatistics:
-        return LengthStatistics(self._prompt.statistics(), self._output.statistics())
+    def statistics(self) -> SequenceStatistics:
+        """The histograms as of now."""
+        every = (self._queue, self._prefill, self._decode, self._inference, self._prompt_tokens, self._output_tokens)
+        return SequenceStatistics(*[histogram.statistics() for histogram in every])
+
+
+class SchedulerStatistics(Totals, kw_only=True):
+    """One moment, with the totals so far."""
+
+    epoch: int
+    step: int  # last applied
+    in_flight: int
+    running: int
+    waiting: int
+    reasons: dict[str, int]  # waiting sequences, by what they wait for
+    slots: int
+    pool: PoolStatistics
+    prefix: PrefixStatistics
+    forecast: ForecastStatistics
+    requests: int  # alive
+    waiting_clients: int  # that have anything in the queue
+    acceptance: AcceptanceStatistics
+    jump_forward: JumpForwardStatistics
+    cost: CostStatistics
+    device_drafts: DeviceDraftStatistics  # of the executors' own drafts
+    draft_cost: DraftCostStatistics
+    sequences: SequenceStatistics

@@ -49,7 +49,7 @@ def apply(state: SchedulerState, result: StepResult) -> None:
     if inflight.drafting or state.spec.device_drafts.most:
         finish_drafts(state, inflight, result)
     if state.traces.running:
-        now = state.stats.durations.now
+        now = state.stats.now
         for chunk in inflight.chunks:
             record = PrefillChunk(inflight.step, chunk.start, chunk.count, inflight.planned, now)
             state.traces.chunk(chunk.sequence, record, last=chunk.sample)
@@ -71,7 +71,7 @@ def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> N
         roll_back_rejected(state, inflight, inflight.drafts, counts, kept.nonzero()[0])
         record_acceptance(state, inflight, inflight.drafts, kept, counts)
     if state.traces.running:
-        state.traces.mark(settled, slots, state.stats.durations.now)
+        state.traces.mark(settled, slots, state.stats.now)
     suspects = state.stop_tokens.among(tokens)  # rows that a token of theirs may end
     if inflight.drafts is not None:
         suspects = np.logical_or.reduceat(suspects, np.cumsum(counts) - counts)
@@ -210,7 +210,7 @@ def first_token_notes(state: SchedulerState, inflight: InFlightStep, kept: npt.N
         if kept[row]:
             if not sequence.began:
                 sequence.began = True
-                state.stats.durations.begin(sequence)
+                state.stats.sequences.begin(sequence, state.stats.now)
                 notes.setdefault(row, Note()).cached_tokens = request.cached
             if (
                 sequence.index == 0

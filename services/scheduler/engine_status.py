@@ -13,6 +13,11 @@ from penstock.services.links.link import Peer
 STATUS_DELAY = 0.05  # seconds for which the numbers of sequences may have changed without a heartbeat
 PLACES = 32  # of a draft whose accepted tokens the heartbeat tells apart; jump-forward drafts may be far longer
 
+SHARED = (
+    "step", "running", "waiting", "prompt_tokens", "cached_tokens", "output_tokens", "finished", "aborted", "failed",
+    "preemptions", "drain_rate", "drafts", "draft_tokens", "accepted_tokens",
+)  # fmt: skip  # under the same names in both
+
 
 class StatusTimer:
     """Heartbeats go out at their interval, at once when readiness changes, and soon after other numbers of sequences
@@ -58,26 +63,13 @@ def group_status(
 
 
 def with_statistics(status: EngineStatus, found: SchedulerStatistics, step_age: float) -> EngineStatus:
-    """The same with the scheduler's totals. `step_age`: seconds since the last result."""
+    """The same with the scheduler's numbers and totals. `step_age`: seconds since the last result."""
     return msgspec.structs.replace(
         status,
-        step=found.step,
+        **{name: getattr(found, name) for name in SHARED},
         step_age=step_age if found.in_flight else 0.0,
-        running=found.running,
-        waiting=found.waiting,
         blocks=found.pool.total,
         blocks_free=found.pool.free,
         blocks_idle=found.pool.idle,
-        prompt_tokens=found.prompt_tokens,
-        cached_tokens=found.cached_tokens,
-        output_tokens=found.output_tokens,
-        finished=found.finished,
-        aborted=found.aborted,
-        failed=found.failed,
-        preemptions=found.preemptions,
-        drain_rate=found.drain_rate,
-        drafts=found.drafts,
-        draft_tokens=found.draft_tokens,
-        accepted_tokens=found.accepted_tokens,
-        accepted_at=found.accepted_at[:PLACES],
+        accepted_at=tuple(found.accepted_at[:PLACES]),
     )

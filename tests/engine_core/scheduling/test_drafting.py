@@ -157,7 +157,7 @@ def test_tokens_after_an_end_do_not_count_and_their_drafts_are_rejected() -> Non
     seen = server.seen(number)
     assert (seen.tokens, seen.finish, seen.stop_token, seen.drafted) == ([10, 11, 12], Finish.STOP, 12, (2, 2))
     stand = scheduler.statistics()
-    assert (stand.output_tokens, stand.surplus_tokens, stand.accepted_at) == (3, 3, (1, 1, 0, 0))
+    assert (stand.output_tokens, stand.surplus_tokens, stand.accepted_at) == (3, 3, [1, 1, 0, 0])
     assert is_idle(scheduler)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.histogram import HistogramStatistics
-from penstock.engine_core.scheduling.statistics import PHASE, DurationStatistics
+from penstock.engine_core.scheduling.statistics import PHASE, SequenceStatistics
 from penstock.protocol.messages import Pooling, Written
 from tests.sim.lives import World
 from tests.sim.server import Server
@@ -14,8 +14,8 @@ from tests.sim.server import Server
 ONE_SLOT = World(blocks=256, block_size=4, slots=1, budget=64, max_model_len=64, depth=1)
 
 
-def durations(server: Server) -> DurationStatistics:
-    return server.scheduler.statistics().durations
+def durations(server: Server) -> SequenceStatistics:
+    return server.scheduler.statistics().sequences
 
 
 def step(server: Server, planned: float, applied: float) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from penstock.engine_core.histogram import HistogramStatistics
-from penstock.engine_core.scheduling.statistics import TOKENS, LengthStatistics
+from penstock.engine_core.scheduling.statistics import TOKENS, SequenceStatistics
 from penstock.protocol.messages import Pooling
 from tests.sim.server import Server
 
 
-def lengths(server: Server) -> LengthStatistics:
-    return server.scheduler.statistics().lengths
+def lengths(server: Server) -> SequenceStatistics:
+    return server.scheduler.statistics().sequences
 
 
 def seen(statistics: HistogramStatistics) -> tuple[int, float]:
@@ -32,10 +32,10 @@ def test_each_choice_counts_when_it_ends() -> None:
     server = Server()
     server.submit([3, 4, 5], max_tokens=3)
     server.submit([6, 7], max_tokens=2, n=2)
-    assert (seen(lengths(server).prompt), seen(lengths(server).output)) == ((0, 0.0), (0, 0.0))
+    assert (seen(lengths(server).prompt_tokens), seen(lengths(server).output_tokens)) == ((0, 0.0), (0, 0.0))
     run(server)
     found = lengths(server)
-    assert (seen(found.prompt), seen(found.output)) == ((3, 7.0), (3, 7.0))
+    assert (seen(found.prompt_tokens), seen(found.output_tokens)) == ((3, 7.0), (3, 7.0))
 
 
 def test_the_aborted_say_nothing() -> None:
@@ -43,14 +43,14 @@ def test_the_aborted_say_nothing() -> None:
     number = server.submit([3, 4], max_tokens=9)
     run(server, 2)
     server.scheduler.abort(number)
-    assert (seen(lengths(server).prompt), seen(lengths(server).output)) == ((0, 0.0), (0, 0.0))
+    assert (seen(lengths(server).prompt_tokens), seen(lengths(server).output_tokens)) == ((0, 0.0), (0, 0.0))
 
 
 def test_a_vector_has_a_prompt_alone() -> None:
     server = Server()
     server.submit([3, 4, 5, 6], max_tokens=1, pooling=Pooling(kind="last"))
     run(server)
-    assert (seen(lengths(server).prompt), seen(lengths(server).output)) == ((1, 4.0), (0, 0.0))
+    assert (seen(lengths(server).prompt_tokens), seen(lengths(server).output_tokens)) == ((1, 4.0), (0, 0.0))
 
 
 def test_bounds_reach_from_a_token_to_the_longest_context() -> None:
