@@ -89,8 +89,8 @@ def scheduler(tracer: Tracer, context: TraceContext, number: int) -> None:
     every = TraceConfig().trace_tokens
     stay = Stay(
         trace=context, request=number, sequence=0, queued=0.0, entered=0.1, left=5.0, end="length",
-        prompt_tokens=PROMPT, reused=0, chunks=(PrefillChunk(1, 0, PROMPT, 0.1, 0.2),), decoding=0.2, first=True,
-        tokens=OUTPUT, accepted=0, rejected=0, marks=tuple((1.0, tokens) for tokens in range(every, OUTPUT, every)),
+        prompt_tokens=PROMPT, reused=0, chunks=[PrefillChunk(1, 0, PROMPT, 0.1, 0.2)], decoding=0.2, first=True,
+        tokens=OUTPUT, accepted=0, rejected=0, marks=[(1.0, tokens) for tokens in range(every, OUTPUT, every)],
     )  # fmt: skip
     SchedulerTraces(tracer).record([stay])
 

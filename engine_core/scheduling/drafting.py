@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.scheduling.options import SpeculationOptions
-from penstock.engine_core.scheduling.outbox import Note
+from penstock.engine_core.scheduling.outbox import note
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch
 from penstock.engine_core.scheduling.state import (
@@ -31,6 +31,7 @@ from penstock.engine_core.speculation.jump_forward import Gain, JumpForward
 from penstock.engine_core.speculation.ngram import PromptLookup
 from penstock.engine_core.speculation.step_cost import draft_lengths
 from penstock.protocol.errors import EngineFailure, GrammarFailure
+from penstock.protocol.messages import TokenExtra
 from penstock.protocol.steps import OWN_DRAFT, StepResult
 
 Counts = npt.NDArray[np.int32]
@@ -146,7 +147,7 @@ def count_drafts(
     kept: Flags,
     taken: Counts,
     given: Counts,
-    notes: dict[int, Note],
+    extras: dict[int, TokenExtra],
 ) -> None:
     """Count accepted and rejected drafts of sequences that had not ended before, and note them where a stop string may
     end the sequence elsewhere. # [rows]: whether the sequence was alive, its tokens that were not rejected, and those
@@ -160,7 +161,7 @@ def count_drafts(
         before = sequence.drafted or (0, 0)
         sequence.drafted = before[0] + accepted, before[1] + drafted - accepted
         if sequence.request.message.stop_strings:
-            notes.setdefault(row, Note()).drafted = sequence.drafted
+            note(extras, row, drafted=sequence.drafted)
         totals.count_drafts(drafted, accepted)
 
 

@@ -6,50 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from penstock.protocol.messages import Finish, Logprobs, Rejected, TokenBatch, TokenExtra
 
+NOTHING = TokenExtra(row=0)
 MERGE_AT = 64  # undelivered steps of one source before they are merged into one
-
-
-@dataclass(slots=True)
-class Note:
-    """The extras of one row, collected before the row's place in a batch is known."""
-
-    cached_tokens: int | None = None
-    logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None
-    drafted: tuple[int, int] | None = None
-    stop_token: int | None = None
-    error: str | None = None
-    vector: bytes | None = None  # float32
-
-    def extra(self, row: int) -> TokenExtra:
-        """The note as the message carries it, once the row has its place."""
-        return TokenExtra(
-            row=row,
-            cached_tokens=self.cached_tokens,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            drafted=self.drafted,
-            stop_token=self.stop_token,
-            error=self.error,
-            vector=self.vector,
-        )
-
-    def then(self, later: Note) -> Note:
-        """One note for two rows of the same sequence, this one the earlier."""
-        return Note(
-            later.cached_tokens if self.cached_tokens is None else self.cached_tokens,
-            joined([scores for scores in (self.logprobs, later.logprobs) if scores is not None]),
-            later.prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
-            self.drafted if later.drafted is None else later.drafted,  # they count from the sequence's beginning
-            later.stop_token if self.stop_token is None else self.stop_token,
-            later.error if self.error is None else self.error,
-            later.vector if self.vector is None else self.vector,
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +25,22 @@ class Rows:
     counts: npt.NDArray[np.int32]
     finish: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.int32]  # [sum of counts]
-    notes: dict[int, Note] = field(default_factory=dict)
+    extras: dict[int, TokenExtra] = field(default_factory=dict)  # by row, which they do not name yet
+
+
+def note(extras: dict[int, TokenExtra], row: int, **fields: object) -> None:
+    """Add fields to the extra of a row."""
+    extras[row] = msgspec.structs.replace(extras.get(row, NOTHING), **fields)
+
+
+def merged_extras(first: TokenExtra, later: TokenExtra) -> TokenExtra:
+    """The extra of two rows of one sequence: what the first one says, and joined log-probabilities."""
+    said = {name: value for name, value in msgspec.structs.asdict(first).items() if value is not None}
+    if later.logprobs is not None:
+        said["logprobs"] = joined([scores for scores in (first.logprobs, later.logprobs) if scores is not None])
+    if later.drafted is not None:
+        said["drafted"] = later.drafted  # counted from the sequence's beginning
+    return msgspec.structs.replace(later, **said)
 
 
 def joined(parts: Sequence[Logprobs]) -> Logprobs | None:
@@ -77,26 +56,26 @@ def joined(parts: Sequence[Logprobs]) -> Logprobs | None:
 
 
 def end_row(
-    request: int,
-    number: int,
-    finish: Finish,
-    error: str | None = None,
-    drafted: tuple[int, int] | None = None,
+    request: int, number: int, finish: Finish, error: str | None = None, drafted: tuple[int, int] | None = None
 ) -> Rows:
-    """A terminal row without tokens."""
-    silent = error is None and drafted is None
+    return end_rows([(request, number, finish, TokenExtra(row=0, error=error, drafted=drafted))])
+
+
+def end_rows(ended: Sequence[tuple[int, int, Finish, TokenExtra]]) -> Rows:
+    """Terminal rows without tokens: of each its request, its sequence's number, why it ends, and its extra."""
+    ids, numbers, finish, extras = zip(*ended, strict=True)
     return Rows(
-        np.array([request], np.int64),
-        np.array([number], np.uint16),
-        np.zeros(1, np.int32),
-        np.array([finish], np.uint8),
+        np.array(ids, np.int64),
+        np.array(numbers, np.uint16),
+        np.zeros(len(ended), np.int32),
+        np.array(finish, np.uint8),
         np.zeros(0, np.int32),
-        {} if silent else {0: Note(error=error, drafted=drafted)},
+        {row: extra for row, extra in enumerate(extras) if extra != NOTHING},
     )
 
 
 def merged(parts: Sequence[Rows]) -> Rows:
-    """One row per (id, sequence): tokens in order of the parts, the finish of the last, notes joined."""
+    """One row per (id, sequence): tokens in order of the parts, the finish of the last, extras merged."""
     if len(parts) == 1:
         return parts[0]
     ids = np.concatenate([part.ids for part in parts])
@@ -112,15 +91,15 @@ def merged(parts: Sequence[Rows]) -> Rows:
     starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
     sizes = counts[order].astype(np.int64)
     shift = np.repeat(starts[order] - (np.cumsum(sizes) - sizes), sizes)
-    notes: dict[int, Note] = {}
-    if any(part.notes for part in parts):
+    extras: dict[int, TokenExtra] = {}
+    if any(part.extras for part in parts):
         place = np.empty(len(order), np.int64)
         place[order] = np.cumsum(first) - 1  # row after the merge, by row before it
         base = 0
         for part in parts:
-            for row in sorted(part.notes):
-                target, note = int(place[base + row]), part.notes[row]
-                notes[target] = notes[target].then(note) if target in notes else note
+            for row in sorted(part.extras):
+                target, extra = int(place[base + row]), part.extras[row]
+                extras[target] = merged_extras(extras[target], extra) if target in extras else extra
             base += len(part.ids)
     return Rows(
         ids[heads],
@@ -128,7 +107,7 @@ def merged(parts: Sequence[Rows]) -> Rows:
         np.add.reduceat(counts[order], heads).astype(np.int32),
         np.maximum.reduceat(finish[order], heads),
         tokens[np.arange(len(tokens)) + shift],
-        notes,
+        extras,
     )
 
 
@@ -187,5 +166,5 @@ def token_batch(step: int, rows: Rows) -> TokenBatch:
         counts=rows.counts.tobytes(),
         token_ids=rows.tokens.tobytes(),
         finish=rows.finish.tobytes(),
-        extras=tuple([rows.notes[row].extra(row) for row in sorted(rows.notes)]),
+        extras=tuple([msgspec.structs.replace(rows.extras[row], row=row) for row in sorted(rows.extras)]),
     )

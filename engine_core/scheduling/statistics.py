@@ -158,7 +158,7 @@ class SequenceHistograms:
         return SequenceStatistics(*[histogram.statistics() for histogram in every])
 
 
-class SchedulerStatistics(Totals, kw_only=True):
+class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[misc]  # msgspec lets it be frozen
     """One moment, with the totals so far."""
 
     epoch: int

@@ -31,25 +31,26 @@ class PrefillChunk(msgspec.Struct, frozen=True, gc=False):
     applied: float
 
 
-class Stay(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(slots=True, kw_only=True)
+class Stay:
     """One wait of a sequence in the queue, and its stay in a slot if it got one."""
 
     trace: TraceContext
     request: int
     sequence: int
-    queued: float
-    entered: float | None
-    left: float
-    end: str  # a finish in lower case, or why it goes back to the queue
     prompt_tokens: int
-    reused: int  # positions that the prefix cache had
-    chunks: tuple[PrefillChunk, ...]
-    decoding: float | None  # since when it has a token to go on from
-    first: bool  # its very first token came in this stay
-    tokens: int  # output tokens of this stay
-    accepted: int  # drafts of this stay
-    rejected: int
-    marks: tuple[tuple[float, int], ...]  # time, output tokens
+    queued: float
+    entered: float | None = None
+    left: float = 0.0
+    end: str = ""  # a finish in lower case, or why it goes back to the queue
+    reused: int = 0  # positions that the prefix cache had
+    chunks: list[PrefillChunk] = field(default_factory=list)
+    decoding: float | None = None  # since when it has a token to go on from
+    first: bool = False  # its very first token came in this stay
+    tokens: int = 0  # output tokens of this stay
+    accepted: int = 0  # drafts of this stay
+    rejected: int = 0
+    marks: list[tuple[float, int]] = field(default_factory=list)  # time, output tokens
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,21 +70,6 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     traced: tuple[TraceContext, ...]  # of the requests in it
 
 
-@dataclass(slots=True, eq=False)
-class OpenStay:
-    """A stay that has not ended."""
-
-    queued: float
-    outputs: int  # these two: of the sequence when it began to wait
-    drafted: tuple[int, int]
-    entered: float | None = None
-    reused: int = 0
-    chunks: list[PrefillChunk] = field(default_factory=list)
-    decoding: float | None = None
-    first: bool = False
-    marks: list[tuple[float, int]] = field(default_factory=list)
-
-
 class RequestTraces:
     """Owner of the stays of traced requests. `mark_tokens`: output tokens between two marks, 0 for none."""
 
@@ -91,7 +77,7 @@ class RequestTraces:
         self.running: dict[int, Sequence] = {}  # traced sequences by slot
         self._mark_tokens = mark_tokens
         self._next_mark = np.full(slots, NEVER, np.int64)  # tokens at which a slot's trace has its next mark
-        self._open: dict[Sequence, OpenStay] = {}
+        self._open: dict[Sequence, Stay] = {}
         self._ended: list[Stay] = []
 
     def traced(self, sequence: Sequence) -> bool:
@@ -101,7 +87,12 @@ class RequestTraces:
     def queue(self, sequence: Sequence, now: float) -> None:
         """The sequence is put into the queue."""
         if sequence.request.traced and sequence.index < MOST_SEQUENCES:
-            self._open[sequence] = OpenStay(now, sequence.outputs, sequence.drafted or (0, 0))
+            message, (accepted, rejected) = sequence.request.message, sequence.drafted or (0, 0)
+            self._open[sequence] = Stay(
+                trace=message.trace, request=message.id, sequence=sequence.index, queued=now,
+                prompt_tokens=sequence.request.prompt_tokens,
+                tokens=-sequence.outputs, accepted=-accepted, rejected=-rejected,  # until it leaves
+            )  # fmt: skip
 
     def enter(self, sequence: Sequence, now: float, reused: int) -> None:
         """The sequence has a slot; `reused` positions came from the prefix cache."""
@@ -135,31 +126,15 @@ class RequestTraces:
         stay = self._open.pop(sequence, None)
         if stay is None:
             return
-        request = sequence.request
         if sequence.slot >= 0:
             del self.running[sequence.slot]
             self._next_mark[sequence.slot] = NEVER
         accepted, rejected = sequence.drafted or (0, 0)
-        self._ended.append(
-            Stay(
-                trace=request.message.trace,
-                request=request.message.id,
-                sequence=sequence.index,
-                queued=stay.queued,
-                entered=stay.entered,
-                left=now,
-                end=end.name.lower() if isinstance(end, Finish) else end,
-                prompt_tokens=request.prompt_tokens,
-                reused=stay.reused,
-                chunks=tuple(stay.chunks),
-                decoding=stay.decoding,
-                first=stay.first,
-                tokens=sequence.outputs - stay.outputs,
-                accepted=accepted - stay.drafted[0],
-                rejected=rejected - stay.drafted[1],
-                marks=tuple(stay.marks),
-            )
-        )
+        stay.left, stay.end = now, end.name.lower() if isinstance(end, Finish) else end
+        stay.tokens += sequence.outputs
+        stay.accepted += accepted
+        stay.rejected += rejected
+        self._ended.append(stay)
 
     def collect(self) -> list[Stay]:
         """Stays that ended since the last call."""

@@ -18,20 +18,19 @@ from penstock.engine_core.scheduling.drafting import (
     update_jump_forward,
 )
 from penstock.engine_core.scheduling.lifecycle import cache_blocks_to, end, release
-from penstock.engine_core.scheduling.outbox import Note, Rows, joined
+from penstock.engine_core.scheduling.outbox import Rows, end_rows, joined, note
 from penstock.engine_core.scheduling.request import Request, Sequence, finish_reason
 from penstock.engine_core.scheduling.running_batch import RunningBatch
 from penstock.engine_core.scheduling.state import Chunk, InFlightStep, SchedulerState, SequenceEnd
 from penstock.engine_core.scheduling.tracing import PrefillChunk
 from penstock.protocol.errors import EngineFailure, GrammarFailure
-from penstock.protocol.messages import Finish, Logprobs
+from penstock.protocol.messages import Finish, Logprobs, TokenExtra
 from penstock.protocol.steps import REJECTED, StepResult
 
 MOST_CACHED = 64  # decoded blocks cached in one apply; the others follow later
 NOT_FINITE = "the model produced non-finite logits for this request"
 BROKEN_OFF = "the output ended inside its structure"
 NON_FINITE = -1  # the token of a row whose logits were not finite
-Ended = tuple[Sequence, Finish, Note]
 
 
 def apply(state: SchedulerState, result: StepResult) -> None:
@@ -91,21 +90,23 @@ def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> N
     if ended_rows:
         take_back(state, ended_rows, counts)
         tokens, counts = shortened(tokens, taken, ended_rows)
-    notes = first_token_notes(state, inflight, kept) if inflight.chunks else {}
+    extras = first_token_extras(state, inflight, kept) if inflight.chunks else {}
     if inflight.drafts is not None:
-        count_drafts(state, inflight, inflight.drafts, kept, taken, counts, notes)
+        count_drafts(state, inflight, inflight.drafts, kept, taken, counts, extras)
     cache_full_blocks(state, settled)
     if result.logprobs:
-        attach_logprobs(inflight, result, counts, notes)
+        attach_logprobs(inflight, result, counts, extras)
     finish = np.zeros(len(counts), np.uint8)
     for row, found in ended_rows.items():
         finish[row] = found.finish
-        note_end(notes, row, found)
+        if not found.tokens:
+            extras.pop(row, None)  # they are those of a token that does not count
+        note(extras, row, drafted=found.sequence.drafted, stop_token=found.stop_token, error=found.error)
         end(state, found.sequence, found.finish)
     given = int(counts[kept].sum())
     state.stats.totals.output_tokens += given
     state.stats.totals.surplus_tokens += surplus - given
-    deliver(state, batch, kept, Rows(batch.ids, batch.numbers, counts, finish, tokens, notes))
+    deliver(state, batch, kept, Rows(batch.ids, batch.numbers, counts, finish, tokens, extras))
 
 
 def append_tokens(
@@ -163,9 +164,9 @@ def shortened(
 
 
 def attach_logprobs(
-    inflight: InFlightStep, result: StepResult, counts: npt.NDArray[np.int32], notes: dict[int, Note]
+    inflight: InFlightStep, result: StepResult, counts: npt.NDArray[np.int32], extras: dict[int, TokenExtra]
 ) -> None:
-    """Put the logprobs of the tokens that count into the notes of their rows."""
+    """Put the logprobs of the tokens that count into the extras of their rows."""
     sizes = np.ones(len(counts), np.int64) if inflight.drafts is None else inflight.drafts.sizes(len(counts))
     starts = np.cumsum(sizes) - sizes
     entries = np.array([part.row for part in result.logprobs])
@@ -176,16 +177,7 @@ def attach_logprobs(
         if counts_here:
             scores.setdefault(row, []).append(part.logprobs)
     for row, parts in scores.items():
-        notes.setdefault(row, Note()).logprobs = joined(parts)
-
-
-def note_end(notes: dict[int, Note], row: int, found: SequenceEnd) -> None:
-    """Extras of a sequence's last row."""
-    note = notes.setdefault(row, Note()) if found.tokens else Note()
-    notes[row] = note
-    note.drafted = found.sequence.drafted
-    note.stop_token = found.stop_token
-    note.error = found.error
+        note(extras, row, logprobs=joined(parts))
 
 
 def cache_full_blocks(state: SchedulerState, settled: npt.NDArray[np.int64]) -> None:
@@ -199,9 +191,11 @@ def cache_full_blocks(state: SchedulerState, settled: npt.NDArray[np.int64]) -> 
         cache_blocks_to(state, sequence, blocks)
 
 
-def first_token_notes(state: SchedulerState, inflight: InFlightStep, kept: npt.NDArray[np.bool_]) -> dict[int, Note]:
-    """Notes of the rows that end a chunk: extras of a sequence's first token."""
-    notes: dict[int, Note] = {}
+def first_token_extras(
+    state: SchedulerState, inflight: InFlightStep, kept: npt.NDArray[np.bool_]
+) -> dict[int, TokenExtra]:
+    """Of the rows that end a chunk: what comes with a sequence's first token."""
+    extras: dict[int, TokenExtra] = {}
     row = len(inflight.batch.sequences) - sum([chunk.sample for chunk in inflight.chunks])
     for chunk in inflight.chunks:
         if not chunk.sample:
@@ -211,7 +205,7 @@ def first_token_notes(state: SchedulerState, inflight: InFlightStep, kept: npt.N
             if not sequence.began:
                 sequence.began = True
                 state.stats.sequences.begin(sequence, state.stats.now)
-                notes.setdefault(row, Note()).cached_tokens = request.cached
+                note(extras, row, cached_tokens=request.cached)
             if (
                 sequence.index == 0
                 and request.needs_prompt_logprobs
@@ -222,10 +216,10 @@ def first_token_notes(state: SchedulerState, inflight: InFlightStep, kept: npt.N
                 scores = joined(sequence.prompt_logprobs.parts) or Logprobs(
                     width=1, token_ids=b"", values=b"", ranks=b""
                 )
-                notes.setdefault(row, Note()).prompt_logprobs = scores
+                note(extras, row, prompt_logprobs=scores)
                 sequence.prompt_logprobs.parts.clear()
         row += 1
-    return notes
+    return extras
 
 
 def collect_prompt_logprobs(inflight: InFlightStep, result: StepResult) -> None:
@@ -262,16 +256,16 @@ def deliver(state: SchedulerState, batch: RunningBatch, kept: npt.NDArray[np.boo
 
 
 def select(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
-    """The masked rows with their tokens and notes."""
+    """The masked rows with their tokens and extras."""
     place = np.cumsum(mask) - 1
-    notes = {int(place[row]): note for row, note in rows.notes.items() if mask[row]}
+    extras = {int(place[row]): extra for row, extra in rows.extras.items() if mask[row]}
     return Rows(
         rows.ids[mask],
         rows.numbers[mask],
         rows.counts[mask],
         rows.finish[mask],
         rows.tokens[np.repeat(mask, rows.counts)],
-        notes,
+        extras,
     )
 
 
@@ -360,29 +354,18 @@ def can_end(request: Request, length: int) -> bool:
 def take_vectors(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:
     """End the sequences whose vectors have come and hand the rows to their sources. A sequence preempted since then has
     its vector all the same; one that is not finite fails alone."""
-    ended: dict[int, list[Ended]] = {}  # by source
+    ended: dict[int, list[tuple[int, int, Finish, TokenExtra]]] = {}  # by source
     for part in result.vectors:
         chunk = inflight.chunks[part.row]
         assert chunk.pool, "a vector of a chunk that ends no prompt"
         sequence, request = chunk.sequence, chunk.sequence.request
         if sequence.ended:
             continue
-        finite = bool(np.isfinite(np.frombuffer(part.values, np.float32)).all())
-        finish = Finish.STOP if finite else Finish.ERROR
-        note = Note(cached_tokens=request.cached, vector=part.values) if finite else Note(error=NOT_FINITE)
-        ended.setdefault(request.source, []).append((sequence, finish, note))
+        if np.isfinite(np.frombuffer(part.values, np.float32)).all():
+            finish, extra = Finish.STOP, TokenExtra(row=0, cached_tokens=request.cached, vector=part.values)
+        else:
+            finish, extra = Finish.ERROR, TokenExtra(row=0, error=NOT_FINITE)
+        ended.setdefault(request.source, []).append((request.message.id, sequence.index, finish, extra))
         end(state, sequence, finish)
     for source, found in ended.items():
-        state.outboxes[source].put_vectors(vector_rows(found))
-
-
-def vector_rows(ended: list[Ended]) -> Rows:
-    """Terminal rows without tokens."""
-    return Rows(
-        np.array([sequence.request.message.id for sequence, _, _ in ended], np.int64),
-        np.array([sequence.index for sequence, _, _ in ended], np.uint16),
-        np.zeros(len(ended), np.int32),
-        np.array([finish for _, finish, _ in ended], np.uint8),
-        np.zeros(0, np.int32),
-        {row: note for row, (_, _, note) in enumerate(ended)},
-    )
+        state.outboxes[source].put_vectors(end_rows(found))

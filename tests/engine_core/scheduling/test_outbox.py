@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.scheduling.outbox import MERGE_AT, Note, Outbox, Rows, end_row, joined, merged
-from penstock.protocol.messages import Finish, Logprobs, Rejected, TokenBatch
+from penstock.engine_core.scheduling.outbox import MERGE_AT, Outbox, Rows, end_row, joined, merged, merged_extras
+from penstock.protocol.messages import Finish, Logprobs, Rejected, TokenBatch, TokenExtra
 
 Key = tuple[int, int]
 ROWS = st.dictionaries(
@@ -30,8 +30,10 @@ def rows(content: dict[Key, tuple[list[int], bool]], ended: set[Key]) -> Rows | 
     if not kept:
         return None
     ended |= {key for key, (_, end) in kept.items() if end}
-    notes = {
-        row: Note(logprobs=scores(tokens)) for row, (tokens, _) in enumerate(kept.values()) if tokens and tokens[0] % 2
+    extras = {
+        row: TokenExtra(row=0, logprobs=scores(tokens))
+        for row, (tokens, _) in enumerate(kept.values())
+        if tokens and tokens[0] % 2
     }
     return Rows(
         np.array([number for number, _ in kept], np.int64),
@@ -39,7 +41,7 @@ def rows(content: dict[Key, tuple[list[int], bool]], ended: set[Key]) -> Rows | 
         np.array([len(tokens) for tokens, _ in kept.values()], np.int32),
         np.array([Finish.STOP if end else 0 for _, end in kept.values()], np.uint8),
         np.array([token for tokens, _ in kept.values() for token in tokens], np.int32),
-        notes,
+        extras,
     )
 
 
@@ -47,7 +49,7 @@ def spread(part: Rows) -> dict[Key, tuple[list[int], int, list[int]]]:
     """What a receiver makes of the rows: tokens, finish and scored tokens of each choice."""
     found, at = {}, 0
     for row, (number, choice) in enumerate(zip(part.ids.tolist(), part.numbers.tolist(), strict=True)):
-        count, note = int(part.counts[row]), part.notes.get(row)
+        count, note = int(part.counts[row]), part.extras.get(row)
         scored = [] if note is None or note.logprobs is None else np.frombuffer(note.logprobs.ranks, np.int32).tolist()
         assert (number, choice) not in found
         found[number, choice] = (part.tokens[at : at + count].tolist(), int(part.finish[row]), scored)
@@ -68,10 +70,10 @@ def test_merging_is_the_same_as_one_after_the_other(steps: list[dict[Key, tuple[
     assert spread(merged(parts)) == expected
 
 
-def test_notes_of_one_choice_join() -> None:
-    early = Note(cached_tokens=4, logprobs=scores([1]))
-    late = Note(logprobs=scores([2, 3]), stop_token=3, error=None)
-    both = early.then(late)
+def test_extras_of_one_choice_join() -> None:
+    early = TokenExtra(row=0, cached_tokens=4, logprobs=scores([1]))
+    late = TokenExtra(row=0, logprobs=scores([2, 3]), stop_token=3, error=None)
+    both = merged_extras(early, late)
     assert both.cached_tokens == 4
     assert both.stop_token == 3
     assert both.logprobs == scores([1, 2, 3])
@@ -126,6 +128,7 @@ def test_what_became_of_drafts_is_told_with_the_last_row() -> None:
     (batch,) = outbox.take(1, 1)
     assert isinstance(batch, TokenBatch)
     assert [(extra.row, extra.drafted, extra.error) for extra in batch.extras] == [(0, (3, 4), None)]
-    assert Note(drafted=(1, 2)).then(Note()).drafted == Note().then(Note(drafted=(1, 2))).drafted == (1, 2)
-    assert Note(drafted=(1, 2)).then(Note(drafted=(4, 2))).drafted == (4, 2), "they count from the choice's beginning"
-    assert end_row(5, 1, Finish.ABORT).notes == {}
+    first, later, nothing = TokenExtra(row=0, drafted=(1, 2)), TokenExtra(row=0, drafted=(4, 2)), TokenExtra(row=0)
+    assert merged_extras(first, nothing).drafted == merged_extras(nothing, first).drafted == (1, 2)
+    assert merged_extras(first, later).drafted == (4, 2), "they count from the choice's beginning"
+    assert end_row(5, 1, Finish.ABORT).extras == {}

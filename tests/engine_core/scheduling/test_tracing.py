@@ -48,7 +48,7 @@ def test_a_request_alone() -> None:
     (chunk,) = stay.chunks
     assert (chunk.step, chunk.start, chunk.count, chunk.planned, chunk.applied) == (1, 0, 10, 1.0, 2.0)
     assert stay.left == 2.0 * 12
-    assert stay.marks == ((10.0, 5), (18.0, 9))
+    assert stay.marks == [(10.0, 5), (18.0, 9)]
 
 
 def test_an_abort_is_told_as_of_when_it_came() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.outbox import Note, joined
+from penstock.engine_core.scheduling.outbox import joined
 from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep
 from penstock.engine_core.scheduling.update_from_output import attach_logprobs, collect_prompt_logprobs
-from penstock.protocol.messages import Finish, Logprobs, TokenBatch
+from penstock.protocol.messages import Finish, Logprobs, TokenBatch, TokenExtra
 from penstock.protocol.steps import RowLogprobs, StepResult, choice_seed
 from tests.sim.idle import is_idle
 from tests.sim.model import EOS, VOCAB, Nature, rollout
@@ -205,8 +205,8 @@ def test_log_probabilities_behind_a_choices_end_are_not_told() -> None:
     lane = Server().scheduler._state.slots.decoding()
     drafts = Drafts(np.array([0, 1]), np.array([2, 1]), [[7, 7], [7]], np.zeros(2, bool))
     parts = tuple(RowLogprobs(entry, made_logprobs(entry, 1)) for entry in range(5))
-    notes: dict[int, Note] = {}
+    extras: dict[int, TokenExtra] = {}
     result = StepResult(step=1, epoch=0, token_ids=b"", logprobs=parts)
-    attach_logprobs(InFlightStep(1, lane, (), drafts), result, np.array([2, 1], np.int32), notes)
-    assert notes[0].logprobs == made_logprobs(0, 2)
-    assert notes[1].logprobs == made_logprobs(3, 1)
+    attach_logprobs(InFlightStep(1, lane, (), drafts), result, np.array([2, 1], np.int32), extras)
+    assert extras[0].logprobs == made_logprobs(0, 2)
+    assert extras[1].logprobs == made_logprobs(3, 1)
