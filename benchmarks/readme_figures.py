@@ -48,20 +48,22 @@ def teraflops(report: Any, shape: str) -> str:
 
 
 def fuzz() -> Sentence:
-    statuses = result("fuzz.json")["statuses"]
-    return Sentence("{} times 200, {} times 400, {} times 404, no 500",
-                    tuple(f"{statuses[code]:,}" for code in ("200", "400", "404")))  # fmt: skip
+    report = result("fuzz.json")
+    counts = report["requests"], *(count for _, count in sorted(report["statuses"].items()))
+    return Sentence("Of its {} requests {} were answered with 200, {} with 400 and {} with 404. There was no 500",
+                    tuple(f"{count:,}" for count in counts))  # fmt: skip
 
 
 def soak() -> list[Sentence]:
     summary = result("soak_cpu.json")["summary"]
     counts = [summary["requests"], *(summary["statuses"][code] for code in ("200", "429", "400", "504"))]
-    times = summary["p99_in_flood"], summary["p99_at_capacity"]
+    flood, capacity = summary["p99_in_flood"], summary["p99_at_capacity"]
     return [
-        Sentence("Of {} requests, three times what the server takes, {} were served, {} heard 429, {} 400 and {} 504",
+        Sentence("It got {} requests, three times what it takes: {} were served, {} heard 429, {} heard 400 "
+                 "and {} heard 504",
                  tuple(f"{count:,}" for count in counts)),
-        Sentence("first tokens came {} times as late in the flood as at capacity (p99, {} and {} s; limit 2)",
-                 (ratio(*times), *(f"{seconds:.2f}" for seconds in times))),
+        Sentence("first tokens came after {} s in the flood and {} s at capacity, {} times as late (limit 2)",
+                 (f"{flood:.2f}", f"{capacity:.2f}", ratio(flood, capacity))),
     ]  # fmt: skip
 
 
@@ -69,8 +71,8 @@ def bombs() -> list[Sentence]:
     gpu, cpu = result("bombs_8b_h200.json"), result("bombs.json")
     alone, plain, hit = (gpu[name] for name in ("alone", "among_plain_requests", "among_bombs"))
     return [
-        Sentence("between tokens from {} to {} ms, {} times (goal 1.2), as many plain requests to {} ms, "
-                 "and its longest gap from {} to {} ms",
+        Sentence("between tokens from {} to {} ms, {} times (goal 1.2); as many plain requests raise it to {} ms. "
+                 "The longest gap goes from {} to {} ms",
                  (f"{alone['p99_ms']:.2f}", f"{hit['p99_ms']:.2f}", f"{gpu['p99_ratio_bombs']:.2f}",
                   f"{plain['p99_ms']:.2f}", f"{alone['max_ms']:.1f}", f"{hit['max_ms']:.1f}")),
         Sentence("which met {} bombs of all kinds, dealt", (str(sum(gpu["answers"].values())),)),
@@ -86,7 +88,8 @@ def structured() -> list[Sentence]:
     return [
         Sentence("over {} schemas, {} regexes and {} grammars",
                  (str(cases["json_schema"]), str(cases["regex"]), str(cases["grammar"]))),
-        Sentence("of {} generations {} ended by themselves", (f"{found['generations']:,}", f"{found['finished']:,}")),
+        Sentence("Of {} generations {} ended by themselves, and the others met `max_tokens`. None was wrong.",
+                 (f"{found['generations']:,}", f"{found['finished']:,}")),
     ]  # fmt: skip
 
 
@@ -95,19 +98,19 @@ def placement() -> list[Sentence]:
     rates, outputs, hits = (found[name] for name in ("tokens_per_second", "output_tokens_per_second", "hit_rate"))
     values = [f"{value:.0f}" for policy in ("prefix", "round_robin") for value in (100 * hits[policy], outputs[policy])]
     return [
-        Sentence("{} % found and {} output tokens/s by prefix, {} % and {} in turns, **{} times** (goal 1.5",
-                 (*values, f"{found['ratio']:.2f}")),
-        Sentence("with prompt tokens, {} % of them cached, {} and {}",
-                 (f"{100 * hits['prefix']:.0f}", f"{rates['prefix']:,.0f}", f"{rates['round_robin']:,.0f}")),
+        Sentence("By prefix {} % were found in a cache and output was {} tokens/s; in turns it was {} % "
+                 "and {} tokens/s. That is **{} times** (goal 1.5). With prompt tokens, cached ones too, it was {} "
+                 "and {} tokens/s",
+                 (*values, f"{found['ratio']:.2f}", f"{rates['prefix']:,.0f}", f"{rates['round_robin']:,.0f}")),
     ]  # fmt: skip
 
 
 def tracing() -> list[Sentence]:
     some, every = result("tracing_host.json")["costs"]
     return [
-        Sentence("traces of everything took {} % of throughput in the median (rounds from {} to {} %)",
+        Sentence("traces of everything took {} % of throughput in the median, with rounds from {} to {} %",
                  (f"{every['throughput']:.1f}", *(f"{bound:+.0f}" for bound in every["throughput_range"]))),
-        Sentence("that shows ({} %, rounds from {} to {} %)",
+        Sentence("took nothing that shows: {} %, with rounds from {} to {} %",
                  (f"{some['throughput']:+.0f}", *(f"{bound:+.0f}" for bound in some["throughput_range"]))),
     ]  # fmt: skip
 
@@ -129,9 +132,9 @@ def drafts() -> list[Sentence]:
 def kernels() -> list[Sentence]:
     report = result("kernels_h200.json")
     return [
-        Sentence("prefill of 8,192 at {} TFLOP/s and of 32,768 at {} (goals",
+        Sentence("Attention reaches {} TFLOP/s in a prefill of 8,192 and {} in one of 32,768",
                  (teraflops(report, "prefill 8192 of 8192"), teraflops(report, "prefill 32768 of 32768"))),
-        Sentence("decoding attention of 64 rows of 512, 2,048 and 8,192 keys at {}, {} and {} % of the read bandwidth",
+        Sentence("Decoding attention of 64 rows of 512, 2,048 and 8,192 keys reads at {}, {} and {} % of the bandwidth",
                  tuple(share(report, "attention", f"decode 64 x {keys}") for keys in (512, 2048, 8192))),
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The README's tables of figures, each a function of result files."""
+"""The documentation's tables of figures, each a function of result files."""
 
 from __future__ import annotations
 
@@ -207,9 +207,28 @@ def schemas() -> str:
     return table(["", "schemas", "compiled", "all instances judged right", "wrong accepts", "wrong refusals"], lines)
 
 
+def faults() -> str:
+    """What was struck, and how many streams and how long a pause that left each of the two servers."""
+    reports = [report for name in ("faults_cpu.json", "h200/faults.json") for report in result(name) if report["exact"]]
+    roles = {"executor": "of the executor", "scheduler": "of the scheduler", "tokenizer": "of one of two tokenizers",
+             "api": "of one of two api processes"}  # fmt: skip
+    lines = []
+    for signal, way in (("SIGKILL", "kill -9"), ("SIGSTOP", "SIGSTOP")):
+        for role, title in roles.items():
+            cells = []
+            for report in reports:
+                struck = [one for one in report["strikes"] if one["blow"] == {"role": role, "signal": signal}]
+                streams = sum(one["streams"] - one["own"] for one in struck)
+                cells += [f"{sum(one['same'] for one in struck)} of {streams}",
+                          f"{max((one['longest_pause'] for one in struck), default=0):.2f}"]  # fmt: skip
+            lines += [[f"{way} {title}", *cells]] if struck else []
+    heads = ["Blow", *(cell for one in reports for cell in (f"{one['title']}: the same tokens", "longest pause, s"))]
+    return table(heads, lines)
+
+
 BLOCKS: Blocks = {
     "cpu-embedded": cpu_embedded, "scheduler": scheduler, "h200-serving": lambda: h200()[0],
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts, "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
-    "speculation": speculation, "schema-drafts": drafts, "schemas": schemas,
+    "speculation": speculation, "schema-drafts": drafts, "schemas": schemas, "faults": faults,
 }  # fmt: skip
