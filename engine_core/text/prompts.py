@@ -12,7 +12,7 @@ from penstock.engine_core.parsers.dialect import UNTYPED, Dialect, Parsing
 from penstock.engine_core.parsers.values import parameter_kinds
 from penstock.engine_core.text.controls import Controls
 from penstock.engine_core.text.detokenizer import detokenizer
-from penstock.engine_core.text.pooling import pooled_submission
+from penstock.engine_core.text.pooling import check_ids, kept, part, pooled_submission
 from penstock.engine_core.text.rendering import Rendered, Renderer
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
@@ -124,12 +124,8 @@ class Prompter:
         use, asked = request.tool_use, request.reasoning
         if request.grammar is None and use is None and asked.budget is None:
             return Bound(None)
-        functions = (
-            read_functions(rendered.tools or (), use.names, use.strict, use.customs) if use is not None else []
-        )
-        opening = Opening(
-            inside=rendered.inside, closed=rendered.closed, thinks=rendered.thinks, budget=asked.budget
-        )
+        functions = read_functions(rendered.tools or (), use.names, use.strict, use.customs) if use is not None else []
+        opening = Opening(inside=rendered.inside, closed=rendered.closed, thinks=rendered.thinks, budget=asked.budget)
         return answer_bound(request.grammar, use, functions, self._dialect, opening)
 
     def _parsing(self, request: SubmitText, rendered: Rendered, bound: Bound) -> Parsing | None:
@@ -262,25 +258,16 @@ class Prompter:
         return found
 
     def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
-        size = self._limits.vocab_size
-        for token_id in token_ids:
-            if not 0 <= token_id < size:
-                message = f"{param}: token id {token_id} is outside the vocabulary, which has {size} entries"
-                raise InvalidRequest(message, param=param)
+        check_ids(token_ids, self._limits.vocab_size, param)
 
     def _truncated(self, request: SubmitText, token_ids: list[int]) -> list[int]:
         """The last of the prompt's tokens, or the first, as far as the request says how many."""
-        keep = request.truncate
-        if keep == 0:
+        if request.truncate == 0:
             return token_ids
-        longest = self._limits.max_model_len
-        if keep > longest:
-            raise InvalidRequest(
-                f"truncate_prompt_tokens is {keep}; the model's context holds {longest} tokens (--max-model-len)",
-                param="truncate_prompt_tokens",
-            )
-        length = keep if keep > 0 else max(1, longest - (request.sampling.max_tokens or 1))
-        return token_ids[:length] if request.keep_first else token_ids[-length:]
+        length = kept(request.truncate, self._limits.max_model_len)
+        if request.truncate < 0:  # as many as leave room for the output
+            length = max(1, length - (request.sampling.max_tokens or 1))
+        return part(token_ids, length, request)
 
     def _echo(self, request: SubmitText, token_ids: Sequence[int], whole: int) -> str:
         """A text prompt as it came, anything else decoded; `whole` is how many tokens it had before its truncation."""

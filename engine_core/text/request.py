@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import msgspec
 
-from penstock.engine_core.parsers.scanning import content, merged
+from penstock.engine_core.parsers.scanning import content, leading_text, merged
 from penstock.engine_core.text.choice import Choice, Delta
 from penstock.engine_core.text.detokenizer import SILENT, detokenizer
-from penstock.engine_core.text.outbox import Seat
+from penstock.engine_core.text.outbox import Seat, merge_extras
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.stops import StopScanner, compile_stops
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.columns import pack, unpack
 from penstock.protocol.messages import (
-    Piece,
-    PositionLogprobs,
     SubmitText,
     SubmitTokens,
-    TextExtra,
     TraceContext,
     Written,
 )
@@ -34,54 +32,25 @@ def named(number: int, trace: TraceContext | None = None, **more: object) -> dic
 class Kept:
     """Deltas of a choice whose client wants its text in one piece."""
 
-    __slots__ = ("_extra", "_logprobs", "_pieces", "_prompt_logprobs", "_texts", "_tokens", "token_ids")
+    __slots__ = ("_deltas", "token_ids")
 
     def __init__(self) -> None:
-        self._texts: list[str] = []  # what comes before the pieces
-        self._pieces: list[Piece] = []
-        self._tokens = 0
-        self.token_ids: list[int] = []  # of those tokens
-        self._extra: TextExtra | None = None  # of the first delta
-        self._logprobs: list[PositionLogprobs] = []
-        self._prompt_logprobs: tuple[PositionLogprobs | None, ...] | None = None
+        self._deltas: list[Delta] = []
+        self.token_ids: list[int] = []  # of all deltas
 
     def add(self, delta: Delta, token_ids: Sequence[int]) -> None:
-        """Keep what a delta brought; `token_ids` are its tokens."""
-        if self._pieces:
-            self._pieces += content(delta.text)
-        else:
-            self._texts.append(delta.text)
-        self._pieces += delta.pieces
-        self._tokens += delta.tokens
+        """Keep a delta; `token_ids` are its tokens."""
+        self._deltas.append(delta)
         self.token_ids += token_ids
-        if delta.extra is not None:
-            self._extra = self._extra or delta.extra
-            self._logprobs += delta.extra.logprobs
-            if delta.extra.prompt_logprobs is not None:
-                self._prompt_logprobs = delta.extra.prompt_logprobs
 
     def join(self, last: Delta, token_ids: Sequence[int]) -> Delta:
         """All deltas as one that ends as the last one does, if it does. Nothing more can be kept here."""
         self.add(last, token_ids)
-        first = self._extra
-        if first is None:
-            return Delta("".join(self._texts), self._tokens, last.finish, pieces=merged(self._pieces))
-        extra = TextExtra(
-            row=0,
-            prompt_tokens=first.prompt_tokens,
-            prompt_token_ids=first.prompt_token_ids,
-            cached_tokens=first.cached_tokens,
-            logprobs=tuple(self._logprobs),
-            prompt_logprobs=self._prompt_logprobs,
-            approximations=first.approximations,
-            reasons=first.reasons,
-            stop_reason=last.extra.stop_reason if last.extra is not None else None,
-            drafted=last.extra.drafted if last.extra is not None else None,
-            reasoning_tokens=last.extra.reasoning_tokens if last.extra is not None else 0,
-            error=last.extra.error if last.extra is not None else None,
-            vector=last.extra.vector if last.extra is not None else None,
-        )
-        return Delta("".join(self._texts), self._tokens, last.finish, extra, pieces=merged(self._pieces))
+        pieces = merged([piece for delta in self._deltas for piece in (*content(delta.text), *delta.pieces)])
+        text, rest = leading_text(list(pieces))
+        extras = [delta.extra for delta in self._deltas if delta.extra is not None]
+        extra = reduce(merge_extras, extras) if extras else None
+        return Delta(text, sum(delta.tokens for delta in self._deltas), last.finish, extra, pieces=rest)
 
 
 class RequestPlacement:

@@ -8,16 +8,15 @@ What is held back is exactly the longest end of the text that could still become
 from __future__ import annotations
 
 import re
-from array import array
 
 import msgspec
 
 
 class Stops(msgspec.Struct, frozen=True):
-    """The stop strings of a request, with their failure functions (Knuth, Morris and Pratt, 1977)."""
+    """The stop strings of a request."""
 
     strings: tuple[str, ...]
-    failures: tuple[array[int], ...]
+    longest: int  # characters
     first: re.Pattern[str]  # any first character of a stop string
 
 
@@ -31,51 +30,35 @@ class Match(msgspec.Struct, frozen=True):
 def compile_stops(strings: tuple[str, ...]) -> Stops:
     """`strings` are not empty."""
     firsts = "".join(sorted({re.escape(string[0]) for string in strings}))
-    return Stops(strings, tuple(failure(string) for string in strings), re.compile(f"[{firsts}]"))
-
-
-def failure(string: str) -> array[int]:
-    """For each length k of a prefix: the longest proper prefix of `string` that is also an end of string[:k]."""
-    table = array("H", [0, 0])
-    length = 0
-    for character in string[1:]:
-        while length and string[length] != character:
-            length = table[length]
-        length += string[length] == character
-        table.append(length)
-    return table
+    return Stops(strings, max(map(len, strings)), re.compile(f"[{firsts}]"))
 
 
 class StopScanner:
     """The scan of one choice's text."""
 
-    __slots__ = ("_held", "_include", "_states", "_stops")
+    __slots__ = ("_held", "_include", "_stops")
 
     def __init__(self, stops: Stops, *, include_stop: bool) -> None:
         self._stops = stops
         self._include = include_stop
         self._held = ""
-        self._states = [0] * len(stops.strings)  # characters of each stop string that the text ends with
 
     def push(self, text: str, *, armed: bool = True) -> str | Match:
         """Text that can go out, or the match. Not `armed` (before min_tokens), stop strings that complete are text."""
-        if not self._held:
-            found = self._stops.first.search(text)
-            if found is None:
-                return text
-            start = found.start()
-        else:
-            start = 0
-        for at in range(start, len(text)):
-            stop = self._step(text[at], armed)
-            if stop:
-                whole = self._held + text[: at + 1]
-                self._held = ""
-                return Match(whole if self._include else whole[: len(whole) - len(stop)], stop)
+        held, stops = len(self._held), self._stops
+        if not held and stops.first.search(text) is None:
+            return text
         whole = self._held + text
-        length = max(self._states)
-        self._held = whole[len(whole) - length :]
-        return whole[: len(whole) - length]
+        if armed:
+            starts = [(whole.find(stop, max(0, held + 1 - len(stop))), stop) for stop in stops.strings]
+            if found := [(start + len(stop), start, stop) for start, stop in starts if start >= 0]:
+                end, start, stop = min(found)
+                self._held = ""
+                return Match(whole[: end if self._include else start], stop)
+        near = stops.first.finditer(whole, max(0, len(whole) + 1 - stops.longest))
+        end = next((found.start() for found in near if self._begins_stop(whole[found.start() :])), len(whole))
+        self._held = whole[end:]
+        return whole[:end]
 
     def release(self) -> str:
         """What was held: the stream is over."""
@@ -86,18 +69,5 @@ class StopScanner:
         """Characters that are held back."""
         return len(self._held)
 
-    def _step(self, character: str, armed: bool) -> str:
-        """Advance every stop string by one character. The longest one that is now complete, or nothing."""
-        states, longest = self._states, ""
-        for index, (string, table) in enumerate(zip(self._stops.strings, self._stops.failures, strict=True)):
-            state = states[index]
-            while state and string[state] != character:
-                state = table[state]
-            if string[state] == character:
-                state += 1
-                if state == len(string):
-                    if armed and state > len(longest):
-                        longest = string
-                    state = table[state]
-            states[index] = state
-        return longest
+    def _begins_stop(self, text: str) -> bool:
+        return any(len(text) < len(stop) and stop.startswith(text) for stop in self._stops.strings)

@@ -7,6 +7,8 @@ are kept is decided by engine_core/grammar/cache.py.
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 
@@ -26,22 +28,14 @@ class GrammarStatistics(msgspec.Struct, frozen=True):
     cache: GrammarCacheStatistics
 
 
-class Admitted(msgspec.Struct, frozen=True):
-    """A request that waited with its guide, or with the reason why there is none."""
+@dataclass(slots=True)
+class Structured:
+    """A request with a grammar: it waits until it has its guide, or the reason why there is none."""
 
     peer: Peer
     request: SubmitTokens
-    guide: Guide | RequestError
-    aborted: bool
-
-
-class Waiting:
-    """A request whose automaton is being made."""
-
-    def __init__(self, peer: Peer, request: SubmitTokens) -> None:
-        self.peer = peer
-        self.request = request
-        self.aborted = False
+    guide: Guide | RequestError | None = None
+    aborted: bool = False
 
 
 class GrammarQueue:
@@ -51,8 +45,8 @@ class GrammarQueue:
         self.jobs: BackgroundJobs[tuple[Automaton, Charge], Guide] = BackgroundJobs(threads)
         self._tokens = tokens
         self._cache = GrammarCache(limit, families)
-        self._waiting: dict[Key, list[Waiting]] = {}
-        self._ready: list[Admitted] = []
+        self._waiting: dict[Key, list[Structured]] = {}
+        self._ready: list[Structured] = []
 
     @property
     def waiting(self) -> int:
@@ -66,49 +60,42 @@ class GrammarQueue:
         key = key_of(automaton)
         found = self._cache.find(automaton)
         if found is not None:
-            self._ready.append(Admitted(peer, without_source(request), found, False))
+            self._ready.append(Structured(peer, without_source(request), found))
             self._build_more(automaton)
         elif self._tokens is None:
-            self._ready.append(Admitted(peer, request, GrammarFailure("this model has no structured output"), False))
+            self._ready.append(Structured(peer, request, GrammarFailure("this model has no structured output")))
         elif key in self._waiting:
-            self._waiting[key].append(Waiting(peer, without_source(request)))
+            self._waiting[key].append(Structured(peer, without_source(request)))
         else:
             try:
                 charge = self._cache.reserve(automaton)
             except RequestError as error:  # guard: design 7, one request's grammar
                 error = error.with_traceback(None)  # its frames hold the automaton
-                self._ready.append(Admitted(peer, without_source(request), error, False))
+                self._ready.append(Structured(peer, without_source(request), error))
                 return
-            self._waiting[key] = [Waiting(peer, without_source(request))]
+            self._waiting[key] = [Structured(peer, without_source(request))]
             self._build(automaton, charge)
 
     def abort(self, request: int) -> bool:
         """Mark a request as aborted; whether it was here. It is returned all the same, so that it ends in order."""
-        for waiting in self._waiting.values():
-            for each in waiting:
-                if each.request.id == request:
-                    each.aborted = True
-                    return True
-        for index, ready in enumerate(self._ready):  # its automaton was cached
-            if ready.request.id == request:
-                self._ready[index] = msgspec.structs.replace(ready, aborted=True)
+        for each in chain(*self._waiting.values(), self._ready):
+            if each.request.id == request:
+                each.aborted = True
                 return True
         return False
 
     def forget(self, peer: Peer) -> None:
         """The peer is gone: drop its requests."""
-        for automaton, waiting in self._waiting.items():
-            self._waiting[automaton] = [each for each in waiting if each.peer != peer]
-        self._ready = [admitted for admitted in self._ready if admitted.peer != peer]
+        for waiting in (*self._waiting.values(), self._ready):
+            waiting[:] = [each for each in waiting if each.peer != peer]
 
-    def admit(self) -> list[Admitted]:
+    def admit(self) -> list[Structured]:
         """Requests whose automaton was made or failed."""
         for (automaton, charge), future in self.jobs.collect():
             error = self._cache.built(automaton, charge, future.exception() or future.result())
             for each in self._waiting.pop(key_of(automaton), ()):
-                guide = error or self._cache.guide(automaton)
-                assert guide is not None
-                self._ready.append(Admitted(each.peer, each.request, guide, each.aborted))
+                each.guide = error or self._cache.guide(automaton)
+                self._ready.append(each)
             if error is None:
                 self._build_more(automaton)
         ready, self._ready = self._ready, []

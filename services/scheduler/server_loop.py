@@ -275,6 +275,7 @@ class SchedulerLoop:
         """Submit requests whose automaton has been made. Those aborted meanwhile end in the scheduler, in order."""
         for admitted in self._grammars.admit():
             peer, request, guide = admitted.peer, admitted.request, admitted.guide
+            assert guide is not None, "it no longer waits"
             self._traces.admit(request, now, guide.message if isinstance(guide, RequestError) else None)
             if isinstance(guide, RequestError):
                 self._clients.reject(peer, rejection(request.id, guide))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine_core.text.stops import Match, StopScanner, compile_stops, failure
+from penstock.engine_core.text.stops import Match, StopScanner, compile_stops
 from penstock.protocol.limits import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 
 ALPHABET = "ab\n"
@@ -89,11 +88,6 @@ def test_of_two_complete_at_once_the_longer_counts() -> None:
 
 def test_a_stop_inside_a_longer_one_does_not_wait_for_it() -> None:
     assert scan(list("abcd"), ("abcd", "bc")) == ("a", "bc")
-
-
-@pytest.mark.parametrize(("string", "table"), [("a", [0, 0]), ("aab", [0, 0, 1, 0]), ("abab", [0, 0, 0, 1, 2])])
-def test_failure_function(string: str, table: list[int]) -> None:
-    assert failure(string).tolist() == table
 
 
 def test_characters_with_a_meaning_in_patterns_are_plain() -> None:
