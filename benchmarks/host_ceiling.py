@@ -23,12 +23,12 @@ from pathlib import Path
 import msgspec
 
 from benchmarks import report
+from benchmarks.cpu_seconds import cpu_seconds
 from benchmarks.report import ROOT
 from benchmarks.server import end
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.protocol.config import ApiConfig
 from penstock.services.bench.client import target
-from penstock.services.bench.offline import cpu_seconds
 from penstock.services.bench.serve import Summary, run, summarize
 from penstock.services.bench.workload import Workload
 from penstock.services.supervisor.address import hold

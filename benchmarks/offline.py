@@ -18,12 +18,14 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.cpu_seconds import engine_seconds
 from benchmarks.load.workload import ROWS
 from benchmarks.report import ROOT
 from benchmarks.shapes import SHAPES, make_folder
 from penstock import LLM
 from penstock.protocol.config import fields
-from penstock.services.bench.offline import Offline, measure
+from penstock.services.bench.offline import measure, warm_up
+from penstock.services.bench.serve import Result
 from penstock.services.bench.workload import Workload
 from penstock.services.supervisor import options
 
@@ -35,10 +37,28 @@ class OfflineFailed(Exception):
     """The command that measures the Python API ended without its figures."""
 
 
+class Offline(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of `generate`, with the CPU seconds of every role during it; the program's own are under `program`."""
+
+    result: Result
+    cpu_seconds: dict[str, float]
+    device: str
+
+
+def measured(llm: LLM, workload: Workload) -> Offline:
+    """Warm the engine up, and give it the load in one call."""
+    warm_up(llm, workload)
+    before = engine_seconds()
+    result = measure(llm, workload)
+    roles = {role: round(seconds - before.get(role, 0.0), 3) for role, seconds in engine_seconds().items()}
+    device = llm.status.device if llm.status is not None else ""
+    return Offline(result=result, cpu_seconds={**roles, "program": round(result.client_cpu_seconds, 3)}, device=device)
+
+
 def in_its_own_process(
     folder: Path, workload: Workload, keywords: Mapping[str, Any], environ: Mapping[str, str], limit: float
 ) -> Offline:
-    """As `measure`, by this module as a command. Raises TimeoutError, and OfflineFailed with its last words."""
+    """As `measured`, by this module as a command. Raises TimeoutError, and OfflineFailed with its last words."""
     job = msgspec.json.encode({"folder": str(folder), "workload": workload, "options": keywords})
     return asyncio.run(asyncio.wait_for(command(job, {**os.environ, **environ}), limit))
 
@@ -76,7 +96,7 @@ def do_job() -> int:
     """The job on standard input; its figures on standard output."""
     job = msgspec.json.decode(sys.stdin.buffer.read())
     with LLM(job["folder"], **job["options"]) as llm:
-        found = measure(llm, msgspec.convert(job["workload"], Workload))
+        found = measured(llm, msgspec.convert(job["workload"], Workload))
     sys.stdout.buffer.write(msgspec.json.encode(found))
     return 0
 
@@ -115,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with LLM(str(make_folder(shape, Path(place))), **{**DUMMY, **extra}) as llm:
             print(f"{shape.title}: ready after {time.monotonic() - start:.1f} s", flush=True)
             for seed in range(asked_for.rounds):
-                found = measure(llm, msgspec.structs.replace(workload, seed=seed))
+                found = measured(llm, msgspec.structs.replace(workload, seed=seed))
                 summary = found.result.summary
                 failed += summary.failed
                 told = " ".join(f"{role} {seconds:.2f}" for role, seconds in found.cpu_seconds.items())

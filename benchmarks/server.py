@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.cpu_seconds import cpu_seconds
 from benchmarks.report import ROOT
-from penstock.services.bench.offline import cpu_seconds
 from penstock.services.supervisor.sd_notify import NoticeSocket
 
 START_LIMIT = 180.0  # seconds

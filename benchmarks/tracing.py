@@ -33,11 +33,11 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks import report
+from benchmarks.cpu_seconds import cpu_seconds
 from benchmarks.host_ceiling import pipeline
 from benchmarks.report import ROOT
 from benchmarks.server import serving
 from penstock.services.bench.client import target
-from penstock.services.bench.offline import cpu_seconds
 from penstock.services.bench.serve import run, summarize
 from penstock.services.bench.workload import Workload
 

@@ -7,9 +7,7 @@ The offline rate is over the wall time of the call, from prompts as token ids to
 from __future__ import annotations
 
 import argparse
-import os
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import msgspec
 
 from penstock.protocol.config import Config, fields
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.links import Role
 from penstock.services.bench.serve import HEADING, Result, add_load, conclude, summarize, workload_of
 from penstock.services.bench.workload import Record, Request, Workload, requests
 from penstock.services.commands.client import quiet, started
@@ -27,8 +24,6 @@ from penstock.services.llm.params import SamplingParams
 from penstock.services.supervisor.options import Effective
 from penstock.services.supervisor.process import ExitCode
 
-ROLES = frozenset(role.value.encode() for role in Role)
-
 
 class Body(msgspec.Struct, frozen=True):
     """The fields of a load's request that apply to the Python API."""
@@ -37,14 +32,6 @@ class Body(msgspec.Struct, frozen=True):
     max_tokens: int
     temperature: float
     ignore_eos: bool
-
-
-class Offline(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of `generate`, with the CPU seconds of every role during it; the program's own are under `program`."""
-
-    result: Result
-    cpu_seconds: dict[str, float]
-    device: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,28 +54,24 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
     }
     with LLM(config.model.model, **keywords) as llm:
         print(HEADING, flush=True)
+        warm_up(llm, workload)
         found = measure(llm, workload)
-    code = conclude(found.result, namespace.output)
-    print("  cpu s: " + " ".join(f"{role} {seconds:.2f}" for role, seconds in found.cpu_seconds.items()), flush=True)
-    return code
+    return conclude(found, namespace.output)
 
 
-def measure(llm: LLM, workload: Workload) -> Offline:
-    """Warm the engine up, give it the load in one call, and return the figures."""
+def warm_up(llm: LLM, workload: Workload) -> None:
     llm.generate(*arguments(list(requests(workload, warmup=True))), use_tqdm=False)
+
+
+def measure(llm: LLM, workload: Workload) -> Result:
+    """Give the engine the load in one call, and return the figures."""
     load = list(requests(workload))
     prompts, params = arguments(load)
-    before, own = engine_seconds(), time.process_time()
-    start = time.monotonic()
+    start, own = time.monotonic(), time.process_time()
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    end = time.monotonic()
-    own = time.process_time() - own
-    after = engine_seconds()
+    end, own = time.monotonic(), time.process_time() - own
     records = [record(request, output, start, end) for request, output in zip(load, outputs, strict=True)]
-    roles = {role: round(seconds - before.get(role, 0.0), 3) for role, seconds in after.items()}
-    result = Result(workload=workload, summary=summarize(records), variants={}, processes=0, client_cpu_seconds=own)
-    device = llm.status.device if llm.status is not None else ""
-    return Offline(result=result, cpu_seconds={**roles, "program": round(own, 3)}, device=device)
+    return Result(workload=workload, summary=summarize(records), variants={}, processes=0, client_cpu_seconds=own)
 
 
 def arguments(load: Sequence[Request]) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -110,37 +93,6 @@ def record(request: Request, output: RequestOutput, start: float, end: float) ->
         cached_tokens=output.num_cached_tokens or 0, error="token count" if wrong else "",
         detail=f"{tokens} of {request.output_tokens}" if wrong else "",
     )  # fmt: skip
-
-
-def engine_seconds() -> dict[str, float]:
-    """CPU seconds so far of the engine that this program started."""
-    found: Counter[str] = Counter()
-    for launcher in children(os.getpid()):
-        found.update(cpu_seconds(launcher))
-    return dict(found)
-
-
-def cpu_seconds(launcher: int) -> dict[str, float]:
-    """CPU seconds by role of a launcher and the processes that it started. Source: proc(5), utime and stime."""
-    found: dict[str, float] = {}
-    tick = os.sysconf("SC_CLK_TCK")
-    for pid in (launcher, *children(launcher)):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has just ended
-        role = next((word.decode() for word in words if word in ROLES), "launcher")
-        found[role] = found.get(role, 0.0) + (int(fields[11]) + int(fields[12])) / tick
-    return found
-
-
-def children(pid: int) -> list[int]:
-    """The running processes that a process started."""
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
 
 
 def add_start_arguments(parser: argparse.ArgumentParser) -> None:

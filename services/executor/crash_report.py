@@ -30,47 +30,6 @@ MAX_PLANS = 8  # in a report: the last ones
 WITHHELD = "<withheld: --report-prompts>"
 
 
-class StartRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request that entered a slot."""
-
-    slot: int
-    prompt_tokens: int
-    tokens: int
-    computed: int
-    sampling: dict[str, object]
-    token_ids: list[int] | None = None
-
-
-class PlanRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A plan without prompts."""
-
-    step: int
-    epoch: int
-    starts: tuple[StartRecord, ...] = ()
-    decode_on: list[int] = []
-    decode_off: list[int] = []
-    chunks: list[list[int]] = []  # slot, start, count, sample
-    blocks: int = 0  # appended
-    drafts: list[list[int]] = []  # slot, count
-    masked: list[int] = []
-    drafting: int = 0  # rows
-
-
-class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One executor's end."""
-
-    reason: str
-    process: str
-    pid: int
-    time: str  # ISO 8601
-    epoch: int
-    versions: dict[str, str]
-    device: dict[str, object]
-    slots: list[int]  # that were decoding
-    plans: tuple[PlanRecord, ...]  # oldest first
-    trace: str
-
-
 class Reports:
     """Writes one executor's reports, and keeps the last plans for them."""
 
@@ -83,18 +42,18 @@ class Reports:
 
     def write(self, reason: str, trace: str, slots: Sequence[int]) -> Path | None:
         """Write a report; its path, or None if that fails. Asks nothing of the device, which may not answer."""
-        report = CrashReport(
-            reason=reason,
-            process=self._process,
-            pid=os.getpid(),
-            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            epoch=self.plans[-1].epoch if self.plans else 0,
-            versions=versions(),
-            device=device_state(self._ready),
-            slots=sorted(slots),
-            plans=tuple(record(plan, self._prompts) for plan in self.plans),
-            trace=trace,
-        )
+        report = {
+            "reason": reason,
+            "process": self._process,
+            "pid": os.getpid(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "epoch": self.plans[-1].epoch if self.plans else 0,
+            "versions": versions(),
+            "device": device_state(self._ready),
+            "slots": sorted(slots),  # that were decoding
+            "plans": [record(plan, self._prompts) for plan in self.plans],  # oldest first
+            "trace": trace,
+        }
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             path = self._folder / f"{self._process}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.json"
@@ -138,31 +97,31 @@ def device_state(ready: ExecutorReady) -> dict[str, object]:
     return state
 
 
-def record(plan: StepPlan, prompts: bool) -> PlanRecord:
-    """A plan as a report shows it."""
-    return PlanRecord(
-        step=plan.step,
-        epoch=plan.epoch,
-        starts=tuple(start_record(start, prompts) for start in plan.starts),
-        decode_on=integers(plan.decode_on).tolist(),
-        decode_off=integers(plan.decode_off).tolist(),
-        chunks=chunk_table(plan.chunks).tolist(),
-        blocks=len(plan.blocks) // 8,  # whatever is wrong with the column, which may be what broke the step
-        drafts=draft_table(plan.drafts).tolist(),
-        masked=integers(plan.masked).tolist(),
-        drafting=len(drafting_table(plan.drafting)),
-    )
+def record(plan: StepPlan, prompts: bool) -> dict[str, object]:
+    """A plan as a report shows it: what is empty is left out."""
+    found: dict[str, object] = {
+        "starts": [start_record(start, prompts) for start in plan.starts],
+        "decode_on": integers(plan.decode_on).tolist(),
+        "decode_off": integers(plan.decode_off).tolist(),
+        "chunks": chunk_table(plan.chunks).tolist(),  # slot, start, count, sample
+        "blocks": len(plan.blocks) // 8,  # whatever is wrong with the column, which may be what broke the step
+        "drafts": draft_table(plan.drafts).tolist(),  # slot, count
+        "masked": integers(plan.masked).tolist(),
+        "drafting": len(drafting_table(plan.drafting)),  # rows
+    }
+    return {"step": plan.step, "epoch": plan.epoch, **{name: value for name, value in found.items() if value}}
 
 
-def start_record(start: SlotStart, prompts: bool) -> StartRecord:
+def start_record(start: SlotStart, prompts: bool) -> dict[str, object]:
+    """A request that entered a slot."""
     sampling = msgspec.structs.asdict(start.sampling)
     if not prompts:  # these hold parts of prompts, too
         sampling |= {name: WITHHELD for name in ("bad_words", "logit_bias", "allowed_token_ids") if sampling.get(name)}
-    return StartRecord(
-        slot=start.slot,
-        prompt_tokens=start.prompt_tokens,
-        tokens=len(integers(start.token_ids)),
-        computed=start.computed,
-        sampling=sampling,
-        token_ids=integers(start.token_ids).tolist() if prompts else None,
-    )
+    return {
+        "slot": start.slot,
+        "prompt_tokens": start.prompt_tokens,
+        "tokens": len(integers(start.token_ids)),
+        "computed": start.computed,
+        "sampling": sampling,
+        **({"token_ids": integers(start.token_ids).tolist()} if prompts else {}),
+    }

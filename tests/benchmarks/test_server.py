@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import server
+from benchmarks.cpu_seconds import children, cpu_seconds
 from benchmarks.report import ROOT
 from benchmarks.server import MODULES, Server, end, ready_url, serving, with_bytecode
-from penstock.services.bench.offline import children, cpu_seconds
 from penstock.services.supervisor.sd_notify import NoticeSocket
 
 SAYS = """

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from penstock.services.bench.client import Progress
-from penstock.services.bench.offline import children, cpu_seconds
 from penstock.services.bench.serve import described, length
 from tests.e2e.server import Server
 from tests.services.commands.run import penstock
@@ -41,18 +39,9 @@ def test_a_load_that_fails_says_so(server: Server) -> None:
     assert "4 × http 400" in done.stderr
 
 
-def test_cpu_seconds_are_told_by_role(server: Server) -> None:
-    found = cpu_seconds(server.process.pid)
-    assert {"api", "tokenizer", "scheduler", "executor", "launcher"} <= set(found)
-    assert found["executor"] > 0
-    assert server.process.pid in children(os.getpid())
-    assert children(2**22 + 1) == []
-
-
 def test_the_python_api_under_load() -> None:
     done = penstock("bench", "offline", "--max-num-seqs", "4", *LOAD)
     assert done.returncode == 0, done.stderr
-    assert "executor" in done.stdout.splitlines()[-1]
     assert "out tok/s" in done.stdout
 
 
