@@ -17,6 +17,7 @@ from tests.deploy.test_metrics import exported
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 PAGE = (DEPLOY / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "deployment.md").read_text()
 FILES = tuple(sorted(path for path in DEPLOY.rglob("*") if path.is_file()))
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 # Options of others' programs, by the program that stands before them in the line.
@@ -93,7 +94,7 @@ async def test_every_metric_on_the_page_is_exported() -> None:
     families = await exported()
     known = {sample.name for family in families for sample in family.samples} | {family.name for family in families}
     known |= {family.name + "_total" for family in families if family.type == "counter"}
-    part = PAGE[PAGE.index("| Question | Metrics") : PAGE.index("[alerts.yaml]")]
+    part = GUIDE[GUIDE.index("| Question | Metrics") : GUIDE.index("[alerts.yaml]")]
     words = re.findall(r"`([a-z]*_[a-z_]+)`", part)
     assert len(words) > 40
     for word in words:
@@ -112,7 +113,7 @@ def test_the_plan_on_the_page_is_what_the_command_prints(tmp_path: Path, capsys:
     folder = tmp_path / "Llama-3.1-8B"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA))
-    found = re.search(r"```\n\$ penstock (plan) \S+ (.*)\n((?:.*\n)+?)```", PAGE)
+    found = re.search(r"```console\n\$ penstock (plan) \S+ (.*)\n((?:.*\n)+?)```", GUIDE)
     assert found is not None
     assert cli.main([found[1], str(folder), *found[2].split()]) == 0
     assert capsys.readouterr().out == found[3]

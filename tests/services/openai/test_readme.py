@@ -29,14 +29,23 @@ REFUSED = "Refused with a 400, unless the value asks for nothing"
 TEXT = "\n".join(path.read_text() for path in pages())
 
 
-def table(head: str) -> list[list[str]]:
-    """Cells of the rows of the table whose head begins so; it stands on one page."""
+def tables(head: str) -> list[list[list[str]]]:
+    """Cells of the rows of each table whose head begins so."""
     lines = TEXT.split("\n")
-    (start,) = (number for number, line in enumerate(lines) if line.startswith(f"| {head} |"))
     return [
-        [cell.strip() for cell in line.strip("|").split(" | ")]
-        for line in itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+        [
+            [cell.strip() for cell in row.strip("|").split(" | ")]
+            for row in itertools.takewhile(lambda row: row.startswith("|"), lines[number + 2 :])
+        ]
+        for number, line in enumerate(lines)
+        if line.startswith(f"| {head} |")
     ]
+
+
+def table(head: str) -> list[list[str]]:
+    """Cells of the rows of the table whose head begins so; there is one."""
+    (found,) = tables(head)
+    return found
 
 
 def names(text: str) -> list[str]:
@@ -55,19 +64,18 @@ def difference(told: set[str], true: set[str]) -> str:
     return f"only in the documentation: {sorted(told - true)}; missing there: {sorted(true - told)}"
 
 
-def test_every_parameter_that_is_served_stands_in_its_row() -> None:
-    chat, completion = set(ChatRequest.__struct_fields__), set(CompletionRequest.__struct_fields__)
-    structured, without = row("structured output"), row("accepted without effect")
-    both = (chat & completion) - structured - without
-    for told, true in (
-        (row("of both"), both),
-        (row("of chats"), chat - completion - without),
-        (row("of completions"), completion - chat - without),
-        (row("of `/tokenize`"), set(TokenizeRequest.__struct_fields__)),
-        (row("of `/detokenize`"), set(DetokenizeRequest.__struct_fields__)),
-    ):
+def test_every_parameter_of_chats_and_completions_has_one_row() -> None:
+    """Each feature's page has those of its subject."""
+    told = [name for rows in tables("Parameter") for cells in rows for name in names(cells[0])]
+    assert len(told) == len(set(told)), sorted(name for name in set(told) if told.count(name) > 1)
+    true = {*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__} - set(WITHOUT_EFFECT)
+    assert set(told) == true, difference(set(told), true)
+
+
+def test_every_parameter_of_tokenization_stands_in_its_row() -> None:
+    for label, kind in (("of `/tokenize`", TokenizeRequest), ("of `/detokenize`", DetokenizeRequest)):
+        told, true = row(label), set(kind.__struct_fields__)
         assert told == true, difference(told, true)
-    assert structured <= chat & completion
 
 
 def test_every_parameter_of_responses_and_messages_stands_in_its_row() -> None:
