@@ -186,7 +186,7 @@ class Client(Part, frozen=True):
 class SubmitText(Message, frozen=True, kw_only=True):
     """api → tokenizer: one request. Exactly one of `messages`, `prompt`, `prompt_ids` is given."""
 
-    id: int
+    id: int = 0  # the engine client's to give
     messages: bytes | None = None  # JSON array of chat messages
     tools: bytes | None = None  # JSON array, rendered by the template
     tool_use: ToolUse | None = None  # None: no calls are expected
@@ -234,7 +234,7 @@ class Abort(Message, frozen=True):
 class Tokenize(Message, frozen=True, kw_only=True):
     """api → tokenizer: ids of a text or of a chat; answered by `Tokenized` or `Rejected`."""
 
-    id: int
+    id: int = 0  # as of `SubmitText`
     messages: bytes | None = None
     tools: bytes | None = None
     reasoning: Reasoning = Reasoning()
@@ -250,8 +250,8 @@ class Tokenize(Message, frozen=True, kw_only=True):
 class Detokenize(Message, frozen=True):
     """api → tokenizer: text of token ids (int32); answered by `Detokenized` or `Rejected`."""
 
-    id: int
-    token_ids: bytes
+    id: int = 0  # as of `SubmitText`
+    token_ids: bytes = b""
     suspect: bool = False  # as of `SubmitText`
 
 

@@ -106,11 +106,6 @@ class EngineClient:
         """The engine's state and totals, as last heard."""
         return self.replicas.status
 
-    def new_id(self) -> int:
-        """An id that no other request of any api process has."""
-        self._counter += 1
-        return self._first_id + (self._counter & COUNTER_MASK)
-
     def ready(self, now: float) -> bool:
         """Whether a request would be served: an engine that is ready and was heard of lately, and not draining."""
         return self.trouble(now) == ""
@@ -120,7 +115,7 @@ class EngineClient:
         return self._tokenizer_trouble() or self.replicas.trouble(now)
 
     def submit(self, requests: Sequence[SubmitText], collector: OutputCollector, now: float) -> None:
-        """Send all `requests`, whose prompt i has the choices from i * n on, or none of them.
+        """Number and send all `requests`, whose prompt i has the choices from i * n on, or none of them.
 
         Raises Unavailable when the engine was never ready, is draining or has lacked a part for too long, Overloaded
         when too many requests are unfinished or no tokenizer accepts more, InvalidRequest when these alone exceed the
@@ -140,6 +135,7 @@ class EngineClient:
         if len(self._requests) + len(requests) > self._limit:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
+        requests = [msgspec.structs.replace(request, id=self._new_id()) for request in requests]
         operation = self._operations.begin(requests, now) if self._operations.enabled else None
         if operation is not None:
             requests = operation.requests
@@ -176,12 +172,13 @@ class EngineClient:
             self.fail_all(unavailable(self.permanent_failure or self.trouble(now)))
 
     async def call(self, call: Tokenize | Detokenize) -> Tokenized | Detokenized:
-        """A tokenizer's answer, which needs no engine.
+        """Number and send a call; a tokenizer's answer, which needs no engine.
 
         Raises Unavailable without a tokenizer, Overloaded when none accepts more, and the error of a rejection.
         """
         self._check_open(self._tokenizer_trouble(), time.monotonic())
         self._check_poison(call, time.monotonic())
+        call = msgspec.structs.replace(call, id=self._new_id())
         answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
         state = Call(call.id, call, answer)
         if len(self._calls) >= self._limit or not self._router.route(state, call):
@@ -248,6 +245,11 @@ class EngineClient:
             held=sum(state.peer is None for state in self._requests.values()),
             moved=self._moved,
         )
+
+    def _new_id(self) -> int:
+        """An id that no other request of any api process has."""
+        self._counter += 1
+        return self._first_id + (self._counter & COUNTER_MASK)
 
     def _check_open(self, trouble: str, now: float) -> None:
         """Raise Unavailable unless a new request is served, or may wait for a missing part."""
@@ -321,7 +323,7 @@ class EngineClient:
                 del self._requests[state.id]
                 state.collector.fail(EngineFailure(KILLED_TOKENIZERS))
                 continue
-            number = self.new_id()
+            number = self._new_id()
             renamed[state.id] = number
             del self._requests[state.id]
             state.id = number

@@ -2,7 +2,7 @@
 
 Deltas are kept, not events: when the client's connection is slow they merge, so a collector never holds more than the
 whole response. The engine client puts the rows of a batch, then notifies. One task per request awaits `get`; while a
-stream's connection accepts data, its writer sends new output directly, without waking that task.
+stream's connection accepts data, its sink sends new output directly, without waking that task.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Choice(msgspec.Struct, eq=False):
         return taken
 
 
-class StreamWriter(Protocol):
+class OutputSink(Protocol):
     """Sends a stream's new output at once."""
 
     def write(self, collector: OutputCollector, updated: list[Choice]) -> bool:
@@ -167,7 +167,7 @@ class OutputCollector:
         self._began = now
         self._updated: list[Choice] = []
         self._timed: list[tuple[Choice, float]] = []  # choices with new tokens, and when these arrived
-        self._writer: StreamWriter | None = None  # while the task awaits `get`
+        self._sink: OutputSink | None = None  # while the task awaits `get`
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -234,7 +234,7 @@ class OutputCollector:
         """All rows of a batch have been put: write the stream, or wake the task. Its tokens are timed once they are on
         their way."""
         if self._waiter is not None:
-            written = not self.ended and self._writer is not None and self._writer.write(self, self._updated)
+            written = not self.ended and self._sink is not None and self._sink.write(self, self._updated)
             if written:
                 for choice in self._updated:
                     choice.updated = False
@@ -278,18 +278,18 @@ class OutputCollector:
         """Parts of the request's grammar that are not enforced exactly; known once a choice has begun."""
         return self.prompts[0].approximations
 
-    async def get(self, writer: StreamWriter | None = None) -> list[Choice]:
+    async def get(self, sink: OutputSink | None = None) -> list[Choice]:
         """The choices with new output, in order of arrival; waits for output, or for the end.
 
-        Of a response that is not streamed it waits for the end. Output that `writer` sends meanwhile does not count.
+        Of a response that is not streamed it waits for the end. Output that `sink` sends meanwhile does not count.
         """
         while not self.ended and not (self.stream and self._updated):
             self._waiter = asyncio.get_running_loop().create_future()
-            self._writer = writer
+            self._sink = sink
             try:
                 await self._waiter
             finally:
-                self._waiter = self._writer = None
+                self._waiter = self._sink = None
         return self.get_nowait()
 
     def get_nowait(self) -> list[Choice]:

@@ -156,7 +156,7 @@ class Engine:
 
     async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
-        found = await self._ask(Tokenize(id=0, prompt=text, add_special_tokens=add_special_tokens))
+        found = await self._ask(Tokenize(prompt=text, add_special_tokens=add_special_tokens))
         assert isinstance(found, Tokenized)
         return unpack("i", found.token_ids)
 
@@ -165,7 +165,7 @@ class Engine:
         if not token_ids:
             return ""
         check_ids(list(token_ids), "token_ids", self.model)
-        found = await self._ask(Detokenize(0, pack("i", token_ids)))
+        found = await self._ask(Detokenize(token_ids=pack("i", token_ids)))
         assert isinstance(found, Detokenized)
         return found.text
 
@@ -205,7 +205,7 @@ class Engine:
             trace = submit.trace
             if self._tracer.enabled:
                 trace = self._tracer.sample(trace if trace.traceparent else self._tracer.current()) or TraceContext()
-            submit = msgspec.structs.replace(submit, id=self.engine_client.new_id(), stream=stream, trace=trace)
+            submit = msgspec.structs.replace(submit, stream=stream, trace=trace)
             collector = OutputCollector(1, submit.n, stream=stream, timings=self._timings, now=time.monotonic())
             while True:
                 try:
@@ -226,7 +226,7 @@ class Engine:
     async def _ask(self, call: Tokenize | Detokenize) -> Tokenized | Detokenized:
         while True:
             try:
-                return await self.engine_client.call(msgspec.structs.replace(call, id=self.engine_client.new_id()))
+                return await self.engine_client.call(call)
             except Overloaded:
                 await asyncio.sleep(RETRY)
 

@@ -140,7 +140,7 @@ class CompletionTemplate:
 
     def request(self, prompt: Prompt, priority: int = 0) -> Request:
         submit = msgspec.structs.replace(
-            prompt_submission(self._submit, self._body, 0, prompt.content),
+            prompt_submission(self._submit, self._body, prompt.content),
             priority=priority,
             cache_salt=prompt.cache_salt or "",
             prediction=prompt.prediction or "",
@@ -174,7 +174,7 @@ def chat_request(
     text, as the model wrote it. Raises InvalidRequest or Unsupported."""
     tools = None if split else fields.pop("tools", None)
     body = as_chat(params, messages, separate_reasoning=split, **fields)
-    submit = chat_submission(body, 0, model, choices(body, 1), TraceContext())
+    submit = chat_submission(body, model, choices(body, 1), TraceContext())
     if tools:
         shown = tools_of(msgspec.Raw(json_of(tools)))
         assert shown is not None, "they are not empty"

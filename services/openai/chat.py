@@ -57,8 +57,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
     usage = UsageWanted() if request.stream_options is None else wants_usage(request)
     session, client = context.session(request.user), context.client(request.user)
     submit = chat_submission(
-        request, app.engine_client.new_id(), model, n, context.trace, session, client,
-        clamp=options.clamp_max_tokens == CLAMP_ALL,
+        request, model, n, context.trace, session, client, clamp=options.clamp_max_tokens == CLAMP_ALL,
     )  # fmt: skip
     identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.names[0])
     told = ResponseOptions(
@@ -79,7 +78,6 @@ create_chat_completion = functools.partial(generate, parse_chat)
 
 def chat_submission(
     request: ChatRequest,
-    number: int,
     model: ModelInfo,
     n: int,
     trace: TraceContext,
@@ -88,14 +86,11 @@ def chat_submission(
     *,
     clamp: bool = False,
 ) -> SubmitText:
-    """The request as the message with id `number`; `clamp` as in `Lengths`.
-
-    Raises InvalidRequest or Unsupported naming the parameter.
-    """
+    """`clamp` as in `Lengths`. Raises InvalidRequest or Unsupported naming the parameter."""
     prompt = chat_prompt(request)
     found = submission(
-        request, lengths(request, clamp=clamp), model, n, trace, **prompt.fields, id=number, session=session,
-        client=client, chat_template=request.chat_template,
+        request, lengths(request, clamp=clamp), model, n, trace, **prompt.fields, session=session, client=client,
+        chat_template=request.chat_template,
     )  # fmt: skip
     if found.grammar is not None:
         check_structure(prompt.tools.use, found.grammar)
@@ -159,11 +154,11 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
             "add_special_tokens": self.add_special_tokens,
         }
 
-    def tokenize(self, number: int, *, with_strings: bool = False) -> Tokenize:
+    def tokenize(self, *, with_strings: bool = False) -> Tokenize:
         """The call that asks for its token ids."""
         fields = self.fields
         del fields["tool_use"]
-        return Tokenize(id=number, with_strings=with_strings, **fields)
+        return Tokenize(with_strings=with_strings, **fields)
 
 
 def chat_prompt(request: ChatRequest | TokenizeRequest) -> ChatPrompt:

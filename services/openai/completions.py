@@ -53,10 +53,8 @@ async def parse_completion(app: AppState, context: RequestContext) -> Parsed:
     usage = wants_usage(request)
     length = msgspec.structs.replace(lengths(request), clamp=options.clamp_max_tokens == CLAMP_ALL)
     common = submission(request, length, model, n, context.trace)
-    common = msgspec.structs.replace(
-        common, session=context.session(request.user), client=context.client(request.user)
-    )
-    submits = tuple(prompt_submission(common, request, app.engine_client.new_id(), prompt) for prompt in prompts)
+    common = msgspec.structs.replace(common, session=context.session(request.user), client=context.client(request.user))
+    submits = tuple(prompt_submission(common, request, prompt) for prompt in prompts)
     identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), model.name)
     told = ResponseOptions(
         logprobs=request.logprobs is not None,
@@ -73,11 +71,10 @@ async def parse_completion(app: AppState, context: RequestContext) -> Parsed:
 create_completion = functools.partial(generate, parse_completion)
 
 
-def prompt_submission(asked: SubmitText, request: CompletionRequest, number: int, prompt: Prompt) -> SubmitText:
-    """One prompt of `request` as the message with id `number`; `asked` is what `submission` made of the rest."""
+def prompt_submission(asked: SubmitText, request: CompletionRequest, prompt: Prompt) -> SubmitText:
+    """One prompt of `request` as a message; `asked` is what `submission` made of the rest."""
     made = msgspec.structs.replace(
         asked,
-        id=number,
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_ids=None if isinstance(prompt, str) else struct.pack(f"<{len(prompt)}i", *prompt),
         add_special_tokens=request.add_special_tokens is not False,

@@ -138,9 +138,8 @@ def check_count(count: int, param: str) -> None:
 def vector_submission(
     request: VectorRequest, text: Text, pooling: Pooling, trace: TraceContext, *, special: bool = True
 ) -> SubmitText:
-    """One text as a message that has no id yet. `special`: with what the tokenizer puts around texts."""
+    """One text as a message. `special`: with what the tokenizer puts around texts."""
     return SubmitText(
-        id=0,
         prompt=text if isinstance(text, str) else None,
         prompt_ids=None if isinstance(text, str) else struct.pack(f"<{len(text)}i", *text),
         add_special_tokens=special,
@@ -171,10 +170,7 @@ async def pooled(
     vectors: list[Vector] = []
     tokens = 0
     for low in range(0, len(submits), most):
-        part = [
-            msgspec.structs.replace(submit, id=engine_client.new_id(), client=client)
-            for submit in submits[low : low + most]
-        ]
+        part = [msgspec.structs.replace(submit, client=client) for submit in submits[low : low + most]]
         now = time.monotonic()
         collector = OutputCollector(len(part), 1, stream=False, timings=app.traffic.timings, now=now)
         engine_client.submit(part, collector, now)
@@ -263,7 +259,7 @@ async def create_embeddings(app: AppState, context: RequestContext) -> None:
 
 
 def submissions(request: EmbeddingRequest, model: ModelInfo, trace: TraceContext) -> list[SubmitText]:
-    """A message for each text, without ids. Raises InvalidRequest naming the field."""
+    """A message for each text. Raises InvalidRequest naming the field."""
     check_pooler(model)
     check_dimensions(request.dimensions, model)
     texts = texts_of(request.input, "input", model, request)

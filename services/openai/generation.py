@@ -121,7 +121,7 @@ async def stream(outputs: OutputCollector, encoder: ResponseEncoder, context: Re
     writer: StreamWriter | None = context.scope.get(STREAM_WRITER)
     if not outputs.disconnected:
         await context.start(200, STREAM_HEADERS)
-    tap = DirectStream(encoder, writer, context) if writer is not None else None
+    sink = DirectStream(encoder, writer, context) if writer is not None else None
     while not outputs.disconnected:
         ended, error = outputs.ended, outputs.error
         body = encoder.take(outputs, updated)
@@ -133,7 +133,7 @@ async def stream(outputs: OutputCollector, encoder: ResponseEncoder, context: Re
             await context.send({"type": "http.response.body", "body": body, "more_body": not ended})
         if ended:
             return
-        updated = await outputs.get(tap)
+        updated = await outputs.get(sink)
     raise ClientDisconnect
 
 
@@ -145,7 +145,7 @@ class DirectStream(msgspec.Struct, frozen=True):
     context: RequestContext
 
     def write(self, outputs: OutputCollector, updated: list[Choice]) -> bool:
-        """As `services.client.output_collector.StreamWriter.write`."""
+        """As `services.client.output_collector.OutputSink.write`."""
         if not self.writer.open:
             return False
         try:
@@ -166,7 +166,13 @@ async def attended(
 ) -> AsyncIterator[None]:
     """While inside, the client's disconnect or the request's timeout aborts the request at once; on the way out
     whatever is left of it is aborted."""
-    watch = asyncio.create_task(abort_on_disconnect(outputs, engine_client, context))
+
+    def on_disconnect(_: object) -> None:
+        engine_client.abort(outputs)
+        outputs.disconnect()
+
+    leaving = asyncio.ensure_future(context.receive())  # the body was read: all that can come is the disconnect
+    leaving.add_done_callback(on_disconnect)
     try:
         if context.timeout == math.inf:
             yield
@@ -174,7 +180,8 @@ async def attended(
             with timed(outputs, engine_client, context):
                 yield
     finally:
-        watch.cancel()
+        leaving.remove_done_callback(on_disconnect)
+        leaving.cancel()
         if not outputs.complete:
             engine_client.abort(outputs)
         note(outputs, context)
@@ -182,9 +189,8 @@ async def attended(
 
 def note(outputs: OutputCollector, context: RequestContext) -> None:
     """Tell the log, the metrics and the trace what became of a request that has ended."""
-    outcome = context.outcome
-    outcome.prompt_tokens = sum(facts.tokens for facts in outputs.prompts)
-    outcome.completion_tokens = sum(choice.tokens for choice in outputs.choices)
+    outcome, usage = context.outcome, outputs.usage
+    outcome.prompt_tokens, outcome.completion_tokens = usage.prompt_tokens, usage.completion_tokens
     if outputs.error is not None and not outputs.disconnected:
         outcome.reason = reason_of(outputs.error)
     if outputs.first_token is not None:
@@ -211,10 +217,3 @@ def timed(outputs: OutputCollector, engine_client: EngineClient, context: Reques
         yield
     finally:
         timer.cancel()
-
-
-async def abort_on_disconnect(outputs: OutputCollector, engine_client: EngineClient, context: RequestContext) -> None:
-    while (await context.receive())["type"] != "http.disconnect":
-        pass
-    engine_client.abort(outputs)
-    outputs.disconnect()

@@ -48,7 +48,7 @@ def submission(
     grammar: Grammar | None = None,
     **fields: Any,
 ) -> SubmitText:
-    """The message, arriving now, with further `fields`: its prompt, and its id if it has one. `grammar` comes from an
+    """The message, arriving now, with further `fields`: those of its prompt. `grammar` comes from an
     API that has its own fields for it.
 
     Raises InvalidRequest naming the parameter.
@@ -58,7 +58,6 @@ def submission(
             grammar = grammar_of(request)
             break
     stop = request.stop or ()
-    fields.setdefault("id", 0)
     return SubmitText(
         **fields,
         sampling=sampling_of(request, lengths, model),

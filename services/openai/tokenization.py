@@ -46,8 +46,7 @@ async def tokenize(app: AppState, context: RequestContext) -> None:
     body = await context.read_json()
     request = decode(body, TOKENIZE)
     app.model.check_name(request.model)
-    question = tokenize_call(request, app.engine_client.new_id())
-    found = await answered(app.engine_client.call(question), context)
+    found = await answered(app.engine_client.call(tokenize_call(request)), context)
     assert isinstance(found, Tokenized)
     ids = struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids)
     answer = TokenizeAnswer(len(ids), app.model.max_model_len, ids, found.token_strings)
@@ -62,8 +61,7 @@ async def detokenize(app: AppState, context: RequestContext) -> None:
     if request.tokens:
         check_ids(request.tokens, "tokens", app.model)
     ids = struct.pack(f"<{len(request.tokens)}i", *request.tokens)
-    question = Detokenize(app.engine_client.new_id(), ids)
-    found = await answered(app.engine_client.call(question), context)
+    found = await answered(app.engine_client.call(Detokenize(token_ids=ids)), context)
     assert isinstance(found, Detokenized)
     await context.send_json(msgspec.json.encode(DetokenizeAnswer(found.text)))
 
@@ -73,15 +71,14 @@ async def tokenizer_info(app: AppState, context: RequestContext) -> None:
     await context.send_json(app.model.tokenizer)
 
 
-def tokenize_call(request: TokenizeRequest, number: int) -> Tokenize:
+def tokenize_call(request: TokenizeRequest) -> Tokenize:
     """The question for the tokenizer. Raises InvalidRequest unless exactly one of prompt and messages is given."""
     if (request.prompt is None) == (not given(request.messages)):
         raise InvalidRequest("give either prompt or messages", param="prompt", code="missing_required_parameter")
     if request.prompt is not None:
         return Tokenize(
-            id=number,
             prompt=request.prompt,
             add_special_tokens=request.add_special_tokens is not False,
             with_strings=bool(request.return_token_strs),
         )
-    return chat_prompt(request).tokenize(number, with_strings=bool(request.return_token_strs))
+    return chat_prompt(request).tokenize(with_strings=bool(request.return_token_strs))

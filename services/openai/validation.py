@@ -182,7 +182,6 @@ FIELDS: msgspec.json.Decoder[Mapping[str, msgspec.Raw]] = msgspec.json.Decoder(d
 LONG = 64 << 10  # bytes of a body
 
 
-
 class RawFields(msgspec.Struct, frozen=True):
     """`text` is the body with null in place of what stands in `deferred`."""
 

@@ -42,7 +42,6 @@ async def parse_message(app: AppState, context: RequestContext) -> Parsed:
     user = request.metadata.user_id if request.metadata else None
     submit = msgspec.structs.replace(
         submission(parameters, lengths, model, 1, context.trace, grammar, **prompt.fields),
-        id=app.engine_client.new_id(),
         session=context.session(user),
         client=context.client(user),
     )
@@ -73,7 +72,7 @@ async def count_message_tokens(app: AppState, context: RequestContext) -> None:
     check_unsupported(decode(body, FIELDS), REFUSALS, REASONS)
     remark_ignored(request, app.model, context)
     grammar_of(request)  # what a message would refuse, its count refuses
-    call = message_prompt(request, limits.MAX_TOKEN_ID).tokenize(app.engine_client.new_id())
+    call = message_prompt(request, limits.MAX_TOKEN_ID).tokenize()
     try:
         found = await answered(app.engine_client.call(call), context)
     except RequestError as error:

@@ -43,7 +43,6 @@ async def create_response(app: AppState, context: RequestContext) -> None:
     turn = Turn(request, app.responses, app.model.name, earlier)
     submit = msgspec.structs.replace(
         turn.submission(app.config.api, app.model, context.trace),
-        id=app.engine_client.new_id(),
         session=context.session(request.user),
         client=context.client(request.user),
     )

@@ -1,4 +1,4 @@
-"""Tickets: every request ends once, whatever arrives, and the map of them is empty afterwards."""
+"""Every request ends once, whatever arrives, and the map of their states is empty afterwards."""
 
 from __future__ import annotations
 
@@ -39,11 +39,9 @@ NOW = 100.0
 OWNER = Client("tenant", "name")
 
 
-def engine_client(
-    *ports: FakeLink, limit: int = 8, index: int = 3, processes: int = 1, replicas: int = 1
-) -> EngineClient:
-    """A pipeline at a stopped clock, with an engine that is ready."""
-    made = EngineClient(ports, index, 5, limit, status_limit=2.0, processes=processes, replicas=replicas)
+def engine_client(*ports: FakeLink, limit: int = 8, index: int = 3, processes: int = 1, **options: Any) -> EngineClient:
+    """An engine client at a stopped clock, with an engine that is ready."""
+    made = EngineClient(ports, index, 5, limit, status_limit=2.0, processes=processes, **options)
     for port in ports:
         port.deliver = lambda arrivals: made.receive(arrivals, NOW)
     ports[0].arrive(status())
@@ -60,20 +58,24 @@ def collector(prompts: int = 1, n: int = 1) -> OutputCollector:
 
 def submit(made: EngineClient, count: int = 1, n: int = 1) -> tuple[OutputCollector, list[SubmitText]]:
     waiting = collector(count, n)
-    requests = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), n=n, client=OWNER) for _ in range(count)]
-    made.submit(requests, waiting, NOW)
-    return waiting, requests
+    made.submit([SubmitText(prompt="a", sampling=Sampling(), n=n, client=OWNER)] * count, waiting, NOW)
+    return waiting, [made._requests[number].request for number in waiting.request_ids]
+
+
+async def called(call: Tokenize | Detokenize) -> tuple[FakeLink, EngineClient, asyncio.Future[Any]]:
+    """A call that a tokenizer has and does not answer."""
+    port = FakeLink(silent)
+    made = engine_client(port)
+    asking = asyncio.ensure_future(made.call(call))
+    await asyncio.sleep(0)
+    return port, made, asking
 
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_priority_is_for_those_who_heed_it(ordered: bool) -> None:
     port = FakeLink(silent)
-    made = EngineClient((port,), 0, 5, 8, status_limit=2.0, processes=1, ordered=ordered)
-    port.deliver = lambda arrivals: made.receive(arrivals, NOW)
-    port.arrive(status())
-    requests = [
-        SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), priority=priority) for priority in (0, -1)
-    ]
+    made = engine_client(port, ordered=ordered)
+    requests = [SubmitText(prompt="a", sampling=Sampling(), priority=priority) for priority in (0, -1)]
     made.submit(requests[:1], collector(), NOW)
     if ordered:
         made.submit(requests[1:], collector(), NOW)
@@ -86,8 +88,8 @@ def test_a_priority_is_for_those_who_heed_it(ordered: bool) -> None:
 
 def test_ids_are_ours_and_differ() -> None:
     made = engine_client(FakeLink(silent))
-    ids = [made.new_id() for _ in range(100)]
-    assert len(set(ids)) == 100
+    ids = [request.id for _ in range(5) for request in submit(made)[1]]
+    assert len(set(ids)) == 5
     assert {api_index(number) for number in ids} == {3}
 
 
@@ -147,13 +149,11 @@ def test_a_full_tokenizer_is_passed_over_and_all_full_is_429() -> None:
 def test_the_span_of_a_request_that_found_no_room_has_an_end() -> None:
     """Its first prompt was handed over and is aborted, its second one found no credit."""
     port, bench = FakeLink(silent), Bench()
-    made = EngineClient((port,), 3, 5, 8, status_limit=2.0, processes=1, operations=Operations(bench.tracer, "demo"))
-    port.deliver = lambda arrivals: made.receive(arrivals, NOW)
-    port.arrive(status())
+    made = engine_client(port, operations=Operations(bench.tracer, "demo"))
     assert port.peer is not None
     port.peer.credit = 1
     waiting = collector(2)
-    asked = [SubmitText(id=made.new_id(), prompt="a", sampling=Sampling(), trace=SAMPLED) for _ in range(2)]
+    asked = [SubmitText(prompt="a", sampling=Sampling(), trace=SAMPLED) for _ in range(2)]
     with pytest.raises(Overloaded):
         made.submit(asked, waiting, NOW)
     operation, *prompts = bench.spans()
@@ -216,31 +216,25 @@ async def test_questions_need_a_tokenizer_and_no_engine() -> None:
     port = FakeLink(answering(words("")))
     made = engine_client(port)
     made.replicas = ReplicaSet(1, 2.0)
-    await made.call(Tokenize(id=made.new_id(), prompt="a"))
+    await made.call(Tokenize(prompt="a"))
     port.peer = None
     with pytest.raises(Unavailable, match="no tokenizer"):
-        await made.call(Tokenize(id=made.new_id(), prompt="a"))
+        await made.call(Tokenize(prompt="a"))
 
 
 async def test_questions_have_one_answer_each() -> None:
     port = FakeLink(answering(words("")))
     made = engine_client(port)
-    first, second = await asyncio.gather(
-        made.call(Tokenize(id=made.new_id(), prompt="ab")), made.call(Detokenize(made.new_id(), b"a\0\0\0"))
-    )
+    first, second = await asyncio.gather(made.call(Tokenize(prompt="ab")), made.call(Detokenize(token_ids=b"a\0\0\0")))
     assert (type(first).__name__, type(second).__name__) == ("Tokenized", "Detokenized")
-    asking = asyncio.ensure_future(made.call(Tokenize(id=7, prompt="a")))
-    await asyncio.sleep(0)
-    port.arrive(Rejected(id=7, status=400, message="too long", param="prompt"))
+    port, _, asking = await called(Tokenize(prompt="a"))
+    port.arrive(Rejected(id=port.of(Tokenize)[0].id, status=400, message="too long", param="prompt"))
     with pytest.raises(InvalidRequest, match="too long"):
         await asking
 
 
 async def test_a_question_to_a_lost_tokenizer_is_asked_again() -> None:
-    port = FakeLink(silent)
-    made = engine_client(port)
-    asking = asyncio.ensure_future(made.call(Tokenize(id=7, prompt="a")))
-    await asyncio.sleep(0)
+    port, made, asking = await called(Tokenize(prompt="a"))
     port.lose()
     port.script, port.peer = answering(words("x")), new_peer()
     port.arrive(Joined())
@@ -249,10 +243,7 @@ async def test_a_question_to_a_lost_tokenizer_is_asked_again() -> None:
 
 
 async def test_a_question_that_nobody_waits_for_is_not_asked_again() -> None:
-    port = FakeLink(silent)
-    made = engine_client(port)
-    asking = asyncio.ensure_future(made.call(Tokenize(id=7, prompt="a")))
-    await asyncio.sleep(0)
+    port, _, asking = await called(Tokenize(prompt="a"))
     port.lose()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -266,7 +257,7 @@ async def test_a_question_that_nobody_waits_for_is_not_asked_again() -> None:
 async def test_questions_that_fail_together_have_an_error_each() -> None:
     """A raised error gathers the frames that it passes, and would hold those of every other question."""
     made = engine_client(FakeLink(silent))
-    asking = [asyncio.ensure_future(made.call(Tokenize(id=made.new_id(), prompt="a"))) for _ in range(2)]
+    asking = [asyncio.ensure_future(made.call(Tokenize(prompt="a"))) for _ in range(2)]
     await asyncio.sleep(0)
     made.fail_all(Unavailable("gone"))
     first, second = await asyncio.gather(*asking, return_exceptions=True)
@@ -321,7 +312,7 @@ def test_what_tokenizers_keep_dying_of_ends_and_its_neighbours_go_on() -> None:
     made = engine_client(port)
     killer, _ = submit(made)
     other = collector()
-    made.submit([SubmitText(id=made.new_id(), prompt="b", sampling=Sampling())], other, NOW)
+    made.submit([SubmitText(prompt="b", sampling=Sampling())], other, NOW)
     for death in range(MOST_DEATHS + 1):
         assert killer.error is None
         number = port.of(SubmitText)[-1].id
@@ -335,7 +326,7 @@ def test_what_tokenizers_keep_dying_of_ends_and_its_neighbours_go_on() -> None:
     with pytest.raises(InvalidRequest, match="like this one") as caught:  # the like of it, for a while
         submit(made)
     assert caught.value.code == "condemned"
-    made.submit([SubmitText(id=made.new_id(), prompt="c", sampling=Sampling())], collector(), NOW)
+    made.submit([SubmitText(prompt="c", sampling=Sampling())], collector(), NOW)
 
 
 async def test_what_kills_in_its_trial_is_refused_from_then_on() -> None:
@@ -347,13 +338,13 @@ async def test_what_kills_in_its_trial_is_refused_from_then_on() -> None:
     port.arrive(Rejected(id=request.id, status=400, message="of executors", code="condemned"))
     assert isinstance(waiting.error, InvalidRequest)
     waiting, _ = submit(made)
-    asking = asyncio.ensure_future(made.call(Tokenize(id=7, prompt="kill")))
+    asking = asyncio.ensure_future(made.call(Tokenize(prompt="kill")))
     await asyncio.sleep(0)
     port.lose()
     port.peer = new_peer()
     port.arrive(Joined())
     assert port.of(Tokenize)[-1].suspect
-    for number in (port.of(SubmitText)[-1].id, 7):
+    for number in (port.of(SubmitText)[-1].id, port.of(Tokenize)[-1].id):
         port.arrive(Rejected(id=number, status=500, message="it died", code="condemned"))
     assert isinstance(waiting.error, EngineFailure)
     with pytest.raises(EngineFailure, match="it died"):
@@ -361,13 +352,11 @@ async def test_what_kills_in_its_trial_is_refused_from_then_on() -> None:
     with pytest.raises(InvalidRequest, match="like this one"):
         submit(made)
     with pytest.raises(InvalidRequest, match="like this one"):
-        await made.call(Tokenize(id=8, prompt="kill"))
+        await made.call(Tokenize(prompt="kill"))
 
 
 async def test_a_question_that_tokenizers_keep_dying_of_ends() -> None:
-    port = FakeLink(silent)
-    made = engine_client(port)
-    asking = asyncio.ensure_future(made.call(Detokenize(7, b"odd")))
+    port, _, asking = await called(Detokenize(token_ids=b"odd"))
     for _ in range(MOST_DEATHS + 1):
         await asyncio.sleep(0)
         assert not asking.done()
@@ -467,7 +456,7 @@ def test_waiting_has_an_end() -> None:
     assert isinstance(waiting.error, Unavailable)
     assert waiting.error.retry_after is not None
     with pytest.raises(Unavailable):
-        made.submit([SubmitText(id=made.new_id(), prompt="a", sampling=Sampling())], collector(), NOW + HOLD)
+        made.submit([SubmitText(prompt="a", sampling=Sampling())], collector(), NOW + HOLD)
     made.abort(waiting)
     port.peer = new_peer()
     port.arrive(Joined(), status())
@@ -576,9 +565,9 @@ def test_rows_find_their_choice() -> None:
 def test_token_ids_are_kept_for_those_who_want_them(wanted: bool) -> None:
     port = FakeLink(silent)
     made = engine_client(port)
-    waiting, number = collector(), made.new_id()
-    made.submit([SubmitText(id=number, prompt="a", sampling=Sampling(), with_token_ids=wanted)], waiting, NOW)
-    port.arrive(batch([(number, Row(text="b", token_ids=ids(5)))]))
+    waiting = collector()
+    made.submit([SubmitText(prompt="a", sampling=Sampling(), with_token_ids=wanted)], waiting, NOW)
+    port.arrive(batch([(waiting.request_ids[0], Row(text="b", token_ids=ids(5)))]))
     assert waiting.choices[0].take_token_ids() == (ids(5) if wanted else b"")
 
 
@@ -641,11 +630,11 @@ async def test_with_replicas_a_conversation_keeps_to_one_tokenizer() -> None:
     made = engine_client(*ports, limit=32, processes=3, replicas=2)
     for turn in range(4):
         messages = msgspec.json.encode([{"role": "user", "content": "hello"}] + [{"role": "assistant"}] * turn)
-        chat = SubmitText(id=made.new_id(), messages=messages, sampling=Sampling(), stream=True)
+        chat = SubmitText(messages=messages, sampling=Sampling(), stream=True)
         made.submit([chat], OutputCollector(1, 1, stream=True, timings=Timings(), now=NOW), NOW)
     assert sorted(len(port.of(SubmitText)) for port in ports) == [0, 0, 4]
     for number in range(9):
-        named = SubmitText(id=made.new_id(), prompt="x", sampling=Sampling(), session=str(number % 2))
+        named = SubmitText(prompt="x", sampling=Sampling(), session=str(number % 2))
         made.submit([named], OutputCollector(1, 1, stream=False, timings=Timings(), now=NOW), NOW)
     by_session = [{request.session for request in port.of(SubmitText) if request.session} for port in ports]
     assert sum(map(len, by_session)) == 2, "each session is in one place"

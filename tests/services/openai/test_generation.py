@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -116,17 +117,29 @@ async def test_every_prompt_of_a_client_that_leaves_is_aborted() -> None:
     assert port.of(Abort) == [Abort(first.id), Abort(third.id)]
 
 
-@pytest.mark.parametrize("headers", [[], [(b"x-request-timeout", b"0.01")]], ids=["leaves", "is late"])
-async def test_a_slow_client_is_aborted_while_its_write_waits(headers: list[tuple[bytes, bytes]]) -> None:
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_slow_client_is_aborted_while_its_write_waits(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves, or its timeout has passed."""
     aborted = asyncio.Event()
     port = FakeLink(lambda _, message: aborted.set() if isinstance(message, Abort) else None)
-    connection = Connection(app_state(port), CHAT, HELLO | {"stream": True}, *headers)
-    await turns()
+    loop, timers = asyncio.get_running_loop(), list[Callable[[], None]]()
+
+    def recorded(seconds: float, expire: Callable[[], None]) -> asyncio.TimerHandle:
+        timers.append(expire)
+        return loop.call_at(loop.time() + seconds, expire)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "call_later", recorded)
+        headers = [(b"x-request-timeout", b"60")] if late else []
+        connection = Connection(app_state(port), CHAT, HELLO | {"stream": True}, *headers)
+        await turns()
     request = request_of(port)
     connection.reading.clear()
     port.arrive(batch([(request.id, Row(text="Hi"))]))
     await turns()
-    if not headers:
+    if late:
+        timers[0]()
+    else:
         connection.leave()
     await asyncio.wait_for(aborted.wait(), LIMIT)
     assert port.of(Abort) == [Abort(request.id)]

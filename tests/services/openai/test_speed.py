@@ -76,9 +76,9 @@ async def run() -> tuple[float, int]:
     answers, ids = [], []
     for _ in range(STREAMS):
         collector = OutputCollector(1, 1, stream=True, timings=parts.traffic.timings, now=time.monotonic())
-        request = SubmitText(id=parts.engine_client.new_id(), prompt="a", sampling=Sampling(), stream=True)
+        request = SubmitText(prompt="a", sampling=Sampling(), stream=True)
         parts.engine_client.submit([request], collector, time.monotonic())
-        ids.append(request.id)
+        ids += collector.request_ids
         answers.append(asyncio.create_task(answer(collector)))
     await asyncio.sleep(0)
     link = decoder(TEXT, at_binder=False)

@@ -1,4 +1,4 @@
-"""The relay: credit, slices of encoding, threads for long prompts, and whoever leaves meanwhile."""
+"""The server loop: credit, slices of encoding, threads for long prompts, and clients that leave meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from penstock.protocol.messages import (
     Tokenized,
 )
 from penstock.services.links.link import Arrival, Joined, Left
-from penstock.services.tokenizer import server_loop as relaying
+from penstock.services.tokenizer import server_loop
 from penstock.services.tokenizer.server_loop import LONG_PROMPT, TokenizerLoop, Workers, length
 from penstock.services.tracing.tokenizer import TokenizerTraces
 from penstock.services.tracing.tracer import Tracer
@@ -162,7 +162,7 @@ async def test_a_burst_of_prompts_leaves_room_for_streams(
     joined: TokenizerLoop, api: Neighbour, scheduler: Neighbour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With slices of no length each turn of the loop encodes one prompt; tokens pass in between, in order."""
-    monkeypatch.setattr(relaying, "SLICE", 0.0)
+    monkeypatch.setattr(server_loop, "SLICE", 0.0)
     joined.from_apis([api.arrival(request(number)) for number in range(1, 21)])
     assert len(scheduler.got) == 1
     assert joined.statistics().queued == 19
