@@ -51,47 +51,6 @@ class Cut:
 CUT = Cut()
 
 
-@dataclass(frozen=True)
-class Survey:
-    """What the launches hand on: a line per entry."""
-
-    changed: Tensor  # float32 [entries, vocabulary], the logits of entries whose request changes them
-    peaks: Tensor  # float32 [entries, spans], NaN where a logit is not finite
-    best: Tensor  # int32 [entries, spans], the token of each peak
-    groups: Tensor  # float32 [entries, groups], best logits
-    floors: Tensor  # int32 [entries], key of the last token to draw from, negative where the ranking drew
-    tokens: Tensor  # int32 [entries]
-    scores: Tensor  # float32 [entries, spans], the best with noise
-    drawn: Tensor  # int32 [entries, spans], their tokens
-    keys: Tensor  # int32 [entries, spans], their keys
-    masses: Tensor  # float64 [entries, spans], of the tokens that are drawn from
-    listed: Tensor  # int32 [entries, groups], groups that hold candidates
-    candidates: Tensor  # int32 [entries, 2, few], keys and tokens
-
-
-def blank_survey(count: int, vocabulary: int, cut: Cut, device: torch.device) -> Survey:
-    """Memory for one call; sizes follow from the shape of the logits."""
-    spans, groups = triton.cdiv(vocabulary, cut.span), triton.next_power_of_2(triton.cdiv(vocabulary, cut.group))
-
-    def memory(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=kind, device=device)
-
-    return Survey(
-        changed=memory(count, vocabulary, kind=torch.float32),
-        peaks=memory(count, spans, kind=torch.float32),
-        best=memory(count, spans),
-        groups=memory(count, groups, kind=torch.float32),
-        floors=memory(count),
-        tokens=memory(count),
-        scores=memory(count, spans, kind=torch.float32),
-        drawn=memory(count, spans),
-        keys=memory(count, spans),
-        masses=memory(count, spans, kind=torch.float64),
-        listed=memory(count, groups),
-        candidates=memory(count, 2, cut.few),
-    )
-
-
 def choose_tokens(
     logits: Tensor, entries: Entries, sampling: SlotSampling, history: SlotHistory, cut: Cut = CUT
 ) -> Chosen:
@@ -100,9 +59,24 @@ def choose_tokens(
     assert logits.stride(1) == 1
     assert history.tokens.is_contiguous()
     assert history.counts.is_contiguous()
-    spans, found = triton.cdiv(vocabulary, cut.span), blank_survey(count, vocabulary, cut, logits.device)
+    spans, lanes = triton.cdiv(vocabulary, cut.span), triton.next_power_of_2(triton.cdiv(vocabulary, cut.span))
+    group_lanes = triton.next_power_of_2(triton.cdiv(vocabulary, cut.group))
+
+    def memory(*shape: int, kind: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(count, *shape, dtype=kind, device=logits.device)
+
+    changed = memory(vocabulary, kind=torch.float32)  # the logits of entries whose request changes them
+    peaks = memory(spans, kind=torch.float32)  # NaN where a logit is not finite
+    best = memory(spans)  # the token of each peak
+    groups = memory(group_lanes, kind=torch.float32)  # best logits
+    floors = memory()  # key of the last token to draw from, negative where the ranking drew
+    tokens = memory()
+    scores, drawn, keys = memory(spans, kind=torch.float32), memory(spans), memory(spans)  # the best with noise
+    masses = memory(spans, kind=torch.float64)  # of the tokens that are drawn from
+    listed = memory(group_lanes)  # groups that hold candidates
+    candidates = memory(2, cut.few)  # keys and tokens
     adjust_kernel[(count, spans)](
-        logits, found.changed, entries.slots, entries.depth, entries.drafts, entries.masks, sampling.uses,
+        logits, changed, entries.slots, entries.depth, entries.drafts, entries.masks, sampling.uses,
         sampling.repetition, sampling.presence, sampling.frequency, sampling.prompt_tokens, sampling.edit_counts,
         sampling.edit_tokens, sampling.edit_until, sampling.edit_early, sampling.edit_late, sampling.word_counts,
         sampling.words, sampling.masks, history.tokens, history.known, history.counts,
@@ -111,28 +85,27 @@ def choose_tokens(
         LONGEST=sampling.words.shape[2], SPAN=cut.span, num_warps=16,
     )  # fmt: skip
     survey_kernel[(count, spans)](
-        logits, found.changed, found.peaks, found.best, found.groups, entries.slots, entries.masks, sampling.uses,
-        logits.stride(0), vocabulary, found.groups.shape[1], SPAN=cut.span, GROUP=cut.group, num_warps=8,
+        logits, changed, peaks, best, groups, entries.slots, entries.masks, sampling.uses,
+        logits.stride(0), vocabulary, group_lanes, SPAN=cut.span, GROUP=cut.group, num_warps=8,
     )  # fmt: skip
-    common = (entries.slots, entries.depth, entries.masks, sampling.uses, history.known)
-    draws = (sampling.temperature, sampling.top_p, sampling.seed)
-    lanes = triton.next_power_of_2(spans)
+    common = (
+        entries.slots, entries.depth, entries.masks, sampling.uses, history.known, sampling.temperature,
+        sampling.top_p, sampling.seed,
+    )  # fmt: skip
     rank_kernel[(count,)](
-        logits, found.changed, found.peaks, found.groups, found.floors, found.tokens, found.listed, found.candidates,
-        *common, *draws, sampling.min_p, sampling.top_k, logits.stride(0), vocabulary, spans,
-        GROUP=cut.group, GROUPS=found.groups.shape[1], PIECE=cut.piece, SWEEP=cut.sweep, FEW=cut.few, SPANS=lanes,
-        num_warps=8,
+        logits, changed, peaks, groups, floors, tokens, listed, candidates, *common, sampling.min_p, sampling.top_k,
+        logits.stride(0), vocabulary, spans,
+        GROUP=cut.group, GROUPS=group_lanes, PIECE=cut.piece, SWEEP=cut.sweep, FEW=cut.few, SPANS=lanes, num_warps=8,
     )  # fmt: skip
     draw_kernel[(count, spans)](
-        logits, found.changed, found.peaks, found.floors, found.scores, found.drawn, found.keys, found.masses,
-        *common, *draws, logits.stride(0), vocabulary, spans, SPAN=cut.span, TILE=cut.tile, SPANS=lanes, num_warps=4,
+        logits, changed, peaks, floors, scores, drawn, keys, masses, *common, logits.stride(0), vocabulary, spans,
+        SPAN=cut.span, TILE=cut.tile, SPANS=lanes, num_warps=4,
     )  # fmt: skip
     choose_kernel[(count,)](
-        logits, found.changed, found.peaks, found.best, found.floors, found.scores, found.drawn, found.keys,
-        found.masses, found.tokens, *common, *draws, logits.stride(0), vocabulary, spans,
-        SPAN=cut.span, TILE=cut.tile, SWEEP=cut.sweep, SPANS=lanes, num_warps=16,
+        logits, changed, peaks, best, floors, scores, drawn, keys, masses, tokens, *common,
+        logits.stride(0), vocabulary, spans, SPAN=cut.span, TILE=cut.tile, SWEEP=cut.sweep, SPANS=lanes, num_warps=16,
     )  # fmt: skip
-    return Chosen(found.tokens, found.changed)
+    return Chosen(tokens, changed)
 
 
 @triton.jit
