@@ -188,7 +188,6 @@ class PaddedModel:
         return self._model.forward(input_ids, positions, attention, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, wanted]."""
         logits = self._model.logits(hidden)
         if self._own > self._wanted:
             return logits[:, : self._wanted]
@@ -236,14 +235,12 @@ class TargetModel:
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
     ) -> Tensor:
-        """Hidden states of the step's tokens: [tokens, hidden]."""
         aux_layers = self._head.spec.aux_layers
         hidden, aux_states = self._model.forward_aux(input_ids, positions, attention, cache, aux_layers)
         self._pages.lines.index_copy_(0, attention.slot_mapping, self._head.combine(hidden, aux_states))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocabulary]."""
         return self._model.logits(hidden)
 
 
@@ -266,5 +263,4 @@ class PagedHead:
         return states
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocabulary]."""
         return self._head.logits(hidden)

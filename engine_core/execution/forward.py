@@ -105,7 +105,6 @@ class StageModel:
         return found[0], aux_states
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocabulary], of the last stage."""
         return self._model.logits(hidden)
 
 

@@ -407,7 +407,6 @@ class Packing:
 
 
 def mask_slots(vocabulary: int) -> int:
-    """Mask slots of the store."""
     return min(MAX_MASK_SLOTS, MOST_BYTES * 8 // (BITS * -(-vocabulary // BITS)))
 
 

@@ -156,7 +156,6 @@ class Runner:
 
     @property
     def mask_slots(self) -> int:
-        """Masks that the store holds."""
         return self._slots.parameters.sampling.own_masks
 
     @property
@@ -336,7 +335,6 @@ class Runner:
         return RunnerStatistics(**self._totals)
 
     def _all_graphs(self) -> tuple[Graphs | DraftGraphs, ...]:
-        """The graphs of steps and of drafting, where there are any."""
         return tuple([graphs for graphs in (self._graphs, self.draft_graphs) if graphs is not None])
 
     def _rows_to_draft(self, drafting: bytes) -> DraftRows:

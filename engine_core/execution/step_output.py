@@ -99,7 +99,6 @@ def prompt_logprobs(prompts: Sequence[PromptScores]) -> Iterator[RowLogprobs]:
 
 
 def told_drafts(launched: Launched) -> bytes:
-    """`StepResult.drafts`."""
     drafts = launched.fetched.drafts
     if drafts is None or launched.drafts is None:
         return b""

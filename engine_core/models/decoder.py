@@ -192,7 +192,6 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights on this rank."""
         tensors = [destination.tensor for destination in self.destinations().values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 

@@ -223,7 +223,6 @@ class EagleHead:
         return self._head.logits(states)
 
     def destinations(self) -> dict[str, Destination]:
-        """Where each tensor of a checkpoint goes, by its name there."""
         return dict(self._head.destinations())
 
     @property

@@ -28,7 +28,6 @@ class CacheShape:
 
     @property
     def request_blocks(self) -> int:
-        """Blocks of one request of full length."""
         return -(-self.max_model_len // self.block_size)
 
     @property

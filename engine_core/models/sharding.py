@@ -116,7 +116,6 @@ def filled(sizes: list[int], most: int, stages: int) -> list[int]:
 
 
 def stage_spec(spec: ModelSpec, stages: int, stage: int, draft: DraftSpec | None = None, ranks: int = 1) -> ModelSpec:
-    """The model with the layers of one stage alone."""
     return spec.part(stage_layers(spec, stages, draft, ranks)[stage])
 
 

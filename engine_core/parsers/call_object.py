@@ -143,7 +143,6 @@ def whole_call(text: str) -> tuple[str, str] | None:
 
 
 def string_of(quoted: str) -> str | None:
-    """A JSON string's value."""
     try:
         return str(msgspec.json.decode(quoted, type=str))
     except msgspec.DecodeError:

@@ -90,7 +90,6 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     shown: frozenset[int] = frozenset()  # special tokens that are not skipped
 
     def parser(self) -> OutputParser:
-        """For one choice."""
         reasoning = None
         if self.reasoning is not None:
             reasoning = ReasoningParser(self.reasoning, inside=self.inside, exact=self.exact)
@@ -203,14 +202,12 @@ class OutputParser:
         return self.called and not (self._calls is not None and self._calls.open)
 
     def push(self, text: str) -> list[Piece]:
-        """What is now certain."""
         out: list[Piece] = []
         if self._reasoning is not None and not self._reasoning.over:
             text = self._reasoning.push(text, out)
         return self._spoken(out, text)
 
     def flush(self) -> list[Piece]:
-        """What was held: the output is over. The last call."""
         out: list[Piece] = []
         if self._reasoning is not None:
             self._spoken(out, self._reasoning.flush(out))

@@ -46,7 +46,6 @@ class LlamaParser(CallParser):
         return self._state is State.CALL and self._call.stage is Stage.ARGUMENTS
 
     def flush(self) -> list[Piece]:
-        """As `CallParser.flush`."""
         if self._state is State.TEXT:
             return content(self._text.release())
         if self._state is State.CALL and self._call.stage is not Stage.HEAD:

@@ -51,7 +51,6 @@ class PythonicParser(CallParser):
         self._end = ValueEnd(PYTHON_SIGNS)
 
     def flush(self) -> list[Piece]:
-        """As `CallParser.flush`."""
         if self._state in (State.BEHIND, State.END):
             return []
         return content(self._before + self._lead.held + self._name + self._held)

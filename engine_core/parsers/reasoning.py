@@ -44,7 +44,6 @@ class ReasoningParser:
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes is reasoning."""
         return self._place is Place.INSIDE or (self._inside and self._place is Place.START)
 
     @property

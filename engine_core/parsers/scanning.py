@@ -90,7 +90,6 @@ class FreeText:
         return whole[:cut], whole[at + len(self.marker) :]
 
     def release(self) -> str:
-        """What was held: the text is over."""
         held, self._held = self._held, ""
         return held
 
@@ -206,7 +205,6 @@ class Prose:
 
     @property
     def marker(self) -> str:
-        """The one that came last."""
         return self._free.marker
 
     def push(self, text: str, out: list[Piece]) -> str | None:

@@ -78,7 +78,6 @@ class ExecutorGroup(Generic[M]):
 
     @property
     def first(self) -> ExecutorReady:
-        """The report of the group's first member."""
         return self._ready[min(self._ready, key=lambda peer: peer.index)]
 
     def add(self, peer: M, ready: ExecutorReady, now: float) -> bool:

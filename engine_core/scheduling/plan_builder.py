@@ -369,7 +369,6 @@ def join(state: SchedulerState, slot: int, number: int) -> None:
 
 
 def smallest(state: SchedulerState) -> int:
-    """The micro-batch with the fewest rows, the first of them."""
     return state.slots.sizes.index(min(state.slots.sizes))
 
 

@@ -125,7 +125,6 @@ class Client(Share):
         self.running: dict[Sequence, None] = {}  # have a slot, or are promised the next one
 
     def place_of(self, sequence: Sequence) -> int:
-        """Its index among the waiting sequences."""
         index = bisect_left(self.ranks, sequence.rank)
         assert self.sequences[index] is sequence
         return index
@@ -385,7 +384,6 @@ class Walk:
         return None
 
     def skip(self, sequence: Sequence) -> None:
-        """Pass over the sequence that `next` gave."""
         client = self._client_of[sequence]
         self._passed[client] = self._passed.get(client, 0) + 1
         self.passed += 1
@@ -420,7 +418,6 @@ class Walk:
 
 
 def busiest(level: Level) -> Tenant:
-    """The tenant with the most running sequences."""
     return max(level.tenants.values(), key=lambda tenant: tenant.running)
 
 

@@ -159,7 +159,6 @@ class Slots:
             self.set_ready(slot, False)
 
     def move(self, slot: int, number: int) -> None:
-        """To another micro-batch."""
         ready = bool(self.ready[slot])
         self.set_ready(slot, False)
         self.microbatch[slot] = number

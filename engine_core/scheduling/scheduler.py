@@ -46,7 +46,6 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """Requests with a sequence that has not ended."""
         return len(self._state.requests)
 
     @property
@@ -60,7 +59,6 @@ class Scheduler:
 
     @property
     def traced(self) -> bool:
-        """Whether any sequence in a slot is traced."""
         return bool(self._state.traces.running)
 
     def submit(self, request: SubmitTokens, source: int, now: float, guide: Guide | None = None) -> None:

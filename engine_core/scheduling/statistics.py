@@ -57,7 +57,6 @@ class Totals(msgspec.Struct, kw_only=True):
 
     @property
     def finished(self) -> int:
-        """Sequences that ended by stop or length."""
         return sum([self.finishes[finish] for finish in FINISHED])
 
     @property
@@ -131,7 +130,6 @@ class SequenceHistograms:
             self._queue.observe(now - sequence.request.since)
 
     def begin(self, sequence: Sequence, now: float) -> None:
-        """Its first token is there."""
         assert sequence in self._entered, "what samples has had a slot"
         self._began[sequence] = now
         self._prefill.observe(now - self._entered[sequence])
@@ -153,7 +151,6 @@ class SequenceHistograms:
         self._inference.observe(now - entered)
 
     def statistics(self) -> SequenceStatistics:
-        """The histograms as of now."""
         every = (self._queue, self._prefill, self._decode, self._inference, self._prompt_tokens, self._output_tokens)
         return SequenceStatistics(*[histogram.statistics() for histogram in every])
 

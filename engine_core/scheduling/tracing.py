@@ -81,11 +81,9 @@ class RequestTraces:
         self._ended: list[Stay] = []
 
     def traced(self, sequence: Sequence) -> bool:
-        """Whether a stay of the sequence is being recorded."""
         return sequence in self._open
 
     def queue(self, sequence: Sequence, now: float) -> None:
-        """The sequence is put into the queue."""
         if sequence.request.traced and sequence.index < MOST_SEQUENCES:
             message, (accepted, rejected) = sequence.request.message, sequence.drafted or (0, 0)
             self._open[sequence] = Stay(

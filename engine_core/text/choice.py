@@ -86,7 +86,6 @@ class Choice:
 
     @property
     def tokens(self) -> int:
-        """Output tokens so far."""
         return len(self.written)
 
     def resume(self, token_ids: Iterable[int]) -> None:

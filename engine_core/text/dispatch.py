@@ -195,7 +195,6 @@ class Dispatch:
         return found
 
     def statistics(self) -> DispatchStatistics:
-        """Counters for metrics and tests."""
         return DispatchStatistics(
             held=len(self._held),
             upward=sum(map(len, self.upward)),

@@ -321,7 +321,7 @@ class Frontend:
         return not (waiting or any(outbox.waiting() for outbox in self._outboxes.values()))
 
     def statistics(self) -> FrontendStatistics:
-        """Counters for metrics and tests."""
+        """Counters since start, and what stands now."""
         return FrontendStatistics(
             requests=len(self._requests),
             encoding=sum(request.encoding for request in self._requests.values()),

@@ -156,7 +156,6 @@ class Prompter:
         return pack("i", self._encode(request.prediction, "prediction", add_special_tokens=False))
 
     def tokenize(self, request: Tokenize, now: float) -> Tokenized:
-        """Raises InvalidRequest."""
         if request.messages is not None:
             token_ids = self._chat_ids(request, self._renderer.render(request, now))
         else:

@@ -66,7 +66,6 @@ class StopScanner:
         return held
 
     def held(self) -> int:
-        """Characters that are held back."""
         return len(self._held)
 
     def _begins_stop(self, text: str) -> bool:

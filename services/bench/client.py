@@ -64,7 +64,6 @@ class Target(msgspec.Struct, frozen=True):
     api_key: str = ""
 
     def encode(self, body: bytes, endpoint: str = "completions") -> bytes:
-        """The bytes of one POST request."""
         name = "chat/completions" if endpoint == "chat" else endpoint
         head = f"POST {self.path}/v1/{name} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
         head += "Content-Type: application/json\r\nAccept: text/event-stream\r\n"

@@ -75,7 +75,6 @@ def measure(llm: LLM, workload: Workload) -> Result:
 
 
 def arguments(load: Sequence[Request]) -> tuple[list[list[int]], list[SamplingParams]]:
-    """The prompts and parameters of a load's requests."""
     bodies = [msgspec.json.decode(request.body, type=Body) for request in load]
     params = [
         SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature, ignore_eos=body.ignore_eos)
@@ -115,7 +114,6 @@ def start_command(namespace: argparse.Namespace, effective: Effective) -> int:
 
 
 def start_seconds(config: Config) -> float:
-    """From the start of the launcher to readiness."""
     began = time.monotonic()
     with started(config):
         return time.monotonic() - began

@@ -169,7 +169,6 @@ def conclude(result: Result, output: Path | None) -> int:
 
 
 def workload_of(namespace: argparse.Namespace) -> Workload:
-    """The load that the options describe."""
     variant = Variant("all", {}) if namespace.extra_body else FREE
     return Workload(
         requests=namespace.requests, concurrency=namespace.concurrency or (0 if namespace.rate else 16),
@@ -290,7 +289,6 @@ def total(reports: Sequence[Progress]) -> Progress:
 
 
 def described(report: Progress, seconds: float) -> str:
-    """The progress in words."""
     failed = f", {report.failed} failed" if report.failed else ""
     return f"{report.open} open{failed}, {report.events / max(seconds, 1e-9):,.0f} tok/s so far"
 
@@ -334,8 +332,6 @@ def summarize(records: Sequence[Record]) -> Summary:
 
 
 def line(result: Result) -> str:
-    """One row of the table."""
-
     def cell(times: Distribution | None) -> str:
         return f"{times.p50:8.2f} {times.p99:8.2f}" if times else f"{'-':>8} {'-':>8}"
 

@@ -41,7 +41,6 @@ def compilers(device: torch.device) -> Iterator[Executor | None]:
 
 @contextmanager
 def forks(count: int) -> Iterator[Executor]:
-    """Forks of this process, made at once."""
     pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), begin, (os.getpid(),))
     try:
         pool.submit(os.getpid)

@@ -72,7 +72,6 @@ class LaunchTimes:
         return now, now - self.ended
 
     def end(self, began: float) -> None:
-        """A part of the plan has been launched."""
         self.ended = time.perf_counter()
         self.launching += self.ended - began
 
@@ -137,7 +136,6 @@ class Steps:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is something to launch."""
         return bool(self._masks if self._begun is not None else self._plans)
 
     @property
@@ -314,7 +312,6 @@ class Steps:
             self._watchdog.begin(positions)
 
     def _count(self, plan: StepPlan) -> int:
-        """Positions that the plan runs."""
         if plan.decode_on or plan.decode_off:
             self.decoding.update(integers(plan.decode_on).tolist())
             self.decoding.difference_update(integers(plan.decode_off).tolist())

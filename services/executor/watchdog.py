@@ -39,11 +39,9 @@ class Watchdog:
         self._allowed = self.allowance(positions)
 
     def rest(self) -> None:
-        """No step is watched."""
         self._allowed = float("inf")
 
     def tell(self, positions: int, seconds: float) -> None:
-        """A step took so long."""
         size = positions.bit_length()
         self._seconds[size] = max(seconds, DECAY * self._seconds.get(size, 0.0))
 

@@ -75,7 +75,6 @@ class Exporter:
         self._next = float("-inf")
 
     def tick(self, now: float, wall: float) -> None:
-        """Export if it is due; monotonic and unix seconds."""
         if now >= self._next:
             self._next = now + INTERVAL
             self.export(wall)
@@ -107,7 +106,6 @@ class Exporter:
         return found
 
     def close(self) -> None:
-        """Remove the file."""
         self._file.close()
 
     def _all(self, own: Snapshot) -> list[Snapshot]:

@@ -44,7 +44,6 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     histograms: dict[str, dict[tuple[str, ...], HistogramStatistics]] = {}
 
     def collect(self, table: Iterable[Metric[S]], source: S) -> None:
-        """Read every metric of `table` from `source`."""
         for metric in table:
             found = metric.read(source)
             for labels, value in (found if isinstance(found, Mapping) else {(): found}).items():

@@ -27,7 +27,6 @@ class BackgroundJobs(Generic[K, T]):
         self.running = 0  # jobs that were started and not collected
 
     def fileno(self) -> int:
-        """Readable while there is something to collect."""
         return self._wake
 
     def start(self, key: K, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:

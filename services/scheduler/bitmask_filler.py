@@ -73,7 +73,6 @@ class BitmaskFiller:
         return found
 
     def statistics(self) -> BitmaskStatistics:
-        """Counters for metrics and tests."""
         store = NOTHING if self._store is None else self._store.statistics()
         return BitmaskStatistics(store, self._rows, self._seconds, self._slowest, self._steps.statistics())
 
@@ -81,7 +80,6 @@ class BitmaskFiller:
 def timed_fill(
     store: MaskStore, work: MaskWork, applied: int, clock: Callable[[], float] | None
 ) -> tuple[FilledMasks, float]:
-    """A step's masks and the seconds they took."""
     began = time.perf_counter()
     filled = store.fill(work.step, applied, work.rows, clock)
     return filled, time.perf_counter() - began

@@ -39,7 +39,6 @@ class StatusTimer:
         return now >= self.due or (sent.ready, sent.draining) != (ready, draining)
 
     def note(self, sent: EngineStatus, now: float) -> None:
-        """A heartbeat goes out."""
         self._sent, self._sent_at, self.due = sent, now, now + self._interval
 
 

@@ -102,7 +102,6 @@ class GrammarQueue:
         return ready
 
     def statistics(self) -> GrammarStatistics:
-        """Counters for metrics and tests."""
         return GrammarStatistics(self.waiting, self._cache.statistics())
 
     def _build_more(self, automaton: Automaton) -> None:

@@ -107,7 +107,6 @@ class SchedulerLoop:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would run."""
         return self.executors.complete and not self.draining
 
     @property
@@ -178,7 +177,6 @@ class SchedulerLoop:
         )
 
     def _tick(self, now: float) -> None:
-        """What is done several times a second."""
         self.lag.observe(now - self._next_tick)
         self._next_tick = now + TICK
         self._clients.link.tick(now)

@@ -52,7 +52,6 @@ class StepTimes:
         self._since = now
 
     def planned(self, step: int, plan: float, encode: float, *, after_idle: bool) -> None:
-        """A plan has gone out."""
         self.plans += 1
         self._parts["plan"].observe(plan)
         self._parts["encode"].observe(encode)
@@ -60,7 +59,6 @@ class StepTimes:
             self._first = step
 
     def applied(self, result: StepResult, seconds: float) -> None:
-        """A result has been dealt with."""
         self._parts["apply"].observe(seconds)
         self._parts["device"].observe(result.busy)
         self._busy += result.busy + result.drafting
@@ -71,7 +69,6 @@ class StepTimes:
             self._stalled += result.waited
 
     def arrived(self, result: StepResult, epoch: int, now: float) -> None:
-        """A result has come to the scheduler of this epoch."""
         self.results += 1
         self._device = result.busy
         self._since = now
@@ -79,7 +76,6 @@ class StepTimes:
             self.last_step = result.step
 
     def delivered(self, seconds: float) -> None:
-        """Tokens have gone out."""
         self._parts["deliver"].observe(seconds)
 
     def statistics(self) -> StepTimeStatistics:

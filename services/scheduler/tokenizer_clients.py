@@ -25,7 +25,6 @@ class TokenizerClients:
 
     @property
     def rejections(self) -> int:
-        """How many have not been sent."""
         return len(self._rejections)
 
     def source(self, peer: Peer) -> int:
@@ -67,5 +66,4 @@ class TokenizerClients:
                     self.link.send(peer, message)  # refused only by a peer that is gone; its `Left` follows
 
     def send_status(self, status: EngineStatus) -> None:
-        """To every tokenizer that has credit."""
         self.link.send_each([peer for peer in self._sources if peer.credit > 0], status)

@@ -65,7 +65,6 @@ class GrammarCompiler:
         self._seconds = Histogram(COMPILE)
 
     def start(self) -> None:
-        """Start the first worker."""
         self._pool.fill()
 
     async def warm(self) -> None:
@@ -90,13 +89,11 @@ class GrammarCompiler:
         return found
 
     def close(self) -> None:
-        """End the workers, and cancel compilations."""
         for task in self._compiling.values():
             task.cancel()
         self._pool.close()
 
     def statistics(self) -> GrammarCompilerStatistics:
-        """Counters for metrics and tests."""
         return GrammarCompilerStatistics(
             workers=len(self._pool.workers),
             waiting=self._pool.waiting,
@@ -175,7 +172,6 @@ def memory_limit(options: TokenizerConfig) -> str:
 
 
 def size_of(found: Done | Refusal) -> int:
-    """Bytes of a cache entry."""
     texts = (found.source, *found.approximations) if isinstance(found, Done) else (found.message,)
     return ENTRY + sum(map(sys.getsizeof, texts))
 

@@ -63,7 +63,6 @@ def run(config: Config, index: int) -> int:
 
 
 async def serve(config: Config, index: int) -> int:
-    """The process's whole life."""
     stages = StartupPhases()
     stages.begin("reading the tokenizer")
     path = folder.resolve(config.model.model, config.model.revision)
@@ -165,7 +164,6 @@ class End:
         self._loop.set_exception_handler(self._failed)
 
     async def wait(self) -> None:
-        """Wait for the end."""
         await self._end
 
     def _signalled(self) -> None:

@@ -125,7 +125,6 @@ class TokenizerLoop:
         self._drained: asyncio.Future[None] | None = None  # while draining
 
     def from_apis(self, arrivals: list[Arrival]) -> None:
-        """Messages from the api processes."""
         for arrival in arrivals:
             peer = arrival.peer
             match arrival.message:
@@ -149,7 +148,6 @@ class TokenizerLoop:
         self._encode_short()
 
     def from_scheduler(self, replica: int, arrivals: list[Arrival]) -> None:
-        """Messages from the scheduler of a replica."""
         for arrival in arrivals:
             match arrival.message:
                 case TokenBatch() as batch:
@@ -205,7 +203,6 @@ class TokenizerLoop:
             await asyncio.wait_for(self._drained, limit)
 
     def statistics(self) -> TokenizerLoopStatistics:
-        """Counters for metrics and tests."""
         return TokenizerLoopStatistics(
             apis=len(self._apis),
             queued=len(self._short),
@@ -216,7 +213,6 @@ class TokenizerLoop:
         )
 
     def close(self) -> None:
-        """Send nothing more."""
         for handle in (self._retry, self._next):
             if handle is not None:
                 handle.cancel()

@@ -84,11 +84,9 @@ class Templates:
         return answer.outcome.message if isinstance(answer.outcome, Refusal) else ""
 
     def close(self) -> None:
-        """End the workers."""
         self._pool.close()
 
     def statistics(self) -> TemplateStatistics:
-        """Counters for metrics and tests."""
         return TemplateStatistics(
             workers=len(self._pool.workers),
             waiting=self._pool.waiting,

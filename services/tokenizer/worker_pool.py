@@ -100,11 +100,9 @@ class Worker:
         return worker
 
     def defer(self, nice: int) -> None:
-        """Lower its priority from now on."""
         lower_priority(self._process, nice)
 
     def tell(self, body: bytes) -> None:
-        """Send a frame."""
         self._pipes[1].writelines((LENGTH.pack(len(body)), body))
 
     async def ask(self, body: bytes, seconds: float) -> bytes | End:
@@ -129,7 +127,6 @@ class Worker:
         return End.MEMORY if code in OUT_OF_MEMORY else End.OTHER
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
         for pipe in self._pipes:
             pipe.close()
@@ -199,7 +196,6 @@ class WorkerPool:
         raise EngineFailure(self._kind.unanswered)
 
     def close(self) -> None:
-        """End them all."""
         for task in self._starting:
             task.cancel()
         for worker in self.workers:

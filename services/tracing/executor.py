@@ -80,7 +80,6 @@ class ExecutorTraces:
         self._leaving: list[Occupant] = []  # replaced in their slots; their last step may be in flight
 
     def begin(self, plan: StepPlan, now: float) -> None:
-        """A plan is about to be launched."""
         if not (self._slots or plan.trace) and not (plan.starts and self._tracer.enabled):
             return
         step = InFlight(plan, now)
@@ -104,13 +103,11 @@ class ExecutorTraces:
         self._in_flight.append(step)
 
     def masked(self, number: int, seconds: float) -> None:
-        """A step has waited for its bitmasks."""
         for step in self._in_flight:
             if step.plan.step == number:
                 step.waited = seconds
 
     def collect(self, result: StepResult, now: float) -> None:
-        """The result of a step has arrived."""
         while self._in_flight and self._in_flight[0].plan.step != result.step:
             self._in_flight.popleft()  # its bitmasks never arrived
         if not self._in_flight:

@@ -244,7 +244,6 @@ class OtlpTracer(Tracer):
             return False
 
     def _wall(self, monotonic: float) -> int:
-        """Unix nanoseconds."""
         return round(monotonic * 1e9) + self._offset
 
 

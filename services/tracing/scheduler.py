@@ -69,12 +69,10 @@ class SchedulerTraces:
             self._record_step(step, now, times)
 
     def wait(self, request: SubmitTokens, now: float) -> None:
-        """A request starts to wait for its automaton."""
         if self._tracer.records(request.trace):
             self._waiting[request.id] = now
 
     def admit(self, request: SubmitTokens, now: float, error: str | None) -> None:
-        """A request stops waiting for its automaton."""
         if (since := self._waiting.pop(request.id, None)) is not None:
             attributes: Attributes = {names.REQUEST: f"{request.id:x}"}
             self._tracer.record(names.PREPARE_GRAMMAR, request.trace, since, now, attributes, error=error)

@@ -46,14 +46,12 @@ class TokenizerTraces:
         self._tracer.record(names.TOKENIZE, text.trace, since, now, attributes, error=error)
 
     def compiled(self, text: SubmitText, made: Prepared | Rejected, since: float, now: float) -> None:
-        """The grammar of a request was compiled, found in the cache, or refused."""
         if self._tracer.records(text.trace):
             attributes: Attributes = {names.REQUEST: f"{text.id:x}"}
             error = made.message if isinstance(made, Rejected) else None
             self._tracer.record(names.COMPILE_GRAMMAR, text.trace, since, now, attributes, error=error)
 
     def batch(self, batch: TokenBatch, now: float) -> None:
-        """The tokens of a step have become text."""
         outputs = self._outputs
         if not outputs:
             return

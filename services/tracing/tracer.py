@@ -234,7 +234,6 @@ class Operations:
 
 
 def operation_of(request: SubmitText) -> str:
-    """The operation's name in the semantic conventions."""
     if request.pooling is not None:
         return "embeddings"
     return "chat" if request.messages is not None else "text_completion"
