@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,10 +14,10 @@ from penstock.engine_core.models.layers import (
     Destinations,
     Embedding,
     FusedQKV,
-    GatedMlp,
     Linear,
     Norm,
     Placement,
+    held_bytes,
     layer_mlp,
     output_projection,
     prefixed,
@@ -34,36 +33,15 @@ from penstock.kernels.rope import gather_rotation, rotate_and_store
 Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
 
 
-class Attention(Protocol):
-    """Attention of one layer: writes the step's keys and values into the pages and attends over them."""
-
-    def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`."""
-        ...
-
-    def destinations(self) -> Destinations: ...
-
-
-class Mlp(Protocol):
-    """A layer's MLP, dense or sparse, under its name in a checkpoint's layer."""
-
-    name: str
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`; with several ranks a partial sum."""
-        ...
-
-    def destinations(self) -> Destinations: ...
-
-
 class Block:
-    """One layer: attention, then the MLP, each on the norm of the residual stream."""
+    """One layer: attention, then the MLP, each on the norm of the residual stream. A first layer without `normed`
+    attends over the stream as it is."""
 
-    def __init__(self, spec: ModelSpec, attention: Attention, placement: Placement, mlp: Mlp | None = None) -> None:
-        self.attention_norm = Norm(spec.hidden, spec.norm_eps, placement)
-        self.attention = attention
+    def __init__(self, spec: ModelSpec, layer: int, placement: Placement, *, normed: bool = True) -> None:
+        self.attention_norm = Norm(spec.hidden, spec.norm_eps, placement) if normed else None
+        self.attention = SelfAttention(spec, layer, placement)
         self.mlp_norm = Norm(spec.hidden, spec.norm_eps, placement)
-        self.mlp = mlp or GatedMlp(spec, placement)
+        self.mlp = layer_mlp(spec, layer, placement)
 
     def forward(
         self, delta: Tensor, residual: Tensor | None, rotation: Rotation, batch: AttentionBatch, pages: Pages
@@ -73,7 +51,10 @@ class Block:
         The delta of a layer is a rank's partial sum; the next norm adds up those of all ranks.
         """
         norm = self.attention_norm
-        if residual is None:
+        if norm is None:
+            assert residual is None, "a first layer"
+            x, residual = delta, delta
+        elif residual is None:
             x, residual = norm.forward(delta), delta
         else:
             x, residual = norm.add(delta, residual)
@@ -81,7 +62,8 @@ class Block:
         return self.mlp.forward(x), residual
 
     def destinations(self) -> Destinations:
-        yield from prefixed("input_layernorm.", self.attention_norm.destinations())
+        if self.attention_norm is not None:
+            yield from prefixed("input_layernorm.", self.attention_norm.destinations())
         yield from prefixed("self_attn.", self.attention.destinations())
         yield from prefixed("post_attention_layernorm.", self.mlp_norm.destinations())
         yield from prefixed(f"{self.mlp.name}.", self.mlp.destinations())
@@ -93,14 +75,7 @@ class Decoder:
     EAGLE `head` has the embedding, too."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        attentions: Sequence[Attention],
-        placement: Placement,
-        length: int,
-        first: int = 0,
-        *,
-        head: bool = False,
+        self, spec: ModelSpec, placement: Placement, length: int, first: int = 0, *, head: bool = False
     ) -> None:
         self.spec = spec
         self.placement = placement
@@ -108,10 +83,7 @@ class Decoder:
         group = placement.group
         looked_up = group.begins or (group.ends and (spec.tied or spec.headless or head))
         self.embedding = Embedding(spec, placement) if looked_up else None
-        self.blocks = tuple(
-            Block(spec, attention, placement, layer_mlp(spec, layer, placement))
-            for layer, attention in enumerate(attentions)
-        )
+        self.blocks = tuple(Block(spec, layer, placement) for layer in range(spec.layers))
         self.norm = Norm(spec.hidden, spec.norm_eps, placement) if group.ends else None
         output = (vocabulary("lm_head", spec.vocab_size, placement),)
         # A headless model takes its logits from the input embedding, for dummy runs alone: text is refused.
@@ -192,8 +164,7 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        tensors = [destination.tensor for destination in self.destinations().values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+        return held_bytes(self.destinations().values())
 
     @property
     def dtype(self) -> torch.dtype:

@@ -35,6 +35,7 @@ from penstock.engine_core.models.layers import (
     Linear,
     Norm,
     Placement,
+    held_bytes,
     prefixed,
     whole,
 )
@@ -46,26 +47,6 @@ from penstock.kernels.records import AttentionBatch, Rotation
 from penstock.kernels.rope import gather_rotation
 
 LEAST = -30000.0  # logit of a target token that the head does not know; in range of every type
-
-
-class PlainBlock:
-    """EAGLE's first layer: attention reads the residual stream as it is."""
-
-    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
-        self.attention = SelfAttention(spec, 0, placement)
-        self.mlp_norm = Norm(spec.hidden, spec.norm_eps, placement)
-        self.mlp = GatedMlp(spec, placement)
-
-    def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> tuple[Tensor, Tensor]:
-        """What to add to the residual stream, and that: `[tokens, hidden]` each."""
-        attended = self.attention.forward(x, rotation, batch, pages)
-        normed, residual = add_rms_norm(attended, x, self.mlp_norm.weight, self.mlp_norm.eps)
-        return self.mlp.forward(normed), residual
-
-    def destinations(self) -> Destinations:
-        yield from prefixed("self_attn.", self.attention.destinations())
-        yield from prefixed("post_attention_layernorm.", self.mlp_norm.destinations())
-        yield from prefixed("mlp.", self.mlp.destinations())
 
 
 class JoiningBlock:
@@ -102,11 +83,8 @@ class FirstHead:
         placement, hidden = target.placement.alone, spec.layers.hidden
         self.target = target
         self.fc = Linear((whole("fc", hidden),), 2 * hidden, placement, bias=spec.fc_bias)
-        self.first = PlainBlock(spec.layers, placement)
-        self.blocks = tuple(
-            Block(spec.layers, SelfAttention(spec.layers, layer, placement), placement)
-            for layer in range(1, spec.layers.layers)
-        )
+        layers = range(spec.layers.layers)
+        self.blocks = tuple(Block(spec.layers, layer, placement, normed=layer > 0) for layer in layers)
 
     def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
         return hidden
@@ -114,9 +92,10 @@ class FirstHead:
     def forward(
         self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
     ) -> Tensor:
-        x = self.fc.forward(torch.cat((embedded, states), dim=-1))
-        delta, residual = self.first.forward(x, rotation, batch, cache[0])
-        for block, pages in zip(self.blocks, cache[1:], strict=True):
+        delta, residual = self.blocks[0].forward(
+            self.fc.forward(torch.cat((embedded, states), dim=-1)), None, rotation, batch, cache[0]
+        )
+        for block, pages in zip(self.blocks[1:], cache[1:], strict=True):
             delta, residual = block.forward(delta, residual, rotation, batch, pages)
         return delta + residual
 
@@ -125,8 +104,7 @@ class FirstHead:
 
     def destinations(self) -> Destinations:
         yield from self.fc.destinations()
-        yield from prefixed("layers.0.", self.first.destinations())
-        for layer, block in enumerate(self.blocks, 1):
+        for layer, block in enumerate(self.blocks):
             yield from prefixed(f"layers.{layer}.", block.destinations())
 
 
@@ -233,5 +211,4 @@ class EagleHead:
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights on this rank, without the target's."""
-        tensors = [destination.tensor for destination in self.destinations().values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+        return held_bytes(self.destinations().values())

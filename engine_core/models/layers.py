@@ -6,7 +6,7 @@ in a checkpoint, relative to the layer, to views of its own memory, so that load
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -86,6 +86,11 @@ class Destination:
 
 
 Destinations = Iterator[tuple[str, Destination]]
+
+
+def held_bytes(destinations: Iterable[Destination]) -> int:
+    """Memory of what this rank holds."""
+    return sum(found.tensor.nbytes for found in destinations if found.tensor is not None)
 
 
 def prefixed(prefix: str, destinations: Destinations) -> Destinations:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.models.decoder import Decoder, SelfAttention
+from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.sharding import stage_layers
@@ -32,5 +32,4 @@ def build(
     placement = Placement(dtype, device, group, invariant, expert_parallel)
     layers = stage_layers(spec, group.stages, draft, group.size)[group.stage]
     spec = spec.part(layers)
-    attentions = [SelfAttention(spec, layer, placement) for layer in range(spec.layers)]
-    return Decoder(spec, attentions, placement, length, layers.start, head=draft is not None and draft.head is not None)
+    return Decoder(spec, placement, length, layers.start, head=draft is not None and draft.head is not None)
