@@ -19,12 +19,12 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.masks import MaskStore
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.engine_core.loading import load, load_head
-from penstock.engine_core.loading.checkpoint import stored_names
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.weight_files import stored_names
 from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics

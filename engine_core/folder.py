@@ -5,7 +5,9 @@ Imports no torch and no transformers: every process reads its model's folder thr
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,6 +24,14 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")  # never code, never pickles
 MODULES = ("*_Pooling/config.json", "*_LogitScore/config.json")  # of sentence-transformers, where modules.json is
 CONFIG = ("config.json",)  # what tells a model's shape
+OFFLINE = "it is not in the cache, and the hub is not asked (HF_HUB_OFFLINE) or not reached; check id and network"
+HUB_ERRORS: Mapping[str, str] = {  # of huggingface_hub, the narrower before the wider; the others' own words are clear
+    "GatedRepoError": "its page on the hub grants access to it; ask there, then set HF_TOKEN",
+    "RepositoryNotFoundError": "the hub has no such model, or it is private; check the id, or set HF_TOKEN",
+    "RevisionNotFoundError": "the hub's model has no such revision",
+    "OfflineModeIsEnabled": OFFLINE,
+    "LocalEntryNotFoundError": OFFLINE,
+}
 NOT_FETCHED = ("*/*", "consolidated*")  # other layouts of the same weights
 
 
@@ -45,20 +55,39 @@ def resolve(model: str, revision: str = "", wanted: tuple[str, ...] = FETCHED) -
     it shows its progress bars. Raises ModelError: no such folder or repository, not reachable and not in the cache;
     ConfigError: a revision of something that has none.
     """
-    if revision and (not model or Path(model).expanduser().is_dir()):
+    path = expanded(model)
+    if revision and (not model or path.is_dir()):
         raise ConfigError("--revision", revision, "only models of the hub have revisions, a folder on disk has none")
     if not model:
         from penstock.engine_core.embedded import demo_folder
 
         return demo_folder()
-    path = Path(model).expanduser()
     if path.is_dir():
         return path
     if path.exists():
-        raise ModelError(f"{path}: a model is a folder with config.json, not a file")
-    if not HUB_ID.fullmatch(model):
-        raise ModelError(f"{model}: no such folder, and not a hub id of the form owner/name")
+        why = f"; {path.name} is of llama.cpp, and Penstock reads safetensors" if path.suffix == ".gguf" else ""
+        raise ModelError(f"{path}: a model is a folder with config.json, not a file{why}")
+    if not HUB_ID.fullmatch(model) or model.startswith("."):
+        raise ModelError(f"{model}: no such folder, and not a hub id of the form owner/name{near(path)}")
     return fetch(model, revision, wanted)
+
+
+def expanded(model: str) -> Path:
+    """The path that `model` may be, with ~ as the home directory where there is one."""
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:  # ~name of nobody
+        return Path(model)
+
+
+def near(path: Path) -> str:
+    """Folders beside a missing one that may be meant, as the end of a complaint."""
+    try:
+        there = sorted(each.name for each in path.parent.iterdir() if each.is_dir())
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, there, n=1)
+    return f"; do you mean {path.parent / close[0]}?" if close else ""
 
 
 def resolve_draft(model: str, wanted: tuple[str, ...] = FETCHED) -> Path:
@@ -84,7 +113,10 @@ def fetch(model: str, revision: str, wanted: tuple[str, ...] = FETCHED) -> Path:
             snapshot_download(model, revision=revision or None, allow_patterns=list(MODULES))
     except (OSError, ValueError, errors.XetDownloadError, transport_error) as error:
         at = f" at revision {revision}" if revision else ""
-        raise ModelError(f"{model}{at}: no such folder, and not fetched from the hub: {error}") from error
+        reason = next((text for kind, text in HUB_ERRORS.items() if isinstance(error, getattr(errors, kind))), "")
+        reason = reason or " ".join(str(error).split()) or type(error).__name__
+        why = f"no such folder{near(expanded(model))}, and not fetched from the hub: {reason}"
+        raise ModelError(f"{model}{at}: {why}") from error
     return Path(str(found))
 
 
@@ -132,6 +164,6 @@ def served_names(folder: Path, config: ModelConfig) -> tuple[str, ...]:
         return names
     if not config.model:
         return (EMBEDDED,)
-    if config.model and not Path(config.model).expanduser().is_dir():
+    if config.model and not expanded(config.model).is_dir():
         return (config.model,)
     return (folder.resolve().name,)

@@ -76,8 +76,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(words)
     except PenstockError as error:
-        notify(error_line(error))
-        print(f"penstock: {error}", file=sys.stderr)
+        heard = notify(error_line(error))
+        if not (heard and process.PARENT in os.environ):  # the launcher says it, last of all
+            print(f"penstock: {error}", file=sys.stderr)
         return EXIT_CODES.get(type(error), ExitCode.FAILED)
     except KeyboardInterrupt:
         return ExitCode.FAILED

@@ -1,11 +1,10 @@
-"""Memory of the machine, the peak memory of a model's steps on a GPU, and the compilation of their kernels."""
+"""The peak memory of a model's steps on a GPU, and the compilation of their kernels."""
 
 from __future__ import annotations
 
 import gc
 from concurrent.futures import Executor
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -17,34 +16,6 @@ from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.spec import ModelSpec
-
-MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
-RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")  # lines of memory.stat
-
-
-def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Bytes that this process could still take without swapping: the kernel's estimate, or what the control group
-    leaves where that is less. Cached files, a model's own among them, are given back when memory is wanted, so neither
-    counts them as taken. Sources: proc(5), MemAvailable; the kernel's cgroup-v2 documentation, memory.max and
-    memory.stat."""
-    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, current = cgroup / "memory.max", cgroup / "memory.current"
-    if limit.exists() and current.exists():
-        allowed = limit.read_text().strip()
-        if allowed != "max":
-            taken = max(0, int(current.read_text()) - reclaimable(cgroup / "memory.stat"))
-            available = min(available, max(0, int(allowed) - taken))
-    return available
-
-
-def reclaimable(stat: Path) -> int:
-    """Bytes of a control group that the kernel gives back by itself."""
-    if not stat.exists():
-        return 0
-    fields = dict(line.split() for line in stat.read_text().splitlines() if line)
-    return sum(int(fields.get(name, 0)) for name in RECLAIMABLE)
 
 
 def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int, draft: Draft | None = None) -> int:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from penstock.engine_core.loading.checkpoint import LEFTOVER, read_checkpoint, stored_names
+from penstock.engine_core.loading.checkpoint import read_checkpoint
 from penstock.engine_core.loading.dummy import fill_random
-from penstock.engine_core.models.config_file import read_names
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import HeadSpec, read_head
 from penstock.engine_core.models.eagle import EagleHead
-from penstock.engine_core.models.layers import Destination
+from penstock.engine_core.models.tensors import named_as
+from penstock.engine_core.models.weight_files import LEFTOVER, read_names, stored_names
 from penstock.protocol.errors import ModelError
 
-PREFIX = "model."
-FIRST = "embed_tokens.weight"
 # The target's embeddings, which tokens of the target the head knows (d2t says it, too), and frequencies.
 HEAD_LEFTOVER = re.compile(r"(^embed_tokens\.weight|^lm_head\.weight|^t2d|\.rotary_emb\.inv_freq)\Z")
 
@@ -46,14 +43,6 @@ def leftover(model: Decoder) -> re.Pattern[str]:
     if not group.ends:
         others.append(r"^(model\.)?norm\.weight$")
     return re.compile("|".join([LEFTOVER.pattern, *others]))
-
-
-def named_as(stored: Collection[str], destinations: dict[str, Destination]) -> dict[str, Destination]:
-    """The destinations by the names that the files have: embedding models are saved without the prefix of a model that
-    has a head."""
-    if f"{PREFIX}{FIRST}" in stored or FIRST not in stored:
-        return destinations
-    return {name.removeprefix(PREFIX): destination for name, destination in destinations.items()}
 
 
 def load_head(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -48,9 +47,10 @@ SAME: Mapping[str, frozenset[str]] = {  # true says what the family does anyway
     "qwen3_moe": frozenset(("qk_norm", "use_qk_norm", "qk_layernorm")),
 }
 NOTHING: tuple[object, ...] = (None, 0, 1, "", "silu", "swish", "rope", "rotary", "rmsnorm")
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-LONGEST = 100 << 20  # bytes of a header, the format's own bound
+POINTER = b"version https://git-lfs.github.com/spec/"  # begins the file that stands for another one in a git clone
+
+
+Value = TypeVar("Value")
 
 
 class ConfigFile(msgspec.Struct, frozen=True):
@@ -102,15 +102,34 @@ class ConfigFile(msgspec.Struct, frozen=True):
 
 def read_json(path: Path) -> ConfigFile:
     """A JSON object as a ConfigFile. Raises ModelError that names the file when it is missing or not an object."""
+    return ConfigFile(path, decode_json(path, dict[str, Any]))
+
+
+def decode_json(path: Path, kind: type[Value]) -> Value:
+    """The content of a JSON file as msgspec reads it into a type. Raises ModelError that names the file."""
     try:
-        values = msgspec.json.decode(path.read_bytes())
+        content = path.read_bytes()
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(f"{path}: {error}") from None
-    if not isinstance(values, dict):
-        raise ModelError(f"{path}: a JSON object is expected")
-    return ConfigFile(path, values)
+    except OSError as error:
+        raise unreadable(path, error) from None
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if content.startswith(POINTER):
+            raise pointer_error(path) from None
+        wrong = f"a JSON object is expected: {error}" if content.strip() else "it is empty"
+        raise ModelError(f"{path}: {wrong}; download it again, or mend it") from None
+
+
+def unreadable(path: Path, error: OSError) -> ModelError:
+    """A file that the system does not let be read, as an error for the operator."""
+    return ModelError(f"{path}: it cannot be read: {error.strerror or error}; the server's user needs the right to")
+
+
+def pointer_error(path: Path) -> ModelError:
+    """What a git clone without LFS leaves in place of a file."""
+    return ModelError(f"{path}: a Git LFS pointer stands in place of the file; run `git lfs pull` in {path.parent}")
 
 
 def refuse_unread(file: ConfigFile, family: str, known: Collection[str] = ()) -> None:
@@ -139,17 +158,3 @@ def asks_for_nothing(file: ConfigFile, key: str, value: Any) -> bool:
     if isinstance(value, float):
         return value in (0.0, 1.0) or ("eps" in key and value == file.get("rms_norm_eps"))
     return value in NOTHING or (key == "num_kv_heads" and value == file.get("num_key_value_heads"))
-
-
-def read_names(folder: Path) -> frozenset[str]:
-    """What the index or the one file names; nothing where neither can be read, which loading will complain about."""
-    if (folder / INDEX).exists():
-        names = read_json(folder / INDEX).get("weight_map")
-        return frozenset(names) if isinstance(names, dict) else frozenset()
-    try:
-        with (folder / SINGLE).open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            found = msgspec.json.decode(file.read(min(size, LONGEST)), type=dict[str, msgspec.Raw])
-    except (OSError, struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return frozenset()
-    return frozenset(found)

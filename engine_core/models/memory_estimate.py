@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.engine_core.models.spec import ExpertSpec, ModelSpec
+from penstock.engine_core.models.tensors import tensor_shapes
 from penstock.protocol.errors import ConfigError
 
 CPU_SHARE = 8  # on a CPU the cache gets an eighth of the available memory
@@ -14,6 +17,7 @@ ACTIVATION_SHARE = 1.6  # of a layer's own activations are alive at the worst mo
 LOGIT_LINES = 5.4  # fp32 rows of a vocabulary per entry: logits, sampling's buffers, penalty counts
 DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
 FLOAT = 4  # bytes
+ITEM_BYTES: Mapping[str, int] = {"float32": FLOAT, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
@@ -95,22 +99,8 @@ class StepShape:
 
 
 def weights(spec: ModelSpec) -> int:
-    """Numbers in all tensors of a model, as `models.decoder` lays them out."""
-    shape = spec.attention
-    queries, pairs = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
-    attention = spec.hidden * (queries + pairs) + queries * spec.hidden
-    attention += (queries + pairs) * shape.qkv_bias + spec.hidden * shape.output_bias
-    attention += 2 * shape.head_dim * shape.qk_norm
-    mlps = sum(mlp_weights(spec, spec.experts_of(layer)) for layer in range(spec.layers))
-    embeddings = spec.vocab_size * spec.hidden * (1 if spec.tied else 2)
-    return embeddings + spec.layers * (attention + 2 * spec.hidden) + mlps + spec.hidden
-
-
-def mlp_weights(spec: ModelSpec, experts: ExpertSpec | None) -> int:
-    """Of a layer with these experts and their router, or with one MLP."""
-    if experts is not None:
-        return experts.count * (spec.hidden + expert_weights(spec, experts))
-    return 3 * spec.hidden * spec.mlp.intermediate + (2 * spec.mlp.intermediate + spec.hidden) * spec.mlp.bias
+    """Numbers in all tensors of a model."""
+    return sum(map(math.prod, tensor_shapes(spec).values()))
 
 
 def expert_weights(spec: ModelSpec, experts: ExpertSpec) -> int:

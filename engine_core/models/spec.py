@@ -7,13 +7,16 @@ in published checkpoints; transformers 5 can also store those of a layer stacked
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock.engine_core.models.config_file import ConfigFile, read_json, read_names, refuse_unread
+from penstock.engine_core.models.config_file import ConfigFile, read_json, refuse_unread
+from penstock.engine_core.models.foreign import beside, foreign
+from penstock.engine_core.models.weight_files import read_names
 from penstock.protocol.errors import ModelError
 
 QWEN, MIXTRAL = "qwen3_moe", "mixtral"
@@ -34,6 +37,14 @@ BASES: Mapping[str, str] = {  # the same without an output embedding, as embeddi
     "Qwen3Model": "qwen3",
     "Qwen3MoeModel": "qwen3_moe",
 }
+# Models of other kinds: a key of config.json or a pattern of the architecture's name, and the kind in words.
+FOREIGN: tuple[tuple[str, str, str], ...] = (
+    ("audio_config", r"Whisper|Wav2Vec|Speech|Audio|TTS", "a model that hears or speaks"),
+    ("vision_config", r"VL|Llava|Vision|CLIP|ViT|Image|Paligemma", "a model that sees images"),
+    ("is_encoder_decoder", r"T5|Bart|M2M|Marian|Pegasus", "an encoder and a decoder"),
+    ("", r"Bert|BERT|Roberta|MPNet|Electra|XLM|ForMaskedLM", "an encoder"),
+    ("", r"ForSequenceClassification|ForTokenClassification|RewardModel", "a classifier"),
+)
 OUTPUT = "lm_head.weight"
 DTYPES = ("float32", "bfloat16", "float16")
 LARGE = 1e6  # beyond what any stretching of positions is
@@ -202,7 +213,11 @@ def read_spec(folder: Path) -> ModelSpec:
     Raises ModelError naming the file and the key: unknown architecture, code of the model's own, quantized weights, an
     unknown activation or rope scaling, a missing or impossible size.
     """
+    if not (folder / "config.json").exists():
+        raise ModelError(f"{folder / 'config.json'}: no such file; {foreign(folder)}")
     file = read_json(folder / "config.json")
+    if (found := beside(folder)) is not None:
+        raise ModelError(f"{found[0]}: {found[1]}")
     spec, names = decoder_spec(file, read_family(file)), read_names(folder)
     if spec.experts is not None:
         spec = msgspec.structs.replace(spec, experts=with_layout(spec.experts, names))
@@ -268,7 +283,6 @@ def decoder_spec(file: ConfigFile, family: str, known: Collection[str] = ()) -> 
 
 def read_family(file: ConfigFile) -> str:
     """The family by `architectures`, or by `model_type` in a file without it."""
-    known = ", ".join(ARCHITECTURES)
     architectures = file.get("architectures")
     if architectures is None and str(file.get("model_type")) in FAMILY_DEFAULTS:
         return str(file.get("model_type"))
@@ -276,15 +290,30 @@ def read_family(file: ConfigFile) -> str:
         for name in architectures:
             if isinstance(name, str) and (family := ARCHITECTURES.get(name) or BASES.get(name)):
                 return family
-    raise file.error("architectures", f"Penstock serves {known}")
+    known = ", ".join(ARCHITECTURES)
+    raise file.error("architectures", f"{kind_of(file)}Penstock serves {known}")
+
+
+def kind_of(file: ConfigFile) -> str:
+    """What a model of an architecture that is not served may be, as the beginning of a complaint."""
+    named = " ".join(map(str, file.get("architectures") or ())) or str(file.get("model_type"))
+    for key, pattern, kind in FOREIGN:
+        if (key and file.get(key)) or re.search(pattern, named):
+            return f"this is {kind}, and "
+    return ""
 
 
 def refuse_unsupported(file: ConfigFile) -> None:
     """Raise ModelError for what would be served wrongly if it were ignored."""
     if file.get("auto_map"):
         raise file.error("auto_map", "the model needs code of its own, which Penstock never runs")
-    if file.get("quantization_config"):
-        raise ModelError(f"{file.path}: quantization_config is present; Penstock serves unquantized weights only")
+    for key in ("quantization_config", "quantization"):  # the second is MLX's
+        if found := file.get(key):
+            method = (
+                found.get("quant_method", "MLX" if key == "quantization" else "?") if isinstance(found, dict) else found
+            )
+            why = "Penstock serves unquantized weights only; take the model's bfloat16 version"
+            raise ModelError(f"{file.path}: {key} says that the weights are quantized ({method}), and {why}")
     if file.get("hidden_act") not in (None, "silu", "swish"):
         raise file.error("hidden_act", "Penstock serves silu")
     if file.get("is_causal") is False or file.get("use_bidirectional_attention"):

@@ -203,12 +203,14 @@ def read_template(folder: Path, names: Mapping[str, str], override: str = "") ->
         try:
             return ChatTemplate({DEFAULT: path.read_text(encoding="utf-8")}, names)
         except (OSError, UnicodeDecodeError, jinja2.TemplateSyntaxError) as error:
-            raise ConfigError("--chat-template", override, f"a file with a jinja template: {error}") from None
+            why = f"line {error.lineno}: {error.message}" if isinstance(error, jinja2.TemplateSyntaxError) else error
+            raise ConfigError("--chat-template", override, f"it must be a file with a jinja template: {why}") from None
     sources, path = find_sources(folder)
     try:
         return ChatTemplate(sources, names)
     except jinja2.TemplateSyntaxError as error:
-        raise ModelError(f"{path}: line {error.lineno}: {error.message}") from None
+        why = f"the chat template is wrong in its line {error.lineno}: {error.message}"
+        raise ModelError(f"{path}: {why}; mend it, or give another with --chat-template") from None
 
 
 def find_sources(folder: Path) -> tuple[dict[str, str], Path]:

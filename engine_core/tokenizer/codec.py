@@ -9,9 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
+from penstock.engine_core.models.config_file import decode_json, unreadable
 from penstock.protocol.errors import ModelError
+
+OTHER_FILES = ("*.model", "vocab.*", "*.tiktoken", "tekken.json", "tokenizer_config.json")
 
 
 class Codec(Protocol):
@@ -164,27 +168,65 @@ def read_codec(folder: Path) -> Codec:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ModelError(f"{path}: {error}") from None
+        raise unreadable(path, error) from None
     try:
         return FastCodec(Tokenizer.from_buffer(data))
     except Exception as error:  # guard: design 7; the library raises nothing narrower
-        raise ModelError(f"{path}: not a tokenizer file: {error}") from None
+        raise not_a_tokenizer(path, error) from None
+
+
+def check_tokenizer(folder: Path, rows: int) -> None:
+    """Raise ModelError, as `read_codec` would, for a folder without a tokenizer, for a file that is none, and for one
+    of another model, which has tokens beyond the `rows` of this one's embedding.
+
+    A vocabulary's tables take the library a second, so they are left out of what it reads here.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        fall_back(folder)
+        return
+    parts = decode_json(path, dict[str, msgspec.Raw])
+    try:
+        model = msgspec.json.decode(parts["model"], type=dict[str, msgspec.Raw])
+        vocabulary = msgspec.json.decode(model["vocab"], type=dict[str, int] | list[msgspec.Raw])
+        if isinstance(vocabulary, dict):
+            empty: dict[str, object] = {"vocab": {}, "merges": []}
+            model |= {name: msgspec.Raw(msgspec.json.encode(empty[name])) for name in empty.keys() & model.keys()}
+            highest = max(vocabulary.values(), default=0)
+        else:  # Unigram's: the library wants the unknown token to be there
+            highest = len(vocabulary) - 1
+        bare = parts | {"model": model, "added_tokens": []}
+        Tokenizer.from_buffer(msgspec.json.encode(bare))
+    except Exception as error:  # guard: design 7; the library raises nothing narrower
+        raise not_a_tokenizer(path, error) from None
+    if highest >= rows:
+        why = f"it has tokens up to {highest}, and config.json's vocab_size is {rows}; are both of the same model?"
+        raise ModelError(f"{path}: {why}")
+
+
+def not_a_tokenizer(path: Path, error: Exception) -> ModelError:
+    """What the library says of a file, as an error for the operator."""
+    why = f"{type(error).__name__} {error}" if isinstance(error, KeyError) else str(error)
+    return ModelError(f"{path}: not a tokenizer file ({why}); download it again")
 
 
 def fall_back(folder: Path) -> Codec:
     """The tokenizer that transformers makes of the folder's other files (vocab.json, merges.txt, tokenizer.model)."""
+    path = folder / "tokenizer.json"
+    if not any(found for pattern in OTHER_FILES for found in folder.glob(pattern)):
+        raise ModelError(f"{path}: no such file, and no other tokenizer; copy the tokenizer's files of the base model")
     from transformers import AutoTokenizer
 
-    path = folder / "tokenizer.json"
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(f"{path}: no such file, and transformers cannot make a tokenizer: {lines[0]}") from None
+        why = f"transformers cannot make one of the other files ({lines[0]}); take a folder that has it"
+        raise ModelError(f"{path}: no such file, and {why}") from None
     files = {name for name in dict(tokenizer.vocab_files_names).values() if name != path.name}
     if files and not any((folder / name).is_file() for name in files):
         # Without its files transformers makes a tokenizer that knows no words.
-        raise ModelError(f"{path}: no such file, and none of {', '.join(sorted(files))}")
+        raise ModelError(f"{path}: no such file, and none of {', '.join(sorted(files))}; copy the base model's")
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not isinstance(backend, Tokenizer):
         return SlowCodec(tokenizer)

@@ -179,14 +179,22 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     Raises ModelError naming the file that is missing or wrong.
     """
     codec = read_codec(folder)
-    names = dict(codec.names)
+    names, marked = read_special(folder)
+    codec.mark_special(marked)
+    return Vocabulary(codec, {**codec.names, **names})
+
+
+def read_special(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Special tokens by name, and those that have none, of the files beside a tokenizer. Raises ModelError."""
+    names: dict[str, str] = {}
+    marked: list[str] = []
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / file
         if path.is_file():
             values = read_json(path).values
             names |= special_names(path, values)
-            codec.mark_special(added_special(path, values))
-    return Vocabulary(codec, names)
+            marked += added_special(path, values)
+    return names, marked
 
 
 def special_names(path: Path, values: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,7 @@ import msgspec
 from penstock.engine_core import folder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.memory_estimate import (
+    ITEM_BYTES,
     CacheShape,
     StepShape,
     block_bytes,
@@ -55,7 +56,6 @@ GPUS: Mapping[str, int] = {
 }
 SIZE = re.compile(r"(\d+(?:\.\d+)?)(GB|GiB)", re.IGNORECASE)
 STEP_TOKENS = 8192  # per step on a GPU without --max-num-batched-tokens
-ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 SHORTEST = 512  # tokens of a request in the first row; each row doubles it
 
 

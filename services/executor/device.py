@@ -1,15 +1,19 @@
-"""The GPU's driver and the kernel's timers, set up before torch is imported."""
+"""The GPU's driver, the machine's memory and the kernel's timers, without torch."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+from pathlib import Path
 
 LIBRARY = "libcuda.so.1"
 DEVICE_ERROR = "AcceleratorError"  # torch's name for the driver's errors; every later call fails with it again
 GROUP_ERRORS = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")  # torch's, of a lost member
 GLOO = "gloo"  # in the messages of its errors, which have no type of their own
 PR_SET_TIMERSLACK = 29  # prctl(2)
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+RECLAIMABLE = ("active_file", "inactive_file", "slab_reclaimable")  # lines of memory.stat
 
 
 def begin_device(index: int) -> None:
@@ -40,6 +44,50 @@ def open_device(index: int, library: str = LIBRARY) -> bool:
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
         return False
     return not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+def gpu_memory(library: str = LIBRARY) -> tuple[int, ...]:
+    """Bytes of each GPU that this process may use, CUDA_VISIBLE_DEVICES respected; none without a driver that works.
+
+    Makes no context, so nothing of a GPU is taken. Source: CUDA driver API, cuDeviceTotalMem.
+    """
+    try:
+        driver = ctypes.CDLL(library)
+    except OSError:
+        return ()
+    count, device, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    found = []
+    for index in range(count.value):
+        if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceTotalMem_v2(ctypes.byref(size), device):
+            return ()
+        found.append(size.value)
+    return tuple(found)
+
+
+def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Bytes that this process could still take without swapping: the kernel's estimate, or what the control group
+    leaves where that is less. Cached files, a model's own among them, are given back when memory is wanted, so neither
+    counts them as taken. Sources: proc(5), MemAvailable; the kernel's cgroup-v2 documentation, memory.max and
+    memory.stat."""
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, current = cgroup / "memory.max", cgroup / "memory.current"
+    if limit.exists() and current.exists():
+        allowed = limit.read_text().strip()
+        if allowed != "max":
+            taken = max(0, int(current.read_text()) - reclaimable(cgroup / "memory.stat"))
+            available = min(available, max(0, int(allowed) - taken))
+    return available
+
+
+def reclaimable(stat: Path) -> int:
+    """Bytes of a control group that the kernel gives back by itself."""
+    if not stat.exists():
+        return 0
+    fields = dict(line.split() for line in stat.read_text().splitlines() if line)
+    return sum(int(fields.get(name, 0)) for name in RECLAIMABLE)
 
 
 def is_device_error(error: BaseException) -> bool:

@@ -20,12 +20,12 @@ from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.model_runner import Runner
 from penstock.engine_core.execution.self_test import read_probe, trouble
 from penstock.engine_core.loading import load_head
-from penstock.engine_core.loading.checkpoint import find_files, stored_names
 from penstock.engine_core.loading.checksums import check_hash, published_hashes
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.weight_files import find_files, stored_names
 from penstock.engine_core.tokenizer.codec import read_codec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, ModelError

@@ -17,7 +17,7 @@ from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
 from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
-from penstock.engine_core.execution.warmup import available_memory, compile_steps, step_peak, used_memory
+from penstock.engine_core.execution.warmup import compile_steps, step_peak, used_memory
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec
@@ -40,6 +40,7 @@ from penstock.protocol.parts import parts_of
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.step_columns import chunk_positions
 from penstock.protocol.steps import ExecutorReady
+from penstock.services.executor.device import available_memory
 from penstock.services.executor.kernel_compilers import compilers
 from penstock.services.executor.loading import (
     check_agreed,

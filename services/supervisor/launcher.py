@@ -35,14 +35,7 @@ from penstock.protocol.parts import OPTION, ORDER, Parts, parts_of, spelled
 from penstock.services.supervisor import address, banner, logs, options, process
 from penstock.services.supervisor.child import Child
 from penstock.services.supervisor.options import sized, usable_cores
-from penstock.services.supervisor.preflight import (
-    check_api,
-    check_topology,
-    elsewhere,
-    executor_config,
-    has_template,
-    resolved,
-)
+from penstock.services.supervisor.preflight import checked, elsewhere, executor_config, has_template
 from penstock.services.supervisor.process import ExitCode, StartupPhases, Stop
 from penstock.services.supervisor.restart_policy import RestartPolicy
 from penstock.services.supervisor.run_directory import RunDirectory
@@ -53,6 +46,7 @@ from penstock.services.supervisor.sd_notify import (
     NoticeSocket,
     crash_line,
     notify,
+    read_error,
 )
 from penstock.services.tracing import names
 from penstock.services.tracing.startup import PARENT, STATE, Start, environment, tracer_of
@@ -77,8 +71,11 @@ def serve(config: Config, entry: Path = ENTRY) -> int:
     """
     with logs.nonblocking_output():
         logs.setup(LAUNCHER, config.run.log_level, config.run.log_format)
-        config = resolved(sized(config, usable_cores()))
-        return launch(config, parts_of(config), entry)
+        config = sized(config, usable_cores())
+        code, cause = launch(config, parts_of(config), entry)
+        if cause and process.PARENT not in os.environ:  # a program that started this one raises it
+            print(f"penstock: {cause}", file=sys.stderr)  # below what the other processes said while they ended
+        return code
 
 
 def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
@@ -91,19 +88,20 @@ def engine(config: Config, environ: Mapping[str, str] = os.environ) -> int:
         logs.setup(LAUNCHER, config.run.log_level, config.run.log_format)
         if not config.run.run_dir:
             raise ConfigError("--run-dir", "", "an engine needs the directory in which its client finds it")
-        config = resolved(sized(config, usable_cores()))
+        config = sized(config, usable_cores())
         parts = dict(parts_of(config))
         if parts.pop(Role.API, None) is None:
             why = "the program that starts an engine is its api, which is a part too"
             raise ConfigError(OPTION, config.run.parts, why)
-        return launch(config, parts, ENTRY, environ)
+        return launch(config, parts, ENTRY, environ)[0]
 
 
-def launch(config: Config, parts: Parts, entry: Path = ENTRY, environ: Mapping[str, str] = os.environ) -> int:
-    """Start the processes `parts` and stay until they have ended; returns the exit code."""
-    if Role.API in parts:
-        check_api(config.api)
-    check_topology(config, parts)
+def launch(
+    config: Config, parts: Parts, entry: Path = ENTRY, environ: Mapping[str, str] = os.environ
+) -> tuple[int, str]:
+    """Start the processes `parts` and stay until they have ended. Returns the exit code and, of a start that failed,
+    the cause."""
+    config = checked(config, parts)
     with ExitStack() as held:
         directory = RunDirectory.open(config.run.run_dir)
         held.callback(directory.close)
@@ -118,7 +116,7 @@ def launch(config: Config, parts: Parts, entry: Path = ENTRY, environ: Mapping[s
         run = msgspec.structs.replace(config.run, run_dir=str(directory.path))
         launcher = Launcher(msgspec.structs.replace(config, run=run), directory, entry, parts, owner)
         held.callback(launcher.close)
-        return launcher.run()
+        return launcher.run(), launcher.cause
 
 
 class Shutdown:
@@ -204,6 +202,7 @@ class Launcher:
         self._was_ready = False  # all processes have been ready at the same time at least once
         self._all_ready = False  # they are now
         self._code = ExitCode.ORDERLY
+        self.cause = ""  # why the start failed
         self._progress = banner.Progress()
 
     def run(self) -> int:
@@ -376,12 +375,14 @@ class Launcher:
             return
         self._progress.close()
         last = "\n".join(child.tail)
-        logs.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), last=last)
+        error = child.fields.get(ERROR_FIELD)
+        said = {"reason": str(read_error(error))} if error else {"last": last}
+        logs.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), **said)
         if self._was_ready:
             self._restart(child)
             return
         self._code = ExitCode(child.code) if child.code in MISTAKES else ExitCode.FAILED
-        error = child.fields.get(ERROR_FIELD)
+        self.cause = self.cause or said.get("reason") or crash(child)
         reason = f"{ERROR_FIELD}={error}" if error else crash_line(child.name, ending(child), last)
         notify("STOPPING=1", f"STATUS={child.name} died", reason)
         self._shutdown.all_at_once(self._children)
@@ -393,8 +394,8 @@ class Launcher:
         if self._was_ready:
             self._schedule_restart(name, role, index, f"a start that failed: {reason}", f"cannot be started ({reason})")
             return
-        self._code = ExitCode.FAILED
-        notify("STOPPING=1", f"STATUS={name} cannot be started: {reason}")
+        self._code, self.cause = ExitCode.FAILED, f"{name} cannot be started: {reason}"
+        notify("STOPPING=1", f"STATUS={self.cause}")
         self._shutdown.all_at_once(self._children)
 
     def _restart(self, child: Child) -> None:
@@ -452,6 +453,14 @@ def silence_check(child: Child) -> float:
 def ending(child: Child) -> str:
     """How a process ended, in words."""
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in child.ending().items())
+
+
+def crash(child: Child) -> str:
+    """Why a process ended that could not say so, in one line: the last one of its output, which ends a traceback."""
+    last = next((line.strip() for line in reversed(child.tail) if line.strip()), "it wrote nothing")
+    if child.code == -signal.SIGKILL:
+        last = "something killed it, most likely the system for want of memory; dmesg tells"
+    return f"{child.name} ended before the server was ready ({ending(child)}): {last}"
 
 
 def stop_signals() -> tuple[int, ...]:

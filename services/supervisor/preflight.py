@@ -3,24 +3,50 @@ on this host, where they listen, and where they connect to those of other hosts.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from penstock.engine_core import folder
-from penstock.engine_core.models.sharding import check_ranks
-from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
+from penstock.engine_core.models.memory_estimate import ITEM_BYTES
+from penstock.engine_core.models.sharding import check_ranks, held_weights, part_spec, stage_layers, stage_spec
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.tensors import check_weights
+from penstock.engine_core.models.weight_files import stored_names
+from penstock.engine_core.text.template import find_sources, read_template
+from penstock.engine_core.tokenizer.codec import check_tokenizer
+from penstock.engine_core.tokenizer.vocabulary import read_special
 from penstock.protocol import groups
 from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import AddressError, ConfigError
 from penstock.protocol.links import HostAddress, Role, ports_of, read_address
 from penstock.protocol.parts import ORDER, Parts, count
+from penstock.protocol.speculation import WITH_MODEL, read_speculative
+from penstock.services.client.model_info import read_model_info
+from penstock.services.executor.device import available_memory, gpu_memory
 from penstock.services.http.security import Keys
 from penstock.services.http.server import tls
 from penstock.services.links.curve import read_keys
 from penstock.services.supervisor import address
+
+
+def checked(config: Config, parts: Parts) -> Config:
+    """`config` resolved, once everything that processes of this host need is found in order: addresses, model, memory.
+
+    Raises AddressError, ConfigError and ModelError. Of weights only the headers are read.
+    """
+    if Role.API in parts:
+        check_api(config.api)
+    check_topology(config, parts)
+    config = resolved(config)
+    model = Path(config.model.model)
+    spec = read_spec(model)
+    check_files(config, parts, model, spec)
+    if executors := len(parts.get(Role.EXECUTOR, ())):
+        check_device(config, spec, executors)
+    return config
 
 
 def resolved(config: Config) -> Config:
@@ -33,11 +59,62 @@ def resolved(config: Config) -> Config:
     spec = read_spec(model)
     folder.model_length(spec, config.model)
     check_ranks(spec, config.model.tensor_parallel_size, expert_parallel=config.model.expert_parallel)
-    template = config.tokenizer.chat_template
-    if template and not Path(template).is_file():
-        raise ConfigError("--chat-template", template, "it must be a file with a jinja template")
     found = msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names))
     return msgspec.structs.replace(config, model=found)
+
+
+def check_files(config: Config, parts: Parts, model: Path, spec: ModelSpec) -> None:
+    """Raise ModelError or ConfigError for files of the model or of a draft model that a process of this host could not
+    read."""
+    read_model_info(config)
+    if Role.TOKENIZER in parts:
+        names, _ = read_special(model)
+        read_template(model, names, config.tokenizer.chat_template)
+        check_tokenizer(model, spec.vocab_size)
+    if Role.EXECUTOR not in parts:
+        return
+    real = config.model.load_format != "dummy"
+    asked = read_speculative(config.scheduler.speculative_config)
+    draft: DraftSpec | None = None
+    if real:
+        check_weights(model, spec)
+    if asked.method in WITH_MODEL:
+        path = folder.resolve_draft(asked.model)
+        draft = read_draft(asked.method, path, spec, stored_names(path) if real and asked.method == "eagle" else None)
+        if real and draft.head is None:
+            check_weights(path, draft.layers)
+    stage_layers(spec, config.model.pipeline_parallel_size, draft, config.model.tensor_parallel_size)
+
+
+def check_device(config: Config, spec: ModelSpec, executors: int) -> None:
+    """Raise ConfigError unless this host has a GPU for each of its executors, or may do without, and the weights alone
+    fit into memory. What else needs memory is measured once they are loaded."""
+    option, model = config.executor.device, config.model
+    gpus = () if option == "cpu" else gpu_memory()
+    if not gpus and option == "cuda":
+        why = "the driver shows no GPU; give --device cpu, or see whether nvidia-smi finds one"
+        raise ConfigError("--device", option, why)
+    if gpus and len(gpus) < executors:
+        why = f"this host's {executors} executors need a GPU each, and the driver shows {len(gpus)}"
+        raise ConfigError("--device", option, f"{why}; lower --tensor-parallel-size, or give --device cpu")
+    name = model.dtype if model.dtype != "auto" else spec.dtype if gpus else "float32"
+    ranks, stages = model.tensor_parallel_size, model.pipeline_parallel_size
+    shares = [part_spec(stage_spec(spec, stages, stage), ranks) for stage in range(stages)]
+    need = max(
+        held_weights(share, begins=stage == 0, ends=stage == stages - 1) * ITEM_BYTES[name]
+        for stage, share in enumerate(shares)
+    )
+    if gpus and need > (room := int(min(gpus) * config.executor.gpu_memory_utilization)):
+        share = f"{config.executor.gpu_memory_utilization} of a GPU's memory"
+        why = f"the weights take {gib(need)} on each GPU in {name}, and {share} is {gib(room)}"
+        raise ConfigError("--tensor-parallel-size", ranks, f"{why}; spread them over more GPUs")
+    if not gpus and need * executors > (room := available_memory()):
+        why = f"the weights take {gib(need * executors)} in {name}, and this machine has {gib(room)} of memory free"
+        raise ConfigError("--dtype", model.dtype, f"{why}; take a smaller type or a smaller model")
+
+
+def gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
 
 
 def check_api(options: ApiConfig) -> None:
@@ -52,13 +129,7 @@ def check_api(options: ApiConfig) -> None:
 
 def has_template(model: Path, given: str) -> bool:
     """Whether the model has a chat template, so that the server can answer chats."""
-    if given or (model / "chat_template.jinja").is_file():
-        return True
-    try:
-        tokenizer: Mapping[str, object] = json.loads((model / "tokenizer_config.json").read_bytes())
-    except (OSError, ValueError):
-        return False
-    return bool(tokenizer.get("chat_template"))
+    return bool(given or find_sources(model)[0])
 
 
 def check_topology(config: Config, parts: Parts) -> None:

@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine_core.kv.prefix_index import IDENTITY_BYTES, extend, root
-from penstock.engine_core.loading.checkpoint import find_files
+from penstock.engine_core.models.weight_files import find_files
 from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, fields
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.links import LINKS, TEXT, LinkSpec, address, decoder
@@ -369,5 +369,5 @@ sys.exit("a port of -1 passed")
 
 def test_pickled_weights_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    with pytest.raises(ModelError, match="run code"):
+    with pytest.raises(ModelError, match="runs code"):
         find_files(tmp_path)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import load
-from penstock.engine_core.loading.checkpoint import INDEX, SINGLE, cuts, read_checkpoint, stored_names
+from penstock.engine_core.loading.checkpoint import cuts, read_checkpoint
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import Destination
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.weight_files import INDEX, SINGLE, stored_names
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.specs import small_spec
 
@@ -122,7 +123,7 @@ def test_a_missing_tensor(tmp_path: Path) -> None:
     refused(tmp_path, SINGLE, "model.layers.1.mlp.up_proj.weight is missing")
     del stored["model.norm.weight"]
     save_file(stored, tmp_path / SINGLE)
-    refused(tmp_path, "and 1 more is missing")
+    refused(tmp_path, "and 1 more are missing")
 
 
 def test_a_missing_output_embedding(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
-from penstock.engine_core.loading.checkpoint import stored_names
 from penstock.engine_core.models.draft_spec import FIRST, DraftSpec, head_weights, read_draft
 from penstock.engine_core.models.memory_estimate import weights
 from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.weight_files import stored_names
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.eagle_heads import head_config, write_head
 

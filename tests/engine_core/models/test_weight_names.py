@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from penstock.engine_core import loading
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.models import registry
-from penstock.engine_core.models.config_file import INDEX, SINGLE, read_names
 from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.weight_files import INDEX, SINGLE, read_names
 from penstock.protocol.errors import ModelError
 from penstock.protocol.messages import Pooling
 from tests.matrix.engine import Cell, Engine

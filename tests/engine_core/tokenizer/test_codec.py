@@ -93,9 +93,9 @@ def test_a_tokenizer_that_runs_in_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ({}, "cannot make a tokenizer"),
+        ({}, "cannot make one"),
         ({"tokenizer_class": "LlamaTokenizer"}, "none of tokenizer.model"),
-        ({"auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}}, "cannot make a tokenizer"),
+        ({"auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}}, "cannot make one"),
     ],
 )
 def test_a_folder_without_any_tokenizer_is_refused(tmp_path: Path, config: dict[str, Any], complaint: str) -> None:

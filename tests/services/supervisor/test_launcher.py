@@ -18,13 +18,12 @@ import pytest
 
 from penstock.services.supervisor.restart_policy import CrashLoop, crash_loops
 from penstock.services.supervisor.sd_notify import NoticeSocket
+from tests.model_folder import linked
 
 FAKE = Path(__file__).parent / "fake_process.py"
 ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 120.0  # seconds; a loaded machine needs some of them
 NAMES = {"executor-0", "scheduler-0", "tokenizer-0", "api-0"}
-CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-CONFIG |= {"num_attention_heads": 1, "vocab_size": 32, "max_position_embeddings": 64, "torch_dtype": "float32"}
 ONE_EACH = ("--api-processes=1", "--tokenizer-processes=1")  # unless a test asks for more
 START = """
 import os
@@ -96,8 +95,7 @@ def alive(pid: int) -> bool:
 def serving(
     folder: Path, *arguments: str, plan: dict[str, str] | None = None, wrapper: Sequence[str] = ()
 ) -> Iterator[Server]:
-    (folder / "model").mkdir()
-    (folder / "model/config.json").write_text(json.dumps(CONFIG))
+    linked(folder / "model", without=("chat_template.jinja",))
     (folder / "tmp").mkdir()
     notices = NoticeSocket(folder / "notify")
     environ = dict(os.environ, NOTIFY_SOCKET=str(notices.path), TMPDIR=str(folder / "tmp"), PYTHONPATH=str(ROOT))
@@ -329,6 +327,8 @@ def test_a_process_that_fails_to_start_gives_its_reason(tmp_path, child, launche
         assert code == launcher
         assert f"exit_code={child}" in output
         assert "executor-0 says hello\\nit went wrong" in output
+        cause = f"executor-0 ended before the server was ready (exit code {child}): it went wrong"
+        assert output.splitlines()[-1] == f"penstock: {cause}"
         assert leftovers(server) == []
 
 
@@ -359,8 +359,7 @@ def test_two_launchers_do_not_share_a_run_directory(tmp_path):
 def test_on_a_terminal_it_shows_progress(tmp_path):
     """The same under a pseudo-terminal: what the processes say scrolls past, nothing is mangled."""
     leader, follower = os.openpty()
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text(json.dumps(CONFIG))
+    linked(tmp_path / "model")
     environ = dict(os.environ, FAKE_LOG=str(tmp_path / "events"), PYTHONPATH=str(ROOT), TERM="xterm", COLUMNS="100")
     command = [sys.executable, "-c", START, str(FAKE), "serve", str(tmp_path / "model"), "--port=0"]
     process = subprocess.Popen(command, env=environ, stdout=follower, stderr=follower, start_new_session=True)

@@ -17,7 +17,8 @@ from penstock.services.supervisor import run_directory
 from penstock.services.supervisor.launcher import engine
 from penstock.services.supervisor.process import PARENT
 from penstock.services.supervisor.sd_notify import ERROR_FIELD, NoticeSocket, read_error
-from tests.services.supervisor.test_launcher import CONFIG, FAKE, ROOT, Server, alive
+from tests.model_folder import linked
+from tests.services.supervisor.test_launcher import FAKE, ROOT, Server, alive
 
 START = """
 import sys
@@ -32,8 +33,7 @@ OWNED = "import subprocess, sys; sys.exit(subprocess.Popen(sys.argv[1:]).wait())
 
 def start(folder: Path, *, plan: dict[str, str] | None = None, owned: bool = False) -> Server:
     """An engine; `owned` by a process of its own, which the server's `process` is then."""
-    (folder / "model").mkdir()
-    (folder / "model/config.json").write_text(json.dumps(CONFIG))
+    linked(folder / "model")
     (folder / "run").mkdir(mode=0o700)
     notices = NoticeSocket(folder / "notify")
     environ = dict(os.environ, NOTIFY_SOCKET=str(notices.path), PYTHONPATH=str(ROOT))
@@ -99,8 +99,7 @@ def test_a_process_that_fails_is_told_of(tmp_path: Path, plan: str, said: str) -
 
 
 def test_of_parts_the_program_itself_is_the_api(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text(json.dumps(CONFIG))
+    linked(tmp_path / "model")
     model = ModelConfig(model=str(tmp_path / "model"))
     config = Config(model=model, run=RunConfig(run_dir=str(tmp_path / "run"), parts="tokenizer,scheduler,executor"))
     with pytest.raises(ConfigError, match="the program that starts an engine is its api"):

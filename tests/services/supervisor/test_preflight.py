@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from penstock.protocol.config import ApiConfig, Config, ModelConfig, TokenizerConfig
-from penstock.protocol.errors import AddressError, ConfigError
+from penstock.protocol.config import ApiConfig, Config, ModelConfig
+from penstock.protocol.errors import AddressError
 from penstock.services.supervisor.preflight import check_api, has_template, resolved
-from tests.services.supervisor.test_launcher import CONFIG
+from tests.model_folder import linked
 
 
 def test_the_models_folder_and_name_are_filled_in(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    found = resolved(Config(model=ModelConfig(model=str(tmp_path))))
-    assert (found.model.model, found.model.served_model_name) == (str(tmp_path), tmp_path.name)
-    missing = TokenizerConfig(chat_template=str(tmp_path / "missing.jinja"))
-    with pytest.raises(ConfigError, match="it must be a file with a jinja template"):
-        resolved(Config(model=ModelConfig(model=str(tmp_path)), tokenizer=missing))
+    linked(tmp_path / "model")
+    found = resolved(Config(model=ModelConfig(model=str(tmp_path / "model"))))
+    assert (found.model.model, found.model.served_model_name) == (str(tmp_path / "model"), "model")
 
 
 def test_a_template_is_given_or_the_models(tmp_path: Path) -> None:

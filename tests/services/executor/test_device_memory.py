@@ -1,12 +1,13 @@
-"""What a CPU has available, with and without a control group's limit."""
+"""What a machine has available, with and without a control group's limit, and what its GPUs have."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
-from penstock.engine_core.execution.warmup import available_memory
+from penstock.services.executor.device import available_memory, gpu_memory
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         300 kB\nMemAvailable:    600 kB\nHugePages_Total:       0\n"
 
@@ -40,3 +41,13 @@ def test_cached_files_are_not_taken(tmp_path: Path) -> None:
 
 def test_this_machine_has_memory() -> None:
     assert available_memory() > 1 << 20
+
+
+def test_a_machine_without_a_driver_has_no_gpu() -> None:
+    assert gpu_memory("libpenstock-has-no-such-driver.so") == ()
+
+
+@pytest.mark.gpu
+def test_the_driver_counts_gpus_and_bytes_as_torch_does() -> None:
+    counted = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
+    assert list(gpu_memory()) == counted

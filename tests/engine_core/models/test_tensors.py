@@ -1,0 +1,54 @@
+"""A checkpoint's tensors by the spec alone are those that the model in memory takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+
+from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.spec import MIXTRAL, NAMES, QWEN, ExpertSpec, ModelSpec
+from penstock.engine_core.models.tensors import named_as, tensor_shapes
+from tests.engine_core.models.specs import small_spec
+
+FORMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"tied": True},
+    "headless": {"headless": True},
+    "qkv_bias": {"qkv_bias": True},
+    "all biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    "head norms": {"qk_norm": True, "head_dim": 6},
+}
+
+
+def sparse(family: str, *, stacked: bool) -> ModelSpec:
+    experts = ExpertSpec(
+        count=4, chosen=2, width=24, normalised=True, layers=(True, False, True), names=NAMES[family], stacked=stacked
+    )
+    return structs.replace(small_spec(layers=3), family=family, experts=experts)
+
+
+SPECS = [
+    *(pytest.param(small_spec(layers=2, **form), id=name) for name, form in FORMS.items()),
+    *(
+        pytest.param(sparse(family, stacked=stacked), id=f"{family}{' stacked' * stacked}")
+        for family in (QWEN, MIXTRAL)
+        for stacked in (False, True)
+    ),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_names_and_shapes_are_the_models(spec: ModelSpec) -> None:
+    model = build(spec, torch.float32, torch.device("cpu"), 16)
+    expected = {name: destination.shape for name, destination in model.destinations().items()}
+    assert tensor_shapes(spec) == expected
+
+
+def test_names_follow_the_files() -> None:
+    wanted = {"model.embed_tokens.weight": 1, "model.norm.weight": 2}
+    assert named_as(("embed_tokens.weight",), wanted) == {"embed_tokens.weight": 1, "norm.weight": 2}
+    assert named_as((), wanted) == wanted
+    assert named_as(wanted, wanted) == wanted
