@@ -199,6 +199,10 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         int, Option("bytes of unfinished requests' bodies per api process; beyond it 429", 1024, 1 << 40)
     ] = 512 << 20
     log_prompts: Annotated[bool, Option("log the bodies of requests, prompts included; otherwise no prompt is")] = False
+    metrics_port: Annotated[
+        int, Option("port of --host for /metrics, /health and /version without a key and without TLS, for monitoring "
+                    "alone; 0: none, they are at --port for clients with a key", 0, 65535)
+    ] = 0
     metrics_alias: Annotated[
         str, Option("server under whose names metrics are exported too, as far as they mean the same",
                     choices=("none", "vllm"))

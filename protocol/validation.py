@@ -89,6 +89,8 @@ def check_listening(api: ApiConfig) -> None:
     """Raise ConfigError for combinations of the socket's options that are not allowed."""
     if api.uds and api.api_processes > 1:
         raise ConfigError("--uds", api.uds, f"one process listens at a file; --api-processes is {api.api_processes}")
+    if api.metrics_port and api.metrics_port == api.port and not api.uds:
+        raise ConfigError("--metrics-port", api.metrics_port, "it must be another port than --port")
     if api.uds and api.ssl_certfile:
         raise ConfigError("--uds", api.uds, "TLS is for addresses; leave out --ssl-certfile")
     if not api.ssl_certfile:

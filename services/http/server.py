@@ -50,6 +50,14 @@ def listen(options: ApiConfig) -> Socket:
     return listen_at_file(options) if options.uds else listen_at_address(options)
 
 
+def listen_for_metrics(options: ApiConfig) -> Socket | None:
+    """The same at --metrics-port; None without one. Raises AddressError."""
+    if not options.metrics_port:
+        return None
+    with address.named("--metrics-port", options.metrics_port):
+        return listen_at_address(msgspec.structs.replace(options, port=options.metrics_port))
+
+
 def listen_at_address(options: ApiConfig) -> Socket:
     family, target = address.resolve(options.host, options.port)
     listener = Socket(family, socket.SOCK_STREAM)
@@ -247,9 +255,9 @@ def raise_descriptor_limit() -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server with a main loop that wakes once a second, or for a signal, and with `accept` in a task."""
+    """uvicorn's server with a main loop that wakes once a second, or for a signal, and with `accept` in tasks."""
 
-    accepting: asyncio.Task[None]
+    accepting: tuple[asyncio.Task[None], ...]  # of each listener
 
     def __init__(self, config: uvicorn.Config, idle: float) -> None:
         config.load()
@@ -263,8 +271,9 @@ class Server(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[Socket] | None = None) -> None:
-        self.accepting.cancel()
-        await asyncio.wait((self.accepting,))  # the listener is closed next and must have no reader
+        for task in self.accepting:
+            task.cancel()
+        await asyncio.wait(self.accepting)  # the listeners are closed next and must have no reader
         await super().shutdown(sockets)
 
     async def main_loop(self) -> None:

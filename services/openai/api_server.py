@@ -33,6 +33,7 @@ from penstock.services.http.server import (
     accept,
     connection_limit,
     listen,
+    listen_for_metrics,
     raise_descriptor_limit,
     remove_file,
     tls,
@@ -88,7 +89,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     model = read_model_info(config)
     keys = Keys(config.api)
     context_of_tls = tls(config.api)
-    listener = listen(config.api)
+    listener, monitoring = listen(config.api), listen_for_metrics(config.api)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     network = network_of(context, config.links)
     incarnation = new_incarnation()
@@ -120,7 +121,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     try:
-        return await answer(app, listener, context_of_tls, start)
+        return await answer(app, listener, monitoring, context_of_tls, start)
     finally:
         remove_file(config.api)
         exporter.close()
@@ -131,7 +132,9 @@ async def serve(config: Config, index: int) -> ExitCode:
         tracer.close()
 
 
-async def answer(app: AppState, listener: Socket, encryption: ssl.SSLContext | None, start: Start) -> ExitCode:
+async def answer(
+    app: AppState, listener: Socket, monitoring: Socket | None, encryption: ssl.SSLContext | None, start: Start
+) -> ExitCode:
     """Run the HTTP server until a signal asks for the end and the drain is over; the exit code."""
     options = app.config.api
     limits = ConnectionLimits.of(options)
@@ -153,7 +156,9 @@ async def answer(app: AppState, listener: Socket, encryption: ssl.SSLContext | N
         Connection, server.config, server.server_state, {}, encode_error=errors.encode, limits=limits,
         limiter=app.limiter,
     )  # fmt: skip
-    listener.listen(BACKLOG)
+    listeners = {listener: encryption} if monitoring is None else {listener: encryption, monitoring: None}
+    for each in listeners:
+        each.listen(BACKLOG)
     url = url_of(listener, options)
     logs.info(log, "listening", url=url, model=app.model.name)
     heartbeat = Heartbeat()
@@ -190,13 +195,16 @@ async def answer(app: AppState, listener: Socket, encryption: ssl.SSLContext | N
     attendance = attend(app, server, start, heartbeat)
     work = (attendance, send_heartbeats(heartbeat), keep_exporting(app.exporter))
     tasks = [background_task(each, fail) for each in work]
-    server.accepting = background_task(accept(listener, app.limiter, make, encryption, limits.head_seconds), fail)
+    server.accepting = tuple([
+        background_task(accept(each, app.limiter, make, found, limits.head_seconds), fail)
+        for each, found in listeners.items()
+    ])  # fmt: skip
     try:
-        await server.serve(sockets=[listener])
+        await server.serve(sockets=list(listeners))
         # Clients are gone; responses in the background have until the drain limit, at which `attend` fails them.
         await app.background.ended(app.config.run.drain_timeout + LAST_WORDS)
     finally:
-        for task in (*tasks, server.accepting):
+        for task in (*tasks, *server.accepting):
             task.cancel()
         for number, old in previous.items():
             signal.signal(number, old)

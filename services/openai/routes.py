@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 
 import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import InvalidRequest
@@ -137,6 +138,13 @@ ROUTES: tuple[Route, ...] = (
       for path, file in FILES.items()),
 )  # fmt: skip
 
+# What --metrics-port answers. Host names are checked there as well, so that no page rebinds its own to it.
+METRICS_ROUTES = tuple(
+    msgspec.structs.replace(route, access=Access.OPEN) if route.access is Access.KEY else route
+    for route in ROUTES
+    if route.path in ("/metrics", "/version") or route.path.startswith("/health")
+)
+
 DIALECTS = (
     Dialect(
         errors.encode_for_messages, (b"x-request-id", b"request-id"),
@@ -146,10 +154,24 @@ DIALECTS = (
 )  # fmt: skip
 
 
-def application(app: AppState) -> Middleware:
-    """The whole application."""
+def application(app: AppState) -> ASGIApp:
+    """The whole application: the routes, and those of --metrics-port for what comes to it."""
+    port, clients = app.config.api.metrics_port, middleware(app, ROUTES)
+    if not port:
+        return clients
+    monitoring = middleware(app, METRICS_ROUTES)
+
+    async def by_port(scope: Scope, receive: Receive, send: Send) -> None:
+        server = scope.get("server")  # None at a unix socket
+        await (monitoring if server is not None and server[1] == port else clients)(scope, receive, send)
+
+    return by_port
+
+
+def middleware(app: AppState, routes: Sequence[Route]) -> Middleware:
+    """An application of these routes."""
     options, wrong = app.config.api, wrong_output(app.model.wrong_output)
-    router = Router(ROUTES, PREFIX)
+    router = Router(routes, PREFIX)
     return Middleware(router, app, options, app.keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
 import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +49,23 @@ def check(host: str, port: int) -> None:
             raise refusal(host, port, error) from error
 
 
+@contextlib.contextmanager
+def named(option: str, value: object) -> Iterator[None]:
+    """An AddressError of this block names the option that the address was given by."""
+    try:
+        yield
+    except AddressError as error:
+        raise AddressError(option, value, error.allowed) from None
+
+
 def refusal(host: str, port: int, error: OSError) -> AddressError:
     """A failed bind as an error for the operator."""
     if error.errno == errno.EADDRNOTAVAIL:
-        return AddressError("--host", host, "it must be an address of this machine")
+        return AddressError("--host", host, "it must be an address of this machine; 0.0.0.0 stands for all of them")
     if error.errno == errno.EADDRINUSE:
-        return AddressError("--port", port, f"another process listens there on {host}")
+        return AddressError("--port", port, f"another process listens there on {host}; end it, or take another port")
+    if error.errno == errno.EACCES:
+        return AddressError("--port", port, "a port below 1024 needs CAP_NET_BIND_SERVICE; take one from 1024 on")
     return AddressError("--port", port, f"it cannot be bound on {host}: {error.strerror}")
 
 

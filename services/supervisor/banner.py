@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.protocol.config import Config, wrong_output
+from penstock.protocol.config import ApiConfig, Config, wrong_output
 from penstock.protocol.messages import EngineStatus
+from penstock.services.supervisor import address
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -39,6 +40,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     chat: bool  # the model has a chat template
     locked: bool  # clients need a key
     wrong_output: tuple[str, ...] = ()  # reasons why the output is wrong
+    exposed: bool = False  # other machines reach it, and clients need no key
     weights: str = ""  # how they were verified
     replicas: int = 1  # `blocks` and `max_num_seqs` are those of one
 
@@ -83,8 +85,14 @@ def serving(config: Config, children: Sequence[Child], model: str, chat: bool, s
         locked=bool(config.api.api_key or config.api.api_key_file),
         replicas=config.model.data_parallel_size,
         wrong_output=wrong_output(config),
+        exposed=exposed(config.api),
         weights=fields.get(WEIGHTS, ""),
     )
+
+
+def exposed(options: ApiConfig) -> bool:
+    """Whether anybody who reaches this machine may use the server."""
+    return not (options.api_key or options.api_key_file or options.uds or address.only_here(options))
 
 
 def curl(facts: Serving) -> str:
@@ -111,10 +119,14 @@ def banner(facts: Serving) -> list[str]:
         f"{facts.max_num_seqs:,} of any length",
         "started in": f"{facts.seconds:.1f} s",
     }
+    if not facts.chat:
+        rows["chats"] = "refused: the model has no chat template; --chat-template FILE gives it one"
     if facts.weights:
         rows["weights"] = facts.weights
     if facts.wrong_output:
         rows["WRONG OUTPUT"] = "; ".join(facts.wrong_output)
+    if facts.exposed:
+        rows["NO KEY"] = "whoever reaches this address may use the server; --api-key asks clients for a key"
     if facts.replicas > 1:
         rows["replicas"] = f"{facts.replicas}, each with as large a cache and as many requests"
     lines = ["", f"Penstock listens on {facts.url}"]

@@ -20,7 +20,7 @@ from penstock.engine_core.tokenizer.codec import check_tokenizer
 from penstock.engine_core.tokenizer.vocabulary import read_special
 from penstock.protocol import groups
 from penstock.protocol.config import ApiConfig, Config
-from penstock.protocol.errors import AddressError, ConfigError
+from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import HostAddress, Role, ports_of, read_address
 from penstock.protocol.parts import ORDER, Parts, count
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
@@ -123,6 +123,9 @@ def check_api(options: ApiConfig) -> None:
         address.check_file(Path(options.uds))
     else:
         address.check(options.host, options.port)
+    if options.metrics_port:
+        with address.named("--metrics-port", options.metrics_port):
+            address.check(options.host, options.metrics_port)
     tls(options)
     Keys(options)
 
@@ -142,10 +145,8 @@ def check_topology(config: Config, parts: Parts) -> None:
     if links.scheduler_address or links.tokenizer_address or config.executor.rendezvous:
         read_keys(links.link_keys)
     for option, where in listening(config, parts):
-        try:
+        with address.named(option, str(where)):
             address.check(where.bare, where.port)
-        except AddressError as error:
-            raise AddressError(option, str(where), error.allowed) from None
 
 
 def listening(config: Config, parts: Parts) -> Iterator[tuple[str, HostAddress]]:

@@ -190,6 +190,36 @@ def test_a_pod_is_probed_drained_and_closed_in() -> None:
     assert "/dev/shm" in {mount["mountPath"] for mount in container["volumeMounts"]}, "NCCL's, for pods of several GPUs"
 
 
+def test_prometheus_asks_at_the_port_that_needs_no_key_and_is_not_published() -> None:
+    services = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]
+    scraped = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())["scrape_configs"][0]
+    port = scraped["static_configs"][0]["targets"][0].removeprefix("penstock:")
+    for name in ("penstock", "penstock-gpu"):
+        command = services[name]["command"]
+        assert command[command.index("--metrics-port") + 1] == port
+        assert not any(published.endswith(f":{port}") for published in services[name]["ports"])
+    assert "authorization" not in scraped
+
+
+@pytest.mark.parametrize(
+    ("file", "kind", "template"),
+    [
+        ("kubernetes/penstock.yaml", "Deployment", ("template",)),
+        ("kubernetes/hosts/penstock.yaml", "LeaderWorkerSet", ("leaderWorkerTemplate", "leaderTemplate")),
+    ],
+)
+def test_a_cluster_scrapes_the_port_that_needs_no_key(file: str, kind: str, template: tuple[str, ...]) -> None:
+    manifests = documents(file)
+    pod = manifests[kind]["spec"]
+    for key in template:
+        pod = pod[key]
+    port = tomllib.loads(manifests["ConfigMap"]["data"]["penstock.toml"])["api"]["metrics_port"]
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port)
+    assert {"name": "metrics", "containerPort": port} in pod["spec"]["containers"][0]["ports"]
+    rules = [rule for rule in manifests["NetworkPolicy"]["spec"]["ingress"] if "metrics" in str(rule.get("ports"))]
+    assert [rule["from"] for rule in rules] == [[{"namespaceSelector": {}}]], "pods of the cluster alone"
+
+
 def test_a_pod_has_the_time_that_it_drains() -> None:
     manifests = documents("kubernetes/penstock.yaml")
     pod = manifests["Deployment"]["spec"]["template"]["spec"]

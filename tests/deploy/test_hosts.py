@@ -275,7 +275,7 @@ def test_clients_reach_leaders_alone() -> None:
     assert service["metadata"]["name"] != manifests["LeaderWorkerSet"]["metadata"]["name"], "the headless one has that"
     labels = manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
     assert labels.items() <= leader.items() & worker.items()
-    clients, peers = manifests["NetworkPolicy"]["spec"]["ingress"]
+    clients, _, peers = manifests["NetworkPolicy"]["spec"]["ingress"]
     assert [port["port"] for port in clients["ports"]] == [container(LEADER)["ports"][0]["name"]]
     assert peers == {"from": [{"podSelector": {"matchLabels": labels}}]}
 

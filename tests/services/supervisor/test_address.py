@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import socket
 
 import pytest
@@ -33,6 +35,30 @@ def test_a_port_that_was_just_given_up_passes():
 def test_an_address_of_no_interface_is_told(host):
     with pytest.raises(AddressError, match=r"--host: .* it must be an address of this machine"):
         address.check(host, 8000)
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.EACCES,
+         "--port: 80 is not allowed; a port below 1024 needs CAP_NET_BIND_SERVICE; take one from 1024 on"),
+        (errno.EADDRINUSE,
+         "--port: 80 is not allowed; another process listens there on h; end it, or take another port"),
+        (errno.EADDRNOTAVAIL,
+         "--host: 'h' is not allowed; it must be an address of this machine; 0.0.0.0 stands for all of them"),
+        (errno.EIO, f"--port: 80 is not allowed; it cannot be bound on h: {os.strerror(errno.EIO)}"),
+    ],
+)  # fmt: skip
+def test_a_refused_bind_says_what_to_do(number, expected):
+    assert str(address.refusal("h", 80, OSError(number, os.strerror(number)))) == expected
+
+
+def test_an_address_of_another_option_is_told_by_that_option():
+    with (
+        pytest.raises(AddressError, match="--metrics-port: 9 is not allowed; taken"),
+        address.named("--metrics-port", 9),
+    ):
+        raise AddressError("--port", 9, "taken")
 
 
 def test_one_api_process_needs_no_port_kept():

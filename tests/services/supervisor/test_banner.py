@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.config import Config, ModelConfig, wrong_output
+from penstock.protocol.config import ApiConfig, Config, ModelConfig, wrong_output
 from penstock.protocol.messages import EngineStatus
 from penstock.services.supervisor import banner
 from penstock.services.supervisor.banner import Serving, curl
@@ -129,6 +129,30 @@ def test_the_curl_line_works_when_it_is_pasted(chat, locked):
     assert kind == "application/json"
     assert key == ("Bearer the key" if locked else None)
     assert ("messages" in body) == chat
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"host": "127.0.0.1"}, False),
+        ({"host": "localhost"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "::"}, True),
+        ({"host": "0.0.0.0", "api_key": "k"}, False),
+        ({"host": "0.0.0.0", "api_key_file": "keys"}, False),
+        ({"host": "0.0.0.0", "uds": "file"}, False),
+    ],
+)
+def test_a_server_that_others_reach_without_a_key_says_so(options, expected):
+    assert banner.exposed(ApiConfig(**options)) is expected
+    lines = banner.banner(msgspec.structs.replace(FACTS, exposed=expected))
+    assert any("NO KEY" in line and "--api-key" in line for line in lines) is expected
+
+
+def test_a_model_without_a_template_says_that_it_refuses_chats():
+    assert not any("--chat-template" in line for line in banner.banner(FACTS))
+    lines = banner.banner(msgspec.structs.replace(FACTS, chat=False))
+    assert any(line.strip().startswith("chats") and "--chat-template" in line for line in lines)
 
 
 def test_the_key_is_not_in_the_banner():
