@@ -83,7 +83,7 @@ def keywords(arguments: Sequence[str]) -> dict[str, Any]:
     """Arguments of `penstock serve` as keywords of `LLM`, less those of HTTP."""
     parsed = options.parse(options_parser(), arguments)
     http = {field.name for field in fields() if field.section == "api"}
-    return {name: value for name, value in vars(parsed).items() if name not in http and name != "config"}
+    return {name: value for name, value in vars(parsed).items() if name not in {*http, "config", "without_effect"}}
 
 
 def options_parser() -> options.Parser:

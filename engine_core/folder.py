@@ -48,17 +48,18 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def resolve(model: str, revision: str = "", wanted: tuple[str, ...] = FETCHED) -> Path:
-    """The folder of `model`: "" is the embedded model, an existing folder is itself, else a hub id is fetched,
-    as far as its files are `wanted`.
+    """The folder of `model`: "" is the embedded model, and so is its name where no folder has it; an existing folder is
+    itself; else a hub id is fetched, as far as its files are `wanted`.
 
     Hub ids go through huggingface_hub, whose environment variables for endpoint, cache, token and offline mode hold;
     it shows its progress bars. Raises ModelError: no such folder or repository, not reachable and not in the cache;
     ConfigError: a revision of something that has none.
     """
     path = expanded(model)
-    if revision and (not model or path.is_dir()):
+    embedded = not model or (model == EMBEDDED and not path.exists())
+    if revision and (embedded or path.is_dir()):
         raise ConfigError("--revision", revision, "only models of the hub have revisions, a folder on disk has none")
-    if not model:
+    if embedded:
         from penstock.engine_core.embedded import demo_folder
 
         return demo_folder()

@@ -82,7 +82,9 @@ def number(value: int | float) -> str:
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options that all processes share; their hash is checked in every handshake."""
 
-    model: Annotated[str, Option("folder in Hugging Face layout or hub id; empty: the embedded model")] = ""
+    model: Annotated[
+        str, Option("folder in Hugging Face layout or hub id; empty: penstock-demo, which Penstock brings")
+    ] = ""
     revision: Annotated[str, Option("hub revision: branch, tag or commit")] = ""
     served_model_name: Annotated[
         str, Option("names that clients use; empty: the model's own; may be repeated", several=True, greedy=True,
@@ -104,19 +106,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = True
     max_model_len: Annotated[int, Option("longest prompt plus output in tokens; 0: the model's own", 0, 1 << 24)] = 0
     block_size: Annotated[int, Option("tokens per KV block", 1, 256)] = 16
-    max_num_seqs: Annotated[int, Option("most sequences running at once (executor slots)", 1, 4096)] = 256
+    max_num_seqs: Annotated[int, Option("max sequences that run at once (executor slots)", 1, 4096)] = 256
     max_num_batched_tokens: Annotated[
         int, Option("token budget of one step; 0: 8192 on a GPU, 512 on a CPU", 0, 1 << 20)
     ] = 0
     tensor_parallel_size: Annotated[
-        int, Option("GPUs that share every layer: each has its heads, MLP width and vocabulary", 1, 64)
+        int, Option("GPUs that share every layer; each has its heads, MLP width and vocabulary", 1, 64)
     ] = 1
     expert_parallel: Annotated[
-        bool, Option("of a mixture of experts each of these GPUs has whole experts, else a share of the width of each")
+        bool, Option("GPUs hold whole experts, not a share of each; for mixtures of experts")
     ] = False
     pipeline_parallel_size: Annotated[int, Option("stages that share the layers, one after the other", 1, 64)] = 1
     data_parallel_size: Annotated[
-        int, Option("replicas behind one API, each a group of GPUs with the whole model and a cache of its own", 1, 64)
+        int, Option("replicas behind one API; each is a group of GPUs with the whole model and a cache", 1, 64)
     ] = 1
     pooler: Annotated[
         str,
@@ -290,7 +292,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the scheduler process."""
 
-    enable_prefix_caching: Annotated[bool, Option("reuse KV blocks of equal prefixes")] = True
+    enable_prefix_caching: Annotated[bool, Option("reuse the KV blocks of equal prefixes")] = True
     scheduling_policy: Annotated[
         str,
         Option(
@@ -314,9 +316,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     overlap: Annotated[bool, Option("plan step k+1 while step k runs")] = True
     speculative_config: Annotated[
         str,
-        Option('drafts, as a JSON object: {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, '
-               '"prompt_lookup_min": 2}, or method draft_model or eagle with "model": a folder or hub id; empty: only '
-               'predictions of requests and what a grammar forces',
+        Option('drafts, as a JSON object like {"method": "ngram", "num_speculative_tokens": 4}; beside these keys '
+               'prompt_lookup_max and prompt_lookup_min; with method draft_model or eagle, "model" is a folder or '
+               'hub id; empty: only predictions of requests and what a grammar forces',
                metavar="JSON"),
     ] = ""
     grammar_cache_bytes: Annotated[int, Option("bytes of automata; beyond it 429", 1 << 20, 1 << 40)] = 512 << 20
@@ -329,7 +331,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the executor processes."""
 
-    device: Annotated[str, Option("auto takes a GPU when there is one", choices=("auto", "cpu", "cuda"))] = "auto"
+    device: Annotated[
+        str, Option("where the model runs; auto: on a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    ] = "auto"
     gpu_memory_utilization: Annotated[float, Option("share of the GPU's memory Penstock may use", 0.05, 0.99)] = 0.9
     kv_cache_memory: Annotated[int, Option("bytes of KV cache; 0: from free memory", 0, 1 << 50)] = 0
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
@@ -384,7 +388,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 30.0
     report_prompts: Annotated[bool, Option("let crash reports hold the token ids of prompts and outputs")] = False
     log_level: Annotated[
-        str, Option("least severe log line that is printed", choices=("debug", "info", "warning", "error"))
+        str, Option("least severe log lines that are printed", choices=("debug", "info", "warning", "error"))
     ] = "info"
     log_format: Annotated[str, Option("form of log lines", choices=("logfmt", "json"))] = "logfmt"
 

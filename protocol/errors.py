@@ -196,10 +196,10 @@ class DeadlineExceeded(RequestError):
 
 
 class ConfigError(PenstockError):
-    """An option is wrong: its name as typed, the value given, what is allowed."""
+    """An option is wrong: its name as typed, the value given, or None without one, and what is allowed."""
 
     def __init__(self, option: str, value: object, allowed: str) -> None:
-        super().__init__(f"{option}: {value!r} is not allowed; {allowed}")
+        super().__init__(f"{option}: {allowed}" if value is None else f"{option}: {value!r} is not allowed; {allowed}")
         self.option = option
         self.value = value
         self.allowed = allowed

@@ -6,19 +6,23 @@ import argparse
 import importlib
 import logging
 import os
+import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, fields
 from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import count
 from penstock.protocol.version import VERSION
 from penstock.services.supervisor import logs, options, process, run_directory
+from penstock.services.supervisor.foreign_flags import did_you_mean
 from penstock.services.supervisor.options import sized, usable_cores
 from penstock.services.supervisor.process import ExitCode
 from penstock.services.supervisor.sd_notify import error_line, notify, progress
@@ -31,7 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "tokenizer": "one tokenizer process: text to tokens and back",
     "scheduler": "the scheduler process: queue, KV blocks, steps",
     "executor": "one executor process: weights, forward pass, sampling",
-    "engine": "every process but the api, for the program that starts it, such as the Python API",
+    "engine": "every process but the api, for a program such as the Python API",
     "config": "print the effective configuration as a file for --config",
     "keys": "make the key file for the links between hosts",
     "chat": "chat with a model in the terminal, or ask one question through a pipe",
@@ -46,6 +50,20 @@ COMMANDS: Mapping[str, str] = {
 }
 BENCHES = ("bench serve", "bench offline", "bench start")
 TAKES_MODEL = ("serve", "engine", "config", "plan", "chat", "complete", "run-batch", *BENCHES)
+STARTED = ("model", "tokenizer", "scheduler", "executor", "trace", "api_processes", "api_key", "max_queued_requests",
+           "log_level", "log_format", "run_dir")  # fmt: skip
+COMMON = ("served_model_name", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+          "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "host", "port",
+          "api_key", "chat_template", "tool_call_parser", "reasoning_parser", "enable_prefix_caching",
+          "speculative_config", "device", "gpu_memory_utilization", "log_level")  # fmt: skip
+STARTED_COMMON = ("dtype", "max_model_len", "tensor_parallel_size", "device", "api_key", "log_level")
+# The sections and single options of protocol/config.py that a command has; a command that is not here has all.
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "keys": (),
+    "top": ("api_key", "run_dir"),
+    "plan": ("model", "gpu_memory_utilization", "kv_cache_memory", "speculative_config"),
+    **dict.fromkeys(("chat", "complete", "run-batch", *BENCHES), STARTED),
+}
 # Commands with arguments of their own, and the module of each, which has `add_arguments` and `command`. For a module's
 # second command, named after a colon, these are `add_NAME_arguments` and `NAME_command`.
 MODULES: Mapping[str, str] = {
@@ -62,6 +80,10 @@ MODULES: Mapping[str, str] = {
 }
 ROLE_MODULES: Mapping[Role, str] = {Role.API: "openai.api_server"}  # of roles whose module is not ROLE.main
 MAX_UNSIZED = 64  # processes of a role whose number is left to the cores; protocol/messages.py gives an api's 7 bits
+MODEL = "folder in Hugging Face layout or hub id, as --model; left out: penstock-demo, which Penstock brings"
+WIDE = 60  # columns of a terminal that has room for two columns of help
+HELP = re.compile(r"-h|--help(?:=(.*))?")
+EPILOG = "`penstock {command} --help=all` shows every option, `--help=WORD` those about a word."
 EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
     AddressError: ExitCode.ADDRESS,
     ConfigError: ExitCode.CONFIG,
@@ -88,7 +110,7 @@ def run(words: list[str]) -> int:
     if words[:1] == ["bench"]:
         words = [" ".join(words[:2]), *words[2:]]  # a command of two words
     command = words[0] if words else "--help"
-    if command in ("-h", "--help"):
+    if command in ("-h", "--help", "help") and not words[1:]:
         parser_of("").print_help()
         return ExitCode.ORDERLY
     if command == "--version":
@@ -100,9 +122,16 @@ def run(words: list[str]) -> int:
             print(f"  {name.removeprefix('bench '):10}{COMMANDS[name]}")
         return ExitCode.ORDERLY
     if command not in COMMANDS:
-        raise ConfigError("command line", command, "the commands are " + ", ".join(COMMANDS))
+        raise ConfigError("command line", command, unknown_command(command))
+    wanted = next((found[1] or "" for word in words[1:] if (found := HELP.fullmatch(word))), None)
+    if wanted is not None:
+        parser_of(command, wanted).print_help()
+        return ExitCode.ORDERLY
     namespace = options.parse(parser_of(command), words[1:])
     effective = options.effective(namespace, os.environ)
+    if namespace.without_effect:
+        logs.setup(command, effective.config.run.log_level, effective.config.run.log_format)
+        logs.warning(log, "flags_without_effect", flags=" ".join(namespace.without_effect))
     if command == "config":
         print(options.as_toml(effective), end="")
         return ExitCode.ORDERLY
@@ -117,22 +146,35 @@ def run(words: list[str]) -> int:
     return run_role(role, index_of(role, namespace, effective.config), effective.config)
 
 
-def parser_of(command: str) -> options.Parser:
-    """The parser of one command, or of the overview that `penstock --help` prints."""
+def unknown_command(command: str) -> str:
+    hint = did_you_mean(command, list(COMMANDS))
+    if command.startswith("-") or Path(command).exists() or "/" in command:
+        hint = "; `penstock serve MODEL` starts a server"
+    return f"the commands are {', '.join(COMMANDS)}{hint}"
+
+
+def parser_of(command: str, wanted: str = options.ALL_OPTIONS) -> options.Parser:
+    """The parser of one command, or of the overview that `penstock --help` prints; `wanted` says which options its help
+    shows, as `add_options` does."""
+    columns = shutil.get_terminal_size().columns
     parser = options.Parser(
         prog=f"penstock {command}".rstrip(),
         usage=usage(command),
         description=COMMANDS.get(command, "Penstock serves large language models over an OpenAI-compatible API."),
+        epilog=EPILOG.format(command=command) if command and OPTIONS.get(command) != () else None,
         allow_abbrev=False,
-        formatter_class=partial(argparse.HelpFormatter, max_help_position=36),
+        add_help=False,
+        foreign=command in TAKES_MODEL or command in set(Role),
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=30 if columns >= WIDE else 6),
     )
     if not command:
         commands = parser.add_argument_group("commands")
         for name, text in COMMANDS.items():
             commands.add_argument(name, nargs="?", help=text)
         parser.add_argument("--version", action="store_true", help="print the version and exit")
-    elif command in TAKES_MODEL:
-        parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="as --model")
+        return parser
+    if command in TAKES_MODEL:
+        parser.add_argument("positional_model", metavar="MODEL", nargs="?", help=MODEL)
     elif command not in MODULES:
         parser.add_argument("--index", metavar="N", default="", help="number among its role's in the server; empty: 0")
     if command == Role.EXECUTOR:
@@ -141,7 +183,10 @@ def parser_of(command: str) -> options.Parser:
         )
     if command in MODULES:
         function_of(command, "add_{}arguments")(parser)
-    options.add_options(parser)
+    names = OPTIONS.get(command)
+    chosen = [one for one in fields() if names is None or one.section in names or one.name in names]
+    singles = (one for one in names or () if one not in options.TITLES)
+    options.add_options(parser, chosen, wanted, STARTED_COMMON if names is STARTED else (*COMMON, *singles))
     return parser
 
 
@@ -155,7 +200,8 @@ def function_of(command: str, name: str) -> Callable[..., Any]:
 def usage(command: str) -> str:
     if not command:
         return "penstock COMMAND [options]"
-    return f"penstock {command} {'[MODEL] ' if command in TAKES_MODEL else ''}[options]"
+    argument = "[MODEL] " if command in TAKES_MODEL else "FILE " if command == "keys" else ""
+    return f"penstock {command} {argument}[options]"
 
 
 def index_of(role: Role, namespace: argparse.Namespace, config: Config) -> int:

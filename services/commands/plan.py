@@ -37,6 +37,7 @@ from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
+from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import Effective
 from penstock.services.supervisor.process import ExitCode
 
@@ -91,16 +92,36 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--gpu", default="", metavar="NAME",
-                        help=f"one of {', '.join(GPUS)}, or its memory as 80GB or 79.1GiB")  # fmt: skip
+    parser.add_argument(
+        "--gpu",
+        default="",
+        metavar="NAME",
+        help=f"one of {', '.join(GPUS)}, or its memory as 80GB or 79.1GiB; left out: each of these",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
     """Print the plan. Raises ConfigError, as an executor would, if not even one request of full length fits."""
-    found = plan(effective.config, namespace.gpu)
-    print(msgspec.json.format(msgspec.json.encode(found), indent=1).decode() if namespace.json else text(found))
+    found = plan(effective.config, namespace.gpu) if namespace.gpu else plans(effective.config)
+    if namespace.json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    else:
+        print(fitted(text(found) if isinstance(found, Plan) else comparison(found)))
     return ExitCode.ORDERLY
+
+
+def plans(config: Config) -> list[Plan]:
+    """The plans for the known GPUs on which the model fits, the smallest first. Raises ConfigError if it fits none."""
+    found, errors = [], []
+    for name in sorted(GPUS, key=lambda name: GPUS[name]):
+        try:
+            found.append(plan(config, name))
+        except ConfigError as error:
+            errors.append(error)
+    if not found:
+        raise errors[-1]
+    return found
 
 
 def plan(config: Config, gpu: str) -> Plan:
@@ -232,6 +253,22 @@ def concurrency(tokens: int, blocks: int, shape: CacheShape) -> Concurrency:
 
 def gib(count: int) -> str:
     return f"{count / GIB:.2f}"
+
+
+def comparison(found: list[Plan]) -> str:
+    """The plans as a table with a row for each GPU."""
+    first = found[0]
+    lines = [
+        f"{first.model} in {first.dtype}: {first.parameters:,} parameters, {first.kv_bytes_per_token:,} bytes of keys "
+        "and values per token" + (f" on each of {first.gpus} GPUs" if first.gpus > 1 else ""),
+        f"  {'GPU':<10} {'GiB':>6}   tokens in the cache   requests of {first.max_model_len:,} tokens at once",
+    ]
+    for one in found:
+        at_once = one.concurrency[-1].requests
+        lines.append(f"  {one.gpu:<10} {one.gpu_bytes / GIB:>6.1f}   {one.cache_tokens:>19,}   {at_once:>7,}")
+    too_small = sorted(set(GPUS) - {one.gpu for one in found})
+    lines += [f"  too small: {', '.join(too_small)}"] if too_small else []
+    return "\n".join([*lines, "--gpu NAME tells how its memory is used."])
 
 
 def text(found: Plan) -> str:

@@ -1,12 +1,26 @@
-"""The progress of many requests: a bar on a terminal, else a line every few seconds, on standard error."""
+"""The progress of many requests: a bar on a terminal, else a line every few seconds, on standard error; and text that
+fits a narrow terminal."""
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import time
 from types import TracebackType
 
 LINE_SECONDS = 5.0
+
+
+def fitted(text: str) -> str:
+    """The text for standard output. On a terminal, lines that are too long go on in the next, at a blank."""
+    if not sys.stdout.isatty():
+        return text
+    columns = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(
+        columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    )
+    return "\n".join(wrapper.fill(line) if len(line) > columns else line for line in text.split("\n"))
 
 
 class ProgressBar:

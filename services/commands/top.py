@@ -9,39 +9,38 @@ time go with it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import sys
+import termios
 import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+import tty
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from penstock.protocol.errors import ConfigError, LinkError
-from penstock.protocol.links import Role
 from penstock.services.commands.client import DEFAULT_URL, Client, first_key, refusal
-from penstock.services.supervisor import run_directory
+from penstock.services.commands.local import companions, local_processes
 from penstock.services.supervisor.options import Effective
 from penstock.services.supervisor.process import ExitCode
 
 SHORTEST = 0.1  # seconds between snapshots
 MEBIBYTE = 1 << 20
+WIDTH = 100  # columns where the output is no terminal
+NARROW = 76  # columns; with fewer the figures are not in a table
 ENGINE = "penstock_engine_"
 FIRST, GAP = "penstock_time_to_first_token_seconds", "penstock_inter_token_latency_seconds"
 LAG, PART = "penstock_loop_lag_seconds", "penstock_step_part_seconds"
 PARTS = ("plan", "encode", "launch", "mask", "wait", "device", "draft", "apply", "deliver")  # in their order
 PERCENTILES = (50, 99)
-PROC = Path("/proc")
-APART = 60.0  # seconds by which two records of one start may differ, because clocks are adjusted
-ENTRIES = ("penstock", "penstock/__main__.py")  # last parts of the path of a process's program
-ROLES = frozenset(role.value for role in Role)
 Series = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -122,14 +121,17 @@ class ServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"server to show [default {DEFAULT_URL}]")
+    parser.add_argument("--url", default="", help=f"server to show [default {DEFAULT_URL}]")
+    parser.add_argument(
+        "--port", default="", metavar="N", dest="local_port", help="its port, where it runs on this machine"
+    )
     parser.add_argument("--interval", default="1", metavar="SECONDS", help="between updates [default 1]")
     parser.add_argument("--once", action="store_true", help="print the state over one interval, and exit")
     parser.add_argument("--json", action="store_true", help="with --once: one JSON object")
 
 
 def command(namespace: argparse.Namespace, effective: Effective) -> int:
-    """Show the server until Ctrl-C, or once. 1 if it is not ready.
+    """Show the server until q or Ctrl-C, or once. 1 if it is not ready.
 
     Raises ConfigError, LinkError when it cannot be reached at first, RequestError when it refuses the key.
     """
@@ -138,13 +140,24 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
         raise ConfigError("--json", True, "it goes with --once")
     key = first_key(effective)
     run_dir = os.path.abspath(effective.config.run.run_dir) if effective.config.run.run_dir else ""
-    client = Client(namespace.url, key)
+    client = Client(url_of(namespace.url, namespace.local_port), key)
     before = snapshot(client)
     if namespace.once:
         select.select([], [], [], interval)
         after = snapshot(client)
         return show(view(before, after, silent_processes(after, run_dir)), sys.stdout, as_json=namespace.json)
     return watch(client, before, interval, run_dir)
+
+
+def url_of(url: str, port: str) -> str:
+    """The server's URL. Raises ConfigError for a wrong port, and for both options."""
+    if not port:
+        return url or DEFAULT_URL
+    if url:
+        raise ConfigError("--port", port, f"--url names a server too: {url}")
+    if not (port.isdecimal() and 0 < int(port) < 1 << 16):
+        raise ConfigError("--port", port, "it must be a whole number between 1 and 65535")
+    return f"http://127.0.0.1:{port}"
 
 
 def seconds(text: str) -> float:
@@ -158,30 +171,61 @@ def seconds(text: str) -> float:
 
 
 def watch(client: Client, before: Snapshot, interval: float, run_dir: str) -> int:
-    """Show one view after another. Ctrl-C is the orderly end."""
+    """Show one view after another. The key q and Ctrl-C are the orderly ends."""
     console = Console()
     shown = view(before, before, silent_processes(before, run_dir))
+    first = drawn(shown, console.width)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        keyboard(sys.stdin) as keys,
+        Live(first, console=console, screen=console.is_terminal, auto_refresh=False) as live,
+    ):
+        while not pressed(keys, b"q", interval):
+            try:
+                after = snapshot(client)
+            except LinkError as error:
+                live.update(Group(drawn(shown, console.width), Text(f"\n{error}", style="red")), refresh=True)
+                continue
+            shown = view(before, after, silent_processes(after, run_dir))
+            live.update(drawn(shown, console.width), refresh=True)
+            before = after
+    return ExitCode.ORDERLY
+
+
+@contextlib.contextmanager
+def keyboard(terminal: TextIO) -> Iterator[list[int]]:
+    """The terminal's descriptor, which gives keys as they are pressed, in a list; none where it is no terminal."""
+    if not terminal.isatty():
+        yield []
+        return
+    descriptor = terminal.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
     try:
-        with Live(drawn(shown), console=console, screen=console.is_terminal, auto_refresh=False) as live:
-            while True:
-                select.select([], [], [], interval)
-                try:
-                    after = snapshot(client)
-                except LinkError as error:
-                    live.update(Group(drawn(shown), Text(f"\n{error}", style="red")), refresh=True)
-                    continue
-                shown = view(before, after, silent_processes(after, run_dir))
-                live.update(drawn(shown), refresh=True)
-                before = after
-    except KeyboardInterrupt:
-        return ExitCode.ORDERLY
+        yield [descriptor]
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def pressed(keys: list[int], key: bytes, seconds: float) -> bool:
+    """Wait for so long; whether the key was pressed. `keys` loses a descriptor that has ended."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        for descriptor in select.select(keys, [], [], left)[0]:
+            typed = os.read(descriptor, 64)
+            if key in typed:
+                return True
+            if not typed:
+                keys.remove(descriptor)
+    return False
 
 
 def show(found: ServerStatistics, out: TextIO, *, as_json: bool) -> int:
     if as_json:
         print(msgspec.json.encode(found).decode(), file=out)
     else:
-        Console(file=out, width=100).print(drawn(found))
+        console = Console(file=out, width=None if out.isatty() else WIDTH)
+        console.print(drawn(found, console.width))
     return ExitCode.ORDERLY if found.ready else ExitCode.FAILED
 
 
@@ -332,122 +376,54 @@ def silent_processes(after: Snapshot, run_dir: str) -> tuple[Process, ...]:
     return tuple(Process(one.role, one.index, one.pid, one.resident_bytes) for one in here)
 
 
-class Local(msgspec.Struct, frozen=True):
-    """A process as /proc has it."""
-
-    role: str
-    index: str
-    pid: int
-    resident_bytes: int
-    began: float  # unix seconds
-    run_dir: str  # empty if unknown: its environment may be another user's
-
-
-def companions(found: Iterable[Local], reported: Mapping[tuple[str, str, int], float]) -> tuple[Local, ...]:
-    """The processes that share a run directory with a reported one, which includes the reported ones. `reported` has
-    start times by role, index and pid."""
-    found = tuple(found)
-    run_dirs = {
-        one.run_dir
-        for one in found
-        if one.run_dir and abs(reported.get((one.role, one.index, one.pid), -APART) - one.began) < APART
-    }
-    return tuple(one for one in found if one.run_dir in run_dirs)
-
-
-def local_processes(proc: Path = PROC) -> tuple[Local, ...]:
-    """Penstock's processes on this machine, in order of role, index and pid."""
-    found = []
-    now, up = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
-    for path in proc.glob("[0-9]*"):
-        try:
-            arguments = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            role = role_of(arguments)
-            if not role:
-                continue
-            pages = int((path / "statm").read_text().split()[1])
-            ticks = int((path / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
-        except (OSError, IndexError, ValueError):
-            continue  # it has just ended
-        began = now - up + ticks / os.sysconf("SC_CLK_TCK")
-        index, memory = value_of("--index", arguments) or "0", pages * os.sysconf("SC_PAGE_SIZE")
-        found.append(Local(role, index, int(path.name), memory, began, run_dir_of(path, arguments)))
-    return tuple(sorted(found, key=lambda one: (one.role, one.index, one.pid)))
-
-
-def run_dir_of(path: Path, arguments: list[str]) -> str:
-    """The run directory of the process at `path`: its option, or the one made by systemd."""
-    if given := value_of("--run-dir", arguments):
-        return given
-    try:
-        environ = (path / "environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return ""
-    own = dict(pair.split("=", 1) for pair in environ if "=" in pair)
-    return own.get(run_directory.SYSTEMD, "").split(":")[0]
-
-
-def value_of(flag: str, arguments: list[str]) -> str:
-    """The value of a flag on a command line, after a space or a `=`."""
-    for place, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            return value if equals else "".join(arguments[place + 1 : place + 2])
-    return ""
-
-
-def role_of(arguments: list[str]) -> str:
-    """The role that a command line starts; empty for other programs."""
-    for place, word in enumerate(arguments[:-1]):
-        if any(f"/{word}".endswith(f"/{entry}") for entry in ENTRIES):
-            return arguments[place + 1] if arguments[place + 1] in ROLES else ""
-    return ""
-
-
-def drawn(found: ServerStatistics) -> Group:
-    """The view for a terminal."""
+def drawn(found: ServerStatistics, width: int = WIDTH) -> Group:
+    """The view for a terminal of so many columns."""
     state = Text(found.status, style="green" if found.ready else "red")
     head = Text.assemble(("penstock ", "bold"), found.version, "  ", (found.model, "bold"), "  ", state)
-    figures = Table.grid(padding=(0, 3))
-    figures.add_row(
-        "requests",
-        f"{found.running} running",
-        f"{found.waiting} waiting",
-        f"{found.request_rate:,.1f} finished/s",
-        f"{found.preemptions} preempted",
-    )
-    figures.add_row("tokens", f"{found.output_rate:,.0f} out/s", f"{found.prompt_rate:,.0f} in/s")
-    figures.add_row("KV cache", f"{found.kv_used:.0%} used", f"{found.kv_cached:.0%} cached")
-    figures.add_row("steps", f"{found.step_rate:,.0f}/s", f"{found.step_ms:.2f} ms" if found.step_ms else "",
-                    f"device {1 - found.idle:.0%} busy", f"epoch {found.epoch}")  # fmt: skip
+    rows = [
+        ("requests", f"{found.running} running", f"{found.waiting} waiting", f"{found.request_rate:,.1f} finished/s",
+         f"{found.preemptions} preempted"),
+        ("tokens", f"{found.output_rate:,.0f} out/s", f"{found.prompt_rate:,.0f} in/s"),
+        ("KV cache", f"{found.kv_used:.0%} used", f"{found.kv_cached:.0%} cached"),
+        ("steps", f"{found.step_rate:,.0f}/s", f"{found.step_ms:.2f} ms" if found.step_ms else "",
+         f"device {1 - found.idle:.0%} busy", f"epoch {found.epoch}"),
+    ]  # fmt: skip
     for title, times in (("first token", found.first_token_ms), ("between tokens", found.inter_token_ms)):
-        figures.add_row(title, *(f"{name} {value:,.1f} ms" for name, value in times.items()))
+        rows.append((title, *(f"{name} {value:,.1f} ms" for name, value in times.items())))
     parts = Text("  ").join(
         Text(("● " if fine else "○ ") + name, style="green" if fine else "red") for name, fine in found.parts.items()
     )
-    lines: list[Any] = [head, "", figures]
-    if found.reasons:
-        lines.append(row_of("waiting for", found.reasons))
-    if found.parts_ms:
-        lines.append(row_of("step, ms", {part: f"{value:.2f}" for part, value in found.parts_ms.items()}))
+    lines: list[Any] = [head, "", table(rows, width)]
+    for title, values in (
+        ("waiting for", {reason: str(count) for reason, count in found.reasons.items()}),
+        ("step, ms", {part: f"{value:.2f}" for part, value in found.parts_ms.items()}),
+    ):
+        if values:
+            lines.append(table([("", *values.values())], width, (title, *values)))
     lines += ["", parts]
     if found.processes:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for title in ("process", "pid", "memory", "cores", "loop lag", "queued", "starts"):
-            table.add_column(title, justify="left" if title == "process" else "right")
-        for process in found.processes:
-            table.add_row(*process_row(process))
-        lines += ["", table]
+        titles = ("process", "pid", "memory", "cores", "loop lag", "queued", "starts")
+        lines += ["", table([process_row(process) for process in found.processes], width, titles)]
     return Group(*lines)
 
 
-def row_of(title: str, values: Mapping[str, object]) -> Table:
-    """Values below their names."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in (title, *values):
-        table.add_column(name, justify="left" if name == title else "right")
-    table.add_row("", *map(str, values.values()))
-    return table
+def table(rows: Sequence[Sequence[str]], width: int, titles: Sequence[str] = ()) -> RenderableType:
+    """Rows below their titles. On a narrow terminal each row is one line that goes on in the next, so that no figure
+    is cut."""
+    if width < NARROW:
+        names = [f"{title} " if place else "" for place, title in enumerate(titles)] or [""] * len(max(rows, key=len))
+        first = f"{titles[0]}  " if titles and not rows[0][0] else ""
+        cells = [[name + cell for name, cell in zip(names, row, strict=False) if cell] for row in rows]
+        return Group(*(Text(first + "  ".join(row)) for row in cells))
+    if not titles:
+        figures = Table.grid(padding=(0, 3))
+    else:
+        figures = Table(box=None, pad_edge=False, header_style="dim")
+        for place, title in enumerate(titles):
+            figures.add_column(title, justify="right" if place else "left")
+    for row in rows:
+        figures.add_row(*row)
+    return figures
 
 
 def process_row(process: Process) -> tuple[str, ...]:

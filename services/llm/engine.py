@@ -48,7 +48,8 @@ from penstock.services.llm.prompts import Request
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.completions import check_ids
 from penstock.services.openai.embeddings import Vector, vectors_of
-from penstock.services.supervisor.options import Given, did_you_mean, merge, read_file, sized, usable_cores
+from penstock.services.supervisor.foreign_flags import did_you_mean
+from penstock.services.supervisor.options import Given, merge, read_file, sized, usable_cores
 from penstock.services.supervisor.preflight import resolved
 from penstock.services.tracing.startup import environment, tracer_of
 from penstock.services.tracing.tracer import Operations

@@ -6,21 +6,22 @@ Made from the fields of `protocol/config.py`; an option is written there and now
 from __future__ import annotations
 
 import argparse
-import difflib
+import contextlib
 import json
 import os
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from penstock.protocol.config import Config, Field, fields
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.validation import check, check_content, check_value
+from penstock.services.supervisor.foreign_flags import COMMAND_LINE, did_you_mean, meant_value, opposite, translate
 
 TITLES: Mapping[str, str] = {
     "model": "model (the same for every process)",
@@ -33,8 +34,14 @@ TITLES: Mapping[str, str] = {
     "trace": "tracing (the same for every process)",
 }
 METAVARS: Mapping[type, str] = {str: "TEXT", int: "N", float: "X"}
-COMMAND_LINE = "command line"
-ARGUMENT_ERROR = re.compile(r"argument (-[^\s:/]+).*?: (.*)")  # argparse's message about one option
+ALL_OPTIONS = "all"  # --help=all
+OFTEN = "options that are often used"
+ARGUMENT_ERROR = re.compile(r"argument (-[^\s:/]+).*?: (.*)")  # argparse's messages: about one option,
+NEEDED = re.compile(r"the following arguments are required: (.*)")  # one that is missing,
+WRONG_VALUE = re.compile(r"invalid (\w+) value: '(.*)'")  # a value's type,
+WRONG_CHOICE = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")  # a word,
+UNWANTED = re.compile(r"ignored explicit argument '(.*)'")  # a value of a flag that has none
+MAGNITUDE = re.compile(r"(\d+(?:\.\d+)?)([kmgt])", re.IGNORECASE)  # 8k is 8000, 8K is 8192, as in vLLM
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 FEW_CORES, MANY_CORES = 4, 8
 
@@ -55,69 +62,121 @@ class Given(msgspec.Struct, frozen=True):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises ConfigError where it would print its usage and exit."""
+    """argparse that raises ConfigError where it would print its usage and exit, and that knows which options of
+    protocol/config.py it has.
+
+    `foreign`: it takes flags of other servers, too.
+    """
+
+    def __init__(self, *, foreign: bool = False, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.foreign = foreign
+
+    def flags(self) -> dict[str, Field | None]:
+        """Every flag, with its option where that is one of protocol/config.py."""
+        by_flag = {flag: field for field in fields() for flag in (field.flag, *field.option.aliases)}
+        return {flag: by_flag.get(flag) for flag in self._option_string_actions}
 
     def error(self, message: str) -> NoReturn:
+        if needed := NEEDED.fullmatch(message):
+            raise ConfigError(COMMAND_LINE, None, f"{needed[1]} is missing")
         found = ARGUMENT_ERROR.fullmatch(message)
-        raise ConfigError(found[1], "", found[2]) if found else ConfigError(COMMAND_LINE, self.prog, message)
+        if not found:
+            raise ConfigError(COMMAND_LINE, None, message)
+        if wrong := WRONG_VALUE.fullmatch(found[2]):
+            kind = {"int": "a whole number", "float": "a number", "loads": "JSON"}.get(wrong[1], f"a {wrong[1]}")
+            raise ConfigError(found[1], wrong[2], f"it must be {kind}")
+        if wrong := WRONG_CHOICE.fullmatch(found[2]):
+            raise ConfigError(found[1], wrong[1], "it must be one of " + wrong[2].replace("'", ""))
+        if found[2].startswith("expected"):
+            raise ConfigError(found[1], None, "a value must follow it")
+        if wrong := UNWANTED.fullmatch(found[2]):
+            raise ConfigError(found[1], wrong[1], f"it takes no value; its opposite is --no-{found[1][2:]}")
+        raise ConfigError(found[1], None, found[2])
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every option, grouped by section. Options that were not typed are absent from the parsed namespace."""
-    parser.add_argument("--config", metavar="FILE.toml", default="", help="file with options, in sections or flat")
-    groups = {name: parser.add_argument_group(title) for name, title in TITLES.items()}
-    for field in fields():
-        flags = (field.flag, *field.option.aliases)
-        group = groups[field.section]
-        if field.type is bool:
-            group.add_argument(
-                *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help_text(field)
-            )
+def add_options(
+    parser: argparse.ArgumentParser,
+    chosen: Sequence[Field] | None = None,
+    wanted: str = ALL_OPTIONS,
+    common: Container[str] = (),
+) -> None:
+    """Add the chosen options, or all, grouped by section. Options that were not typed are absent from the parsed
+    namespace.
+
+    `wanted` is what help shows: ALL_OPTIONS, those whose names are `common` where it is empty, else those about that
+    word.
+    """
+    whole = wanted == ALL_OPTIONS
+    chosen = fields() if chosen is None else chosen
+    parser.set_defaults(config="")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    if chosen:
+        title = "options" if whole else OFTEN if not wanted else f"options about {wanted}"
+        groups[title] = parser.add_argument_group(title)
+        text = shown("file with options, in sections or flat", whole or wanted in ("", "config"))
+        groups[title].add_argument("--config", metavar="FILE.toml", help=text)
+    for field in chosen:
+        option = field.option
+        if wanted in ("", ALL_OPTIONS):
+            visible = whole or field.name in common
         else:
-            metavar = field.option.metavar or ("WORD" if field.option.choices else METAVARS[field.type])
-            action = "append" if field.option.several else "store"
-            count = "+" if field.option.greedy else None
+            visible = wanted.lower() in f"{field.flag} {option.help}".lower()
+        title = TITLES[field.section] if whole else title
+        group = groups[title] if title in groups else groups.setdefault(title, parser.add_argument_group(title))
+        flags = (field.flag, *option.aliases)
+        text = shown(help_text(field, brief=not wanted), visible)
+        if field.type is bool:
+            group.add_argument(*flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        else:
+            metavar = option.metavar or ("WORD" if option.choices else METAVARS[field.type])
+            action = "append" if option.several else "store"
+            count = "+" if option.greedy else None
             group.add_argument(
-                *flags, action=action, nargs=count, metavar=metavar, default=argparse.SUPPRESS, help=help_text(field)
+                *flags, action=action, nargs=count, metavar=metavar, default=argparse.SUPPRESS, help=text
             )
 
 
-def help_text(field: Field) -> str:
-    """An option's help: its meaning, allowed values and default."""
+def shown(text: str, visible: bool) -> str:
+    return text if visible else argparse.SUPPRESS
+
+
+def help_text(field: Field, *, brief: bool = False) -> str:
+    """An option's help: its meaning, default, allowed values; `brief`: the first of these with choices alone."""
     default = field.default
-    if isinstance(default, bool):
-        shown = "on" if default else "off"
+    value = "empty" if default == "" else ("on" if default else "off") if isinstance(default, bool) else str(default)
+    text, *clauses = field.option.help.split("; ")
+    meaning = next((one for one in clauses if one.startswith(f"{value}: ")), "")
+    notes = [f"default {value}", field.allowed]
+    if brief:
+        shown = "" if value == "empty" and not meaning else meaning.partition(": ")[2] or value
+        notes = [shown and f"default: {shown}", field.allowed if field.option.choices else ""]
     else:
-        shown = str(default) if default != "" else "empty"
-    notes = [note for note in (f"default {shown}", field.allowed) if note]
+        text = field.option.help
     if field.option.secret:
         notes.append(f"or ${field.variable}")
-    return f"{field.option.help} [{'; '.join(notes)}]".replace("%", "%%")
+    notes = [note for note in notes if note]
+    return (text + (f" [{'; '.join(notes)}]" if notes else "")).replace("%", "%%")
 
 
-def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse all of `arguments`. Raises ConfigError; an unknown option comes with the closest known ones."""
-    namespace, unknown = parser.parse_known_args(arguments)
+def parse(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse all of `arguments`. `without_effect` of the result has the flags of other servers that were left out.
+
+    Raises ConfigError: one for all flags that the command does not have, with what they may have meant.
+    """
+    own = parser.flags()
+    elsewhere = {
+        flag: f"`{parser.prog}` does not use it; it is an option of `penstock serve`"
+        for field in fields()
+        for flag in (field.flag, *field.option.aliases, *([opposite(field.flag)] if field.type is bool else []))
+        if flag not in own
+    }
+    line = translate(arguments, own, elsewhere, foreign=parser.foreign)
+    namespace, unknown = parser.parse_known_args(line.words)
     if unknown:
-        flag = unknown[0].partition("=")[0]
-        if not flag.startswith("-"):
-            raise ConfigError(COMMAND_LINE, flag, f"`{parser.prog}` takes no such argument")
-        raise ConfigError(COMMAND_LINE, flag, "there is no such option" + did_you_mean(flag, known_flags()))
+        raise ConfigError(COMMAND_LINE, unknown[0], f"`{parser.prog}` takes no such argument")
+    namespace.without_effect = line.without_effect
     return namespace
-
-
-def known_flags() -> list[str]:
-    known = ["--config", "--index", "--local-index", "--help"]
-    for field in fields():
-        known += [field.flag, *field.option.aliases]
-        if field.type is bool:
-            known.append("--no-" + field.flag[2:])
-    return known
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.7)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def effective(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Effective:
@@ -173,7 +232,7 @@ def merge(given: Sequence[Given]) -> Effective:
             for part in one.value if isinstance(one.value, list) else [one.value]:
                 check_content(one.field, part)
             value = converted(one.field, one.value, typed=not one.origin.startswith("file"))
-            check_value(one.field, value)
+            value = allowed_value(one.field, value)
         except ConfigError as error:
             shown = "***" if one.field.option.secret else error.value
             source = "" if one.origin == COMMAND_LINE else f" ({one.origin})"
@@ -185,21 +244,50 @@ def merge(given: Sequence[Given]) -> Effective:
     return Effective(check(msgspec.structs.replace(default, **changed)), origins)
 
 
+def allowed_value(field: Field, value: object) -> object:
+    """The value, or the one that it is another server's spelling of. Raises ConfigError unless it is allowed."""
+    try:
+        check_value(field, value)
+    except ConfigError:
+        meant = meant_value(field.flag, str(value))
+        if not meant:
+            raise
+        return converted(field, meant, typed=True)
+    return value
+
+
 def converted(field: Field, value: object, *, typed: bool) -> object:
     """`value` in the field's type: from text unless a file gave it, a whole number where a float is due, several
     texts as one."""
     if field.option.greedy and isinstance(value, list) and all(isinstance(each, list) for each in value):
         value = [word for each in value for word in each]
     if field.option.several and isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return ",".join(value)
+        return ",".join(each for text in value for each in json_list(text))
     if field.type is float and type(value) is int:
         return float(value)
-    if not typed or not isinstance(value, str) or field.type is str:
+    if not typed or not isinstance(value, str):
         return value
     try:
-        return int(value) if field.type is int else float(value)
+        return value if field.type is str else whole_number(value) if field.type is int else float(value)
     except ValueError:
         return value
+
+
+def json_list(text: str) -> list[str]:
+    """The texts of a JSON list, which is how vLLM takes several; else the text itself."""
+    if text.startswith("["):
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.json.decode(text, type=list[str])
+    return [text]
+
+
+def whole_number(text: str) -> int:
+    """8192, 8k or 8K. Raises ValueError."""
+    found = MAGNITUDE.fullmatch(text)
+    if not found:
+        return int(text)
+    power = "kmgt".index(found[2].lower()) + 1
+    return int(float(found[1]) * (1000 if found[2].islower() else 1024) ** power)
 
 
 def read_file(path: Path) -> list[Given]:

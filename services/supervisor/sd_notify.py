@@ -122,7 +122,7 @@ class ErrorNotice(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str
     message: str
     option: str = ""
-    value: str = ""
+    value: str | None = None
     allowed: str = ""
 
 
@@ -133,9 +133,8 @@ def error_line(error: PenstockError) -> str:
     """The line of a notice that carries `error`."""
     notice = ErrorNotice(type(error).__name__, str(error)[:MAX_ERROR])
     if isinstance(error, ConfigError):
-        notice = msgspec.structs.replace(
-            notice, option=error.option, value=str(error.value)[:MAX_ERROR], allowed=error.allowed[:MAX_ERROR]
-        )
+        value = None if error.value is None else str(error.value)[:MAX_ERROR]
+        notice = msgspec.structs.replace(notice, option=error.option, value=value, allowed=error.allowed[:MAX_ERROR])
     return f"{ERROR_FIELD}={msgspec.json.encode(notice).decode()}"
 
 

@@ -77,7 +77,7 @@ def test_snippets_print_what_the_page_shows(page: str, server: Server, tmp_path:
 @functools.cache
 def options(command: str) -> frozenset[str]:
     """Every option that a command of penstock's knows."""
-    words = [sys.executable, "-m", "penstock", *command.split(), "--help"]
+    words = [sys.executable, "-m", "penstock", *command.split(), "--help=all"]
     told = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=True).stdout
     return frozenset(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", told))
 

@@ -39,6 +39,16 @@ def test_a_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert resolve("~/owner") == tmp_path / "owner"
 
 
+def test_the_embedded_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless a folder has it too, which is then the one that is meant."""
+    monkeypatch.chdir(tmp_path)
+    assert resolve("penstock-demo") == resolve("")
+    with pytest.raises(ConfigError, match="--revision"):
+        resolve("penstock-demo", "main")
+    (tmp_path / "penstock-demo").mkdir()
+    assert resolve("penstock-demo") == Path("penstock-demo")
+
+
 def test_a_folder_has_no_revisions(tmp_path: Path) -> None:
     for model in ("", str(tmp_path)):
         with pytest.raises(ConfigError, match="--revision: 'v2'"):

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from penstock.protocol.config import fields
 from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 from penstock.services import cli
 from penstock.services.supervisor.process import ExitCode
@@ -30,11 +32,82 @@ def test_the_overview_names_every_command(capsys):
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
-def test_every_command_has_help(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        cli.main([command, "--help"])
-    assert caught.value.code == 0
-    assert "--max-model-len N" in capsys.readouterr().out
+def test_help_of_every_command_fits_a_screen(command, capsys, monkeypatch):
+    """60 lines at 80 columns; --help=all has every option of the command."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("\n") <= 60
+    assert text.startswith(f"usage: penstock {command} ")
+    assert max(map(len, text.splitlines())) <= 80
+    assert cli.main([*command.split(), "--help=all"]) == 0
+    whole = capsys.readouterr().out
+    flags = cli.parser_of(command).flags()
+    assert all(re.search(rf"{flag}\b", whole) for flag in flags)
+    assert ("--help=all" in text) == (command != "keys")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_narrow_terminal_breaks_no_number_of_help(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert cli.main([*command.split(), "--help=all"]) == 0
+    narrow = capsys.readouterr().out
+    texts = [line for line in narrow.splitlines() if not re.match(r" *-|usage|.*:$", line)]
+    assert max(map(len, texts)) <= 40
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert cli.main([*command.split(), "--help=all"]) == 0
+    wide = capsys.readouterr().out
+    numbers = re.compile(r"\d[\d.,]*")
+    assert sorted(numbers.findall(narrow)) == sorted(numbers.findall(wide))
+
+
+def test_help_about_a_word(capsys):
+    assert cli.main(["serve", "--help=timeout"]) == 0
+    text = capsys.readouterr().out
+    assert "--drain-timeout" in text
+    assert "--request-timeout" in text
+    assert "--port" not in text
+
+
+def test_every_command_has_its_own_options_alone(capsys):
+    own = {command: set(cli.parser_of(command).flags()) for command in cli.COMMANDS}
+    assert own["keys"] == {"--force"}
+    assert own["top"] == {"--url", "--port", "--interval", "--once", "--json", "--config", "--api-key", "--run-dir"}
+    assert "--temperature" in own["chat"]
+    assert not {"--host", "--port", "--uds", "--parts"} & (own["chat"] | own["plan"] | own["bench serve"])
+    assert {field.flag for field in fields()} <= own["serve"] & own["api"] & own["engine"] & own["config"]
+    assert cli.main(["plan", "--port", "1", "--temprature=3"]) == 2
+    assert capsys.readouterr().err == (
+        "penstock: command line: 2 flags are not allowed\n"
+        "  --port: `penstock plan` does not use it; it is an option of `penstock serve`\n"
+        "  --temprature: there is no such option\n"
+    )
+    assert cli.main(["keys", "--temperature", "1"]) == 2
+    assert "'--temperature' is not allowed; there is no such option\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("run", "serve"),
+        ("srve", "serve"),
+        ("launch-server", "serve"),
+        ("generate", "complete"),
+        ("ask", "chat"),
+        ("batch", "run-batch"),
+        ("benchmark", "bench serve"),
+        ("memory", "plan"),
+        ("ps", "top"),
+        ("doctor", "collect-env"),
+        ("keygen", "keys"),
+        ("some/model", "penstock serve MODEL"),
+    ],
+)
+def test_a_command_is_guessed_by_its_meaning(typed, meant, capsys):
+    assert cli.main([typed]) == 2
+    told = capsys.readouterr().err
+    assert "; did you mean " in told or meant in told.rpartition(";")[2]
+    assert meant in told.rpartition("; ")[2]
 
 
 def test_the_version_is_told(capsys):
@@ -46,6 +119,12 @@ def test_the_version_is_told(capsys):
     ("words", "message"),
     [
         (["srve"], "command line: 'srve' is not allowed; the commands are serve, api"),
+        (["keys"], "command line: FILE is missing"),
+        (["chat", "--temperature", "x"], "--temperature: 'x' is not allowed; it must be a number"),
+        (["bench", "serve", "--endpoint", "x"], "--endpoint: 'x' is not allowed; it must be one of completions, chat"),
+        (["bench", "serve", "--input", "x"], "--input: 'x' is not allowed; it must be"),
+        (["bench", "serve", "--extra-body", "{"], "--extra-body: '{' is not allowed; it must be JSON"),
+        (["serve", "--overlap=3"], "--overlap: '3' is not allowed; it takes no value; its opposite is --no-overlap"),
         (["serve", "--port", "-3"], "--port: -3 is not allowed"),
         (["api", "--index=64", "--run-dir=/tmp/x"], "--index: '64' is not allowed"),
         (["api", "--index=-1", "--run-dir=/tmp/x"], "--index: '-1' is not allowed"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.services.commands.top import APART, Local, companions, local_processes, role_of, value_of
+from penstock.services.commands.local import APART, Local, companions, local_processes, role_of, value_of
 from tests.e2e.server import Server, serving
 from tests.services.commands.run import penstock
 

@@ -16,6 +16,7 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.errors import ConfigError
 from penstock.services import cli
 from penstock.services.commands.plan import GPUS, Plan, gpu_bytes, lengths, plan, stage_share, text
+from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import effective, parse
 from tests.engine_core.models.eagle_heads import head_config, write_head
 from tests.engine_core.models.test_memory_estimate import LLAMA_8B, QWEN_06B
@@ -138,6 +139,35 @@ def test_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["plan", str(folder), "--gpu", "h200", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 8_030_261_248
     assert cli.main(["plan", str(folder), "--gpu", "16GB"]) == 2
+
+
+def test_without_a_gpu_all_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those on which the model fits, the smallest first; the embedded model goes by its name."""
+    assert cli.main(["plan", "penstock-demo"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("penstock-demo in bfloat16: ")
+    assert [name for name in GPUS if f"  {name} " in told] == list(GPUS)
+    assert cli.main(["plan", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    sizes = [one["gpu_bytes"] for one in found]
+    assert sizes == sorted(GPUS.values())
+    assert cli.main(["plan", str(folder_of(tmp_path, LLAMA_8B | {"num_hidden_layers": 70}))]) == 0
+    told = capsys.readouterr().out
+    assert "too small: a10, a100-40gb, l4, l40s, rtx-4090\n" in told
+    assert "\n  h100 " in told
+    assert cli.main(["plan", str(folder_of(tmp_path, LLAMA_8B | {"num_hidden_layers": 600}))]) == 2
+    assert "--gpu-memory-utilization" in capsys.readouterr().err
+
+
+def test_a_narrow_terminal_breaks_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    wide = "  tokens of a request   at once\n" + f"  {12_231_936:,} tokens, {764_496:,} blocks of 16, {1 << 60:,} bytes"
+    narrow = fitted(wide)
+    assert max(map(len, narrow.splitlines())) <= 40
+    assert narrow.split() == wide.split()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    assert fitted(wide) == wide
 
 
 def test_the_plan_needs_no_torch(tmp_path: Path) -> None:

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
 
 import pytest
+from rich.console import Console
 
 from penstock.protocol.errors import ConfigError
 from penstock.services.commands import top
@@ -150,16 +159,77 @@ def test_it_is_shown_again_and_again(server: Server) -> None:
     """Until Ctrl-C; a pipe gets every view."""
     views = 0
 
-    def interrupted(*_: object) -> list[object]:
+    def interrupted(*_: object) -> bool:
         nonlocal views
         views += 1
         if views == 3:
             raise KeyboardInterrupt
-        return []
+        return False
 
     patch = pytest.MonkeyPatch()
     client = top.Client(server.url, "open")
     with patch.context() as patched:
-        patched.setattr(top.select, "select", interrupted)
+        patched.setattr(top, "pressed", interrupted)
         assert top.watch(client, top.snapshot(client), 1.0, "") == 0
     assert views == 3
+
+
+def test_the_key_q_ends_it(server: Server) -> None:
+    """On a terminal, which is then as it was; the server is named by its port."""
+    master, slave = pty.openpty()
+    before = termios.tcgetattr(slave)
+    port = server.url.rpartition(":")[2]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "top", "--port", port, "--interval", "0.1"],
+        stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "PENSTOCK_API_KEY": "open", "TERM": "xterm"},
+    )  # fmt: skip
+    shown = b""
+    while b"executor-0" not in shown:
+        shown += os.read(master, 65536)
+    os.write(master, b"xq")
+    ended = os.pidfd_open(process.pid)
+    while master in select.select([master, ended], [], [], 60)[0]:
+        os.read(master, 65536)  # what it still shows must not block it
+    assert process.wait(60) == 0
+    assert termios.tcgetattr(slave) == before
+    os.close(ended)
+    os.close(master)
+    os.close(slave)
+
+
+def test_other_keys_and_the_end_of_the_terminal_do_not_hurry_it() -> None:
+    read, write = os.pipe()
+    os.write(write, b"x")
+    os.close(write)
+    keys = [read]
+    began = time.monotonic()
+    assert not top.pressed(keys, b"q", 0.05)
+    assert time.monotonic() - began >= 0.05
+    assert keys == []
+    os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("url", "port", "found"),
+    [("", "", "http://127.0.0.1:8000"), ("", "9", "http://127.0.0.1:9"), ("http://a:1", "", "http://a:1")],
+)
+def test_the_server_is_named_by_url_or_port(url: str, port: str, found: str) -> None:
+    assert top.url_of(url, port) == found
+
+
+@pytest.mark.parametrize(("url", "port"), [("", "x"), ("", "0"), ("", "65536"), ("http://a", "1")])
+def test_a_wrong_port_is_refused(url: str, port: str) -> None:
+    with pytest.raises(ConfigError, match="--port"):
+        top.url_of(url, port)
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 60, 80, 120])
+def test_no_number_is_cut_at_any_width(width: int) -> None:
+    seen = (Process("api", "0", 4194303, 1), Process("tokenizer", "10", 9, 5 << 30))
+    found = view(with_processes(looked(10.0)), with_processes(looked(12.0), 1.0), seen)
+    number = re.compile(r"\d[\d.,]*")
+    wide, narrow = (io.StringIO(), io.StringIO())
+    for out, columns in ((wide, 1000), (narrow, width)):
+        Console(file=out, width=columns).print(top.drawn(found, columns))
+    assert sorted(number.findall(narrow.getvalue())) == sorted(number.findall(wide.getvalue()))
+    assert max(len(line.rstrip()) for line in narrow.getvalue().splitlines()) <= width
