@@ -226,7 +226,31 @@ def faults() -> str:
     return table(heads, lines)
 
 
+def highlights() -> str:
+    """The README's five figures, beside vLLM's where the load was its, too."""
+    found = rows.read(RESULTS / "h200")
+    names = ("lat_bs1", "decode_c256", "start_cold", "json_c64")
+    latency, decode, start, schema = (found["8b", name] for name in names)
+    (report,) = (report for report in result("h200/faults.json") if report["exact"])
+    killed = [one for one in report["strikes"] if one["blow"] == {"role": "executor", "signal": "SIGKILL"}]
+    pause, streams = max(one["longest_pause"] for one in killed), sum(one["streams"] for one in killed)
+    lines = [
+        ["ms per token of one request", rows.number(latency.value), theirs(latency)],
+        ["output tokens/s of 256 requests, 128 tokens in and 512 out", rows.number(decode.value), theirs(decode)],
+        ["seconds from start to ready, nothing compiled before", rows.number(start.value), theirs(start)],
+        ["a JSON Schema's price in time per token, 64 requests", f"{schema.price:+.1f} %", f"{schema.vllm[0]:+.0f} %"],
+        [f"`kill -9` of the executor under {streams} streams with `--batch-invariant`",
+         f"{sum(one['same'] for one in killed)} go on with the same tokens, after {pause:.1f} s at most", ""],
+    ]  # fmt: skip
+    return table(["8B, one H200", "Penstock", rows.VLLM], lines)
+
+
+def theirs(record: Record) -> str:
+    return " to ".join(map(rows.number, record.vllm))
+
+
 BLOCKS: Blocks = {
+    "highlights": highlights,
     "cpu-embedded": cpu_embedded, "scheduler": scheduler, "h200-serving": lambda: h200()[0],
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts, "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,

@@ -1,17 +1,21 @@
 """Hooks of MkDocs: tables made from the code, and links that leave docs/.
 
-A table stands where a page says `<!-- generated: NAME -->`. A link that leaves docs/ leads into the repository, or is
-plain text while that has no public address (`repo_url` in mkdocs.yml).
+A table stands where a page says `<!-- generated: NAME -->`. A link that leaves docs/ leads into the repository, or is a
+path while that has no public address (`repo_url` in mkdocs.yml).
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock.engine_core.models import spec
+from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.weight_files import STORED_TYPES
 from penstock.protocol.config import ApiConfig, Config, Field, fields
 from penstock.services.metrics.definitions import METRICS, Kind
 from penstock.services.metrics.exposition import VLLM
@@ -21,6 +25,7 @@ from penstock.services.openai.routes import ROUTES
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
+WIDE = 2**31 - 1
 HEADS: Mapping[str, str] = {
     "model": "Model", "api": "HTTP server", "tokenizer": "Tokenizer processes", "scheduler": "Scheduler",
     "executor": "Executors", "links": "Links between processes", "run": "Processes and logs", "trace": "Tracing",
@@ -49,7 +54,9 @@ def options() -> str:
             [", ".join(map(code, names(field))), code(shown(field)) if shown(field) else "", cell(meaning(field))]
             for field in fields() if field.section == section
         ]  # fmt: skip
-        parts.append(f"## {HEADS[section]}\n\nIn a file: `[{section}]`.\n\n" + table(["Option", "Default", ""], rows))
+        parts.append(
+            f"## {HEADS[section]}\n\nIn a file: `[{section}]`.\n\n" + table(["Option", "Default", "Meaning"], rows)
+        )
     return "\n\n".join(parts)
 
 
@@ -96,13 +103,13 @@ def endpoint(title: str, described: Mapping[str, Any]) -> str:
         for one in described.get("parameters", ())
     ]
     if rows:
-        said.append(table(["Parameter", "In", "Type", ""], rows))
+        said.append(table(["Parameter", "In", "Type", "Meaning"], rows))
     if body := described.get("requestBody"):
         said.append("Body: " + contents(body) + ".")
     answers = [
         [code(status), contents(one), cell(one["description"])] for status, one in described["responses"].items()
     ]
-    return "\n\n".join([*said, table(["Status", "Answer", ""], answers)])
+    return "\n\n".join([*said, table(["Status", "Answer", "Meaning"], answers)])
 
 
 def contents(described: Mapping[str, Any]) -> str:
@@ -115,13 +122,20 @@ def kind(found: Mapping[str, Any]) -> str:
         name = found["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "enum" in found or "const" in found:
-        return " ".join(code(repr(one).replace("'", '"')) for one in found.get("enum", [found.get("const")]))
+        return " ".join(code(json.dumps(one)) for one in found.get("enum", [found.get("const")]))
     if "anyOf" in found:
         return " or ".join(dict.fromkeys(kind(one) for one in found["anyOf"] if one.get("type") != "null"))
     if found.get("type") == "array":
         return "list" + (f" of {kind(found['items'])}" if found.get("items") else "")
-    bounds = [f"{sign} {found[word]}" for word, sign in (("minimum", "≥"), ("maximum", "≤")) if word in found]
-    return " ".join([str(found.get("type", "any")), *bounds])
+    return str(found.get("type", "any")) + bounds(found.get("minimum"), found.get("maximum"))
+
+
+def bounds(low: float | None, high: float | None) -> str:
+    """What a number may be, in words; bounds that only say how wide an integer is are left out."""
+    low, high = (None if value is None or abs(value) >= WIDE else value for value in (low, high))
+    if low is None or high is None:
+        return f" ≥ {low:g}" if low is not None else f" ≤ {high:g}" if high is not None else ""
+    return f" of {low:g} to {high:g}"
 
 
 def schema(name: str, found: Mapping[str, Any]) -> str:
@@ -134,7 +148,8 @@ def schema(name: str, found: Mapping[str, Any]) -> str:
         for key, one in found.get("properties", {}).items()
     ]
     if rows:
-        said.append(table(["Field", "Type", "Default"], rows))
+        shown = 3 if any(row[2] for row in rows) else 2
+        said.append(table(["Field", "Type", "Default"][:shown], [row[:shown] for row in rows]))
     else:
         said.append(f"Type: {kind(found)}.")
     return "\n\n".join(said)
@@ -142,7 +157,7 @@ def schema(name: str, found: Mapping[str, Any]) -> str:
 
 def default(found: Mapping[str, Any]) -> str:
     given = found.get("default")
-    return "" if given is None else code(repr(given).replace("'", '"'))
+    return "" if given is None else code(json.dumps(given))
 
 
 def metrics() -> str:
@@ -152,7 +167,7 @@ def metrics() -> str:
         name = f"penstock_{metric.name}" + ("_total" if metric.kind is Kind.COUNTER else "")
         labels = " ".join(map(code, (*metric.subject.value, *metric.labels)))
         rows.append([code(name), metric.kind.value, labels, cell(sentence(metric.help))])
-    return table(["Metric", "Kind", "Labels", ""], rows)
+    return table(["Metric", "Kind", "Labels", "Meaning"], rows)
 
 
 def aliases() -> str:
@@ -161,33 +176,60 @@ def aliases() -> str:
     for theirs, (ours, text) in VLLM.items():
         total = "_total" if METRICS[ours].kind is Kind.COUNTER else ""
         rows.append([code(theirs + total), code(f"penstock_{ours}{total}"), cell(sentence(text))])
-    return table(["vLLM's name", "Metric", ""], rows)
+    return table(["vLLM's name", "Metric", "Meaning"], rows)
+
+
+PROBE: Mapping[str, object] = {  # a config.json that asks for all that a family has
+    "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 1, "vocab_size": 64,
+    "intermediate_size": 64, "num_experts": 8, "use_sliding_window": True, "max_window_layers": 0,
+    "sliding_window": 1 << 24, # Llama's reader refuses one that would hide a key
+}  # fmt: skip
 
 
 def families() -> str:
-    """The architectures that config.json may name."""
+    """The architectures that config.json may name, and what the reader makes of a file that asks for everything."""
     rows = []
     for architecture, family in spec.ARCHITECTURES.items():
         (base,) = (name for name, of in spec.BASES.items() if of == family)
-        kind_of = "mixture of experts" if family in spec.NAMES else "dense"
-        rows.append([code(architecture), code(base), code(family), kind_of])
-    return table(["`architectures`", "Embedding model", "Family", "Layers"], rows)
+        found = spec.decoder_spec(ConfigFile(Path("config.json"), PROBE), family)
+        attention = found.attention
+        parts = {
+            "biases of q, k and v": attention.qkv_bias, "norms of q and k": attention.qk_norm,
+            "sliding windows": any(attention.windows), "experts": found.experts,
+        }  # fmt: skip
+        rows.append([family, code(architecture), code(base), ", ".join(name for name, has in parts.items() if has)])
+    return table(["Family", "Architecture", "Embedding model", "Beyond Llama's layers"], rows)
 
 
-GENERATED = {
+def formats() -> str:
+    """What may be stored, what is computed with, how positions are stretched, and which parsers there are."""
+    parsers = [field for field in fields() if field.name in ("tool_call_parser", "reasoning_parser")]
+    return table(["Setting", "Values"], [
+        ["Types of stored tensors", " ".join(map(code, STORED_TYPES))],
+        ["Arithmetic (`--dtype`)", " ".join(map(code, spec.DTYPES))],
+        ["Rope scaling", " ".join(map(code, spec.ROPE_KINDS))],
+        *([f"`{field.flag}`", " ".join(map(code, field.option.choices))] for field in parsers),
+    ])  # fmt: skip
+
+
+GENERATED: Mapping[str, Callable[[], str]] = {
     "options": options, "http": http, "metrics": metrics, "metrics-vllm": aliases, "families": families,
+    "formats": formats,
 }  # fmt: skip
 
 
 def outward(markdown: str, page: str, repository: str) -> str:
-    """`markdown` of the page docs/`page` with its links that leave docs/ made links into `repository`, or text."""
+    """`markdown` of the page docs/`page` with its links that leave docs/ made links into `repository`, or paths."""
 
     def led(link: re.Match[str]) -> str:
         picture, text, target = link.groups()
         place = posixpath.normpath(posixpath.join("docs", posixpath.dirname(page), target.partition("#")[0]))
-        if re.match(r"[a-z]+:|#", target) or place.startswith("docs/"):
+        if picture or re.match(r"[a-z]+:|#", target) or place.startswith("docs/"):
             return link[0]
-        return f"{picture}[{text}]({repository}/blob/main/{place})" if repository else text
+        if repository:
+            return f"[{text}]({repository}/blob/main/{place})"
+        named = text in ("result", "results") or place.endswith(text.rstrip("/"))
+        return code(place) if named else f"{text} ({code(place)})"
 
     parts = FENCED.split(markdown)
     blocks = [*FENCED.findall(markdown), ""]

@@ -1,4 +1,4 @@
-"""Every snippet of README and docs/ is run as it stands, and prints what the page shows; see snippets.py."""
+"""Every snippet of README, CONTRIBUTING and docs/ is run as it stands and prints what the page shows (snippets.py)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.e2e.snippets import Block, Command, blocks, commands
 from tests.rules.source import ROOT
 
 DOCUMENTED = "http://127.0.0.1:8000"
-PAGES = {path.relative_to(ROOT).as_posix(): blocks(path.read_text()) for path in pages()[1:]}
+PAGES = {path.relative_to(ROOT).as_posix(): blocks(path.read_text()) for path in (*pages(), ROOT / "CONTRIBUTING.md")}
 RUN = {
     name: found for name, found in PAGES.items() if any(b.runs and b.language in ("python", "console") for b in found)
 }
