@@ -15,8 +15,11 @@ import time
 from collections.abc import Iterator
 
 import llguidance
+import msgspec
 
+from penstock.engine_core.grammar import unique_items
 from penstock.engine_core.grammar.schema import lark
+from penstock.engine_core.grammar.schema.unique_items import places
 from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import UnsupportedSchema
 
@@ -52,20 +55,23 @@ class Compiled:
     approximations: tuple[str, ...]
     rewrite_seconds: float
     compile_seconds: float
+    unique: tuple[unique_items.Place, ...] = ()
 
 
 def compiled(tokenizer: llguidance.LLTokenizer, schema: object, lenient: bool = False) -> Compiled:
     """Rewrite and compile one schema."""
     start = time.process_time()
     try:
-        rewritten = rewrite(schema, lenient=lenient)
+        rewritten = rewrite(schema, lenient=lenient, follows=True)
+        unique = places(rewritten.schema, rewritten.texts) if rewritten.texts else ()
     except UnsupportedSchema as error:
         return Compiled(schema, None, error.message, (), time.process_time() - start, 0.0)
     middle = time.process_time()
     matcher, refusal = automaton(tokenizer, rewritten.schema)
     end = time.process_time()
     return Compiled(
-        rewritten.schema, matcher, refusal, rewritten.approximations, middle - start, end - middle
+        rewritten.schema, matcher, refusal, rewritten.approximations, middle - start, end - middle,
+        msgspec.convert(unique, tuple[unique_items.Place, ...]),
     )  # fmt: skip
 
 
@@ -92,8 +98,11 @@ def accepts(matcher: llguidance.LLMatcher, text: str) -> bool:
 def accepts_value(compiled_schema: Compiled, value: object) -> bool:
     """Whether the automaton accepts a value in the schema's own order of keys."""
     assert compiled_schema.matcher is not None, "a refused schema accepts nothing"
-    matcher = compiled_schema.matcher
-    return any(accepts(matcher, text) for text in texts(value, compiled_schema.schema))
+    matcher, unique = compiled_schema.matcher, compiled_schema.unique
+    return any(
+        accepts(matcher, text) and (not unique or unique_items.follow(unique, unique_items.Spot(), text.encode()))
+        for text in texts(value, compiled_schema.schema)
+    )
 
 
 def texts(value: object, schema: object) -> tuple[str, ...]:

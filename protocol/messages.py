@@ -132,6 +132,7 @@ class Automaton(Part, frozen=True, kw_only=True):
     source: str  # serialised grammar of llguidance
     after: bytes = b""  # int32 [tokens]: the output is free until it holds these in a row; empty: bound at once
     memory: int = 0  # bytes that it took where it was compiled; 0: unknown
+    unique: bytes = b""  # JSON: places of arrays that the source lets repeat items, and that must not
 
 
 class CustomInput(Part, frozen=True, kw_only=True):

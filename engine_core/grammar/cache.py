@@ -18,7 +18,7 @@ from penstock.engine_core.grammar.guide import Charge, Guide, first_line
 from penstock.protocol.errors import GrammarFailure, InvalidRequest, Overloaded, RequestError
 from penstock.protocol.messages import Automaton
 
-Key = tuple[str, bytes]  # an automaton's source and what it begins after
+Key = tuple[str, bytes, bytes]  # an automaton's source, what it begins after, and its unique items
 FAMILY = 16  # requests after which an automaton is made once more: masks of one's copies are filled one by one
 OPTION = "--grammar-cache-bytes"
 RETRY = 1.0  # seconds after which a request that ran may have ended
@@ -26,18 +26,19 @@ RETRY = 1.0  # seconds after which a request that ran may have ended
 # Measured with glibc's count of allocated bytes, see tests/engine_core/grammar/test_cache.py: outputs of hundreds of
 # tokens add up to 400 KiB to what was there after a worker's walk, and at most a sixteenth to large ones.
 LEARNED = 512 << 10  # bytes
+PLACES = 16  # bytes for each of what says where unique items stand
 UNMEASURED = 640  # bytes for each of a source, where the C library tells nothing
 
 
 def cost(automaton: Automaton) -> int:
     """Bytes that an automaton is taken to hold, its source included."""
-    source = len(automaton.source) * (1 if automaton.source.isascii() else 4)
+    source = len(automaton.source) * (1 if automaton.source.isascii() else 4) + PLACES * len(automaton.unique)
     built = automaton.memory or UNMEASURED * source
     return source + built + built // 16 + LEARNED
 
 
 def key_of(automaton: Automaton) -> Key:
-    return automaton.source, automaton.after
+    return automaton.source, automaton.after, automaton.unique
 
 
 class GrammarCacheStatistics(msgspec.Struct, frozen=True):

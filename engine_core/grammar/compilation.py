@@ -42,6 +42,7 @@ class Compiled(msgspec.Struct, frozen=True):
     seconds: float  # of CPU, to compile
     slowest: float  # seconds of CPU of the walk's slowest step after the first
     memory: int = 0  # bytes that were allocated meanwhile and not freed, as far as `allocated` told
+    unique: bytes = b""  # as `Automaton.unique`
 
 
 def compile_grammar(grammar: Grammar, tokens: GrammarTokens, allocated: Callable[[], int] = nothing) -> Compiled:
@@ -57,7 +58,8 @@ def compile_grammar(grammar: Grammar, tokens: GrammarTokens, allocated: Callable
         sound(matcher)
         compiled = time.thread_time() - began
         slowest = walk(matcher, tokens)
-        return Compiled(source.text, source.approximations, compiled, slowest, max(0, allocated() - before))
+        memory = max(0, allocated() - before)
+        return Compiled(source.text, source.approximations, compiled, slowest, memory, source.unique)
     except InvalidRequest as error:
         error.param = grammar.param
         raise

@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 from penstock.engine_core.grammar.regexes import MOST_FORCED
 from penstock.engine_core.grammar.spacing import Habits, Spacing
 from penstock.engine_core.grammar.tokens import GrammarTokens
+from penstock.engine_core.grammar.unique_items import UniqueItems
 from penstock.protocol.errors import EngineFailure, GrammarFailure
 from penstock.protocol.messages import Automaton
 
@@ -36,12 +37,13 @@ class Guide:
 
     __slots__ = (
         "__weakref__", "_after", "_failure", "_owed", "_seen", "_spacing", "_tokens", "bound", "charge", "ended",
-        "family", "matcher",
+        "family", "matcher", "unique",
     )  # fmt: skip
 
     def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
         self._tokens = tokens
         self.matcher = tokens.matcher(automaton.source)  # for `MaskStore`, which leaves it as it found it
+        self.unique = UniqueItems(tokens, automaton.unique) if automaton.unique else None
         self._after: tuple[int, ...] = tuple(np.frombuffer(automaton.after, np.int32).tolist())
         self.family = self.matcher  # copies share what its lexer has learned, behind a lock
         self._seen = 0  # tokens of `after` that the output ends with
@@ -116,6 +118,7 @@ class Guide:
         twin = object.__new__(Guide)
         twin._tokens, twin.charge = self._tokens, self.charge
         twin.matcher, twin.family = self.matcher.deep_copy(), self.family
+        twin.unique = None if self.unique is None else self.unique.copy()
         twin._after, twin._seen, twin._failure = self._after, self._seen, self._failure
         twin._owed, twin._spacing = self._owed, None
         twin.ended, twin.bound = self.ended, self.bound
@@ -161,7 +164,7 @@ class Guide:
             self.fail(f"following the structure takes much more than {FREE * 1000:.0f} ms a token")
 
     def _consume(self, token_ids: list[int]) -> None:
-        ends, consume, spacing = self._tokens.eos, self.matcher.consume_token, self._spacing
+        ends, consume, spacing, unique = self._tokens.eos, self.matcher.consume_token, self._spacing, self.unique
         for token in token_ids:
             if token in ends:
                 if not self.may_end():
@@ -174,8 +177,11 @@ class Guide:
             elif not consume(token):
                 check(self.matcher)
                 raise EngineFailure(f"token {token} is not allowed here")
-            elif spacing is not None:
-                spacing.take(token)
+            else:
+                if spacing is not None:
+                    spacing.take(token)
+                if unique is not None:
+                    unique.take(token)
 
 
 def follow(after: tuple[int, ...], seen: int, token: int) -> int:

@@ -160,6 +160,10 @@ class MaskStore:
         for guide, entry, drafts in jobs:
             if guide.matcher.is_error():
                 guide.fail(first_line(guide.matcher.get_error()))
+            elif guide.unique is not None:
+                guide.unique.restrict(masks[entry : entry + len(drafts) + 1], drafts)
+                if not masks[entry].any():
+                    guide.fail("nothing can follow but a repeated item of an array whose items are unique")
             if guide.failed:
                 self._failures += 1
                 masks[entry : entry + len(drafts) + 1] = self._others
@@ -209,9 +213,7 @@ class MaskStore:
         return slot
 
 
-def fill_backwards(
-    executor: LLExecutor, drafted: Sequence[tuple[LLMatcher, int, list[int]]], masks: Masks32
-) -> None:
+def fill_backwards(executor: LLExecutor, drafted: Sequence[tuple[LLMatcher, int, list[int]]], masks: Masks32) -> None:
     """Fill the entries of rows with drafts: from the one behind the last draft that may come back to the first.
 
     The library keeps the mask that it made last, and takes it for that of a later state with as many rows of items and

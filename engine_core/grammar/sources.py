@@ -40,6 +40,7 @@ class Source(msgspec.Struct, frozen=True):
 
     text: str
     approximations: tuple[str, ...] = ()
+    unique: bytes = b""  # as `Automaton.unique`
 
 
 class SchemaForm:
@@ -48,6 +49,7 @@ class SchemaForm:
     def __init__(self, whitespace: str, *, lenient: bool) -> None:
         self._lenient = lenient
         self._approximations: list[str] = []
+        self.unique = b""  # of the schema that an output follows, as `Automaton.unique`
         match whitespace:
             case "none":
                 self._options: dict[str, Any] = {"whitespace_flexible": False}
@@ -62,13 +64,17 @@ class SchemaForm:
         """Of all schemas so far."""
         return tuple(dict.fromkeys(self._approximations))
 
-    def form(self, schema: object, *, lenient: bool = False) -> dict[str, Any]:
-        """A grammar for llguidance, by its kind: `json_schema` or `lark_grammar`.
+    def form(self, schema: object, *, lenient: bool = False, follows: bool = False) -> dict[str, Any]:
+        """A grammar for llguidance, by its kind: `json_schema` or `lark_grammar`. If the output `follows` this schema
+        alone, `unique` says what the grammar does not hold.
 
         Raises UnsupportedSchema.
         """
-        found = compile_schema(schema, self._options, lenient=lenient or self._lenient, check=check_schema)
+        found = compile_schema(
+            schema, self._options, lenient=lenient or self._lenient, follows=follows, check=check_schema
+        )
         self._approximations += found.approximations
+        self.unique = msgspec.json.encode(found.unique) if found.unique else b""
         return {"json_schema": found.json} if found.lark is None else {"lark_grammar": found.lark}
 
 
@@ -93,12 +99,12 @@ def source_of(grammar: Grammar, tokens: GrammarTokens) -> Source:
             text = TagGrammar(schemas, tokens.specials, tokens.plain, tokens.ends).source(read_json(source))
         case other:
             raise InvalidRequest(f"{other!r} is no kind of grammar", code="invalid_grammar")
-    return Source(text, schemas.approximations)
+    return Source(text, schemas.approximations, schemas.unique)
 
 
 def schema_source(schemas: SchemaForm, schema: object) -> str:
     """A grammar of one schema."""
-    form = schemas.form(schema)
+    form = schemas.form(schema, follows=True)
     if "lark_grammar" in form:
         lark: str = form["lark_grammar"]
         return lark

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from penstock.engine_core.grammar.token_index import TokenIndex
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary, end_tokens
 
@@ -139,8 +140,17 @@ class GrammarTokens:
         single = {text[0]: token_id for token_id, text in reversed(texts) if len(text) == 1}
         self.single = tuple([single.get(byte, ABSENT) for byte in range(256)])  # the token of each byte alone
         self.plain = ranges(token_id for token_id, _ in texts)
+        self._index: TokenIndex | None = None
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._split), eos_token=ends)
         assert self.tokenizer.vocab_size == width
+
+    @property
+    def index(self) -> TokenIndex:
+        """Of the tokens of text. Made when it is first asked for: few grammars need it."""
+        if self._index is None:
+            texts = self._split.tokens
+            self._index = TokenIndex((texts[each], each) for each in range(self.width) if self._plain(each))
+        return self._index
 
     def _plain(self, token_id: int) -> bool:
         """Whether a token is part of a text and nothing else."""

@@ -117,8 +117,9 @@ class GrammarQueue:
 def without_source(request: SubmitTokens) -> SubmitTokens:
     """The request as it is kept while it runs: a hash replaces its automaton's source, which may take megabytes."""
     assert request.automaton is not None
-    source = f"{hash(request.automaton.source):x}"
-    return msgspec.structs.replace(request, automaton=msgspec.structs.replace(request.automaton, source=source))
+    source = f"{hash((request.automaton.source, request.automaton.unique)):x}"
+    automaton = msgspec.structs.replace(request.automaton, source=source, unique=b"")
+    return msgspec.structs.replace(request, automaton=automaton)
 
 
 def prepared(tokens: GrammarTokens, automaton: Automaton) -> Guide:

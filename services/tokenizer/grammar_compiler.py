@@ -172,7 +172,7 @@ def memory_limit(options: TokenizerConfig) -> str:
 
 
 def size_of(found: Done | Refusal) -> int:
-    texts = (found.source, *found.approximations) if isinstance(found, Done) else (found.message,)
+    texts = (found.source, found.unique, *found.approximations) if isinstance(found, Done) else (found.message,)
     return ENTRY + sum(map(sys.getsizeof, texts))
 
 

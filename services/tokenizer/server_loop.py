@@ -78,7 +78,7 @@ class Workers:
             self.waiting -= 1
         if isinstance(found, Rejected):
             return found
-        automaton = Automaton(source=found.source, after=made.after, memory=found.memory)
+        automaton = Automaton(source=found.source, after=made.after, memory=found.memory, unique=found.unique)
         request = msgspec.structs.replace(made.request, automaton=automaton)
         return msgspec.structs.replace(made, request=request, approximations=found.approximations)
 

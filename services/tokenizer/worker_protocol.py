@@ -36,6 +36,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     seconds: float
     slowest: float
     memory: int = 0
+    unique: bytes = b""
 
 
 COMPILED: msgspec.msgpack.Decoder[Done | Refusal] = msgspec.msgpack.Decoder(Done | Refusal)

@@ -115,3 +115,25 @@ def test_a_structure_begins_after_the_marker_that_it_waits_for(cell: Cell) -> No
             structured += answer.finish == Finish.STOP
             assert re.fullmatch("[0-9]{3}-[0-9]{3}", text) if answer.finish == Finish.STOP else len(text) < 8
     assert structured > 3
+
+
+@pytest.mark.parametrize("cell", [Cell(), Cell(drafts=False), Cell(blocks=16, expected_share=0.0, block_size=8)],
+                         ids=["overlap and forced runs", "overlap", "preemption"])  # fmt: skip
+def test_unique_items_are_unique_and_all_that_there_are(cell: Cell) -> None:
+    """Few texts, so that an output repeats itself where nothing stops it, and has to find the last one of them."""
+    items = {"type": "string", "pattern": "^[ab]{1,2}$"}
+    unique = {"type": "array", "items": items, "uniqueItems": True, "minItems": 6}
+    pair = {"type": "object", "properties": {"x": unique, "y": unique}, "required": ["x", "y"],
+            "additionalProperties": False}  # fmt: skip
+    automata = [automaton("json_schema", json.dumps(schema), whitespace="none") for schema in (unique, pair)]
+    asks = [
+        Ask(token_ids=tuple(ids("Say a, b, aa, and a: ")), automaton=automata[seed % 2], n=2, sampling=Sampling(
+            temperature=0.7 * (seed > 1), max_tokens=LONGEST, eos_token_ids=(END, OTHER_END), seed=seed))
+        for seed in range(4)
+    ]  # fmt: skip
+    for answer in Engine(demo_folder(), tokens(), cell).answer(asks).values():
+        text = vocabulary().decode(answer.token_ids, skip_special_tokens=True)
+        assert answer.finish == Finish.STOP, text
+        value = json.loads(text)
+        for found in [value[name] for name in ("x", "y")] if isinstance(value, dict) else [value]:
+            assert len(found) == len(set(found)) == 6

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from penstock.engine_core.grammar.schema import lark
+from penstock.engine_core.grammar.schema.unique_items import Place, places
 from penstock.engine_core.grammar.schema.writer import Json
 from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import UnsupportedSchema
@@ -22,36 +23,51 @@ from penstock.protocol.errors import UnsupportedSchema
 class CompiledSchema:
     """`lark`, a Lark grammar, where the schema has no other form; else `json`, a schema with llguidance's options.
 
-    `approximations` says where it accepts more than the schema given (lenient only).
+    `approximations` says where it accepts more than the schema given (lenient only). The items of the arrays at
+    `unique` places may repeat in the grammar, and whoever follows the output is to refuse that.
     """
 
     json: Json
     lark: str | None
     approximations: tuple[str, ...]
+    unique: tuple[Place, ...] = ()
 
 
 def compile_schema(
-    schema: object, options: Mapping[str, object], *, lenient: bool = False, check: Callable[[Json], None] | None = None
+    schema: object,
+    options: Mapping[str, object],
+    *,
+    lenient: bool = False,
+    follows: bool = False,
+    check: Callable[[Json], None] | None = None,
 ) -> CompiledSchema:
     """Compile a schema of draft 7, 2019-09 or 2020-12, given as JSON values. `options` are llguidance's for JSON.
 
-    `check` sees the schema that is about to be compiled and may refuse it. Raises UnsupportedSchema, naming keyword and
-    JSON pointer: malformed, a remote reference, too deep or too large, nothing can match it, or (unless `lenient`) a
-    constraint that no automaton of llguidance holds exactly.
+    `follows`: the whole output is one value of the schema, and whoever follows it heeds `unique`. `check` sees the
+    schema that is about to be compiled and may refuse it.
+
+    Raises UnsupportedSchema, naming keyword and JSON pointer: malformed, a remote reference, too deep or too large,
+    nothing can match it, or (unless `lenient`) a constraint that has no exact form.
     """
     try:
-        return _compiled(schema, options, lenient, False, check)
+        return _compiled(schema, options, lenient, False, follows, check)
     except UnsupportedSchema:
         if not lenient:
             raise
-    return _compiled(schema, options, True, True, check)
+    return _compiled(schema, options, True, True, False, check)
 
 
 def _compiled(
-    schema: object, options: Mapping[str, object], lenient: bool, plain: bool, check: Callable[[Json], None] | None
+    schema: object,
+    options: Mapping[str, object],
+    lenient: bool,
+    plain: bool,
+    follows: bool,
+    check: Callable[[Json], None] | None,
 ) -> CompiledSchema:
-    found = rewrite(schema, lenient=lenient, plain=plain)
+    found = rewrite(schema, lenient=lenient, plain=plain, follows=follows)
     if check is not None:
         check(found.schema)
     text = lark.grammar(found.schema, {**options})
-    return CompiledSchema({**found.schema, lark.OPTIONS: {**options}}, text, found.approximations)
+    unique = places(found.schema, found.texts) if found.texts else ()
+    return CompiledSchema({**found.schema, lark.OPTIONS: {**options}}, text, found.approximations, unique)

@@ -32,7 +32,7 @@ class Writer:
     """Writes the terms of one document, each at most once beside the place where it is first met.
 
     `arrays` and `objects` write cells of those types. If `plain`, nothing is written that only `lark` can turn into a
-    grammar.
+    grammar. If `follows`, unique items that no grammar counts are marked, and `texts` says what they are.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Writer:
         objects: Callable[[Writer, Object], list[Json]],
         *,
         plain: bool = False,
+        follows: bool = False,
     ) -> None:
         self.document = document
         self.algebra = algebra
@@ -51,6 +52,8 @@ class Writer:
         self.arrays = arrays
         self.objects = objects
         self.plain = plain
+        self.follows = follows and not plain
+        self.texts: list[Json] = []
         self.approximations: dict[str, None] = {}
         self.names: dict[Term, str] = {}  # terms that are written in $defs
         self.taken: set[str] = set()
@@ -107,6 +110,12 @@ class Writer:
         if not self.lenient:
             raise UnsupportedSchema(keyword, path or self.path, reason)
         self.approximations[f"{keyword} at {path or self.path or '/'}: {reason}"] = None
+
+    def unique(self, texts: Json) -> int:
+        """The number of these texts among all that unique items have."""
+        if texts not in self.texts:
+            self.texts.append(texts)
+        return self.texts.index(texts)
 
     def obstacles(self, found: tuple[Obstacle, ...]) -> None:
         for obstacle in found:

@@ -21,17 +21,22 @@ ONE = ("items", "additionalProperties", "contains")
 
 @dataclasses.dataclass(frozen=True)
 class Rewritten:
-    """`schema` accepts what the given one accepts; `approximations` says where it accepts more (lenient only)."""
+    """`schema` accepts what the given one accepts; `approximations` says where it accepts more (lenient only).
+
+    It also accepts repeated items of an array marked by `unique_items.MARK`, the number of what they are in `texts`.
+    """
 
     schema: Json
     approximations: tuple[str, ...] = ()
+    texts: tuple[Json, ...] = ()
 
 
-def rewrite(schema: object, *, lenient: bool = False, plain: bool = False) -> Rewritten:
+def rewrite(schema: object, *, lenient: bool = False, plain: bool = False, follows: bool = False) -> Rewritten:
     """The schema that is to be compiled, for one given as JSON values.
 
     Its `uniqueItems`, `contains`, bounds beyond 64 bits and numbers that are no integers have a form in Lark alone,
-    which `lark.grammar` gives. If `plain`, there are none, and llguidance compiles it as it is.
+    which `lark.grammar` gives. If `plain`, there are none, and llguidance compiles it as it is. `follows`: whoever
+    follows the output tells unique items apart that no grammar counts.
 
     Raises UnsupportedSchema.
     """
@@ -41,24 +46,25 @@ def rewrite(schema: object, *, lenient: bool = False, plain: bool = False) -> Re
     if schema is False or not isinstance(schema, dict):
         raise UnsupportedSchema("schema", "", "no value can match it" if schema is False else "it must be an object")
     try:
-        return _rewritten(schema, lenient, plain, loose=False)
+        return _rewritten(schema, lenient, plain, follows, loose=False)
     except UnsupportedSchema:
         if not lenient:
             raise
-    return _rewritten(schema, lenient, plain, loose=True)
+    return _rewritten(schema, lenient, plain, follows, loose=True)
 
 
-def _rewritten(schema: Json, lenient: bool, plain: bool, *, loose: bool) -> Rewritten:
+def _rewritten(schema: Json, lenient: bool, plain: bool, follows: bool, *, loose: bool) -> Rewritten:
     document = Document(schema, loose=loose, lenient=lenient)
     algebra = Algebra(Reader(document), document.path, loose=loose)
-    writer = Writer(document, algebra, lenient, writing_arrays.write, writing_objects.write, plain=plain)
+    arrays, objects = writing_arrays.write, writing_objects.write
+    writer = Writer(document, algebra, lenient, arrays, objects, plain=plain, follows=follows)
     try:
         written = share(writer.document_schema(Place(document.root)))
     except CircularTerm as circle:
         raise UnsupportedSchema("$ref", str(circle), "it refers to itself and to nothing else") from None
     if algebra.widened:
         document.notes[f"schema at /: alternatives beyond {MAX_TOGETHER} are taken together"] = None
-    return Rewritten(written, (*document.notes, *writer.approximations))
+    return Rewritten(written, (*document.notes, *writer.approximations), tuple(writer.texts))
 
 
 class _Copies:

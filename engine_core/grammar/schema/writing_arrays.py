@@ -2,7 +2,8 @@
 
 It does not hold `contains` and `uniqueItems`. Where they cannot be proven redundant, arrays are listed by the position
 of each match, or left to `lark` in a form that it can count: items that match `contains` apart from the others, unique
-items one by one. Anything else is refused."""
+items one by one. Strings and integers beyond that are marked for who follows the output (`unique_items`). Anything else
+is refused."""
 
 from __future__ import annotations
 
@@ -13,15 +14,18 @@ from fractions import Fraction
 
 from penstock.engine_core.grammar.schema.cells import ANY, Array, Cell, Count, Term, Union, all_of, negation
 from penstock.engine_core.grammar.schema.scalars import Boolean, Null, Number, String, lower
+from penstock.engine_core.grammar.schema.unique_items import CONTINUED, COUNTED, MARK, texts_of
 from penstock.engine_core.grammar.schema.writer import Json, Writer
 
 MAX_ARRANGEMENTS = 400  # arrays listed in place of uniqueItems, or of contains
 MAX_PAIRED = 64  # items that are compared with one another
 MAX_VALUES = 64  # values of unique items: a bit each of a rule's parameter
 UNCOUNTED = (
-    f"no exact form but for items of at most {MAX_VALUES} values in all (an enum, booleans, a short range of integers) "
-    "or maxItems of 1; lenient leaves it out"
+    "items can be told apart where all are strings without a format, or of "
+    f"{', '.join(sorted((*COUNTED, *CONTINUED)))}; where all are integers; where they have at most {MAX_VALUES} values "
+    "in all; or with maxItems of 1; lenient leaves it out"
 )
+UNFOLLOWED = f"in a tag or a tool call, items can have at most {MAX_VALUES} values in all; lenient leaves it out"
 MAX_COUNTED = 1024  # states in which the items that match `contains`, and all items, are counted
 
 
@@ -45,9 +49,11 @@ def _written(writer: Writer, cell: Array) -> Json | None:
         return _written_count(writer, cell, cell.counts[0])
     if cell.unique:
         values = values_of(writer, cell.items)
-        assert values is not None, "the others have been made distinct"
-        out |= {"items": {"enum": list(map(_value, values))}, "uniqueItems": True}
-        return out | _lengths(cell)
+        if values is not None and len(values) <= MAX_VALUES:
+            return out | {"items": {"enum": list(map(_value, values))}, "uniqueItems": True} | _lengths(cell)
+        followed = _followed(writer, cell.items)
+        assert followed is not None, "the others have been made distinct"
+        out[MARK] = writer.unique(followed[0])
     prefix = [writer.child(term) for term in cell.prefix]
     most = cell.max_items
     if False in prefix:
@@ -204,6 +210,14 @@ def _of(cell: Cell) -> Term:
     return Union((cell,))
 
 
+def _followed(writer: Writer, term: Term) -> tuple[Json, int | None] | None:
+    """What tells unique items apart while they are written, and how many there may be; None where nothing does."""
+    cells = [cell for cell in writer.algebra.cells(term) if not writer.algebra.hollow(cell)]
+    if len(cells) == 1 and isinstance(cells[0], String | Number):
+        return texts_of(cells[0])
+    return None
+
+
 def distinct(writer: Writer, cell: Array) -> Iterator[Array]:
     """`uniqueItems` left out where the items differ anyway, kept where they can be counted one by one."""
     longest = cell.max_items
@@ -223,5 +237,11 @@ def distinct(writer: Writer, cell: Array) -> Iterator[Array]:
             if cell.min_items <= limit:
                 yield dataclasses.replace(cell, max_items=limit)
             return
-    writer.left_out("uniqueItems", UNCOUNTED)
+    followed = None if cell.prefix or cell.counts else _followed(writer, cell.items)
+    if followed is not None and writer.follows:
+        most = lower(longest, followed[1])
+        if most is None or cell.min_items <= most:
+            yield dataclasses.replace(cell, max_items=most)
+        return
+    writer.left_out("uniqueItems", UNCOUNTED if followed is None else UNFOLLOWED)
     yield dataclasses.replace(cell, unique=False)

@@ -35,7 +35,8 @@ def ids(text: str) -> list[int]:
 
 def automaton(kind: str, source: str = "", *, after: tuple[int, ...] = (), **words: object) -> Automaton:
     grammar = Grammar(kind=kind, source=source, **words)  # type: ignore[arg-type]
-    return Automaton(source=source_of(grammar, tokens()).text, after=np.array(after, np.int32).tobytes())
+    found = source_of(grammar, tokens())
+    return Automaton(source=found.text, unique=found.unique, after=np.array(after, np.int32).tobytes())
 
 
 def guide(kind: str, source: str = "", *, after: tuple[int, ...] = (), **words: object) -> Guide:

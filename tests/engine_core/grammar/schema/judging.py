@@ -10,6 +10,7 @@ import llguidance
 
 from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import Compiled, accepts_value, byte_tokenizer, compiled
+from penstock.engine_core.grammar.schema.unique_items import MARK
 from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import UnsupportedSchema
 
@@ -29,14 +30,14 @@ def made(schema: object, lenient: bool = False) -> Compiled:
 def refusal(schema: object) -> UnsupportedSchema:
     """Why a schema is refused; it must be."""
     try:
-        rewritten = rewrite(schema)
+        rewritten = rewrite(schema, follows=True)
     except UnsupportedSchema as error:
         return error
     raise AssertionError(f"not refused: {rewritten.schema}")
 
 
 def portable(schema: Any) -> Any:
-    """A rewritten schema with its patterns in Python's dialect."""
+    """A rewritten schema with its patterns in Python's dialect, and `uniqueItems` where the output is followed."""
     if isinstance(schema, list):
         return [portable(part) for part in schema]
     if not isinstance(schema, dict):
@@ -49,6 +50,8 @@ def portable(schema: Any) -> Any:
             out[key] = {python_pattern(text): portable(part) for text, part in value.items()}
         elif key in ("enum", "const"):
             out[key] = value
+        elif key == MARK:
+            out["uniqueItems"] = True
         else:
             out[key] = portable(value)
     return out

@@ -57,7 +57,7 @@ def test_unique_items_of_64_values() -> None:
     schema = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 64}, "uniqueItems": True}
     assert same({**schema, "minItems": 64}, values, values[::-1], values[1:], [*values, 64])
     assert same(schema, values, values[::-1], [*values, 64], [*values[1:], 64], [64, 1, 64], [65], [0], [])
-    assert refusal({**schema, "items": {"type": "integer", "minimum": 0, "maximum": 64}}).keyword == "uniqueItems"
+    assert refusal({**schema, "items": {"enum": [*values, "65"]}}).keyword == "uniqueItems"
 
 
 def test_unique_items_whose_long_list_of_values_stands_in_two_places() -> None:

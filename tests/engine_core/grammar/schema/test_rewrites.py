@@ -380,7 +380,7 @@ def test_multiples_are_decimal() -> None:
 
 
 REFUSED: dict[str, Any] = {
-    "uniqueItems": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+    "uniqueItems": {"type": "array", "items": {"type": "object"}, "uniqueItems": True},
     "contains": {"type": "array", "contains": {"const": 1}, "allOf": [{"contains": {"const": 2}}]},
     "minProperties": {"type": "object", "minProperties": 2},
     "pattern": {"type": "string", "pattern": r"(a)\1"},
