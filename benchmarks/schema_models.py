@@ -114,9 +114,16 @@ class Tags(pd.BaseModel):
     names: set[Color]
 
 
+class Labels(pd.BaseModel):
+    names: set[str]
+    numbers: frozenset[int] = frozenset()
+    days: set[Annotated[datetime.date, pd.Field(examples=["2024-05-01", "2024-05-02", "2024-06-01"])]] | None = None
+    codes: set[Annotated[str, pd.Field(pattern=r"^[A-Z]{2}$", examples=["FR", "BR", "DE"])]]
+
+
 MODELS: tuple[type[pd.BaseModel], ...] = (
     *(Address, Person, Line, Order, Cat, Dog, Owner, Loose, Tree, Branch, Settings, Day, Sheet, Step, Reasoning, Tags),
-    Money,
+    *(Money, Labels),
 )
 
 

@@ -276,8 +276,8 @@ def dead_escape(frame: Frame, text: bytes) -> bool:
     if begun is None:  # the second backslash of two
         start -= 1
         begun = decoded(text[:start])
-    assert frame.unique is not None, "stops are of unique items"
-    assert begun is not None, "no other escape is open"
+    if frame.unique is None or begun is None:
+        return False  # a draft that the automaton will not take
     items, named = frame.unique, text[start:].lower()
     before = begun.decode(errors="replace")
     chars = [char for spelled, char in ESCAPED if spelled.startswith(named)]
