@@ -6,7 +6,7 @@ indices on the way to an array whether its items are unique. A schema that leave
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TypeAlias
 
@@ -29,7 +29,7 @@ AMBIGUOUS = (
     "kind; give all of them the same items and uniqueItems, or let lenient leave it out"
 )
 # As llguidance holds them. Texts of the last three can always be continued, up to an address in brackets.
-COUNTED = {
+COUNTED: Mapping[str, str] = {
     **FORMAT_PATTERNS,
     "uuid": r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
     "ipv4": r"^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)$",
