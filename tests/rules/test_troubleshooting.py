@@ -11,7 +11,7 @@ from tests.rules.source import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
 PARTS = ("services", "engine_core", "protocol")
-MESSAGES = re.findall(r"^\| (`.*?) \|", PAGE[: PAGE.index("## Symptoms")], re.MULTILINE)
+MESSAGES = re.findall(r"^\| (`.*?) \|", PAGE[: PAGE.index("## Messages of clients")], re.MULTILINE)
 
 
 def strings() -> str:
