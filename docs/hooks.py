@@ -6,6 +6,7 @@ path while that has no public address (`repo_url` in mkdocs.yml).
 
 from __future__ import annotations
 
+import functools
 import json
 import posixpath
 import re
@@ -21,6 +22,7 @@ from penstock.services.metrics.definitions import METRICS, Kind
 from penstock.services.metrics.exposition import VLLM
 from penstock.services.openai.openapi import document
 from penstock.services.openai.routes import ROUTES
+from penstock.services.supervisor.foreign_flags import read_table
 
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -212,8 +214,41 @@ def formats() -> str:
     ])  # fmt: skip
 
 
+def flags_of(server: str) -> str:
+    """What becomes of each flag of another server, which the tests' list of its flags names."""
+    lists = Path(__file__).parents[1] / "tests" / "services" / "supervisor" / "flags"
+    lines = (lists / f"{server}.txt").read_text().split("\n")
+    known = read_table()
+    same: list[str] = []
+    renamed: list[list[str]] = []
+    ignored: dict[str, list[str]] = {}
+    refused: dict[str, list[str]] = {}
+    for flag in " ".join(line for line in lines if not line.startswith("#")).split():
+        found = known.get(flag)
+        if found is None:
+            same.append(code(flag))
+        elif found.option:
+            renamed.append([code(flag), code(found.option)])
+        else:
+            (refused if found.refused else ignored).setdefault(found.why, []).append(code(flag))
+    return "\n\n".join((
+        f"### Flags with the same name\n\n{' '.join(same)}",
+        "### Flags under another name\n\n" + table(["Flag", "Taken as"], renamed),
+        "### Flags without effect\n\n" + reasons(ignored, "Why"),
+        "### Flags that are refused\n\n" + reasons(refused, "Why, and what to do instead"),
+    ))  # fmt: skip
+
+
+def reasons(groups: Mapping[str, Sequence[str]], head: str) -> str:
+    """The largest groups last: a short list is what a reader looks through."""
+    rows = sorted(groups.items(), key=lambda group: len(group[1]))
+    option = re.compile(r"(?<![\w`-])--[a-z][\w-]*")
+    return table(["Flags", head], ([" ".join(flags), option.sub(r"`\g<0>`", cell(why))] for why, flags in rows))
+
+
 GENERATED: Mapping[str, Callable[[], str]] = {
     "options": options, "http": http, "metrics": metrics, "metrics-vllm": aliases, "families": families,
+    "flags-vllm": functools.partial(flags_of, "vllm"), "flags-sglang": functools.partial(flags_of, "sglang"),
     "formats": formats,
 }  # fmt: skip
 

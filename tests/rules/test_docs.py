@@ -121,6 +121,15 @@ def test_references_name_everything(site: Path) -> None:
     assert [name for name in ARCHITECTURES if name not in models] == []
 
 
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_whoever_comes_from_another_server_finds_each_of_its_flags(site: Path, server: str) -> None:
+    lists = ROOT / "tests" / "services" / "supervisor" / "flags"
+    flags = re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", re.sub(r"^#.*", "", (lists / f"{server}.txt").read_text()))
+    page = shown(site, f"coming-from-{server}.html")
+    assert len(flags) > 300
+    assert [flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", page)] == []
+
+
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     found = [(page.name, loaded) for page in site.rglob("*.html") for loaded in LOADED.findall(page.read_text())]
     assert found == []
