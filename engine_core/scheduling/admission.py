@@ -52,7 +52,7 @@ class Admissions:
                 continue
             count = min(len(sequence.tokens) - len(found) * state.options.block_size, budget)
             if not self._fits(sequence, found, count):
-                if self._hopeless():
+                if self._never_fits():
                     cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
                     continue
                 state.refused = sequence
@@ -147,7 +147,7 @@ class Admissions:
         announce_prefix(state, sequence)
         state.traces.enter(sequence, state.stats.now, reused)
 
-    def _hopeless(self) -> bool:
+    def _never_fits(self) -> bool:
         """Nothing runs that could free blocks, and it still does not fit: quarantines have made the pool too small."""
         return not self.state.steps.in_flight and not len(self.state.slots.occupied())
 

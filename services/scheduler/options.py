@@ -61,18 +61,12 @@ def depth(config: Config) -> int:
 def speculation_options(config: Config, executors: ExecutorGroup[Peer], masks: int) -> SpeculationOptions:
     """Drafts are verified under masks, so a step has no more of them than there is room for masks."""
     asked = read_speculative(config.scheduler.speculative_config)
-    method, most = asked.method, asked.num_speculative_tokens
-    if method in WITH_MODEL and most > executors.draft_tokens:
+    most = asked.num_speculative_tokens
+    if asked.method in WITH_MODEL and most > executors.draft_tokens:
         most = executors.draft_tokens
         logs.warning(log, "fewer_drafts", asked=asked.num_speculative_tokens, executors_make=most,
                         reason="executors were started with another --speculative-config")  # fmt: skip
-    options = SpeculationOptions(
-        method=method,
-        num_speculative_tokens=most,
-        prompt_lookup_max=asked.prompt_lookup_max,
-        prompt_lookup_min=asked.prompt_lookup_min,
-        adaptive=asked.adaptive,
-    )
+    options = SpeculationOptions(**(msgspec.structs.asdict(asked) | {"num_speculative_tokens": most}))
     if not masks:
         return options
     room = max(0, masks - config.model.max_num_seqs)
