@@ -2,7 +2,7 @@
 
 For each model shape a server is started with empty caches, ended, and started again with what the first start left in
 them; the second one gets the loads. One JSON file per row goes to benchmarks/results/h200/MODEL/, written as soon as
-the row is done; `--table` prints the README's tables from these files. `--features` adds the rows of what a request
+the row is done; `--table` prints the published tables from them. `--features` adds the rows of what a request
 asks for (sampling, log-probabilities, penalties, JSON). `--smoke` tries all of it on a CPU with tiny loads.
 
 The row offline_256 (benchmarks/offline.py) starts an engine of its own through the Python API, with what the other

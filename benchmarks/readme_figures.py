@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import rows, speculation_h200
 from benchmarks.readme_tables import BLOCKS, result
+from benchmarks.relimit import RESULTS
 from benchmarks.rendered import Mistake, Sentence, rendered
 from benchmarks.report import ROOT
 
@@ -106,12 +108,59 @@ def placement() -> list[Sentence]:
 
 
 def tracing() -> list[Sentence]:
-    some, every = result("tracing_host.json")["costs"]
+    host, device = result("tracing_host.json"), result("h200/tracing.json")
+    some, every = host["costs"]
+    rates = {name: [one["tokens_per_second"] for one in report["measured"]] for name, report in
+             (("host", host), ("device", device))}  # fmt: skip
     return [
         Sentence("traces of everything took {} % of throughput in the median, with rounds from {} to {} %",
                  (f"{every['throughput']:.1f}", *(f"{bound:+.0f}" for bound in every["throughput_range"]))),
         Sentence("took nothing that shows: {} %, with rounds from {} to {} %",
                  (f"{some['throughput']:+.0f}", *(f"{bound:+.0f}" for bound in some["throughput_range"]))),
+        Sentence("two cores give {} to {} tokens/s",
+                 tuple(f"{round(bound(rates['host']), -3):,.0f}" for bound in (min, max))),
+        Sentence("five rounds in turns of {} to {} tokens/s",
+                 tuple(f"{bound(rates['device']):,.0f}" for bound in (min, max))),
+        Sentence("decode_c256 of the 8B shape loses {} % to traces of everything",
+                 (f"{device['costs'][-1]['throughput']:.1f}",)),
+    ]  # fmt: skip
+
+
+def requests() -> list[Sentence]:
+    """What stands below the tables of serving."""
+    found = rows.read(RESULTS / "h200")
+    names = ("json_c256", "json_c64", "free_c256", "free_c64")
+    spent = (found["8b", name].host_microseconds_per_token["scheduler"] for name in names)
+    alone = found["8b", "json_c1"].client
+    assert alone is not None
+    return [
+        Sentence("The scheduler spends {} to {} µs of CPU on each token of JSON rows at 256 and 64 rows, "
+                 "against {} and {} µs without", tuple(f"{each:.0f}" for each in spent)),
+        Sentence("json_c1 takes {} tokens a step", (f"{alone.tokens_per_chunk:.1f}",)),
+    ]  # fmt: skip
+
+
+def speculation() -> list[Sentence]:
+    plain = (one for one in result("speculation_h200.json")["figures"] if one["way"] == "plain")
+    reports = {report.rate: report for report in speculation_h200.read(RESULTS / "h200" / "speculation")}
+    without, never = (next(one.tpot_ms for one in reports[rate].figures if one.batch == 64) for rate in (None, 0.0))
+    return [
+        Sentence("where {} and {} tokens/s are to be beaten",
+                 tuple(f"{one['tokens_per_second']:,.0f}" for one in plain)),
+        Sentence("At that rate 64 requests lose {} %", (f"{100 * (never / without - 1):.1f}",)),
+    ]  # fmt: skip
+
+
+def faults() -> list[Sentence]:
+    exact, plain = result("h200/faults.json")
+    same = {one["blow"]["role"]: str(one["same"]) for one in plain["strikes"]}
+    first = next(one for one in exact["strikes"] if one["blow"] == {"role": "executor", "signal": "SIGKILL"})
+    return [
+        Sentence("Of 64 streams of these random weights {} were the same in a second undisturbed run, "
+                 "{} after a scheduler's death, {} after an executor's",
+                 (same[""], same["scheduler"], same["executor"])),
+        Sentence("clients waited for {} s: {} until the driver had cleared the GPU, 1.6 of imports, {} of load",
+                 tuple(f"{first[name]:.1f}" for name in ("longest_pause", "died", "load"))),
     ]  # fmt: skip
 
 
@@ -147,6 +196,7 @@ def sentences() -> list[Sentence]:
     """Prose of the pages with the figures that its results give."""
     return [
         fuzz(), *soak(), *bombs(), *structured(), *placement(), *tracing(), *drafts(), *kernels(), start(),
+        *requests(), *speculation(), *faults(),
     ]  # fmt: skip
 
 

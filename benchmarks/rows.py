@@ -19,7 +19,7 @@ from penstock.services.bench.workload import Workload
 
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in ROWS}
 WARMUP_OUTPUT = 64  # tokens: enough for every form of step to have run
-VLLM = "vLLM 0.24.0, 2026-11-21"  # head of the column; the README has its options
+VLLM = "vLLM 0.24.0, 2026-11-21"  # head of the column; docs/performance.md has its options
 TOKENS = "output_tokens_per_second"
 UNITS: Mapping[str, str] = {"tpot_ms": "ms per token", "ttft_ms": "ms to first token", TOKENS: "tok/s",
                             "start_seconds": "s to ready"}  # fmt: skip
@@ -176,7 +176,7 @@ def number(value: float | None) -> str:
 
 
 def table(records: Mapping[tuple[str, str], Record], models: Sequence[tuple[str, str]]) -> str:
-    """The README's tables, in Markdown: of serving with every model side by side, then of what a request asks for."""
+    """docs/performance.md's tables: of serving with every model side by side, then of what a request asks for."""
     shown = [(key, title) for key, title in models if any(model == key for model, _ in records)]
     heads = [f"{title} | goal | {VLLM} | limit" for _, title in shown]
     lines = ["| Row | figure | " + " | ".join(heads) + " |", "|---|---|" + "---|---|---|---|" * len(shown)]

@@ -2,7 +2,7 @@
 
 Each model shape is served with 1, 2 and 4 GPUs (as far as it fits and they are there), and gets the rows of the
 reference page. One JSON file per row goes to benchmarks/results/scaling/SHAPE-tpN/, written as soon as the row is done;
-`--table` prints the README's table from these files, `--smoke` tries all of it on a CPU with tiny loads over gloo.
+`--table` prints the published table from them, `--smoke` tries all of it on a CPU with tiny loads over gloo.
 
 The share is of what that many chips could do if they shared all work and exchanged nothing. The gain is against the
 fewest GPUs that served the shape.
@@ -92,7 +92,7 @@ def gain(row: Row, before: Record | None, after: Record | None) -> float | None:
 
 
 def table(found: Found) -> str:
-    """The README's table, in Markdown: a line for each shape and row, a cell for each number of GPUs."""
+    """The table of docs/performance.md, in Markdown: a line for each shape and row, a cell for each number of GPUs."""
     sizes = sorted({size for _, size, _ in found})
     heads = [f"{size} GPU{'s' * (size > 1)}" for size in sizes]
     lines = [f"| Shape | Row | figure | {' | '.join(heads)} |", "|---|---|---" + "|---" * len(sizes) + "|"]
