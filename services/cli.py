@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -107,13 +106,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(words: list[str]) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     if words[:1] == ["bench"]:
         words = [" ".join(words[:2]), *words[2:]]  # a command of two words
     command = words[0] if words else "--help"
-    if command in ("-h", "--help", "help") and not words[1:]:
+    if command in ("-h", "--help"):
         parser_of("").print_help()
         return ExitCode.ORDERLY
-    if command == "--version":
+    if "--version" in (command, *words[1:2]):
         print(f"penstock {VERSION}")
         return ExitCode.ORDERLY
     if command in ("bench", "bench -h", "bench --help"):
@@ -148,7 +149,7 @@ def run(words: list[str]) -> int:
 
 def unknown_command(command: str) -> str:
     hint = did_you_mean(command, list(COMMANDS))
-    if command.startswith("-") or Path(command).exists() or "/" in command:
+    if command.startswith("-") or "/" in command or os.path.exists(command):
         hint = "; `penstock serve MODEL` starts a server"
     return f"the commands are {', '.join(COMMANDS)}{hint}"
 

@@ -110,9 +110,18 @@ def test_a_command_is_guessed_by_its_meaning(typed, meant, capsys):
     assert meant in told.rpartition("; ")[2]
 
 
-def test_the_version_is_told(capsys):
-    assert cli.main(["--version"]) == 0
+@pytest.mark.parametrize("words", [["--version"], ["serve", "--version"]])
+def test_the_version_is_told(words, capsys):
+    assert cli.main(words) == 0
     assert capsys.readouterr().out.startswith("penstock 0.")
+
+
+@pytest.mark.parametrize("words", [["help"], ["-h"], []])
+def test_help_is_a_command_too(words, capsys):
+    assert cli.main(words) == 0
+    assert "\n  serve " in capsys.readouterr().out
+    assert cli.main(["help", "bench", "serve"]) == 0
+    assert capsys.readouterr().out.startswith("usage: penstock bench serve ")
 
 
 @pytest.mark.parametrize(

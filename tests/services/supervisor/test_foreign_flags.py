@@ -196,6 +196,8 @@ def test_flags_take_as_many_values_as_they_have() -> None:
     assert without_effect == ["--cuda-graph-bs", "-fa", "--jinja"]
     assert read("--cudagraph-capture-sizes", "1", "-1", "--", "M")[0].model.model == "M"
     assert read("--no-enable-expert-parallel", "--no-async-scheduling")[0].scheduler.overlap is False
+    assert read("--swap-space", "4", "M")[0].model.model == "M"
+    assert "there is no such option" in refusal("--no-swap-space")
     assert refusal("-tp") == "--tensor-parallel-size: a value must follow it"
 
 
