@@ -3,7 +3,8 @@ on this host, where they listen, and where they connect to those of other hosts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -37,15 +38,18 @@ def checked(config: Config, parts: Parts) -> Config:
 
     Raises AddressError, ConfigError and ModelError. Of weights only the headers are read.
     """
-    if Role.API in parts:
-        check_api(config.api)
-    check_topology(config, parts)
-    config = resolved(config)
-    model = Path(config.model.model)
-    spec = read_spec(model)
-    check_files(config, parts, model, spec)
-    if executors := len(parts.get(Role.EXECUTOR, ())):
-        check_device(config, spec, executors)
+    executors = len(parts.get(Role.EXECUTOR, ()))
+    with ThreadPoolExecutor(1, "driver") as driver:  # which takes a quarter of a second, outside of Python
+        gpus = driver.submit(gpu_memory) if executors and config.executor.device != "cpu" else None
+        if Role.API in parts:
+            check_api(config.api)
+        check_topology(config, parts)
+        config = resolved(config)
+        model = Path(config.model.model)
+        spec = read_spec(model)
+        check_files(config, parts, model, spec)
+        if executors:
+            check_device(config, spec, executors, () if gpus is None else gpus.result())
     return config
 
 
@@ -86,11 +90,13 @@ def check_files(config: Config, parts: Parts, model: Path, spec: ModelSpec) -> N
     stage_layers(spec, config.model.pipeline_parallel_size, draft, config.model.tensor_parallel_size)
 
 
-def check_device(config: Config, spec: ModelSpec, executors: int) -> None:
+def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence[int]) -> None:
     """Raise ConfigError unless this host has a GPU for each of its executors, or may do without, and the weights alone
-    fit into memory. What else needs memory is measured once they are loaded."""
+    fit into memory. What else needs memory is measured once they are loaded.
+
+    gpus: the bytes of each.
+    """
     option, model = config.executor.device, config.model
-    gpus = () if option == "cpu" else gpu_memory()
     if not gpus and option == "cuda":
         why = "the driver shows no GPU; give --device cpu, or see whether nvidia-smi finds one"
         raise ConfigError("--device", option, why)
