@@ -11,6 +11,7 @@ import os
 import signal
 import ssl
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,10 @@ async def serve(config: Config, index: int) -> ExitCode:
     stages = StartupPhases()
     model = read_model_info(config)
     keys = Keys(config.api)
-    context_of_tls = tls(config.api)
-    listener, monitoring = listen(config.api), listen_for_metrics(config.api)
+    encryption = tls(config.api)
+    listeners = {listen(config.api): encryption}
+    if (monitoring := listen_for_metrics(config.api)) is not None:
+        listeners[monitoring] = None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     network = network_of(context, config.links)
     incarnation = new_incarnation()
@@ -121,7 +124,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     try:
-        return await answer(app, listener, monitoring, context_of_tls, start)
+        return await answer(app, listeners, start)
     finally:
         remove_file(config.api)
         exporter.close()
@@ -132,10 +135,9 @@ async def serve(config: Config, index: int) -> ExitCode:
         tracer.close()
 
 
-async def answer(
-    app: AppState, listener: Socket, monitoring: Socket | None, encryption: ssl.SSLContext | None, start: Start
-) -> ExitCode:
-    """Run the HTTP server until a signal asks for the end and the drain is over; the exit code."""
+async def answer(app: AppState, listeners: Mapping[Socket, ssl.SSLContext | None], start: Start) -> ExitCode:
+    """Run the HTTP server until a signal asks for the end and the drain is over; the exit code. The first of the
+    listeners is the clients'."""
     options = app.config.api
     limits = ConnectionLimits.of(options)
     server = Server(
@@ -156,10 +158,9 @@ async def answer(
         Connection, server.config, server.server_state, {}, encode_error=errors.encode, limits=limits,
         limiter=app.limiter,
     )  # fmt: skip
-    listeners = {listener: encryption} if monitoring is None else {listener: encryption, monitoring: None}
-    for each in listeners:
-        each.listen(BACKLOG)
-    url = url_of(listener, options)
+    for listener in listeners:
+        listener.listen(BACKLOG)
+    url = url_of(next(iter(listeners)), options)
     logs.info(log, "listening", url=url, model=app.model.name)
     heartbeat = Heartbeat()
     heartbeat.tell(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
@@ -196,8 +197,8 @@ async def answer(
     work = (attendance, send_heartbeats(heartbeat), keep_exporting(app.exporter))
     tasks = [background_task(each, fail) for each in work]
     server.accepting = tuple([
-        background_task(accept(each, app.limiter, make, found, limits.head_seconds), fail)
-        for each, found in listeners.items()
+        background_task(accept(listener, app.limiter, make, encryption, limits.head_seconds), fail)
+        for listener, encryption in listeners.items()
     ])  # fmt: skip
     try:
         await server.serve(sockets=list(listeners))
