@@ -12,23 +12,40 @@ from penstock.protocol.errors import ConfigError, LinkError, ModelError, Penstoc
 if TYPE_CHECKING:
     from penstock.services.llm.async_llm import AsyncLLM
     from penstock.services.llm.llm import LLM
-    from penstock.services.llm.outputs import CompletionOutput, RequestOutput
+    from penstock.services.llm.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestMetrics,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+        ToolCall,
+    )
     from penstock.services.llm.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
-    "LLM", "AsyncLLM", "CompletionOutput", "Config", "ConfigError", "LinkError", "ModelError", "PenstockError",
-    "RequestError", "RequestOutput", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams",
+    "LLM", "AsyncLLM", "CompletionOutput", "Config", "ConfigError", "EmbeddingOutput", "EmbeddingRequestOutput",
+    "LinkError", "Logprob", "ModelError", "PenstockError", "PoolingOutput", "PoolingRequestOutput", "RequestError",
+    "RequestMetrics", "RequestOutput", "RequestOutputKind", "SamplingParams", "ScoringOutput", "ScoringRequestOutput",
+    "StructuredOutputsParams", "ToolCall",
 ]  # fmt: skip
 
-PYTHON_API: Mapping[str, str] = {
+MODULES: Mapping[str, str] = {
     "LLM": "llm", "AsyncLLM": "async_llm",
-    **dict.fromkeys(("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput", "ToolCall"), "outputs"),
     **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "params"),
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
     """The Python API, loaded when it is asked for: every process of a server starts through this file."""
-    if name in PYTHON_API:
-        return getattr(importlib.import_module(f"penstock.services.llm.{PYTHON_API[name]}"), name)
+    if name in __all__:
+        return getattr(importlib.import_module(f"penstock.services.llm.{MODULES.get(name, 'outputs')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

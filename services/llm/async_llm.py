@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
 from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
-from penstock.services.llm.outputs import RequestOutput
+from penstock.services.llm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import (
     PromptForm,
     Request,
     chat_request,
     completion_requests,
+    embedding_request,
+    embedding_submissions,
     in_trace,
     parse_prompts,
 )
+from penstock.services.openai.embeddings import vectors
 
 
 class AsyncLLM(EngineProperties):
@@ -70,6 +74,28 @@ class AsyncLLM(EngineProperties):
             async for output in outputs:
                 yield output
 
+    async def embed(
+        self,
+        prompt: PromptForm,
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> EmbeddingRequestOutput:
+        """The vector of one prompt, as `LLM.embed` makes it. Raises RequestError."""
+        await self._engine.start()
+        request = embedding_request(
+            dimensions=dimensions, normalize=normalize, truncate_prompt_tokens=truncate_prompt_tokens
+        )
+        (submit,) = embedding_submissions([prompt], request, self.model)
+        request_id = self._next_number()
+        (vector,) = vectors(request, [await self._engine.embed(submit)], self.model)
+        return EmbeddingRequestOutput(request_id, EmbeddingOutput(vector.tolist()))
+
+    async def get_tokenizer(self) -> Any:
+        """As `LLM.get_tokenizer`; loaded on another thread."""
+        return await asyncio.to_thread(lambda: self._engine.tokenizer)
+
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
         await self._engine.start()
@@ -103,8 +129,12 @@ class AsyncLLM(EngineProperties):
         await self._engine.start()
         if headers:
             request = in_trace(request, headers)
-        request_id = request_id or str(self._counter)
-        self._counter += 1  # before the first await, during which other requests start
+        request_id = request_id or self._next_number()
         async with aclosing(self._engine.generate(request, request_id, request.params.output_kind)) as outputs:
             async for output in outputs:
                 yield output
+
+    def _next_number(self) -> str:
+        """The request's id unless the caller gave one."""
+        self._counter += 1
+        return str(self._counter - 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import json
 import math
 import os
@@ -17,13 +18,15 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import zmq
 
+from penstock.engine_core import folder
 from penstock.protocol.columns import pack, unpack
 from penstock.protocol.config import PRIORITY, Config, fields
-from penstock.protocol.errors import ConfigError, Overloaded, PenstockError, RequestError, Unavailable
+from penstock.protocol.errors import ConfigError, ModelError, Overloaded, PenstockError, RequestError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import (
     Detokenize,
@@ -43,11 +46,12 @@ from penstock.services.links.link import Arrival, Link
 from penstock.services.links.tcp import network_of
 from penstock.services.llm.launcher_process import LauncherProcess
 from penstock.services.llm.outputs import OutputBuilder, RequestOutput
-from penstock.services.llm.params import RequestOutputKind
+from penstock.services.llm.params import RequestOutputKind, SamplingParams
 from penstock.services.llm.prompts import Request
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.completions import check_ids
 from penstock.services.openai.embeddings import Vector, vectors_of
+from penstock.services.openai.parameters import NEUTRAL
 from penstock.services.supervisor.foreign_flags import did_you_mean
 from penstock.services.supervisor.options import Given, merge, read_file, sized, usable_cores
 from penstock.services.supervisor.preflight import resolved
@@ -61,6 +65,26 @@ LAST_WORDS = 3.0  # seconds that a failed engine gets to report why
 RETRY = 0.005  # seconds between attempts while the link is full
 ORIGIN = "keyword"
 LOG_LEVEL = "warning"  # by default: the engine logs to the program's own stderr
+
+
+# Of vLLM's classes, with what to do instead.
+ABSENT: Mapping[str, str] = {
+    "beam_search": "beams are not searched; `n` and a temperature give several choices",
+    "classify": "heads for classification are not served; the structure `choice` has the model pick a label",
+    "reward": "reward models are not served",
+    "abort": "leave the loop over the outputs, or cancel its task",
+    "shutdown": "it is called `close`",
+    "sleep": "close the engine, and make it again",
+    "wake_up": "close the engine, and make it again",
+    "reset_prefix_cache": "a prompt with a `cache_salt` of its own shares nothing",
+    "set_tokenizer": "the tokenizer is that of the model's folder",
+    "collective_rpc": "the engine's processes run no code of the program",
+    "apply_model": "the engine's processes run no code of the program",
+    "start_profile": "option `otlp_endpoint` sends traces of every step",
+    "stop_profile": "option `otlp_endpoint` sends traces of every step",
+    "get_metrics": "the property `status` has the engine's totals",
+    "llm_engine": "the property `model` describes the model, `status` the engine",
+}
 
 
 class Engine:
@@ -102,6 +126,11 @@ class Engine:
                 f"this engine belongs to process {self._owner}, which started it, and this is a forked child "
                 f"({os.getpid()}): make the LLM in the child, or start processes with `spawn`"
             )
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """As `load_tokenizer` makes it."""
+        return load_tokenizer(self.config, self.model)
 
     @property
     def engine_client(self) -> EngineClient:
@@ -303,6 +332,20 @@ class EngineProperties:
         """The engine's last heartbeat, once it has started: running and waiting requests, blocks, totals."""
         return self._engine.engine_client.status
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Parameters that begin with the model's own defaults, to be changed and used."""
+        generation = self.model.generation
+        own = {name: value for name in NEUTRAL if (value := getattr(generation, name)) is not None}
+        return SamplingParams(**own)
+
+    if not TYPE_CHECKING:  # it would hide mistakes from type checkers
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say why what vLLM's class has is not there."""
+            reason = f": {ABSENT[name]}" if name in ABSENT else ""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{reason}"
+            raise AttributeError(message, name=name, obj=self)
+
 
 class Finalizer:
     """Calls `end` once: when called, when `owner` is collected, or at exit. `end` must not refer to `owner`.
@@ -354,3 +397,17 @@ def configured(model: str, keywords: Mapping[str, object]) -> Config:
             raise ConfigError(name, value, "it is an option of the HTTP server, which the Python API does not start")
         given.append(Given(field, json.dumps(value) if isinstance(value, Mapping) else value, ORIGIN))
     return merge(given).config
+
+
+def load_tokenizer(config: Config, model: ModelInfo) -> Any:
+    """The model's tokenizer as transformers loads it, with the chat template that is in effect. Raises ModelError."""
+    import transformers  # seconds, for those who ask
+
+    path = folder.resolve(config.model.model, config.model.revision)
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        raise ModelError(f"{path}: transformers cannot load its tokenizer: {error}") from error
+    if (template := msgspec.json.decode(model.tokenizer).get("chat_template")) is not None:
+        found.chat_template = template
+    return found

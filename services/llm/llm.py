@@ -103,6 +103,7 @@ class LLM(EngineProperties):
         reasoning_effort: str | None = None,
         thinking_token_budget: int | None = None,
         split: bool = True,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
@@ -110,7 +111,8 @@ class LLM(EngineProperties):
     ) -> list[RequestOutput]:
         """As `generate`, for a conversation or a list of them; `tools` and the options after it are those of chat
         completions. Each choice has its reasoning and tool calls beside its text, and `message()` returns all three for
-        the next turn; without `split` they remain in the text, as the model wrote them.
+        the next turn; without `split` they remain in the text, as the model wrote them. `chat_template` is a template,
+        not a file.
 
         Without `sampling_params` the output may fill the context.
         """
@@ -118,12 +120,19 @@ class LLM(EngineProperties):
         fields = {
             "tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls,
             "reasoning_effort": reasoning_effort, "thinking_token_budget": thinking_token_budget,
-            "chat_template_kwargs": chat_template_kwargs, "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
+            "chat_template": chat_template, "chat_template_kwargs": chat_template_kwargs,
+            "add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message,
         }  # fmt: skip
         each = zip(found, params_of_each(sampling_params, len(found)), strict=True)
         requests = [chat_request(one, params, self.model, split=split, **fields) for one, params in each]
         return self._generate(requests, len(requests), use_tqdm, return_errors)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer as transformers loads it, with the chat template that is in effect.
+
+        Raises ModelError.
+        """
+        return self._engine.tokenizer
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""

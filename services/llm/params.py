@@ -1,11 +1,12 @@
 """Sampling parameters under vLLM's names.
 
 A `SamplingParams` becomes the body of a completions or chat request, which is decoded and checked by the HTTP server's
-code, so errors are the same in both.
+code, so errors are the same in both. Whatever is wrong for every model is refused when the object is made.
 """
 
 from __future__ import annotations
 
+import copy
 import enum
 import math
 from collections.abc import Mapping
@@ -13,10 +14,16 @@ from typing import Any
 
 import msgspec
 
+from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import TraceContext
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai import chat, completions
+from penstock.services.openai.parameters import submission
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
 from penstock.services.openai.validation import decode
+
+ANY_MODEL = ModelInfo(names=("",), max_model_len=limits.MAX_TOKEN_ID, vocab_size=limits.MAX_TOKEN_ID + 1, created=0)
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -40,9 +47,9 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     disable_any_whitespace: bool | None = None
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """How the tokens of a request are chosen; each default changes nothing. Without `SamplingParams`, the model's own
-    defaults hold (its generation_config.json).
+    defaults hold (its generation_config.json). Raises InvalidRequest naming the parameter.
 
     `logit_bias` is by token id. `logprobs=k` adds the k most likely tokens of each position, by the model's own
     distribution or, with `logprobs_mode="processed_logprobs"`, by the one after structure, allowed and bad words,
@@ -80,9 +87,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     speculative: bool | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
+    def __post_init__(self) -> None:
+        body = as_completion(self)
+        submission(body, completions.lengths(body), ANY_MODEL, self.n, TraceContext())
+
     def clone(self) -> SamplingParams:
-        """Return itself, which is immutable."""
-        return self
+        """A copy that shares nothing with this one."""
+        return copy.deepcopy(self)
 
 
 # Fields with the same name and meaning in the body of a request.
@@ -102,6 +113,9 @@ def body(params: SamplingParams | None) -> dict[str, Any]:
     for name, value in fields.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequest(f"{name}: {value} is not a finite number", param=name, code="invalid_value")
+    for name, kind in (("detokenize", bool), ("output_kind", RequestOutputKind)):
+        if not isinstance(value := getattr(params, name), kind):
+            raise InvalidRequest(f"{name} must be a {kind.__name__}, not {value!r}", param=name, code="invalid_type")
     if params.stop == []:
         fields["stop"] = None
     if params.max_tokens == 0:  # a completion over HTTP may be an echo alone; nothing is echoed here

@@ -104,11 +104,12 @@ def schema(source: Source, node: ast.ClassDef, known: dict[str, tuple[Source, as
 
 def large_classes(tree: Iterable[Source]) -> Iterator[str]:
     """Classes that do too much. Messages, options and statistics are records: they hold as much as they tell; and a
-    schema has the fields that its API has."""
+    schema, or the parameters that a program sets, have the fields that their API has."""
     known = table(tree)
     for source in tree:
         for node in source.classes():
             record = source.top == "protocol" or RECORDS.search(node.name) or schema(source, node, known)
+            record = record or node.name.endswith("Params")
             if not record and len(attributes(node)) > MOST_ATTRIBUTES:
                 yield f"{source.at(node)} {node.name} has {len(attributes(node))} attributes"
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from tests.rules.source import NAMESPACE, PRODUCT, ROOT, Source, files, in_folders, none, parse, product, sources
 
 TOP = frozenset((
-    *("pyproject.toml", "README.md", "services", "engine_core", "kernels", "protocol", "deploy", "docs", "tests"),
-    *("benchmarks", "penstock", "LICENSE", "Makefile", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
+    *("pyproject.toml", "README.md", "services", "engine_core", "kernels", "protocol", "deploy", "docs", "examples"),
+    *("tests", "benchmarks", "penstock", "LICENSE", "Makefile", "mkdocs.yml"),
+    *("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
 ))  # fmt: skip
 SHORT = 40  # a module of so many lines may be tested through its neighbours
 MIRROR = (*PRODUCT,)
-KINDS_OF_TEST = frozenset((*PRODUCT, "deploy", "benchmarks", "sim", "matrix", "e2e", "rules", "security"))
+KINDS_OF_TEST = frozenset((*PRODUCT, "penstock", "deploy", "benchmarks", "sim", "matrix", "e2e", "rules", "security"))
 TESTED_ELSEWHERE: dict[str, str] = {}  # product module → where it is tested and why not beside its mirror
 MEGABYTES = 40
 PLACES = re.compile(r"(?<![\w.])/(root|home/[a-z]|Users/[A-Za-z]|work/|opt/wheels|opt/pypi)")

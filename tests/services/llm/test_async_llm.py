@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
+import runpy
 import signal
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -12,9 +14,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+import penstock
 from penstock import AsyncLLM, LinkError, RequestOutput, RequestOutputKind, SamplingParams
 from penstock.protocol.errors import InvalidRequest
 from tests.services.llm.processes import LIMIT, engine_process, gone
+from tests.services.llm.test_examples import ASYNC, EXAMPLES
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 LOOP = "module"
@@ -119,11 +123,27 @@ async def test_cancellation_aborts(engine: AsyncLLM) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "params"),
-    [({"text": "x"}, PARAMS), ("x", SamplingParams(temperature=9.0)), ("word " * 6000, PARAMS)],
+    [({"text": "x"}, PARAMS), ("x", SamplingParams(max_tokens=10_000)), ("word " * 6000, PARAMS)],
 )
 async def test_a_wrong_request_raises(engine: AsyncLLM, prompt: Any, params: SamplingParams) -> None:
     with pytest.raises(InvalidRequest):
         await collected(engine.generate(prompt, params))
+
+
+async def test_a_vector(engine: AsyncLLM) -> None:
+    found = await engine.embed("a cat", dimensions=64)
+    assert len(found.outputs.embedding) == 64
+    with pytest.raises(InvalidRequest, match="dimensions"):
+        await engine.embed("a cat", dimensions=1000)
+
+
+async def test_the_example(
+    engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it stands, but for the engine, which is not its own."""
+    monkeypatch.setattr(penstock, "AsyncLLM", lambda: contextlib.nullcontext(engine))
+    await runpy.run_path(str(EXAMPLES / ASYNC))["main"]()
+    assert capsys.readouterr().out == "What is 128 + 457? 128 + 457 = 585.\nWhat is 12 * 12? 12 * 12 = 144.\n"
 
 
 async def test_tokens_and_text(engine: AsyncLLM) -> None:

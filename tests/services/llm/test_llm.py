@@ -12,12 +12,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
+from penstock.protocol.config import Config, ModelConfig
 from penstock.protocol.errors import InvalidRequest, ModelError
+from penstock.services.client.model_info import read_model_info
+from penstock.services.llm.engine import ABSENT, configured, load_tokenizer
 from penstock.services.llm.launcher_process import LauncherProcess
 from tests.e2e import canary
+from tests.services.client.fake_engine import MODEL
 from tests.services.llm.processes import LIMIT, engine_processes, gone
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=canary.LONGEST)
@@ -174,6 +179,54 @@ def test_one_that_is_refused_ends_the_call_or_stands_in_its_place(llm: LLM) -> N
 def test_a_wrong_grammar_is_refused(llm: LLM) -> None:
     with pytest.raises(InvalidRequest):
         llm.generate("x", SamplingParams(structured_outputs={"regex": "("}), use_tqdm=False)
+
+
+def test_the_tokenizer_is_that_of_transformers(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer.encode("Once upon a time") == llm.tokenize("Once upon a time")
+    prompt = tokenizer.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True)
+    (said,) = llm.chat(QUESTION, GREEDY, use_tqdm=False)
+    (same,) = llm.generate([tokenizer.encode(prompt, add_special_tokens=False)], GREEDY, use_tqdm=False)
+    assert said.prompt_token_ids == same.prompt_token_ids
+    assert llm.get_tokenizer() is tokenizer
+
+
+def test_the_tokenizers_template_is_the_one_in_effect(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    config = configured("", {"chat_template": str(file)})
+    tokenizer = load_tokenizer(config, read_model_info(config))
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_an_error_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="transformers cannot load its tokenizer"):
+        load_tokenizer(Config(model=ModelConfig(model=str(tmp_path))), MODEL)
+
+
+def test_a_chat_may_bring_its_template(llm: LLM) -> None:
+    (output,) = llm.chat(QUESTION, GREEDY, use_tqdm=False, chat_template="{{ messages[0].content }}")
+    assert output.prompt_token_ids == llm.tokenize(QUESTION[0]["content"], add_special_tokens=False)
+
+
+def test_default_parameters_are_the_models_to_be_changed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    generation = msgspec.structs.replace(llm.model.generation, temperature=0.25, top_k=None)
+    monkeypatch.setattr(llm._engine, "model", msgspec.structs.replace(llm.model, generation=generation))
+    params = llm.get_default_sampling_params()
+    assert (params.temperature, params.top_k, params.max_tokens) == (0.25, 0, 16)
+    params.max_tokens = 3
+    (output,) = llm.generate("x", params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) <= 3
+
+
+@pytest.mark.parametrize("name", ["beam_search", "classify", "nothing_at_all"])
+def test_what_there_is_not_is_said_with_what_to_do_instead(llm: LLM, name: str) -> None:
+    with pytest.raises(AttributeError) as raised:
+        getattr(llm, name)
+    assert f"'LLM' object has no attribute '{name}'" in str(raised.value)
+    assert ABSENT.get(name, "") in str(raised.value)
+    assert not hasattr(llm, name)
 
 
 def test_a_running_loop_and_other_threads_are_no_obstacle(llm: LLM) -> None:

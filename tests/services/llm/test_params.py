@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.llm.params import (
     SAME_FIELDS,
@@ -80,13 +81,40 @@ def test_structured_outputs(asked: Any, source: bytes) -> None:
         ({"n": 0}, "n"), ({"n": "two"}, "n"), ({"logprobs": 21}, "logprobs"), ({"max_tokens": 0}, "max_tokens"),
         ({"stop": [5]}, "stop"), ({"frequency_penalty": math.inf}, "frequency_penalty"),
         ({"detokenize": False, "stop": "a"}, "stop"), ({"logit_bias": {1: 101.0}}, "logit_bias"),
-        ({"logprobs": 1, "logprobs_mode": "raw"}, "logprobs_mode"),
+        ({"logprobs": 1, "logprobs_mode": "raw"}, "logprobs_mode"), ({"n": limits.MAX_CHOICES + 1}, "n"),
+        ({"logprobs_mode": "processed_logprobs"}, "logprobs_mode"), ({"min_tokens": 17}, "min_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"), ({"detokenize": "no"}, "detokenize"),
+        ({"output_kind": 1}, "output_kind"), ({"structured_outputs": StructuredOutputsParams()}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_named(fields: dict[str, Any], param: str) -> None:
+def test_a_wrong_value_is_refused_when_it_is_given(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
-        as_completion(SamplingParams(**fields))
+        SamplingParams(**fields)
     assert str(raised.value.param).startswith(param)
+    assert param in raised.value.message
+
+
+def test_a_value_that_was_changed_is_checked_when_it_is_used() -> None:
+    params = SamplingParams()
+    params.temperature = -1.0
+    with pytest.raises(InvalidRequest, match="temperature"):
+        as_completion(params)
+
+
+def test_what_the_model_decides_is_no_mistake_yet() -> None:
+    """Its vocabulary and its context are known to the engine alone."""
+    SamplingParams(max_tokens=10_000_000, stop_token_ids=[300_000], logit_bias={300_000: 1.0}, min_tokens=9_000_000)
+
+
+def test_a_clone_shares_nothing() -> None:
+    params = SamplingParams(stop=["a"], structured_outputs={"choice": ["b"]}, seed=3)
+    clone = params.clone()
+    assert clone == params
+    assert isinstance(clone.stop, list)
+    clone.stop.append("c")
+    clone.seed = 4
+    assert (params.stop, params.seed) == (["a"], 3)
 
 
 def test_an_unknown_name_is_an_error() -> None:
@@ -96,4 +124,4 @@ def test_an_unknown_name_is_an_error() -> None:
 
 def test_what_json_cannot_hold_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        as_completion(SamplingParams(structured_outputs={"json": object()}))
+        SamplingParams(structured_outputs={"json": object()})

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from penstock.protocol import limits
 from penstock.protocol.columns import unpack
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.llm.params import SamplingParams
@@ -90,7 +89,6 @@ def test_without_any_the_models_own_hold_and_sixteen_tokens() -> None:
         ([[]], {}, "prompts[0] is empty"),
         ([[1] * (MAX_MODEL_LEN + 1)], {}, "the model's context holds"),
         (["a"], {"params": SamplingParams(stop_token_ids=[VOCABULARY])}, "stop_token_ids"),
-        (["a"], {"params": SamplingParams(n=limits.MAX_CHOICES + 1)}, "n:"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_runs(prompts: Any, more: dict[str, Any], said: str) -> None:
