@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,7 +78,7 @@ def measured(number: int) -> dict[str, float]:
 
 
 def result(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """The least time of each kind, of the first requests of fresh servers apart, and how much later than plain it is."""
+    """The least time of each kind, first requests of fresh servers apart, and how much later than plain it is."""
     least: dict[str, float] = {}
     for found in rounds:
         for place, (kind, milliseconds) in enumerate(found.items()):
@@ -91,6 +92,7 @@ def result(rounds: list[dict[str, float]]) -> dict[str, Any]:
     }
     return {
         "rounds": len(rounds),
+        "load_average": round(os.getloadavg()[0], 1),
         "first_token_ms": {name: round(value, 1) for name, value in sorted(least.items())},
         "later_than_plain_ms": {name: round(value, 1) for name, value in sorted(later.items())},
     }

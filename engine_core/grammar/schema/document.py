@@ -1,13 +1,17 @@
 """The schema as it was written: its draft, its subschemas by number, and what each local reference points at.
 
 References resolve as RFC 3986 (sections 5.2 and 5.3) and the drafts say (2020-12 core, sections 8 and 9): JSON
-pointers, `$anchor`, `$id` as base, draft 7's `$id: "#name"`. Nothing is ever fetched. The
-standard library joins URIs in a module that can fetch, and engine_core has no network."""
+pointers, `$anchor`, `$id` as base, draft 7's `$id: "#name"`. Nothing is ever fetched. The metaschemas of drafts 4, 6
+and 7 are known, as json-schema.org publishes them (AFL-2.1 or BSD-3-Clause). The standard library joins URIs in a
+module that can fetch, and engine_core has no network."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Place, Term
 from penstock.protocol.errors import UnsupportedSchema
@@ -24,6 +28,7 @@ NAMED = frozenset((
 IDENTIFIERS = frozenset(("$id", "id", "$anchor", "$dynamicAnchor"))
 PARTS = re.compile(r"^(([^:/?#]+):)?(//([^/?#]*))?([^?#]*)(\?([^#]*))?(#(.*))?\Z", re.DOTALL)  # appendix B
 ESCAPES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
+METASCHEMAS: Mapping[str, dict[str, Any]] = json.loads(Path(__file__).with_name("metaschemas.json").read_bytes())
 OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 
 
@@ -124,6 +129,9 @@ class Document:
         uri, fragment = (base, reference[1:]) if reference.startswith("#") else defragmented(joined(base, reference))
         fragment = unescaped(fragment)
         start = self.resources.get(uri)
+        known = uri.replace("https:", "http:", 1)
+        if start is None and known in METASCHEMAS:
+            start = self.resources[uri] = self._number(METASCHEMAS[known], f"{uri}#", uri)
         if start is None:
             remote = UnsupportedSchema(keyword, path, f"{reference[:200]!r} is not in this schema; nothing is fetched")
             if not self.loose:

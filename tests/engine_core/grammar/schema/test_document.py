@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from benchmarks.schema_instances import judge
 from benchmarks.schema_judge import accepts_value
 from penstock.engine_core.grammar.schema.cells import ANY, NEVER, Place
 from penstock.engine_core.grammar.schema.document import Document, pointer, subschemas
@@ -213,3 +215,32 @@ def test_an_id_without_a_meaning_hides_no_definition() -> None:
 def test_id_is_a_plain_word_from_draft_6_on() -> None:
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {"id": "#a"}}, "$ref": "#a"}
     assert "0 anchors" in refusal(schema).message
+
+
+@pytest.mark.parametrize("uri", ["http://json-schema.org/draft-07/schema#", "https://json-schema.org/draft-06/schema"])
+def test_known_metaschemas(uri: str) -> None:
+    least = {"properties": {"least": {"$ref": f"{uri.rstrip('#')}#/definitions/nonNegativeInteger"}}}
+    values: list[Any] = [
+        *({}, True, 3, {"type": "string"}, {"type": "text"}, {"required": ["a", "b"]}, {"required": ["a", "a"]}),
+        *(
+            {"minLength": -1},
+            {"minLength": 1},
+            {"least": 3},
+            {"least": -3},
+            {"items": [{"type": "null"}, {"type": "x"}]},
+        ),
+        *({"properties": {"a": {"items": [{"type": ["null", "null"]}]}}}, {"properties": {"a": {"items": [{}]}}}),
+    ]
+    for schema in ({"$ref": uri}, {"$schema": uri, "items": {"$ref": uri}}, least):
+        out, validator = made(schema), judge(json.loads(json.dumps(schema).replace("https:", "http:")))
+        for value in (*values, values[:1], values[4:5]):
+            assert accepts_value(out, value) is validator.is_valid(value), (schema, value)
+
+
+def test_other_metaschemas_are_refused_by_their_names() -> None:
+    old = "http://json-schema.org/draft-04/schema#"
+    error = refusal({"$ref": old})
+    assert (error.keyword, error.path) == ("uniqueItems", f"{old}/properties/enum")
+    assert same({"properties": {"a": {"$ref": f"{old}/definitions/positiveInteger"}}}, {"a": 1}, {"a": -1})
+    new = "https://json-schema.org/draft/2020-12/schema"
+    assert new in refusal({"$ref": new}).message
