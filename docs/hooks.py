@@ -243,7 +243,7 @@ def reasons(groups: Mapping[str, Sequence[str]], head: str) -> str:
     """The largest groups last: a short list is what a reader looks through."""
     rows = sorted(groups.items(), key=lambda group: len(group[1]))
     option = re.compile(r"(?<![\w`-])--[a-z][\w-]*")
-    return table(["Flags", head], ([" ".join(flags), option.sub(r"`\g<0>`", cell(why))] for why, flags in rows))
+    return table([head, "Flags"], ([option.sub(r"`\g<0>`", cell(why)), " ".join(flags)] for why, flags in rows))
 
 
 GENERATED: Mapping[str, Callable[[], str]] = {
