@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -222,6 +223,8 @@ def fall_back(folder: Path) -> Codec:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         why = f"transformers cannot make one of the other files ({lines[0]}); take a folder that has it"
+        if any(folder.glob("*.model")) and importlib.util.find_spec("sentencepiece") is None:
+            why = "the tokenizer is SentencePiece's; install the package sentencepiece, or take a folder that has it"
         raise ModelError(f"{path}: no such file, and {why}") from None
     files = {name for name in dict(tokenizer.vocab_files_names).values() if name != path.name}
     if files and not any((folder / name).is_file() for name in files):

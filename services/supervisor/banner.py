@@ -40,6 +40,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     chat: bool  # the model has a chat template
     locked: bool  # clients need a key
     wrong_output: tuple[str, ...] = ()  # reasons why the output is wrong
+    headless: bool = False  # the model has no output embedding: it makes vectors alone
     exposed: bool = False  # other machines reach it, and clients need no key
     weights: str = ""  # how they were verified
     replicas: int = 1  # `blocks` and `max_num_seqs` are those of one
@@ -66,7 +67,9 @@ def engine_facts(status: EngineStatus) -> tuple[str, ...]:
     )
 
 
-def serving(config: Config, children: Sequence[Child], model: str, chat: bool, seconds: float) -> Serving:
+def serving(
+    config: Config, children: Sequence[Child], model: str, seconds: float, *, chat: bool, headless: bool
+) -> Serving:
     """The banner's facts, from the notices of the processes."""
     fields: dict[str, str] = {}
     for child in children:
@@ -82,6 +85,7 @@ def serving(config: Config, children: Sequence[Child], model: str, chat: bool, s
         max_num_seqs=config.model.max_num_seqs,
         seconds=seconds,
         chat=chat,
+        headless=headless,
         locked=bool(config.api.api_key or config.api.api_key_file),
         replicas=config.model.data_parallel_size,
         wrong_output=wrong_output(config),
@@ -97,9 +101,12 @@ def exposed(options: ApiConfig) -> bool:
 
 def curl(facts: Serving) -> str:
     """A command line for a first request to this server."""
-    if facts.chat:
+    body: dict[str, object]
+    if facts.headless:
+        path, body = "/v1/embeddings", {"input": "Once upon a time"}
+    elif facts.chat:
         path = "/v1/chat/completions"
-        body: dict[str, object] = {"messages": [{"role": "user", "content": "Tell me a short story."}]}
+        body = {"messages": [{"role": "user", "content": "Tell me a short story."}]}
     else:
         path, body = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
     file = facts.url.removeprefix("unix:")
@@ -119,7 +126,9 @@ def banner(facts: Serving) -> list[str]:
         f"{facts.max_num_seqs:,} of any length",
         "started in": f"{facts.seconds:.1f} s",
     }
-    if not facts.chat:
+    if facts.headless:
+        rows["texts"] = "refused: the weights have no output embedding (lm_head.weight), so there are vectors alone"
+    elif not facts.chat:
         rows["chats"] = "refused: the model has no chat template; --chat-template FILE gives it one"
     if facts.weights:
         rows["weights"] = facts.weights

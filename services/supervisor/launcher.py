@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
@@ -316,8 +317,10 @@ class Launcher:
             notify("READY=1", f"STATUS=serving {here}")
             return
         name = self._config.model.served_model_name.split(",")[0]
-        chat = has_template(Path(self._config.model.model), self._config.tokenizer.chat_template)
-        facts = banner.serving(self._config, self._children, name, chat, process.age())
+        model = Path(self._config.model.model)
+        chat = has_template(model, self._config.tokenizer.chat_template)
+        headless = read_spec(model).headless
+        facts = banner.serving(self._config, self._children, name, process.age(), chat=chat, headless=headless)
         port = 0 if self._config.api.uds else urlsplit(facts.url).port
         if port:  # clients know it, so an api process that is started again must listen there
             api = msgspec.structs.replace(self._config.api, port=port)

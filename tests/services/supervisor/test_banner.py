@@ -64,7 +64,8 @@ def test_wrong_output_is_told():
     fields = {"URL": "u", "DEVICE": "cpu", "DTYPE": "float32", "BLOCKS": "1", "BLOCK_SIZE": "1", "MAX_MODEL_LEN": "1"}
     child = Told({f"X_PENSTOCK_{name}": value for name, value in fields.items()})
     dummy = Config(model=ModelConfig(load_format="dummy"))
-    assert banner.serving(dummy, [child], "model", chat=False, seconds=1.0).wrong_output == wrong_output(dummy)
+    facts = banner.serving(dummy, [child], "model", chat=False, headless=False, seconds=1.0)
+    assert facts.wrong_output == wrong_output(dummy)
 
 
 def test_replicas_are_told_of_where_there_are_several():
@@ -79,7 +80,7 @@ def test_what_an_api_tells_of_the_engine_is_what_the_banner_shows():
     rest = {field.name: 0 for field in msgspec.structs.fields(EngineStatus) if field.required}
     status = EngineStatus(**{**rest, **given})
     child = Told(dict(line.split("=", 1) for line in (*banner.engine_facts(status), "X_PENSTOCK_URL=http://x:1")))
-    facts = banner.serving(Config(), [child], "model", chat=False, seconds=1.0)
+    facts = banner.serving(Config(), [child], "model", chat=False, headless=False, seconds=1.0)
     found = facts.device, facts.dtype, facts.blocks, facts.block_size, facts.max_model_len, facts.url
     assert found == ("2 x cpu", "float32", 12, 16, 1024, "http://x:1")
 
@@ -153,6 +154,12 @@ def test_a_model_without_a_template_says_that_it_refuses_chats():
     assert not any("--chat-template" in line for line in banner.banner(FACTS))
     lines = banner.banner(msgspec.structs.replace(FACTS, chat=False))
     assert any(line.strip().startswith("chats") and "--chat-template" in line for line in lines)
+
+
+def test_a_model_without_an_output_embedding_says_that_it_makes_vectors_alone():
+    facts = msgspec.structs.replace(FACTS, headless=True)
+    assert "/v1/embeddings" in curl(facts)
+    assert any(line.strip().startswith("texts") and "lm_head.weight" in line for line in banner.banner(facts))
 
 
 def test_the_key_is_not_in_the_banner():

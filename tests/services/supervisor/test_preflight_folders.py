@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import struct
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,10 @@ FOLDERS: list[tuple[str, Callable[[Path], object], str]] = [
      "model in one of these"),
     ("no tokenizer", file("x", without=("tokenizer.json", "tokenizer_config.json")),
      "{}/tokenizer.json: no such file, and no other tokenizer; copy the tokenizer's files of the base model"),
+    ("a tokenizer of SentencePiece alone",
+     file("tokenizer.model", b"\x0a\x0e", without=("tokenizer.json", "tokenizer_config.json")),
+     "{}/tokenizer.json: no such file, and the tokenizer is SentencePiece's; install the package sentencepiece, or "
+     "take a folder that has it"),
     ("tokenizer a Git LFS pointer", file("tokenizer.json", POINTER),
      "{}/tokenizer.json: a Git LFS pointer stands in place of the file; run `git lfs pull` in {}"),
     ("tokenizer cut off", file("tokenizer.json", '{"model": {'),
@@ -279,10 +284,11 @@ def test_the_whole_model_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "build", "expected"), FOLDERS, ids=[name for name, _, _ in FOLDERS])
 def test_a_folder_that_cannot_be_served(
-    name: str, build: Callable[[Path], object], expected: str, tmp_path: Path
+    name: str, build: Callable[[Path], object], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tmp_path / "model"
     build(model)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)  # as where it is not installed
     if "{size}" in expected:
         size = (model / "model-00002-of-00002.safetensors").stat().st_size
         expected = expected.replace("{size}", str(size + 1)).replace("{less}", str(size))
