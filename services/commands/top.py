@@ -137,7 +137,7 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
     """
     interval = seconds(namespace.interval)
     if namespace.json and not namespace.once:
-        raise ConfigError("--json", True, "it goes with --once")
+        raise ConfigError("--json", None, "it goes with --once")
     key = first_key(effective)
     run_dir = os.path.abspath(effective.config.run.run_dir) if effective.config.run.run_dir else ""
     client = Client(url_of(namespace.url, namespace.local_port), key)
