@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import json
+import logging
 import math
 import os
 import threading
@@ -25,7 +26,7 @@ import zmq
 
 from penstock.engine_core import folder
 from penstock.protocol.columns import pack, unpack
-from penstock.protocol.config import PRIORITY, Config, fields
+from penstock.protocol.config import PRIORITY, Config, Field, fields
 from penstock.protocol.errors import ConfigError, ModelError, Overloaded, PenstockError, RequestError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import (
@@ -52,11 +53,13 @@ from penstock.services.metrics.requests import Timings
 from penstock.services.openai.completions import check_ids
 from penstock.services.openai.embeddings import Vector, vectors_of
 from penstock.services.openai.parameters import NEUTRAL
-from penstock.services.supervisor.foreign_flags import did_you_mean
+from penstock.services.supervisor.foreign_flags import did_you_mean, look_up, read_table
 from penstock.services.supervisor.options import Given, merge, read_file, sized, usable_cores
 from penstock.services.supervisor.preflight import resolved
 from penstock.services.tracing.startup import environment, tracer_of
 from penstock.services.tracing.tracer import Operations
+
+log = logging.getLogger(__name__)
 
 PROGRAM = "llm"  # this process's name in traces
 INDEX = 0  # of this process, the engine's only client
@@ -377,7 +380,7 @@ class Finalizer:
 
 def configured(model: str, keywords: Mapping[str, object]) -> Config:
     """The configuration from keywords. `config` names a file of options, which keywords override; JSON options may be
-    dicts.
+    dicts, and None leaves an option out. vLLM's keywords are taken, left out or refused as its flags are.
 
     Raises ConfigError for unknown options, wrong values, and options of the HTTP server.
     """
@@ -389,14 +392,39 @@ def configured(model: str, keywords: Mapping[str, object]) -> Config:
         given += read_file(Path(str(file)))
     if model:
         given.append(Given(known["model"], model, ORIGIN))
+    without_effect = []
     for name, value in rest.items():
         field = known.get(name)
         if field is None:
-            raise ConfigError(name, value, "there is no such option" + did_you_mean(name, [*known, "config"]))
+            field, value = foreign_option(name, value, known)
+        if field is None:
+            without_effect.append(name)
+        if field is None or value is None:
+            continue
         if field.section == "api":
             raise ConfigError(name, value, "it is an option of the HTTP server, which the Python API does not start")
         given.append(Given(field, json.dumps(value) if isinstance(value, Mapping) else value, ORIGIN))
+    if without_effect:
+        log.warning("keywords without effect: %s", ", ".join(without_effect))
     return merge(given).config
+
+
+def foreign_option(name: str, value: object, known: Mapping[str, Field]) -> tuple[Field | None, object]:
+    """The option that a keyword of vLLM's means, and its value; no option where it has no effect.
+
+    Raises ConfigError for a keyword that is refused, and for one that is nobody's.
+    """
+    found, _ = look_up("--" + name.replace("_", "-"), read_table())
+    if found is None:
+        raise ConfigError(name, value, "there is no such option" + did_you_mean(name, [*known, "config"]))
+    own = found.option.removeprefix("--").replace("-", "_")
+    if own in known:
+        return known[own], value
+    if own:
+        return known[own.removeprefix("no_")], not value
+    if value and (why := found.why_not([] if value is True else [str(value)])):
+        raise ConfigError(name, value, why)
+    return None, None
 
 
 def load_tokenizer(config: Config, model: ModelInfo) -> Any:

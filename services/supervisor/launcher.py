@@ -380,7 +380,8 @@ class Launcher:
         last = "\n".join(child.tail)
         error = child.fields.get(ERROR_FIELD)
         said = {"reason": str(read_error(error))} if error else {"last": last}
-        logs.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), **said)
+        if self._was_ready or self._owner is None:  # an owner raises why its engine did not start
+            logs.error(log, "process_died", process=child.name, pid=child.pid, **child.ending(), **said)
         if self._was_ready:
             self._restart(child)
             return

@@ -49,6 +49,8 @@ def test_a_file_holds_options_that_keywords_override(tmp_path: Path) -> None:
         ({"overlap": "yes"}, "true or false"),
         ({"max_num_sequences": 8}, "did you mean max_num_seqs"),
         ({"port": 8000}, "the Python API does not start"),
+        ({"quantization": "awq"}, "quantization: 'awq' is not allowed; "),
+        ({"enable_lora": True}, "enable_lora: True is not allowed; "),
         ({"speculative_config": {"method": "magic"}}, "--speculative-config"),
         ({"max_num_batched_tokens": 8}, "at least --max-num-seqs"),
     ],
@@ -57,3 +59,12 @@ def test_a_wrong_one_is_named(keywords: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         configured("", keywords)
     assert said in str(raised.value)
+
+
+def test_keywords_of_vllm_are_taken_under_their_own_names(caplog: pytest.LogCaptureFixture) -> None:
+    """Those that ask for what is done anyway are named in one line, and None is as good as nothing."""
+    keywords = {"max_running_requests": 8, "async_scheduling": False, "disable_radix_cache": True, "dtype": "half"}
+    found = configured("", {**keywords, "max_model_len": None, "trust_remote_code": True, "tokenizer": None})
+    assert (found.model.max_num_seqs, found.scheduler.overlap, found.model.dtype) == (8, False, "float16")
+    assert not found.scheduler.enable_prefix_caching
+    assert caplog.messages == ["keywords without effect: trust_remote_code, tokenizer"]

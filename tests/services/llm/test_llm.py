@@ -292,10 +292,13 @@ def test_a_wrong_option_starts_nothing(
     assert list(place.iterdir()) == []
 
 
-def test_what_a_process_fails_with_is_raised(place: Path) -> None:
+def test_what_a_process_fails_with_is_raised_and_not_printed_too(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A KV cache too small for the model is known by the executor alone."""
     with pytest.raises(ConfigError) as raised:
-        LLM(kv_cache_memory=1, log_level="error")
+        LLM(kv_cache_memory=1)
+    assert capfd.readouterr() == ("", "")
     assert raised.value.option == "--kv-cache-memory"
     assert list(place.iterdir()) == []
 
