@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.engine_core.models import spec
+from penstock.engine_core.models import foreign, spec
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.weight_files import STORED_TYPES
 from penstock.protocol.config import ApiConfig, Config, Field, fields
@@ -246,10 +246,20 @@ def reasons(groups: Mapping[str, Sequence[str]], head: str) -> str:
     return table([head, "Flags"], ([option.sub(r"`\g<0>`", cell(why)), " ".join(flags)] for why, flags in rows))
 
 
+def elsewhere() -> str:
+    """The files of other tools that a folder may hold in place of a model's, and what the start says of them."""
+    says: dict[str, list[str]] = {}
+    for pattern, text in foreign.FORMATS:
+        says.setdefault(sentence(text.format("it")), []).append(code(pattern))
+    return table(
+        ["A folder with", "What the start says"], [[" ".join(found), cell(text)] for text, found in says.items()]
+    )
+
+
 GENERATED: Mapping[str, Callable[[], str]] = {
     "options": options, "http": http, "metrics": metrics, "metrics-vllm": aliases, "families": families,
     "flags-vllm": functools.partial(flags_of, "vllm"), "flags-sglang": functools.partial(flags_of, "sglang"),
-    "formats": formats,
+    "formats": formats, "foreign-formats": elsewhere,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readme_figures import pages
+from penstock.engine_core.models.foreign import FORMATS
 from penstock.engine_core.models.spec import ARCHITECTURES
 from penstock.protocol.config import fields
 from penstock.services.metrics.definitions import METRICS
@@ -118,7 +119,7 @@ def test_references_name_everything(site: Path) -> None:
     assert [field.flag for field in fields() if field.flag not in options] == []
     assert [route.name for route in ROUTES if route.summary and f"{route.method} {route.name}" not in http] == []
     assert [name for name in METRICS if f"penstock_{name}" not in metrics] == []
-    assert [name for name in ARCHITECTURES if name not in models] == []
+    assert [name for name in (*ARCHITECTURES, *(pattern for pattern, _ in FORMATS)) if name not in models] == []
 
 
 @pytest.mark.parametrize("server", ["vllm", "sglang"])
