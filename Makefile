@@ -20,7 +20,7 @@ endif
 PACKAGES = $(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup serve test check docs clean
+.PHONY: setup serve test check docs clean browser
 
 setup: $(VENV)/.installed
 
@@ -56,6 +56,13 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $$($(BIN)/python -m tests.changed $(BASE))
+
+# Chromium for the tests of the page, which are skipped without a browser. Debian's and Ubuntu's packages are tried.
+APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
+browser:
+	@$(foreach name,chromium chromium-browser google-chrome chrome,command -v $(name) ||) { \
+	$(APT) install -qq -y --no-install-recommends chromium || { $(APT) update -qq && \
+	$(APT) install -qq -y --no-install-recommends chromium; }; }
 
 # The documentation as a site, in site/: a broken link or anchor fails. `make docs ARGS=serve` shows it while you write.
 docs: $(VENV)/.installed-docs

@@ -58,7 +58,8 @@ def test_a_wheel_holds_one_package_and_every_file_of_the_tree(wheel: Path) -> No
     for part in PARTS:
         tree = {path.relative_to(ROOT).as_posix() for path in (ROOT / part).rglob("*.py")}
         assert {f"penstock/{path}" for path in tree} <= set(names)
-    assert "penstock/services/http/page.html" in names
+    static = {path.relative_to(ROOT).as_posix() for path in (ROOT / "services" / "http" / "static").iterdir()}
+    assert {f"penstock/{path}" for path in static} <= set(names)
     assert any(
         name.startswith("penstock/engine_core/embedded/demo/") and name.endswith("safetensors") for name in names
     )

@@ -1,29 +1,35 @@
-"""Files that are the same on every server: the page at /, its icon, and what crawlers ask for.
+"""Files that are the same on every server: the page at /, what it loads, its icon, and what crawlers ask for.
 
 They need no key, hold nothing of the server, and load nothing from elsewhere: the page's own script asks for the key
-where the server wants one. Source of the policy: W3C Content Security Policy Level 3.
+where the server wants one. Sources of the policy: W3C Content Security Policy Level 3 and Trusted Types.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import re
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 
 import msgspec
 
 from penstock.services.http.request_context import RequestContext
 
-ICON = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#0f766e"/>'
-    '<path d="M8 5v8c0 4 3 6 7 6h9" fill="none" stroke="#fff" stroke-width="5"/>'
-    '<circle cx="24" cy="19" r="3" fill="#99f6e4"/></svg>'
-)
-ROBOTS = "User-agent: *\nDisallow: /\n"
-INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 DAY = "public, max-age=86400"
+CHECKED = "no-cache"  # asked for at each visit, so that the files of one release stay together
+KINDS: Mapping[str, str] = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+}
+# Scripts, styles and requests are this server's own; a picture may also be one that the user attached. No text becomes
+# HTML or a script, since browsers that know Trusted Types refuse the functions that would do it.
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
 
 
 class File(msgspec.Struct, frozen=True):
@@ -52,35 +58,32 @@ class StaticFile:
         await context.send({"type": "http.response.body", "body": b"" if fresh else file.body})
 
 
-def file(body: str, kind: str, policy: str = "default-src 'none'", cache: str = DAY) -> File:
+def folder() -> Path:
+    """Where the files are."""
+    return Path(__file__).with_name("static")
+
+
+def file(name: str, policy: str = "default-src 'none'", cache: str = DAY, summary: str = "") -> File:
     headers = {
-        "content-type": kind,
+        "content-type": KINDS[Path(name).suffix],
         "cache-control": cache,
         "content-security-policy": policy,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cross-origin-opener-policy": "same-origin",
     }
-    return File(body.encode(), tuple((name.encode(), value.encode()) for name, value in headers.items()))
-
-
-def page() -> File:
-    """The page. Its policy allows the script and the style that stand in it, by their hashes, and this server."""
-    text = resources.files(__package__).joinpath("page.html").read_text("utf-8")
-    hashes: dict[str, list[str]] = {"script": [], "style": []}
-    for kind, content in INLINE.findall(text):
-        hashes[kind].append("'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'")
-    policy = (
-        f"default-src 'none'; script-src {' '.join(hashes['script'])}; style-src {' '.join(hashes['style'])}; "
-        "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    found = file(text, "text/html; charset=utf-8", policy, "no-cache")
-    return msgspec.structs.replace(found, summary="A page to talk to the model")
+    encoded = tuple((key.encode(), value.encode()) for key, value in headers.items())
+    return File((folder() / name).read_bytes(), encoded, summary)
 
 
 FILES: Mapping[str, File] = {
-    "/": page(),
-    "/favicon.ico": file(ICON, "image/svg+xml"),
-    "/favicon.svg": file(ICON, "image/svg+xml"),
-    "/robots.txt": file(ROBOTS, "text/plain; charset=utf-8"),
+    "/": file("page.html", PAGE_POLICY, CHECKED, "A page to talk to the model"),
+    "/favicon.ico": file("favicon.svg"),
+    "/favicon.svg": file("favicon.svg"),
+    "/robots.txt": file("robots.txt"),
+    **{
+        f"/static/{found.name}": file(found.name, cache=CHECKED)
+        for found in sorted(folder().iterdir())
+        if found.suffix in (".css", ".js")
+    },
 }

@@ -22,13 +22,15 @@ PAGE, MOST = 20, 1000  # models of Anthropic's page: unless its query says how m
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One name that the model is served under. `max_model_len` is in tokens and of neither reference."""
+    """One name that the model is served under. `max_model_len`, in tokens, and `input_modalities` are of neither
+    reference."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "penstock"
     max_model_len: int
+    input_modalities: tuple[Literal["text"], ...] = ("text",)
     type: Literal["model"] = "model"
     display_name: str
     created_at: str  # RFC 3339

@@ -30,8 +30,8 @@ def installed() -> str:
     return next((path for path in map(shutil.which, NAMES) if path), "")
 
 
-class Page:
-    """One page of a browser. `faults` are its errors and what its policy blocked."""
+class Browser:
+    """A running browser: commands go to one of its pages, events come from all."""
 
     def __init__(self, process: subprocess.Popen[bytes], sending: int, receiving: int) -> None:
         self._process = process
@@ -39,19 +39,15 @@ class Page:
         self._receiving = receiving
         self._number = 0
         self._buffer = b""
-        self._session = ""
         self.faults: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
+        self.loaded: set[str] = set()  # sessions of pages that have loaded since they were told to
 
-    def call(self, method: str, **params: Any) -> Any:
-        """The result of one command."""
+    def call(self, session: str, method: str, **params: Any) -> Any:
+        """The result of one command to a page, or with an empty `session` to the browser."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": params}
-        if self._session:
-            message["sessionId"] = self._session
+        if session:
+            message["sessionId"] = session
         os.write(self._sending, json.dumps(message).encode() + b"\0")
         while True:
             found = self._next()
@@ -60,6 +56,66 @@ class Page:
                 return found["result"]
             self._note(found)
 
+    def load(self, session: str, method: str, **params: Any) -> None:
+        """A command that makes a page load, until it has."""
+        self.loaded.discard(session)
+        self.call(session, method, **params)
+        while session not in self.loaded:
+            self._note(self._next())
+
+    def _note(self, event: dict[str, Any]) -> None:
+        match event.get("method"):
+            case "Runtime.exceptionThrown":
+                self.faults.append(str(event["params"]["exceptionDetails"].get("exception", event["params"])))
+            case "Log.entryAdded" if event["params"]["entry"]["level"] == "error":
+                self.faults.append(event["params"]["entry"]["text"])
+            case "Page.loadEventFired":
+                self.loaded.add(event["sessionId"])
+
+    def _next(self) -> dict[str, Any]:
+        deadline = time.monotonic() + LIMIT
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._receiving], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, "the browser does not answer"
+            data = os.read(self._receiving, 1 << 16)
+            assert data, f"the browser ended with {self._process.poll()}"
+            self._buffer += data
+        first, _, self._buffer = self._buffer.partition(b"\0")
+        found: dict[str, Any] = json.loads(first)
+        return found
+
+
+class Page:
+    """One page of a browser. `faults` are the errors of all pages and what their policies blocked."""
+
+    def __init__(self, browser: Browser, context: str = "") -> None:
+        self._browser = browser
+        self._context = context
+        place = {"browserContextId": context} if context else {}
+        self._target = browser.call("", "Target.createTarget", url="about:blank", **place)["targetId"]
+        self._session = browser.call("", "Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
+        self.faults = browser.faults
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def tab(self) -> Page:
+        """Another page of the same user."""
+        return Page(self._browser, self._context)
+
+    def allow(self, *permissions: str) -> None:
+        self._browser.call("", "Browser.grantPermissions", permissions=permissions, browserContextId=self._context)
+
+    def front(self) -> None:
+        """Make it the tab that is seen; the others stop drawing."""
+        self.call("Page.bringToFront")
+
+    def close(self) -> None:
+        self._browser.call("", "Target.closeTarget", targetId=self._target)
+
+    def call(self, method: str, **params: Any) -> Any:
+        """The result of one command."""
+        return self._browser.call(self._session, method, **params)
+
     def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression, awaited."""
         result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
@@ -67,8 +123,10 @@ class Page:
         return result["result"].get("value")
 
     def open(self, url: str) -> None:
-        self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+        self._browser.load(self._session, "Page.navigate", url=url)
+
+    def reload(self) -> None:
+        self._browser.load(self._session, "Page.reload")
 
     def until(self, condition: str) -> None:
         """Wait until a JavaScript expression holds."""
@@ -95,33 +153,25 @@ class Page:
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
-    def _note(self, event: dict[str, Any]) -> None:
-        match event.get("method"):
-            case "Runtime.exceptionThrown":
-                self.faults.append(str(event["params"]["exceptionDetails"].get("exception", event["params"])))
-            case "Log.entryAdded" if event["params"]["entry"]["level"] == "error":
-                self.faults.append(event["params"]["entry"]["text"])
 
-    def _next(self) -> dict[str, Any]:
-        deadline = time.monotonic() + LIMIT
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._receiving], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, "the browser does not answer"
-            data = os.read(self._receiving, 1 << 16)
-            assert data, f"the browser ended with {self._process.poll()}"
-            self._buffer += data
-        first, _, self._buffer = self._buffer.partition(b"\0")
-        found: dict[str, Any] = json.loads(first)
-        return found
+@contextmanager
+def fresh(found: Browser) -> Iterator[Page]:
+    """A page of a user who has nothing stored, in a browser that runs already."""
+    context = found.call("", "Target.createBrowserContext")["browserContextId"]
+    try:
+        yield Page(found, context)
+    finally:
+        found.call("", "Target.disposeBrowserContext", browserContextId=context)
+        found.faults.clear()
 
 
 @contextmanager
-def page(folder: Path, *flags: str) -> Iterator[Page]:
-    """A browser with an empty profile and one page; ended with all of its processes."""
+def browser(folder: Path) -> Iterator[Browser]:
+    """A browser with an empty profile; ended with all of its processes."""
     in_read, in_write = os.pipe()
     out_read, out_write = os.pipe()
     words = [installed(), "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
-    words += ["--disable-dev-shm-usage", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}", *flags]
+    words += ["--disable-dev-shm-usage", "--hide-scrollbars", f"--user-data-dir={folder / 'profile'}"]
     process = subprocess.Popen(
         ["/bin/bash", "-c", SHELL, "browser", *words],
         pass_fds=(in_read, out_write),
@@ -133,7 +183,7 @@ def page(folder: Path, *flags: str) -> Iterator[Page]:
     os.close(in_read)
     os.close(out_write)
     try:
-        yield Page(process, in_write, out_read)
+        yield Browser(process, in_write, out_read)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -101,7 +101,10 @@ def test_the_clone_is_small() -> None:
 def test_ci_runs_the_tests() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert [line for line in script.read_text().splitlines() if "make" in line] == ["exec make test"]
+    *before, last = [line for line in script.read_text().splitlines() if "make" in line]
+    assert last == "exec make test"
+    for line in before:  # what the tests can do without may fail
+        assert line.endswith("||"), line
 
 
 def test_warnings_are_errors_and_types_are_strict() -> None:

@@ -13,7 +13,7 @@ from tests.services.client.fake_engine import FakeLink, app_state, client, silen
 from tests.services.openai.shapes import check, check_error, strangers
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
-OWN = {"object", "created", "owned_by", "max_model_len"}  # what Anthropic's models lack
+OWN = {"object", "created", "owned_by", "max_model_len", "input_modalities"}  # what Anthropic's models lack
 
 
 async def test_models() -> None:
@@ -26,6 +26,7 @@ async def test_models() -> None:
     for model in (*listed["data"], one):
         check(types.Model, {name: model[name] for name in OWN | {"id"}})
         assert model["max_model_len"] == 512
+        assert model["input_modalities"] == ["text"]  # what a page may let people attach
     assert one == listed["data"][1]
     assert nobody.status_code == 404
     check_error(nobody.json(), "not_found_error", "model")
