@@ -29,7 +29,8 @@ QUOTE, ESCAPE = b'"', b"\\"
 END = b"\xff"  # stands for what ends an item: no text holds it
 BREAKS = b",] \t\r\n"  # what ends a number in an array
 DIGITS = b"-0123456789"
-PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')  # text that stands for itself in a string
+PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')  # text that may stand for itself in a string
+NAMED = re.compile(rb'["\\\x00-\x1f\x7f]')  # what an escape may stand for
 CUT = 4  # bytes of a character in UTF-8
 # What the automaton takes for escapes, in small letters, and the characters that they are.
 ESCAPED = (
@@ -142,17 +143,21 @@ class UniqueItems:
         if frame is None or frame.unique is None:
             self._try(row, spot, index.opening)
             return
-        ends, lead, begun, others = QUOTE, b"", b"", index.inside
-        if frame.unique.kind == "integer":
+        items = frame.unique
+        early = items.most is not None or items.texts is not None  # an item may have to be stopped before its end
+        ends, lead, begun = QUOTE, b"", b""
+        if items.kind == "integer":
             ends, begun, others = BREAKS, spot.digits, index.numbers
         elif spot.text is None:
-            lead, others = QUOTE, index.outside
+            lead, others = QUOTE, index.outside_any if early else index.outside
         else:
+            others = index.inside_any if early else index.inside
             found = decoded(spot.text)
             if found is None:
                 self._try(row, spot, index.all)
                 return
             begun = found
+        escapes = False
         for stop in frame.stops:
             if stop.startswith(begun):
                 rest = stop[len(begun) :]
@@ -160,7 +165,10 @@ class UniqueItems:
                 if PLAIN.fullmatch(body):
                     for end in (ends[at : at + 1] for at in range(len(ends))) if body != rest else (b"",):
                         clear(row, index.beginning(lead + body + end))
+                escapes |= NAMED.search(body) is not None
         self._try(row, spot, others)
+        if escapes:
+            self._try(row, spot, index.escaped)
 
     def _try(self, row: npt.NDArray[np.uint32], spot: Spot, token_ids: Ids) -> None:
         """Take out those of the tokens that repeat an item, one by one."""

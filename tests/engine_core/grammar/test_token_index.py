@@ -21,8 +21,11 @@ def test_tokens_by_what_they_hold() -> None:
         return {TEXTS[each] for each in found.tolist()}  # type: ignore[attr-defined]
 
     assert texts(INDEX.all) == set(TEXTS)
-    assert texts(INDEX.inside) == {b'a","', b"\\", b'["a","a', b'","'}
-    assert texts(INDEX.outside) == {b'a"', b'a","', b'["a","a', b'["', b'","'}
+    assert texts(INDEX.escaped) == {b"\\"}
+    assert texts(INDEX.inside) == {b'["a","a'}
+    assert texts(INDEX.inside_any) == {b'["a","a', b'a","', b'","'}
+    assert texts(INDEX.outside) == {b'["a","a', b'a","'}
+    assert texts(INDEX.outside_any) == {b'["a","a', b'a","', b'","', b'a"', b'["'}
     assert texts(INDEX.numbers) == {b"[1,2", b"1,", b"[1"}
     assert texts(INDEX.opening) == {b'["a","a', b"[1,2"}
 
