@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.protocol.config import fields
 from penstock.protocol.version import VERSION
+from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import Effective, usable_cores
 from penstock.services.supervisor.process import ExitCode
 
@@ -45,7 +46,7 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
     for title, entries in found.items():
         print(f"{title}:")
         for name, value in entries.items():
-            print(f"  {name}: {value}")
+            print(fitted(f"  {name}: {value}"))
         print()
     return ExitCode.ORDERLY
 

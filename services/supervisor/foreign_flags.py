@@ -92,6 +92,9 @@ def translate(
         if not equals and name not in table and (attached := ATTACHED.fullmatch(name)):
             name, equals, value = attached[1], "=", attached[2]
         found, negated = look_up(name, table)
+        if found is None and " " in word:
+            words.append(word)  # a text, not a flag
+            continue
         if found is None:
             problems[typed] = elsewhere.get(name) or "there is no such option" + did_you_mean(name, list(own))
             continue

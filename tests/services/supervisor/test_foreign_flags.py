@@ -204,6 +204,7 @@ def test_flags_take_as_many_values_as_they_have() -> None:
 def test_other_commands_take_the_same_lines_and_their_own_short_flags() -> None:
     assert read("M", "-tp", "2", "--trust-remote-code", command="plan")[0].model.tensor_parallel_size == 2
     assert options.parse(cli.parser_of("chat"), ["-pHello"]).prompt == "Hello"
+    assert options.parse(cli.parser_of("chat"), ["-p", "--x=y and z"]).prompt == "--x=y and z"
     assert "it is an option of `penstock serve`" in refusal("M", "--max-num-queued-reqs", "3", command="plan")
     assert "there is no such option" in refusal("-n", "1", command="top")
 
