@@ -68,7 +68,7 @@ class Scheduler:
         """
         assert source >= 0
         assert (guide is None) == (request.automaton is None)
-        self._state.stats.advance(now)
+        self._state.stats.now = now
         submit(self._state, request, source, guide, now)
 
     def tick(self, now: float) -> None:
@@ -98,14 +98,16 @@ class Scheduler:
         self._state.outboxes.pop(source, None)
 
     def expire(self, now: float) -> None:
-        """Reject requests that have waited in the queue for too long. Called several times a second."""
+        """Reject requests that have waited in the queue for too long, and sample the rate at which sequences end.
+        Called several times a second."""
         self._state.stats.now = now
+        self._state.stats.totals.tick(now)
         expire(self._state, now)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
         means that no sequence waits."""
-        self._state.stats.advance(now)
+        self._state.stats.now = now
         return plan(self._state)
 
     def follow(self, result: StepResult) -> None:
@@ -117,7 +119,6 @@ class Scheduler:
         """Take the result of the oldest step in flight; results of another epoch are discarded."""
         self._state.stats.now = now
         apply(self._state, result)
-        self._state.stats.advance(now)
 
     def mask_work(self) -> MaskWork | None:
         """What the next step's masks are made from, as soon as every token before it is known. Call it after each
@@ -140,7 +141,7 @@ class Scheduler:
         suspects of the last group's death: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
-        state.stats.advance(now)
+        state.stats.now = now
         state.epoch = epoch
         suspects = in_flight_sequences(state)
         state.steps.in_flight.clear()

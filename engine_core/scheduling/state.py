@@ -165,12 +165,6 @@ class StatisticsState:
     sequences: SequenceHistograms = field(default_factory=SequenceHistograms)
     now: float = 0.0
 
-    def advance(self, now: float) -> None:
-        """It is `now`; the rate at which sequences end is sampled where that is due."""
-        self.now = now
-        if now >= self.totals.tick_at:
-            self.totals.tick(now)
-
 
 @dataclass(slots=True, eq=False)
 class SchedulerState:

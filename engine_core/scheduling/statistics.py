@@ -82,7 +82,9 @@ class Totals(msgspec.Struct, kw_only=True):
             self.accepted_at[place] += 1
 
     def tick(self, now: float) -> None:
-        """Sample how many sequences have ended. Called at `tick_at` or later."""
+        """Sample how many sequences have ended, if it is time."""
+        if now < self.tick_at:
+            return
         self.tick_at = now + SAMPLE
         self.ends.append((now, self.ended))
         while now - self.ends[0][0] > WINDOW:

@@ -84,6 +84,7 @@ def test_statistics_add_up() -> None:
 def test_the_drain_rate_is_that_of_the_last_seconds() -> None:
     server = Server()
     for second in range(60):
+        server.scheduler.expire(float(second))
         server.submit([3], max_tokens=1)
         plan = server.scheduler.plan(float(second))
         assert plan is not None
