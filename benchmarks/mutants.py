@@ -19,11 +19,12 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Lock
 
 import msgspec
 
@@ -184,26 +185,33 @@ def chosen(mutants: Sequence[Mutant], only: Sequence[str], shard: tuple[int, int
     return [groups[tests] for tests in sorted(groups)][number - 1 :: count]
 
 
-def judged(root: Path, groups: Sequence[Sequence[Mutant]], jobs: int) -> list[Verdict]:
-    """Every group in one of `jobs` copies, told as each ends; sorted by file."""
+def judged(
+    root: Path, groups: Sequence[Sequence[Mutant]], jobs: int, keep: Callable[[list[Verdict]], None] = lambda _: None
+) -> list[Verdict]:
+    """Every group in one of `jobs` copies, told as each ends; sorted by file. `keep` gets all so far after each."""
+    every: list[Verdict] = []
+    ends = Lock()
     with ExitStack() as stack:
         copies: SimpleQueue[Copy] = SimpleQueue()
         for _ in range(min(jobs, len(groups))):
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-mutants-"))
             copies.put(Copy(root, Path(place)))
 
-        def work(group: Sequence[Mutant]) -> list[Verdict]:
+        def work(group: Sequence[Mutant]) -> None:
             copy = copies.get()
             try:
                 found = copy.judge(group)
             finally:
                 copies.put(copy)
-            print("\n".join(map(line, found)), flush=True)
-            return found
+            with ends:
+                print("\n".join(map(line, found)), flush=True)
+                every.extend(found)
+                every.sort(key=lambda each: (each.file, each.why))
+                keep(every)
 
         pool = stack.enter_context(ThreadPoolExecutor(max(1, jobs)))
-        verdicts = [each for found in pool.map(work, groups) for each in found]
-    return sorted(verdicts, key=lambda each: (each.file, each.why))
+        list(pool.map(work, groups))  # raises what a group raised
+    return every
 
 
 def line(each: Verdict) -> str:
@@ -249,11 +257,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not groups:
         print("no mutant fits --only and --shard", file=sys.stderr)
         return 1
-    verdicts = judged(options.root, groups, options.jobs)
+    chosen_count, commit = sum(map(len, groups)), options.commit or report.commit()
+
+    def keep(verdicts: Sequence[Verdict]) -> None:
+        """A run that is cut off leaves what it found; `of` says how many it would have judged."""
+        results = {"of": chosen_count, "outcomes": Counter(each.outcome for each in verdicts), "mutants": verdicts}
+        report.write(options.output, "mutants", results, arguments, commit)
+
+    verdicts = judged(options.root, groups, options.jobs, keep if options.output else lambda _: None)
     print(summary(verdicts))
-    if options.output:
-        results = {"outcomes": Counter(each.outcome for each in verdicts), "mutants": verdicts}
-        report.write(options.output, "mutants", results, arguments, options.commit)
     return 0 if all(each.good for each in verdicts) else 1
 
 

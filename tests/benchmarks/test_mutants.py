@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks import mutants
@@ -160,11 +161,20 @@ def test_the_exit_code_and_the_record(root: Path, tmp_path: Path, capsys: pytest
     record = json.loads(out.read_text())
     assert record["outcomes"] == {KILLED: 1}
     assert record["mutants"][0]["detail"] == "FAILED test_thing.py::test_double"
-    assert set(record) == {"command", "commit", "date", "machine", "versions", "outcomes", "mutants"}
+    assert set(record) == {"command", "commit", "date", "machine", "versions", "of", "outcomes", "mutants"}
+    assert record["of"] == 1
     listed.write_text(json.dumps([good, good | {"old": "-number", "new": "number", "why": "alive"}]))
     assert main(words) == 1
     assert "SURVIVED" in capsys.readouterr().out
     assert main([*words, "--only", "nothing"]) == 1
+
+
+def test_a_run_that_is_cut_off_leaves_what_it_found(root: Path) -> None:
+    mutant = Mutant("thing.py", "2 * number", "number", ("test_thing.py",), "dead")
+    one, other = [mutant], [msgspec.structs.replace(mutant, tests=("none.py",))]
+    kept: list[int] = []
+    mutants.judged(root, [one, other], 1, lambda verdicts: kept.append(len(verdicts)))
+    assert kept == [1, 2]
 
 
 @pytest.mark.parametrize("words", [["--shard", "0/3"], ["--shard", "4/3"], ["--shard", "1"], ["--jobs", "0"]])
