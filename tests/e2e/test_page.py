@@ -172,6 +172,15 @@ def test_options_reach_the_server_and_are_kept(chat: Page, engine: Engine) -> No
     assert (sampling.temperature, sampling.seed, sampling.max_tokens, sampling.top_p) == (1.0, 7, 5, 0.9)
 
 
+def test_a_message_before_the_models_are_known(page: Page, engine: Engine) -> None:
+    page.call("Network.setBlockedURLs", urls=["*/v1/models"])
+    page.open(engine.url + "/")
+    attach(page, "notes.txt", "['one']")
+    page.until("document.querySelectorAll('#attached li').length === 1")
+    assert answered(page, engine, 1, "Hello", "Hi") == [("u", "notes.txt:\n```\none\n```\n\nHello")]
+    page.faults.clear()  # the browser tells of what was blocked
+
+
 def test_a_new_chat_while_an_answer_streams(chat: Page, engine: Engine) -> None:
     begun(chat, engine, 1, "first", "a half")
     click(chat, "New chat")

@@ -527,7 +527,7 @@ async function readFile(file) {
   const image = file.type.startsWith("image/") && file.type !== "image/svg+xml";
   if (image && !seesImages()) throw new Error(`${name} is a picture, and this model reads text only.`);
   if (image) return { name, image: await dataUrl(file) };
-  const most = BYTES_PER_TOKEN * (model()?.max_model_len ?? 0);
+  const most = BYTES_PER_TOKEN * (model()?.max_model_len ?? Infinity);
   if (file.size > most) {
     throw new Error(`${name} has ${plural(file.size, "byte")}; the model's context of ${plural(most / BYTES_PER_TOKEN, "token")} takes at most ${plural(most, "byte")}.`);
   }

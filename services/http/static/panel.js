@@ -85,7 +85,7 @@ export function fieldOf(param) {
 
 /** The part of a request that the options make. They must be right. */
 export function parameters() {
-  const asked = { model: at("model").value };
+  const asked = at("model").value ? { model: at("model").value } : {}; // none is known yet: the server has one
   for (const name of NUMBERS) if (at(name).value !== "") asked[name] = at(name).valueAsNumber;
   const tools = at("tools").value.trim();
   if (tools) Object.assign(asked, { tools: toolsIn(tools), tool_choice: at("tool_choice").value });
