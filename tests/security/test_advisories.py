@@ -32,6 +32,7 @@ from penstock.protocol.validation import check
 from penstock.services.executor.rendezvous import LOOPBACK, choose
 from penstock.services.http import security as keys
 from penstock.services.http.routing import Access
+from penstock.services.http.static_files import FILES
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Link
 from penstock.services.openai.embeddings import EmbeddingRequest
@@ -296,6 +297,7 @@ def test_a_salt_keeps_equal_prompts_apart(one: str, other: str) -> None:
 
 
 OPEN_PATHS = {"/health/live", "/health/ready", "/ping", "/", "/favicon.ico", "/favicon.svg", "/robots.txt"}
+OPEN_PATHS |= {path for path in FILES if path.startswith("/static/")}  # of the page, which asks for the key itself
 
 # H: every route but liveness needs the key, compared in constant time (CVE-2025-59425)
 
