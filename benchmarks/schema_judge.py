@@ -18,7 +18,7 @@ import llguidance
 import msgspec
 
 from penstock.engine_core.grammar import unique_items
-from penstock.engine_core.grammar.schema import lark
+from penstock.engine_core.grammar.schema import compile_schema, lark
 from penstock.engine_core.grammar.schema.unique_items import places
 from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import UnsupportedSchema
@@ -72,6 +72,23 @@ def compiled(tokenizer: llguidance.LLTokenizer, schema: object, lenient: bool = 
     return Compiled(
         rewritten.schema, matcher, refusal, rewritten.approximations, middle - start, end - middle,
         msgspec.convert(unique, tuple[unique_items.Place, ...]),
+    )  # fmt: skip
+
+
+def as_served(tokenizer: llguidance.LLTokenizer, schema: object, *, lenient: bool) -> Compiled:
+    """Compile one schema as a request's is, fallbacks of lenient included."""
+    start = time.process_time()
+    try:
+        made = compile_schema(schema, {"whitespace_pattern": "[ ]?"}, lenient=lenient, follows=True)
+    except UnsupportedSchema as error:
+        return Compiled(schema, None, error.message, (), time.process_time() - start, 0.0)
+    middle = time.process_time()
+    grammar = made.lark or llguidance.LLMatcher.grammar_from_json_schema(json.dumps(made.json))
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    refusal = matcher.get_error().partition("\n")[0] if matcher.is_error() else ""
+    return Compiled(
+        made.json, None if refusal else matcher, refusal, made.approximations, middle - start,
+        time.process_time() - middle, msgspec.convert(made.unique, tuple[unique_items.Place, ...]),
     )  # fmt: skip
 
 
