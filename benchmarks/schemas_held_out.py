@@ -1,9 +1,9 @@
 """Schemas that were never looked at: `python -m benchmarks.schemas_held_out FOLDER` judges a corpus outside the tree.
 
 FOLDER holds one JSON object a file, as MaskBench has them: `schema`, and `tests` with `data` and `valid`. Each schema
-is compiled as a request's would be, strict and, where that refuses it, lenient. The result has counts alone, so that the
-corpus stays held out. An instance counts as wrong where the automaton and the corpus disagree; a corpus that takes
-formats for annotations disagrees by design, which the counts of refused valid instances show."""
+is compiled as a request's would be: strict, and lenient where that refuses it. The result has counts alone, so that
+the corpus stays held out. An instance counts as wrong where automaton and corpus disagree. A corpus that takes formats
+for annotations disagrees by design, which the counts of refused valid instances show."""
 
 from __future__ import annotations
 
