@@ -6,7 +6,8 @@ FAKE_PLAN is a JSON object from process name to a word: `exit:N` ends at once wi
 start and fails at once in later ones, `silent` sends one heartbeat in its first start and no more, `busy:S` sends one,
 computes for S seconds and sends heartbeats again, `group:N` says in each of its first N starts that another executor of
 its group has ended, `fill` leaves no room in the run directory in its first start and fails at once in later ones,
-`chatty:N` writes N bytes of lines once it is ready. FAKE_LOG gets the events.
+`chatty:N` writes N bytes of lines once it is ready. `silent` and `busy` begin once there is a file `go` beside the log.
+FAKE_LOG gets the events.
 """
 
 import contextlib
@@ -62,6 +63,9 @@ if word == "chatty":
         print(f"{number:<98}.")
     sys.stdout.flush()
     say("spoken")
+if word in ("silent", "busy"):  # while others start, a hang is a start that failed
+    while not Path(os.environ["FAKE_LOG"]).with_name("go").exists():
+        select.select([stop], [], [], 0.02)
 if word == "silent" and not reborn:
     notify("WATCHDOG=1")
 if word == "busy":

@@ -276,8 +276,9 @@ def test_nobody_waits_for_a_terminal_that_takes_nothing(tmp_path):
 def test_one_that_falls_silent_is_killed_and_started_again(tmp_path):
     with serving(tmp_path, plan={"scheduler-0": "silent"}) as server:
         server.ready()
+        (tmp_path / "go").touch()
+        server.until(lambda: starts_of(server, "scheduler-0") == 2)
         server.until(lambda: server.fields.get("STATUS") == "serving")
-        assert starts_of(server, "scheduler-0") == 2
         code, output = server.end()
         assert code == 0
         assert "process_hangs process=scheduler-0" in output
@@ -288,6 +289,7 @@ def test_one_that_computes_for_long_is_late_and_not_dead(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_SILENCE", "3")  # which leaves it the time to get a processor on a busy machine
     with serving(tmp_path, plan={"api-0": "busy:5"}) as server:
         server.ready()
+        (tmp_path / "go").touch()
         server.until(lambda: server.order("through"))
         code, output = server.end()
         assert code == 0
@@ -300,6 +302,7 @@ def test_one_that_computes_for_ever_is_dead(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_BUSY", "1")
     with serving(tmp_path, plan={"api-0": "busy:3600"}) as server:
         server.ready()
+        (tmp_path / "go").touch()
         server.until(lambda: starts_of(server, "api-0") == 2)
         server.process.kill()
 
