@@ -95,6 +95,16 @@ def structured() -> list[Sentence]:
     ]  # fmt: skip
 
 
+def held_out() -> list[Sentence]:
+    found = result("schemas_held_out.json")
+    shares = (f"{found['schemas']:,}", f"{found['strict_percent']:.1f}", f"{found['lenient_percent']:.1f}")
+    accepted = str(found["with_wrong_accepts"])
+    return [
+        Sentence("Of {} schemas of MaskBench {} % compile exactly, and {} % do with `lenient`.", shares),
+        Sentence("{} take an instance that the corpus calls wrong", (accepted,)),
+    ]
+
+
 def placement() -> list[Sentence]:
     found = result("placement_h200.json")["comparison"]
     rates, outputs, hits = (found[name] for name in ("tokens_per_second", "output_tokens_per_second", "hit_rate"))
@@ -195,7 +205,7 @@ def start() -> Sentence:
 def sentences() -> list[Sentence]:
     """Prose of the pages with the figures that its results give."""
     return [
-        fuzz(), *soak(), *bombs(), *structured(), *placement(), *tracing(), *drafts(), *kernels(), start(),
+        fuzz(), *soak(), *bombs(), *structured(), *held_out(), *placement(), *tracing(), *drafts(), *kernels(), start(),
         *requests(), *speculation(), *faults(),
     ]  # fmt: skip
 
