@@ -4,10 +4,12 @@ effect, or refused with the reason. The flags stand in foreign_flags.toml."""
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -44,9 +46,16 @@ class Translation(msgspec.Struct, frozen=True):
     without_effect: list[str]
 
 
-def read_table() -> dict[str, ForeignFlag]:
+@functools.lru_cache(maxsize=1)  # a program's keywords are looked up one by one
+def read_file() -> dict[str, Any]:
+    """foreign_flags.toml as it stands."""
+    return tomllib.loads(TABLE.read_text())
+
+
+@functools.lru_cache(maxsize=1)
+def read_table() -> Mapping[str, ForeignFlag]:
     """The flags of foreign_flags.toml by name."""
-    file = tomllib.loads(TABLE.read_text())
+    file = read_file()
     found = {flag: ForeignFlag(option=option) for option, flags in file["taken"].items() for flag in flags.split()}
     for kind in ("ignored", "refused"):
         for group in file[kind]:
@@ -70,7 +79,7 @@ def translate(
     words: list[str] = []
     without_effect: list[str] = []
     problems: dict[str, str] = {}
-    table: dict[str, ForeignFlag] = {}
+    table: Mapping[str, ForeignFlag] = {}
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
@@ -150,14 +159,14 @@ def refusal(problems: Mapping[str, str]) -> ConfigError:
 
 def meant_value(option: str, text: str) -> str:
     """The value of `option` that `text` is another server's spelling of; empty if it is none."""
-    spellings = tomllib.loads(TABLE.read_text())["spellings"].get(option, {})
+    spellings = read_file()["spellings"].get(option, {})
     return next((value for value, others in spellings.items() if text in others.split()), "")
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """`; did you mean …?` with those of the known flags, option names or commands that mean the same, and then those
     that are spelt nearly so; empty without any."""
-    meanings = tomllib.loads(TABLE.read_text())["meanings"]
+    meanings = read_file()["meanings"]
     parts = (set(bare(word).split("-")) | {bare(word)}) - NOISE
     score = {}
     for one in known:
