@@ -35,6 +35,7 @@ TITLES: Mapping[str, str] = {
 }
 METAVARS: Mapping[type, str] = {str: "TEXT", int: "N", float: "X"}
 ALL_OPTIONS = "all"  # --help=all
+EMPTY = "empty"  # a default that is no text
 OFTEN = "options that are often used"
 ARGUMENT_ERROR = re.compile(r"argument (-[^\s:/]+).*?: (.*)")  # argparse's messages: about one option,
 NEEDED = re.compile(r"the following arguments are required: (.*)")  # one that is missing,
@@ -141,18 +142,22 @@ def shown(text: str, visible: bool) -> str:
     return text if visible else argparse.SUPPRESS
 
 
+def default_text(field: Field) -> str:
+    if isinstance(field.default, bool):
+        return "on" if field.default else "off"
+    return EMPTY if field.default == "" else str(field.default)
+
+
 def help_text(field: Field, *, brief: bool = False) -> str:
     """An option's help: its meaning, default, allowed values; `brief`: the first of these with choices alone."""
-    default = field.default
-    value = "empty" if default == "" else ("on" if default else "off") if isinstance(default, bool) else str(default)
-    text, *clauses = field.option.help.split("; ")
-    meaning = next((one for one in clauses if one.startswith(f"{value}: ")), "")
-    notes = [f"default {value}", field.allowed]
-    if brief:
-        shown = "" if value == "empty" and not meaning else meaning.partition(": ")[2] or value
-        notes = [shown and f"default: {shown}", field.allowed if field.option.choices else ""]
+    value = default_text(field)
+    if not brief:
+        text, notes = field.option.help, [f"default {value}", field.allowed]
     else:
-        text = field.option.help
+        text, *clauses = field.option.help.split("; ")
+        told = [one.partition(": ")[2] for one in clauses if one.startswith(f"{value}: ")]
+        default = told[0] if told else "" if value == EMPTY else value
+        notes = [default and f"default: {default}", field.allowed if field.option.choices else ""]
     if field.option.secret:
         notes.append(f"or ${field.variable}")
     notes = [note for note in notes if note]

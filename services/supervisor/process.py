@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1  # prctl(2)
 IMPORTS = "importing"  # the first phase of a start, from the creation of the process
 
+
 class ExitCode(enum.IntEnum):
     """How a process ended. 2 to 5 are for the operator to fix: a restart does not help."""
 
