@@ -19,8 +19,6 @@ import msgspec
 
 from penstock.engine_core.grammar import unique_items
 from penstock.engine_core.grammar.schema import compile_schema, lark
-from penstock.engine_core.grammar.schema.unique_items import places
-from penstock.engine_core.grammar.schema.writing import rewrite
 from penstock.protocol.errors import UnsupportedSchema
 
 MAX_TEXTS = 64  # orders tried for one instance
@@ -59,23 +57,6 @@ class Compiled:
 
 
 def compiled(tokenizer: llguidance.LLTokenizer, schema: object, lenient: bool = False) -> Compiled:
-    """Rewrite and compile one schema."""
-    start = time.process_time()
-    try:
-        rewritten = rewrite(schema, lenient=lenient, follows=True)
-        unique = places(rewritten.schema, rewritten.texts) if rewritten.texts else ()
-    except UnsupportedSchema as error:
-        return Compiled(schema, None, error.message, (), time.process_time() - start, 0.0)
-    middle = time.process_time()
-    matcher, refusal = automaton(tokenizer, rewritten.schema)
-    end = time.process_time()
-    return Compiled(
-        rewritten.schema, matcher, refusal, rewritten.approximations, middle - start, end - middle,
-        msgspec.convert(unique, tuple[unique_items.Place, ...]),
-    )  # fmt: skip
-
-
-def as_served(tokenizer: llguidance.LLTokenizer, schema: object, *, lenient: bool) -> Compiled:
     """Compile one schema as a request's is, fallbacks of lenient included."""
     start = time.process_time()
     try:
@@ -86,23 +67,11 @@ def as_served(tokenizer: llguidance.LLTokenizer, schema: object, *, lenient: boo
     grammar = made.lark or llguidance.LLMatcher.grammar_from_json_schema(json.dumps(made.json))
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     refusal = matcher.get_error().partition("\n")[0] if matcher.is_error() else ""
+    rewritten = {key: value for key, value in made.json.items() if key != lark.OPTIONS}
     return Compiled(
-        made.json, None if refusal else matcher, refusal, made.approximations, middle - start,
+        rewritten, None if refusal else matcher, refusal, made.approximations, middle - start,
         time.process_time() - middle, msgspec.convert(made.unique, tuple[unique_items.Place, ...]),
     )  # fmt: skip
-
-
-def automaton(tokenizer: llguidance.LLTokenizer, schema: object) -> tuple[llguidance.LLMatcher | None, str]:
-    """llguidance's automaton of a rewritten schema, or None and its complaint."""
-    overrides: llguidance._lib.JsonCompileOptions = {"whitespace_pattern": "[ ]?"}
-    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=overrides)
-    if isinstance(schema, dict):
-        try:
-            grammar = lark.grammar(schema, {**overrides}) or grammar
-        except UnsupportedSchema as error:
-            return None, error.message
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
-    return (None, matcher.get_error().partition("\n")[0]) if matcher.is_error() else (matcher, "")
 
 
 def accepts(matcher: llguidance.LLMatcher, text: str) -> bool:

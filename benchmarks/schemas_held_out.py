@@ -21,7 +21,7 @@ from types import FrameType
 import llguidance
 
 from benchmarks import report
-from benchmarks.schema_judge import accepts_value, as_served, byte_tokenizer
+from benchmarks.schema_judge import accepts_value, byte_tokenizer, compiled
 
 OUTPUT = report.ROOT / "benchmarks" / "results" / "schemas_held_out.json"
 SECONDS = 20  # for one schema; more count as refused
@@ -51,11 +51,11 @@ def judged(path: Path, tokenizer: llguidance.LLTokenizer | None = None) -> Verdi
     signal.alarm(SECONDS)
     try:
         tokenizer = tokenizer or byte_tokenizer()
-        strict = as_served(tokenizer, case["schema"], lenient=False)
+        strict = compiled(tokenizer, case["schema"], lenient=False)
         if strict.matcher is not None:
             found = [(accepts_value(strict, value), valid) for value, valid in instances]
             return Verdict(path.name, "", "", found.count((True, False)), found.count((False, True)))
-        lenient = as_served(tokenizer, case["schema"], lenient=True)
+        lenient = compiled(tokenizer, case["schema"], lenient=True)
         if lenient.matcher is None:
             return Verdict(path.name, strict.refusal, lenient.refusal)
         narrower = sum(valid and not accepts_value(lenient, value) for value, valid in instances)
