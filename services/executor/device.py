@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 LIBRARY = "libcuda.so.1"
+MAJOR, MINOR = 75, 76  # CUdevice_attribute of the compute capability
 DEVICE_ERROR = "AcceleratorError"  # torch's name for the driver's errors; every later call fails with it again
 GROUP_ERRORS = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError")  # torch's, of a lost member
 GLOO = "gloo"  # in the messages of its errors, which have no type of their own
@@ -46,24 +50,57 @@ def open_device(index: int, library: str = LIBRARY) -> bool:
     return not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 
-def gpu_memory(library: str = LIBRARY) -> tuple[int, ...]:
-    """Bytes of each GPU that this process may use, CUDA_VISIBLE_DEVICES respected; none without a driver that works.
+class Gpu(NamedTuple):
+    """A GPU as the driver describes it."""
 
-    Makes no context, so nothing of a GPU is taken. Source: CUDA driver API, cuDeviceTotalMem.
+    memory: int  # bytes
+    capability: int  # 90 of sm_90
+    name: str
+
+
+def find_gpus(library: str = LIBRARY) -> tuple[Gpu, ...]:
+    """The GPUs that this process may use, CUDA_VISIBLE_DEVICES respected; none without a driver that works.
+
+    Makes no context, so nothing of a GPU is taken. Source: CUDA driver API, cuDeviceTotalMem and cuDeviceGetAttribute.
     """
     try:
         driver = ctypes.CDLL(library)
     except OSError:
         return ()
     count, device, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+    major, minor, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return ()
     found = []
     for index in range(count.value):
-        if driver.cuDeviceGet(ctypes.byref(device), index) or driver.cuDeviceTotalMem_v2(ctypes.byref(size), device):
+        if (
+            driver.cuDeviceGet(ctypes.byref(device), index)
+            or driver.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+            or driver.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device)
+            or driver.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device)
+            or driver.cuDeviceGetName(name, len(name), device)
+        ):
             return ()
-        found.append(size.value)
+        found.append(Gpu(size.value, 10 * major.value + minor.value, name.value.decode(errors="replace")))
     return tuple(found)
+
+
+def foreign_accelerator(torch: Path | None = None) -> str:
+    """What the installed torch was built for, if that is neither CUDA nor a CPU: "ROCm", "XPU", or "".
+
+    torch: its folder. Its version.py is read as text: importing torch takes seconds.
+    """
+    if torch is None:
+        found = importlib.util.find_spec("torch")
+        if found is None or found.origin is None:
+            return ""
+        torch = Path(found.origin).parent
+    version = torch / "version.py"
+    text = version.read_text() if version.exists() else ""
+    for name, variable in (("ROCm", "hip"), ("XPU", "xpu")):
+        if re.search(rf"^{variable}\b[^=\n]*=\s*['\"]", text, re.MULTILINE):
+            return name
+    return ""
 
 
 def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:

@@ -396,7 +396,7 @@ def sized(config: Config, cores: int) -> Config:
 
 def usable_cores(quota: Path = CPU_MAX) -> int:
     """Cores that this process may use, by its affinity and the quota of its control group (cgroups v2, cpu.max)."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # Linux has it
     try:
         most, period = quota.read_text().split()
     except (OSError, ValueError):

@@ -3,6 +3,7 @@ on this host, where they listen, and where they connect to those of other hosts.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,11 +27,13 @@ from penstock.protocol.links import HostAddress, Role, ports_of, read_address
 from penstock.protocol.parts import ORDER, Parts, count
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.client.model_info import read_model_info
-from penstock.services.executor.device import available_memory, gpu_memory
+from penstock.services.executor.device import Gpu, available_memory, find_gpus, foreign_accelerator
 from penstock.services.http.security import Keys
 from penstock.services.http.server import tls
 from penstock.services.links.curve import read_keys
 from penstock.services.supervisor import address
+
+MIN_CAPABILITY = 80  # bfloat16 and asynchronous copies begin there, and so does Triton
 
 
 def checked(config: Config, parts: Parts) -> Config:
@@ -40,7 +43,7 @@ def checked(config: Config, parts: Parts) -> Config:
     """
     executors = len(parts.get(Role.EXECUTOR, ()))
     with ThreadPoolExecutor(1, "driver") as driver:  # which takes a quarter of a second, outside of Python
-        gpus = driver.submit(gpu_memory) if executors and config.executor.device != "cpu" else None
+        gpus = driver.submit(find_gpus) if executors and config.executor.device != "cpu" else None
         if Role.API in parts:
             check_api(config.api)
         check_topology(config, parts)
@@ -56,8 +59,10 @@ def checked(config: Config, parts: Parts) -> Config:
 def resolved(config: Config) -> Config:
     """`config` with the model's local folder and its served names filled in.
 
-    Raises ConfigError and ModelError for a model that no process could serve.
+    Raises ConfigError and ModelError for a model that no process could serve, and for a platform or an accelerator
+    that is not supported.
     """
+    check_platform(config.executor.device)
     model = folder.resolve(config.model.model, config.model.revision)
     names = folder.served_names(model, config.model)
     spec = read_spec(model)
@@ -65,6 +70,16 @@ def resolved(config: Config) -> Config:
     check_ranks(spec, config.model.tensor_parallel_size, expert_parallel=config.model.expert_parallel)
     found = msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names))
     return msgspec.structs.replace(config, model=found)
+
+
+def check_platform(device: str) -> None:
+    """Raise ConfigError for another system than Linux, and for a torch whose GPUs no kernel here serves."""
+    if sys.platform != "linux":
+        why = f"Penstock runs on Linux, and this is {sys.platform}; Metal and other systems' GPUs are not supported"
+        raise ConfigError("--device", device, f"{why}: run it in a Linux container with --device cpu")
+    if device != "cpu" and (found := foreign_accelerator()):
+        why = f"the installed torch is built for {found}, which is not supported: Penstock serves NVIDIA GPUs and CPUs"
+        raise ConfigError("--device", device, f"{why}; give --device cpu, or install a torch built for CUDA")
 
 
 def check_files(config: Config, parts: Parts, model: Path, spec: ModelSpec) -> None:
@@ -90,12 +105,9 @@ def check_files(config: Config, parts: Parts, model: Path, spec: ModelSpec) -> N
     stage_layers(spec, config.model.pipeline_parallel_size, draft, config.model.tensor_parallel_size)
 
 
-def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence[int]) -> None:
+def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence[Gpu]) -> None:
     """Raise ConfigError unless this host has a GPU for each of its executors, or may do without, and the weights alone
-    fit into memory. What else needs memory is measured once they are loaded.
-
-    gpus: the bytes of each.
-    """
+    fit into memory. What else needs memory is measured once they are loaded."""
     option, model = config.executor.device, config.model
     if not gpus and option == "cuda":
         why = "the driver shows no GPU; give --device cpu, or see whether nvidia-smi finds one"
@@ -103,6 +115,11 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
     if gpus and len(gpus) < executors:
         why = f"this host's {executors} executors need a GPU each, and the driver shows {len(gpus)}"
         raise ConfigError("--device", option, f"{why}; lower --tensor-parallel-size, or give --device cpu")
+    for place, gpu in enumerate(gpus[:executors]):
+        if gpu.capability < MIN_CAPABILITY:
+            found = f"GPU {place}, {gpu.name}, has compute capability {decimal(gpu.capability)}"
+            why = f"{found}, and the kernels need {decimal(MIN_CAPABILITY)} (Ampere) or newer"
+            raise ConfigError("--device", option, f"{why}; give --device cpu, or hide it with CUDA_VISIBLE_DEVICES")
     name = model.dtype if model.dtype != "auto" else spec.dtype if gpus else "float32"
     ranks, stages = model.tensor_parallel_size, model.pipeline_parallel_size
     shares = [part_spec(stage_spec(spec, stages, stage), ranks) for stage in range(stages)]
@@ -110,13 +127,17 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
         held_weights(share, begins=stage == 0, ends=stage == stages - 1) * ITEM_BYTES[name]
         for stage, share in enumerate(shares)
     )
-    if gpus and need > (room := int(min(gpus) * config.executor.gpu_memory_utilization)):
+    if gpus and need > (room := int(min(gpu.memory for gpu in gpus) * config.executor.gpu_memory_utilization)):
         share = f"{config.executor.gpu_memory_utilization} of a GPU's memory"
         why = f"the weights take {gib(need)} on each GPU in {name}, and {share} is {gib(room)}"
         raise ConfigError("--tensor-parallel-size", ranks, f"{why}; spread them over more GPUs")
     if not gpus and need * executors > (room := available_memory()):
         why = f"the weights take {gib(need * executors)} in {name}, and this machine has {gib(room)} of memory free"
         raise ConfigError("--dtype", model.dtype, f"{why}; take a smaller type or a smaller model")
+
+
+def decimal(capability: int) -> str:
+    return f"{capability // 10}.{capability % 10}"
 
 
 def gib(size: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.services.executor.device import available_memory, gpu_memory
+from penstock.services.executor.device import Gpu, available_memory, find_gpus, foreign_accelerator
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         300 kB\nMemAvailable:    600 kB\nHugePages_Total:       0\n"
 
@@ -44,10 +44,33 @@ def test_this_machine_has_memory() -> None:
 
 
 def test_a_machine_without_a_driver_has_no_gpu() -> None:
-    assert gpu_memory("libpenstock-has-no-such-driver.so") == ()
+    assert find_gpus("libpenstock-has-no-such-driver.so") == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("hip: Optional[str] = None\nxpu: Optional[str] = None\n", ""),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", ""),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4.43482'\n", "ROCm"),
+        ("hip = '6.2'\n", "ROCm"),
+        ("hip: Optional[str] = None\nxpu: Optional[str] = '20250301'\n", "XPU"),
+        ("", ""),
+    ],
+)
+def test_what_torch_was_built_for(lines: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text(f"__version__ = '2.13.0'\n{lines}")
+    assert foreign_accelerator(tmp_path) == expected
+
+
+def test_this_torch_is_served() -> None:
+    assert foreign_accelerator() == ""
+    assert torch.version.hip is None
+    assert torch.version.xpu is None
 
 
 @pytest.mark.gpu
-def test_the_driver_counts_gpus_and_bytes_as_torch_does() -> None:
-    counted = [torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count())]
-    assert list(gpu_memory()) == counted
+def test_the_driver_describes_gpus_as_torch_does() -> None:
+    described = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    expected = [Gpu(found.total_memory, 10 * found.major + found.minor, found.name) for found in described]
+    assert list(find_gpus()) == expected

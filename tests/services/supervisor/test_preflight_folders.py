@@ -9,11 +9,13 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
+from penstock import LLM
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import tensor_shapes
@@ -21,6 +23,7 @@ from penstock.engine_core.models.weight_files import INDEX, SINGLE
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.parts import parts_of
+from penstock.services.executor.device import Gpu
 from penstock.services.supervisor import preflight
 from penstock.services.supervisor.options import sized
 from tests.model_folder import linked, replaced
@@ -372,21 +375,58 @@ GIB = 1 << 30
         (ExecutorConfig(), (), 1 << 20,
          "--dtype: 'auto' is not allowed; the weights take 0.0 GiB in float32, and this machine has 0.0 GiB of memory "
          "free; take a smaller type or a smaller model"),
-        (ExecutorConfig(), (1 << 20,), GIB,
+        (ExecutorConfig(), (Gpu(1 << 20, 90, "H200"),), GIB,
          "--tensor-parallel-size: 1 is not allowed; the weights take 0.0 GiB on each GPU in bfloat16, and 0.9 of a "
          "GPU's memory is 0.0 GiB; spread them over more GPUs"),
-        (ExecutorConfig(), (GIB,), GIB, ""),
+        (ExecutorConfig(), (Gpu(GIB, 75, "Tesla T4"),), GIB,
+         "--device: 'auto' is not allowed; GPU 0, Tesla T4, has compute capability 7.5, and the kernels need 8.0 "
+         "(Ampere) or newer; give --device cpu, or hide it with CUDA_VISIBLE_DEVICES"),
+        (ExecutorConfig(), (Gpu(GIB, 80, "A100"), Gpu(GIB, 75, "Tesla T4")), GIB, ""),  # the second serves nobody
         (ExecutorConfig(), (), GIB, ""),
     ],
 )  # fmt: skip
 def test_a_device_that_is_not_there_or_too_small(
-    options: ExecutorConfig, gpus: tuple[int, ...], memory: int, expected: str, monkeypatch: pytest.MonkeyPatch
+    options: ExecutorConfig, gpus: tuple[Gpu, ...], memory: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "gpu_memory", lambda: gpus)
+    monkeypatch.setattr(preflight, "find_gpus", lambda: gpus)
     monkeypatch.setattr(preflight, "available_memory", lambda: memory)
     if not expected:
         started("", executor=options)
         return
     with pytest.raises(ConfigError) as caught:
         started("", executor=options)
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("torch", "device", "platform", "expected"),
+    [
+        ("ROCm", "auto", "linux",
+         "--device: 'auto' is not allowed; the installed torch is built for ROCm, which is not supported: Penstock "
+         "serves NVIDIA GPUs and CPUs; give --device cpu, or install a torch built for CUDA"),
+        ("XPU", "cuda", "linux",
+         "--device: 'cuda' is not allowed; the installed torch is built for XPU, which is not supported: Penstock "
+         "serves NVIDIA GPUs and CPUs; give --device cpu, or install a torch built for CUDA"),
+        ("ROCm", "cpu", "linux", ""),
+        ("", "auto", "linux", ""),
+        ("", "cpu", "darwin",
+         "--device: 'cpu' is not allowed; Penstock runs on Linux, and this is darwin; Metal and other systems' GPUs "
+         "are not supported: run it in a Linux container with --device cpu"),
+    ],
+)  # fmt: skip
+def test_an_accelerator_that_is_not_served(
+    torch: str, device: str, platform: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server and `LLM` refuse it in the process that starts them, before any other starts."""
+    monkeypatch.setattr(preflight, "foreign_accelerator", lambda: torch)
+    monkeypatch.setattr(preflight, "sys", SimpleNamespace(platform=platform))
+    options = ExecutorConfig(device=device)
+    if not expected:
+        started("", executor=options)
+        return
+    with pytest.raises(ConfigError) as caught:
+        started("", executor=options)
+    assert str(caught.value) == expected
+    with pytest.raises(ConfigError) as caught:
+        LLM("", device=device)
     assert str(caught.value) == expected
