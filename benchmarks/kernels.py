@@ -29,14 +29,14 @@ from penstock.kernels.attention_device import attend_pages, chunk_attention
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.attention_triton import attend_tiles
 from penstock.kernels.norm import add_rms_norm
-from penstock.kernels.records import AttentionBatch, Rotation
+from penstock.kernels.records import AttentionBatch, AttentionOptions, Rotation
 from penstock.kernels.rope import rotate_and_store
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16  # Llama-3.1-8B
 HIDDEN, INTERMEDIATE = 4096, 14336
 READ = CHIPS["H200"].bytes_per_second
 MATRIX = CHIPS["H200"].flops_per_second
-SCALE = DIM**-0.5
+OPTIONS = AttentionOptions(DIM**-0.5)
 CACHE = 256 << 20  # bytes that calls go through before one repeats: several times the second-level cache
 CALLS = 12  # in a graph, at least
 REPLAYS = 3
@@ -167,19 +167,19 @@ def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figu
     q = torch.randn(sum(count for count, _ in rows), HEADS, DIM, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
     for batch in (*batches, *fixed):
-        attend_pages(q, pages.k, pages.v, batch, SCALE)  # what a step finds out for all of its layers is not timed
+        attend_pages(q, pages.k, pages.v, batch, OPTIONS)  # what a step finds out for all of its layers is not timed
     calls: dict[str, Callable[[int], object]] = {
-        "own": lambda at: attend_pages(q, pages.k, pages.v, batches[at], SCALE),
-        "invariant": lambda at: attend_pages(q, pages.k, pages.v, fixed[at], SCALE),
+        "own": lambda at: attend_pages(q, pages.k, pages.v, batches[at], OPTIONS),
+        "invariant": lambda at: attend_pages(q, pages.k, pages.v, fixed[at], OPTIONS),
     }
     if sweep:
-        chunks = chunk_attention(q, pages.k, 0)
+        chunks = chunk_attention(q, pages.k, OPTIONS)
         if chunks is not None:
-            calls["Hopper"] = lambda at: chunks(q, pages.k, pages.v, out, batches[at], SCALE, 1)
+            calls["Hopper"] = lambda at: chunks(q, pages.k, pages.v, out, batches[at], OPTIONS, 1)
         for tiling in tilings(rows):
 
             def call(at: int, tiling: Tiling = tiling) -> None:
-                attend_tiles(q, pages.k, pages.v, out, batches[at], SCALE, 0, tiling)
+                attend_tiles(q, pages.k, pages.v, out, batches[at], OPTIONS, tiling)
 
             calls[name_of(tiling)] = call
     for form, attend in calls.items():

@@ -36,7 +36,7 @@ from penstock.kernels.linear_hopper import multiply_pipelined
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, choose_tiling
 from penstock.kernels.linear_triton import multiply_tiles, multiply_tma, multiply_vector
 from penstock.kernels.norm import add_rms_norm
-from penstock.kernels.records import AttentionBatch, Rotation
+from penstock.kernels.records import AttentionBatch, AttentionOptions, Rotation
 from penstock.kernels.rope import rotate_and_store
 
 Way = Tiling | VectorTiling | PipelinedTiling
@@ -213,7 +213,9 @@ class Layers:
         last = model.heads + model.kv_heads
         q, k, v = heads[:, : model.heads], heads[:, model.heads : last], heads[:, last:]
         q = rotate_and_store(q, k, v, self.rotation, self.pages[0], self.pages[1], self.attention.slot_mapping)
-        return paged_attention(q, self.pages[0], self.pages[1], self.attention, model.dim**-0.5).flatten(1)
+        return paged_attention(
+            q, self.pages[0], self.pages[1], self.attention, AttentionOptions(model.dim**-0.5)
+        ).flatten(1)
 
     def run(self, invariant: bool = False, attention: bool = False) -> Tensor:
         """By the product's kernels; invariant: the products, and the attention if asked too."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from penstock.kernels.records import AttentionBatch, Span
+from penstock.kernels.records import AttentionBatch, AttentionOptions, Span
 
 GROUP_KEYS = 2048  # keys gathered at once for rows of one query: what stays in a core's cache measures best
 QUERY_PIECE = 256  # queries of a chunk taken at once: bounds the mask, and skips keys that lie in their future
@@ -22,42 +22,41 @@ def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mappin
 
 
 def paged_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float, window: int = 0
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
     """Softmax attention of `q  # [tokens, heads, dim]` over each row's pages; returns the same shape and type.
 
-    Pages are `[blocks, block_size, kv_heads, dim]`; heads share keys in groups of heads / kv_heads. `window` > 0 limits
-    a query to its latest `window` keys, its own among them. Arithmetic is fp32. What stands in the pages behind a row's
-    end is never read. On a GPU it is a kernel that waits for nothing.
+    Pages are `[blocks, block_size, kv_heads, dim]`; heads share keys in groups of heads / kv_heads. Arithmetic is fp32.
+    What stands in the pages behind a row's end is never read. On a GPU it is a kernel that waits for nothing.
     """
     if q.is_cuda:
         from penstock.kernels.attention_device import attend_pages
 
-        return attend_pages(q, k_pages, v_pages, batch, scale, window)
-    return attend_spans(q, k_pages, v_pages, batch, scale, window)
+        return attend_pages(q, k_pages, v_pages, batch, options)
+    return attend_spans(q, k_pages, v_pages, batch, options)
 
 
-def prepare_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int = 0) -> None:
+def prepare_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: AttentionOptions) -> None:
     """Find out what `paged_attention` will ask first of a step, before the step's keys are written: then it need not
     wait. q: any tensor of the queries' shape and type.
     """
     if q.is_cuda:
         from penstock.kernels.attention_device import prepare_pages
 
-        prepare_pages(q, k_pages, batch, window)
+        prepare_pages(q, k_pages, batch, options)
 
 
 def attend_spans(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float, window: int
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
     """The plain-torch reference of `paged_attention`: it reads the rows' lengths on the host, once per step."""
-    key = k_pages.shape[1], window
+    key = k_pages.shape[1], options.window
     spans = batch.spans.get(key)
     if spans is None:
         spans = batch.spans[key] = cut_spans(batch, *key)
     if len(spans) == 1:
-        return attend(q, k_pages, v_pages, spans[0], scale, window)
-    return torch.cat([attend(q[span.tokens], k_pages, v_pages, span, scale, window) for span in spans])
+        return attend(q, k_pages, v_pages, spans[0], options)
+    return torch.cat([attend(q[span.tokens], k_pages, v_pages, span, options) for span in spans])
 
 
 def cut_spans(batch: AttentionBatch, block_size: int, window: int) -> tuple[Span, ...]:
@@ -105,30 +104,47 @@ def cut_span(
     )
 
 
-def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, span: Span, scale: float, window: int) -> Tensor:
+def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, span: Span, options: AttentionOptions) -> Tensor:
     """Attention of the span's own queries: q `[tokens, heads, dim]`."""
     k, v = gather_pages(k_pages, span.slots), gather_pages(v_pages, span.slots)  # [rows, kv_heads, keys, dim]
     if span.queries == 1:
         grouped = q.float().reshape(len(q), k.shape[1], -1, q.shape[2])  # a group's heads take the place of queries
-        found = scaled_dot_product_attention(grouped, k, v, attn_mask=span.seen, scale=scale)
-        return found.flatten(1, 2).to(q.dtype)
+        return attend_heads(grouped, k, v, span.seen, options).flatten(1, 2).to(q.dtype)
     queries = q.float().transpose(0, 1)[None]  # [1, heads, queries, dim]
     places = torch.arange(span.first + span.queries, device=q.device)
     pieces = []
     for start in range(0, span.queries, QUERY_PIECE):
         end = min(start + QUERY_PIECE, span.queries)
-        low = max(0, span.first + start + 1 - window) if window else 0
+        low = max(0, span.first + start + 1 - options.window) if options.window else 0
         reach = slice(low, span.first + end)
         own = places[span.first + start : span.first + end, None]
         seen = places[reach] <= own  # [queries, keys]
-        if window:
-            seen &= places[reach] > own - window
-        pieces.append(
-            scaled_dot_product_attention(
-                queries[:, :, start:end], k[:, :, reach], v[:, :, reach], attn_mask=seen, scale=scale, enable_gqa=True
-            )
-        )
+        if options.window:
+            seen &= places[reach] > own - options.window
+        pieces.append(attend_heads(queries[:, :, start:end], k[:, :, reach], v[:, :, reach], seen, options))
     return torch.cat(pieces, dim=2)[0].transpose(0, 1).to(q.dtype)
+
+
+def attend_heads(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, options: AttentionOptions) -> Tensor:
+    """Attention of q `[rows, heads, queries, dim]` over k, v `[rows, kv_heads, keys, dim]`, all fp32.
+
+    seen: bool, None for all, of a shape that broadcasts to `[rows, heads, queries, keys]`.
+    """
+    if options.plain:
+        gqa = q.shape[1] > k.shape[1]
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=options.scale, enable_gqa=gqa)
+    kv_heads = k.shape[1]
+    lines = q.reshape(len(q), kv_heads, -1, q.shape[3])  # queries of a group's heads, each key read once for them
+    scores = (lines @ k.mT).mul_(options.scale)
+    if options.softcap:
+        scores.div_(options.softcap).tanh_().mul_(options.softcap)
+    if seen is not None:
+        scores.view(*q.shape[:3], -1).masked_fill_(~seen, -torch.inf)
+    if options.sinks is not None:
+        sinks = options.sinks.view(kv_heads, -1)  # [kv_heads, heads of a group]
+        sinks = sinks.repeat_interleave(lines.shape[2] // sinks.shape[1], 1)[None, :, :, None]
+        scores = torch.cat((scores, sinks.expand(len(q), -1, -1, -1)), dim=3)
+    return (scores.softmax(-1)[..., : k.shape[2]] @ v).view(q.shape)
 
 
 def gather_pages(pages: Tensor, slots: Tensor) -> Tensor:

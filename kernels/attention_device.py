@@ -25,36 +25,36 @@ from penstock.kernels.attention_tiling import (
 )
 from penstock.kernels.attention_triton import attend_tiles
 from penstock.kernels.launch import num_sms
-from penstock.kernels.records import AttentionBatch
+from penstock.kernels.records import AttentionBatch, AttentionOptions
 
-SharedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float], Tensor]
+SharedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, AttentionOptions], Tensor]
 COUNTERS = 1 << 13  # rows times key-value heads whose parts streamed attention can count
-ChunkAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, float, int], None]
+ChunkAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, AttentionOptions, int], None]
 
 
 def attend_pages(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, scale: float, window: int = 0
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
     """`kernels.attention.paged_attention` by the kernels, without waiting for the device.
 
     A row without keys gives zeros; tokens past the last row's end are left unwritten.
     """
-    shape = shape_of(q, k_pages, batch, window)
+    shape = shape_of(q, k_pages, batch, options.window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     by_row, chunks, shortest = launches(shape, batch.invariant, num_sms(q.device))
     schedule = None
-    stream = shared_attention(q, k_pages, batch, window)
+    stream = shared_attention(q, k_pages, batch, options)
     if stream is not None:
-        schedule = stream(q, k_pages, v_pages, out, batch, scale)
+        schedule = stream(q, k_pages, v_pages, out, batch, options)
     if by_row is not None:
-        attend_tiles(q, k_pages, v_pages, out, batch, scale, window, by_row, schedule=schedule)
+        attend_tiles(q, k_pages, v_pages, out, batch, options, by_row, schedule=schedule)
     if chunks is not None:
         general = batch.invariant or wants_split_k(shape, num_sms(q.device))
-        attend = None if general else chunk_attention(q, k_pages, window)
+        attend = None if general else chunk_attention(q, k_pages, options)
         if attend is not None:
-            attend(q, k_pages, v_pages, out, batch, scale, shortest)
+            attend(q, k_pages, v_pages, out, batch, options, shortest)
         else:
-            attend_tiles(q, k_pages, v_pages, out, batch, scale, window, chunks, shortest)
+            attend_tiles(q, k_pages, v_pages, out, batch, options, chunks, shortest)
     return out
 
 
@@ -72,7 +72,7 @@ def launches(shape: Shape, invariant: bool, num_sms: int) -> tuple[Tiling | None
     return low_tiling(shape, few, num_sms), tall_tiling(shape, num_sms), few + 1
 
 
-def chunk_attention(q: Tensor, k_pages: Tensor, window: int) -> ChunkAttention | None:
+def chunk_attention(q: Tensor, k_pages: Tensor, options: AttentionOptions) -> ChunkAttention | None:
     """The kernel of Hopper's own instructions, if the device, the types and the sizes are such as it takes."""
     if not q.is_cuda:
         return None
@@ -80,18 +80,20 @@ def chunk_attention(q: Tensor, k_pages: Tensor, window: int) -> ChunkAttention |
         from penstock.kernels.attention_hopper import attend_chunks, serves
     except ImportError:  # a Triton without Gluon
         return None
-    return attend_chunks if serves(q, k_pages, window) else None
+    return attend_chunks if serves(q, k_pages, options) else None
 
 
-def prepare_pages(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int = 0) -> None:
+def prepare_pages(q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: AttentionOptions) -> None:
     """`kernels.attention.prepare_attention` on a GPU: the schedule of rows that may share a prefix."""
-    if shared_attention(q, k_pages, batch, window) is not None:
+    if shared_attention(q, k_pages, batch, options) is not None:
         from penstock.kernels.attention_stream import schedule_of
 
         schedule_of(batch, k_pages.shape[1], q.shape[1] // k_pages.shape[2])
 
 
-def shared_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> SharedAttention | None:
+def shared_attention(
+    q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: AttentionOptions
+) -> SharedAttention | None:
     """The kernel for rows that share a prefix, if the batch, the device and the sizes are such as it takes."""
     if not q.is_cuda:
         return None
@@ -99,7 +101,7 @@ def shared_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: 
         from penstock.kernels.attention_stream import attend_stream, serves
     except ImportError:  # a Triton without Gluon
         return None
-    return attend_stream if serves(q, k_pages, batch, window) else None
+    return attend_stream if serves(q, k_pages, batch, options) else None
 
 
 def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> Shape:

@@ -27,7 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from penstock.kernels.attention_schedule import most_tiles, tiles_of
 from penstock.kernels.gluon_names import async_load, barrier
 from penstock.kernels.launch import supports_pdl
-from penstock.kernels.records import AttentionBatch
+from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 BLOCK_M = 64  # rows of one warp group
 GROUPS = 2
@@ -39,11 +39,12 @@ LOG2_E = math.log2(math.e)
 RENAMED: tl.constexpr = tl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # in versions after 3.6
 
 
-def serves(q: Tensor, k_pages: Tensor, window: int) -> bool:
+def serves(q: Tensor, k_pages: Tensor, options: AttentionOptions) -> bool:
     """Whether the kernel takes these types and sizes; any device of compute capability 9."""
     _, size, kv_heads, dim = k_pages.shape
     return (
-        window == 0
+        options.window == 0
+        and options.plain
         and q.dtype in (torch.bfloat16, torch.float16)
         and dim in (64, 128)
         and q.shape[1] // kv_heads <= BLOCK_M
@@ -54,8 +55,9 @@ def serves(q: Tensor, k_pages: Tensor, window: int) -> bool:
 
 
 def attend_chunks(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor, batch: AttentionBatch, scale: float, shortest: int = 1
-) -> None:
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor, batch: AttentionBatch, options: AttentionOptions,
+    shortest: int = 1,
+) -> None:  # fmt: skip
     """One launch, which writes `out  # [tokens, heads, dim]` for the rows of at least `shortest` queries.
 
     Rows have keys, those of their queries at least. Nothing waits for the device.
@@ -75,7 +77,7 @@ def attend_chunks(
     pdl = supports_pdl(q.device)
     chunk_kernel[(kv_heads, most_tiles(rows, tokens, queries, shortest))](
         q, k_desc, v_desc, out, tiles, batch.query_start, batch.context, batch.slots, batch.block_tables,
-        batch.block_tables.stride(0), q.stride(0), blocks * size, scale * LOG2_E,
+        batch.block_tables.stride(0), q.stride(0), blocks * size, options.scale * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=size, CHUNK_KEYS=chunk_keys, BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N, STAGES=STAGES, PDL=pdl, num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,
     )  # fmt: skip

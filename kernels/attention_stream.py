@@ -30,7 +30,7 @@ from penstock.kernels.attention_parts import combine_row, count_partial, partial
 from penstock.kernels.attention_schedule import HEADER, schedule_units
 from penstock.kernels.gluon_names import async_load, barrier
 from penstock.kernels.launch import num_sms, supports_pdl
-from penstock.kernels.records import AttentionBatch
+from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 CROWD = 16  # rows, padded ones included, from which a launch that may have nothing to do is worth its microsecond
 BLOCK_M = 64  # of a tile: heads of one row, or of several that share keys
@@ -41,11 +41,12 @@ REGISTERS = 96  # of a thread before warp specialization
 LOG2_E = math.log2(math.e)
 
 
-def serves(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> bool:
+def serves(q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: AttentionOptions) -> bool:
     """Whether the kernel takes these types and sizes; any device of compute capability 9."""
     _, size, kv_heads, dim = k_pages.shape
     return (
-        window == 0
+        options.window == 0
+        and options.plain
         and batch.max_query == 1
         and not batch.invariant
         and len(batch.context) >= CROWD
@@ -70,7 +71,7 @@ def schedule_of(batch: AttentionBatch, size: int, group: int) -> Tensor:
 
 
 def attend_stream(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor, batch: AttentionBatch, scale: float
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
     """One launch, which writes `out  # [tokens, heads, dim]` for the rows of one query, if they share any keys.
 
@@ -100,7 +101,8 @@ def attend_stream(
     pdl = supports_pdl(q.device)
     stream_kernel[(programs,)](
         q, k_desc, v_desc, out, partials, lses, arrivals, schedule, batch.query_start, batch.context, batch.slots,
-        batch.block_tables, rows, tokens, batch.block_tables.stride(0), q.stride(0), blocks * size, scale * LOG2_E,
+        batch.block_tables, rows, tokens, batch.block_tables.stride(0), q.stride(0), blocks * size,
+        options.scale * LOG2_E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=size, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, STAGES=STAGES,
         HEADER=HEADER, GROUP_TILE=triton.next_power_of_2(group), PDL=pdl, PREFETCH=prefetch,
         num_warps=4, maxnreg=REGISTERS, launch_pdl=pdl,

@@ -19,13 +19,13 @@ from torch import Tensor
 from penstock.kernels.attention_schedule import most_tiles, tiles_of
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.launch import supports_pdl
-from penstock.kernels.records import AttentionBatch
+from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 LOG2_E = math.log2(math.e)
 
 
 def attend_tiles(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor, batch: AttentionBatch, scale: float, window: int,
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor, batch: AttentionBatch, options: AttentionOptions,
     tiling: Tiling, shortest: int = 1, schedule: Tensor | None = None,
 ) -> None:  # fmt: skip
     """One launch, which writes `out  # [tokens, heads, dim]` for the rows that it serves.
@@ -46,6 +46,7 @@ def attend_tiles(
         listed, tiles = tiles_of(batch, tokens, queries, shortest), most_tiles(rows, tokens, queries, shortest)
     partials, lses, arrivals, places = out, out, batch.query_start, 1
     if tiling.programs > 1:
+        window = options.window
         reach = min(batch.max_context, window + queries + tiling.block_n) if window else batch.max_context
         places = -(-reach // tiling.split_keys) + 1 if tiling.split_keys else tiling.programs
         shape = tiles * kv_heads, places, tiling.block_m
@@ -53,17 +54,20 @@ def attend_tiles(
         lses = torch.empty(*shape, dtype=torch.float32, device=q.device)
         arrivals = arrivals.new_zeros(tiles * kv_heads) if batch.arrivals is None else batch.arrivals
         assert len(arrivals) >= tiles * kv_heads
+    scale, sinks = options.scale * LOG2_E, options.sinks
+    if options.softcap:
+        scale = 2 * scale / options.softcap  # of the exponent in tanh
     pdl = supports_pdl(q.device)
     attention_kernel[(kv_heads, tiles, tiling.programs) if tiling.by_row else (tiles, kv_heads, tiling.programs)](
         q, k_pages, v_pages, out, partials, lses, arrivals, batch.context if schedule is None else schedule,
         listed, batch.query_start, batch.context, batch.slots, batch.block_tables,
-        batch.block_tables.stride(0), q.stride(0), places, scale * LOG2_E,
+        batch.block_tables.stride(0), q.stride(0), places, scale, q if sinks is None else sinks,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
-        BLOCK_SIZE=k_pages.shape[1], WINDOW=window, BY_ROW=tiling.by_row, SPLIT_K=tiling.programs > 1,
+        BLOCK_SIZE=k_pages.shape[1], WINDOW=options.window, BY_ROW=tiling.by_row, SPLIT_K=tiling.programs > 1,
         SPLIT_KEYS=tiling.split_keys, MIN_ITERATIONS=max(tiling.min_split_keys // tiling.block_n, 1),
         BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
         COMBINE_M=triton.next_power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.block_m,
-        SKIP_IF_SHARED=schedule is not None, PDL=pdl,
+        SOFTCAP=options.softcap * LOG2_E, SINKS=sinks is not None, SKIP_IF_SHARED=schedule is not None, PDL=pdl,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -92,13 +96,13 @@ def find_tile(tiles, query_start, QUERIES: tl.constexpr, BY_ROW: tl.constexpr):
 def attend_keys(
     q, k_pages, v_pages, table, position, scale, found, row_max, row_sum, first, end,
     STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Carry the softmax of a tile on over keys first .. end - 1. Unless MASKED every row sees all of them.
 
     found: fp32 [rows, dim], unnormalised. row_max, row_sum: fp32 [rows], the largest score so far and the sum of
-    weights. scale: positive, of the scores, in base 2. Fused operations are written out, so that MASKED rounds no
-    differently.
+    weights. scale: positive, of the scores, in base 2; with SOFTCAP, which is in base 2 too, of the exponent in tanh.
+    Fused operations are written out, so that MASKED rounds no differently.
     """
     dims = tl.arange(0, DIM_TILE)
     in_head = dims < DIM
@@ -120,16 +124,20 @@ def attend_keys(
             k = tl.load(k_places)
             v = tl.load(v_places)
         scores = tl.dot(q, k, input_precision="ieee")  # [rows, keys]
+        level_scale = scale
+        if SOFTCAP > 0:
+            scores = 1.0 - 2.0 / (tl.exp2(scores * scale) + 1.0)  # tanh
+            level_scale = SOFTCAP
         if MASKED:
             seen = there[None, :] & (places[None, :] <= position[:, None])
             if WINDOW > 0:
                 seen = seen & (places[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
-        highest = tl.maximum(row_max, tl.max(scores, 1) * scale)
+        highest = tl.maximum(row_max, tl.max(scores, 1) * level_scale)
         level = highest
         if MASKED:  # a row that has seen nothing yet
             level = tl.where(highest == float("-inf"), 0.0, highest)
-        weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, scale, tl.float32), -level[:, None]))
+        weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, level_scale, tl.float32), -level[:, None]))
         alpha = tl.exp2(row_max - level)
         row_sum = tl.fma(row_sum, alpha, tl.sum(weights, 1))
         found = tl.dot(weights.to(v.dtype), v, found * alpha[:, None], input_precision="ieee")
@@ -141,7 +149,7 @@ def attend_keys(
 def attend_split(
     q, k_pages, v_pages, table, position, scale, lowest, highest, first, end,
     BLOCK_M: tl.constexpr, STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile over keys first .. end - 1 alone: fp32 [rows, dim], and [rows] the base-2 logarithm of
     its weight, -inf for a row that sees none. lowest, highest: positions of the tile's first and last query.
@@ -156,16 +164,16 @@ def attend_split(
         clear = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(after, 0), BLOCK_N) * BLOCK_N, first), end)
         sums, row_max, row_sum = attend_keys(
             q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, first, clear,
-            STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, True,
+            STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True,
         )  # fmt: skip
     masked = tl.maximum(clear, tl.minimum((lowest + 1) // BLOCK_N * BLOCK_N, end))
     sums, row_max, row_sum = attend_keys(
         q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, clear, masked,
-        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, False,
+        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False,
     )  # fmt: skip
     sums, row_max, row_sum = attend_keys(
         q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, masked, end,
-        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, True,
+        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True,
     )  # fmt: skip
     whole = tl.where(row_sum > 0, row_sum, 1.0)
     return sums / whole[:, None], row_max + tl.log2(whole)
@@ -205,16 +213,28 @@ def combine(found, row_max, row_sum, partial, lse):
 
 
 @triton.jit
+def first_weight(sinks, head, real, SINKS: tl.constexpr):
+    """The running maximum and sum, fp32 [rows], of a softmax that has seen no key: each head's sink, if there are."""
+    row_max = tl.full(head.shape, float("-inf"), tl.float32)
+    row_sum = tl.zeros(head.shape, tl.float32)
+    if SINKS:
+        row_max = tl.load(sinks + head, mask=real, other=0.0) * 1.4426950408889634  # in base 2
+        row_sum += 1.0
+    return row_max, row_sum
+
+
+@triton.jit
 def combine_splits(
-    partials, lses, splits, BLOCK_M: tl.constexpr, COMBINE_M: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    partials, lses, row_max, row_sum, splits,
+    BLOCK_M: tl.constexpr, COMBINE_M: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The weighted mean of a tile's splits for its first rows: fp32 [rows, dim], and [rows] its sum of weights."""
+    """The weighted mean of a tile's splits for its first rows: fp32 [rows, dim], and [rows] its sum of weights.
+
+    row_max, row_sum: fp32 [rows], see `first_weight`.
+    """
     tile_rows = tl.arange(0, COMBINE_M)
     dims = tl.arange(0, DIM_TILE)
     found = tl.zeros([COMBINE_M, DIM_TILE], tl.float32)
-    row_max = tl.full([COMBINE_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([COMBINE_M], tl.float32)
     for first in range(0, splits, AT_ONCE):
         for step in tl.static_range(AT_ONCE):  # independent loads
             split = tl.full([COMBINE_M], first + step, tl.int32)
@@ -228,20 +248,22 @@ def combine_splits(
 
 @triton.jit
 def write_combined(
-    out, partials, lses, splits, start, count, first_query, kv_head,
+    out, partials, lses, sinks, splits, start, count, first_query, kv_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_M: tl.constexpr, COMBINE_M: tl.constexpr,
-    DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+    DIM: tl.constexpr, DIM_TILE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Combine all splits of a tile and write the result."""
-    found, row_sum = combine_splits(
-        partials, lses, splits, BLOCK_M, COMBINE_M, DIM, DIM_TILE, 8 if COMBINE_M <= 8 else 2
-    )  # fmt: skip
-    found = found / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
     tile_rows = tl.arange(0, COMBINE_M)
     dims = tl.arange(0, DIM_TILE)
     query = first_query + tile_rows // GROUP
+    head = kv_head * GROUP + tile_rows % GROUP
     real = (tile_rows < QUERIES * GROUP) & (query < count)
-    places = ((start + query).to(tl.int64) * HEADS + kv_head * GROUP + tile_rows % GROUP)[:, None] * DIM + dims[None, :]
+    row_max, row_sum = first_weight(sinks, head, real, SINKS)
+    found, row_sum = combine_splits(
+        partials, lses, row_max, row_sum, splits, BLOCK_M, COMBINE_M, DIM, DIM_TILE, 8 if COMBINE_M <= 8 else 2
+    )  # fmt: skip
+    found = found / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
+    places = ((start + query).to(tl.int64) * HEADS + head)[:, None] * DIM + dims[None, :]
     tl.store(out + places, found.to(out.dtype.element_ty), mask=real[:, None] & (dims < DIM)[None, :])
 
 
@@ -271,13 +293,13 @@ def split_keys(
 )
 def attention_kernel(
     q, k_pages, v_pages, out, partials, lses, arrivals, schedule, tiles, query_start, context, slots,
-    block_tables, table_stride, q_stride, places, scale,
+    block_tables, table_stride, q_stride, places, scale, sinks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT_K: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     MIN_ITERATIONS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMBINE_M: tl.constexpr,
-    SKIP_IF_SHARED: tl.constexpr, PDL: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SKIP_IF_SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile over some splits of its keys. scale: of the scores, in base 2.
+    """One tile over some splits of its keys. scale, SOFTCAP: see `attend_keys`. sinks: fp32 [heads], read if SINKS.
 
     BY_ROW: tiles are sequences, and key-value heads are neighbours in the grid; else tiles are. SPLIT_KEYS: keys of a
     split, or 0 where the programs of a tile divide its keys evenly, with at least MIN_ITERATIONS iterations each.
@@ -321,14 +343,13 @@ def attention_kernel(
     held = (tile * KV_HEADS + kv_head).to(tl.int64) * places * BLOCK_M  # row of the tile's first partial
     if SPLIT_KEYS > 0:
         found = tl.zeros([BLOCK_M, DIM_TILE], tl.float32)
-        row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        row_sum = tl.zeros([BLOCK_M], tl.float32)
+        row_max, row_sum = first_weight(sinks, head, real, SINKS)
         for split in range(own, splits, tl.num_programs(2)):
             low = base + split * SPLIT_KEYS
             partial, lse = attend_split(
                 q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1,
                 tl.maximum(low, first), tl.minimum(low + SPLIT_KEYS, end),
-                BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N,
+                BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP,
             )  # fmt: skip
             if SPLIT_K:
                 store_partial(partials, lses, held + split * BLOCK_M, partial, lse, real, DIM, DIM_TILE)
@@ -341,15 +362,19 @@ def attention_kernel(
         low = base + own * size
         partial, lse = attend_split(
             q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1, low, tl.minimum(low + size, end),
-            BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N,
+            BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP,
         )  # fmt: skip
         if SPLIT_K and splits > 1:
             store_partial(partials, lses, held + own * BLOCK_M, partial, lse, real, DIM, DIM_TILE)
         else:
+            if SINKS:
+                row_max, row_sum = first_weight(sinks, head, real, SINKS)
+                partial, row_max, row_sum = combine(tl.zeros_like(partial), row_max, row_sum, partial, lse)
+                partial = partial / row_sum[:, None]
             tl.store(out + out_places, partial.to(out.dtype.element_ty), mask=real[:, None] & in_head)
     if SPLIT_K and (SPLIT_KEYS > 0 or splits > 1):  # noqa: SIM102 - `and` of the language evaluates both sides
         if arrives_last(arrivals + tile * KV_HEADS + kv_head, tl.minimum(splits, tl.num_programs(2))):
             write_combined(
-                out, partials + held * DIM, lses + held, splits, start, count, first_query, kv_head,
-                HEADS, GROUP, QUERIES, BLOCK_M, COMBINE_M, DIM, DIM_TILE,
+                out, partials + held * DIM, lses + held, sinks, splits, start, count, first_query, kv_head,
+                HEADS, GROUP, QUERIES, BLOCK_M, COMBINE_M, DIM, DIM_TILE, SINKS,
             )  # fmt: skip

@@ -76,6 +76,21 @@ class Span:
     queries: int
 
 
+@dataclass(frozen=True, eq=False)
+class AttentionOptions:
+    """How a layer attends. A score is scaled, then capped, then masked."""
+
+    scale: float  # of scores, above 0
+    window: int = 0  # a query's latest keys that it sees, its own among them; 0: all before it
+    softcap: float = 0.0  # a score x becomes softcap * tanh(x / softcap); 0: none
+    sinks: Tensor | None = None  # fp32 [heads], a logit that takes part in each softmax and has no value
+
+    @property
+    def plain(self) -> bool:
+        """Whether scores go through nothing but scale, mask and softmax."""
+        return not self.softcap and self.sinks is None
+
+
 @dataclass(frozen=True)
 class AttentionBatch:
     """Rows of one step, made anew for each. A row's queries are its latest tokens; each sees the keys up to its own."""

@@ -27,7 +27,7 @@ from penstock.engine_core.models.rope import rope_table
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.attention import paged_attention, prepare_attention
 from penstock.kernels.linear import linear
-from penstock.kernels.records import AttentionBatch, HeadNorms, Rotation
+from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
 from penstock.kernels.rope import gather_rotation, rotate_and_store
 
 Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
@@ -182,17 +182,16 @@ class SelfAttention:
         self.query_norm, self.key_norm = (
             Norm(attention.head_dim, spec.norm_eps, placement) if attention.qk_norm else None for _ in range(2)
         )
-        self.scale = attention.head_dim**-0.5
-        self.window = attention.windows[layer]
+        self.options = AttentionOptions(attention.head_dim**-0.5, attention.windows[layer])
 
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         norms = None
         if self.query_norm is not None and self.key_norm is not None:
             norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps)
         q, k, v = self.qkv.forward(x)
-        prepare_attention(q, pages[0], batch, self.window)
+        prepare_attention(q, pages[0], batch, self.options)
         q = rotate_and_store(q, k, v, rotation, *pages, batch.slot_mapping, norms)
-        attended = paged_attention(q, *pages, batch, self.scale, self.window)  # [tokens, heads, head_dim]
+        attended = paged_attention(q, *pages, batch, self.options)  # [tokens, heads, head_dim]
         return self.output.forward(attended.flatten(1))
 
     def destinations(self) -> Destinations:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.attention import paged_attention, write_kv
-from penstock.kernels.records import AttentionBatch
+from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 Rows = list[tuple[int, int]]  # queries and context of each row
 
@@ -20,10 +20,13 @@ class Scene:
     """Random keys and values of some rows, put into shuffled pages whose every other slot is not a number."""
 
     def __init__(
-        self, rows: Rows, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype = torch.float32
-    ) -> None:
+        self, rows: Rows, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype = torch.float32,
+        *, softcap: float = 0.0, sinks: bool = False,
+    ) -> None:  # fmt: skip
         random = torch.Generator().manual_seed(len(rows) * 1009 + block_size)
         self.rows = rows
+        self.softcap = softcap
+        self.sinks = torch.randn(heads, generator=random) * 3 if sinks else None
         self.q = torch.randn(sum(n for n, _ in rows), heads, dim, generator=random).to(dtype)
         self.k = [torch.randn(context, kv_heads, dim, generator=random).to(dtype) for _, context in rows]
         self.v = [torch.randn(context, kv_heads, dim, generator=random).to(dtype) for _, context in rows]
@@ -50,7 +53,10 @@ class Scene:
         )
 
     def paged(self, window: int = 0) -> Tensor:
-        return paged_attention(self.q, self.k_pages, self.v_pages, self.batch, self.q.shape[2] ** -0.5, window)
+        return paged_attention(self.q, self.k_pages, self.v_pages, self.batch, self.options(window))
+
+    def options(self, window: int = 0) -> AttentionOptions:
+        return AttentionOptions(self.q.shape[2] ** -0.5, window, self.softcap, self.sinks)
 
     def expected(self, window: int = 0) -> Tensor:
         group = self.q.shape[1] // self.k[0].shape[1]
@@ -60,8 +66,12 @@ class Scene:
             for position in range(context - queries, context):
                 low = max(0, position + 1 - window) if window else 0
                 scores = torch.einsum("hd,khd->hk", self.q[token].double(), k[low : position + 1])
-                weights = (scores / math.sqrt(self.q.shape[2])).softmax(-1)
-                out.append(torch.einsum("hk,khd->hd", weights, v[low : position + 1]))
+                scores = scores / math.sqrt(self.q.shape[2])
+                if self.softcap:
+                    scores = self.softcap * torch.tanh(scores / self.softcap)
+                weights = scores.exp()
+                total = weights.sum(-1) + (0 if self.sinks is None else self.sinks.double().exp())
+                out.append(torch.einsum("hk,khd->hd", weights / total[:, None], v[low : position + 1]))
                 token += 1
         return torch.stack(out)
 
@@ -69,6 +79,7 @@ class Scene:
         """The same scene on another device; what is expected is computed where it was made."""
         moved = copy.copy(self)
         moved.q, moved.k_pages, moved.v_pages = (x.to(device) for x in (self.q, self.k_pages, self.v_pages))
+        moved.sinks = None if self.sinks is None else self.sinks.to(device)
         moved.batch = AttentionBatch(
             query_start=self.batch.query_start.to(device),
             context=self.batch.context.to(device),

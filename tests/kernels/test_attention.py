@@ -20,6 +20,15 @@ def test_mixed_batch_is_attention(block_size: int, window: int, heads: int, kv_h
     torch.testing.assert_close(scene.paged(window).double(), scene.expected(window), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("sinks", [False, True])
+@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (4, 4)])
+def test_softcaps_and_sinks(softcap: float, sinks: bool, window: int, heads: int, kv_heads: int) -> None:
+    scene = Scene(MIXED, heads, kv_heads, 8, 16, softcap=softcap, sinks=sinks)
+    torch.testing.assert_close(scene.paged(window).double(), scene.expected(window), atol=2e-6, rtol=1e-5)
+
+
 def test_chunks_longer_than_a_piece() -> None:
     scene = Scene([(QUERY_PIECE * 2 + 3, QUERY_PIECE * 2 + 40), (1, 9)], 2, 1, 4, 16)
     for window in (0, 50):
@@ -56,7 +65,7 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
             max_context=context,
         )
         q = together.q[start : start + queries]
-        single = paged_attention(q, together.k_pages, together.v_pages, alone, 8**-0.5)
+        single = paged_attention(q, together.k_pages, together.v_pages, alone, together.options())
         torch.testing.assert_close(single, found[start : start + queries], atol=1e-6, rtol=1e-6)
 
 

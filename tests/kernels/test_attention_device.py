@@ -30,7 +30,7 @@ SERVED: Rows = [(1, 3000), (700, 900), (1, 17), (130, 4000), (3, 500), (17, 17)]
 
 
 def paged(scene: Scene, window: int = 0) -> Tensor:
-    return attend_pages(scene.q, scene.k_pages, scene.v_pages, scene.batch, scene.q.shape[2] ** -0.5, window)
+    return attend_pages(scene.q, scene.k_pages, scene.v_pages, scene.batch, scene.options(window))
 
 
 def error(scene: Scene, found: Tensor, row: int, window: int) -> float:
@@ -147,7 +147,7 @@ def test_counters_are_enough_wherever_keys_are_cut(device: str) -> None:
 
 def test_other_devices_and_sizes_have_no_kernel_of_hoppers_instructions() -> None:
     scene = Scene(MIXED, 4, 2, 16, 16)
-    assert chunk_attention(scene.q, scene.k_pages, 0) is None
+    assert chunk_attention(scene.q, scene.k_pages, scene.options()) is None
 
 
 @pytest.mark.parametrize("window", [0, 40])
@@ -184,7 +184,7 @@ def check_pieces(scene: Scene, whole: Tensor, pieces: tuple[tuple[int, int], ...
             (alone, scene.q[first : first + count]),
             (beside, torch.cat((scene.q[first : first + count], scene.q[last:]))),
         ):
-            found = attend_pages(q, scene.k_pages, scene.v_pages, batch, q.shape[2] ** -0.5, window)
+            found = attend_pages(q, scene.k_pages, scene.v_pages, batch, scene.options(window))
             assert torch.equal(found[:count], whole[first : first + count]), (first, count)
 
 
@@ -197,7 +197,7 @@ def test_invariant_at_full_size(window: int) -> None:
     assert error(scene, whole, 0, window) < 5e-3
     check_pieces(scene, whole, ((0, 1), (1, 15), (16, 500), (516, 17), (1198, 1), (1199, 1)), window)
     other = replace(scene.batch, max_context=40000, max_query=1200)
-    again = attend_pages(scene.q, scene.k_pages, scene.v_pages, other, 128**-0.5, window)
+    again = attend_pages(scene.q, scene.k_pages, scene.v_pages, other, scene.options(window))
     assert torch.equal(again, whole)
 
 
@@ -243,6 +243,6 @@ def test_unusual_heads_fit_the_chip(rows: Rows, heads: int, dim: int, dtype: tor
     """Every form compiles within the chip's memory and agrees with the reference on the same numbers."""
     scene = Scene(rows, heads, 2, dim, 16, dtype).on("cuda")
     scene.batch = replace(scene.batch, invariant=invariant)
-    expected = attend_spans(scene.q.float(), scene.k_pages.float(), scene.v_pages.float(), scene.batch, dim**-0.5, 0)
+    expected = attend_spans(scene.q.float(), scene.k_pages.float(), scene.v_pages.float(), scene.batch, scene.options())
     found = paged(scene).float()
     assert (found - expected).norm() / expected.norm() < (5e-3 if dtype == torch.bfloat16 else 1e-5)

@@ -45,12 +45,12 @@ def test_it_compiles_for_the_chip() -> None:
 def test_chunks_of_any_length(heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype) -> None:
     """The same bits at each repetition: nothing reads what another has not finished."""
     scene = Scene(BORDERS, heads, kv_heads, dim, block_size, dtype).on("cuda")
-    attend = chunk_attention(scene.q, scene.k_pages, 0)
+    attend = chunk_attention(scene.q, scene.k_pages, scene.options())
     if attend is None:
         pytest.skip("this is no GPU of Hopper's generation")
     found = [torch.empty(scene.q.shape, dtype=dtype, device="cuda") for _ in range(3)]
     for out in found:
-        attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, dim**-0.5, 1)
+        attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, scene.options(), 1)
     assert all(torch.equal(out, found[0]) for out in found)
     for row in range(len(BORDERS)):
         assert error(scene, found[0], row, 0) < 5e-3, row
@@ -61,23 +61,23 @@ def test_chunks_of_any_length(heads: int, kv_heads: int, dim: int, block_size: i
 def test_every_end_of_a_row_in_its_last_block(context: int) -> None:
     """What stands behind the end is not a number there, and never reaches a result."""
     scene = Scene([(min(context, 100), context), (1, 500)], 8, 2, 128, 16, torch.bfloat16).on("cuda")
-    attend = chunk_attention(scene.q, scene.k_pages, 0)
+    attend = chunk_attention(scene.q, scene.k_pages, scene.options())
     if attend is None:
         pytest.skip("this is no GPU of Hopper's generation")
     out = torch.empty(scene.q.shape, dtype=torch.bfloat16, device="cuda")
-    attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, 128**-0.5, 1)
+    attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, scene.options(), 1)
     assert error(scene, out, 0, 0) < 5e-3
 
 
 @pytest.mark.gpu
 def test_many_chunks_of_few_queries() -> None:
     scene = Scene([(5 + row % 3, 30 + 17 * row) for row in range(60)], 32, 8, 128, 16, torch.bfloat16).on("cuda")
-    attend = chunk_attention(scene.q, scene.k_pages, 0)
+    attend = chunk_attention(scene.q, scene.k_pages, scene.options())
     if attend is None:
         pytest.skip("this is no GPU of Hopper's generation")
     found = [torch.empty(scene.q.shape, dtype=torch.bfloat16, device="cuda") for _ in range(3)]
     for out in found:
-        attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, 128**-0.5, 5)
+        attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, scene.options(), 5)
     assert all(torch.equal(out, found[0]) for out in found)
     for row in range(0, 60, 7):
         assert error(scene, found[0], row, 0) < 5e-3, row
@@ -91,11 +91,11 @@ def test_queries_may_be_a_view_and_tables_of_many_slots() -> None:
     scene.q = wide[:, :8]
     tables = torch.cat((torch.zeros_like(scene.batch.block_tables), scene.batch.block_tables))
     scene.batch = replace(scene.batch, block_tables=tables, slots=scene.batch.slots + 2)
-    attend = chunk_attention(scene.q, scene.k_pages, 0)
+    attend = chunk_attention(scene.q, scene.k_pages, scene.options())
     if attend is None:
         pytest.skip("this is no GPU of Hopper's generation")
     out = torch.empty(scene.q.shape, dtype=torch.bfloat16, device="cuda")
-    attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, 128**-0.5, 1)
+    attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, scene.options(), 1)
     for row in range(2):
         assert error(scene, out, row, 0) < 5e-3, row
 
@@ -103,11 +103,11 @@ def test_queries_may_be_a_view_and_tables_of_many_slots() -> None:
 @pytest.mark.gpu
 def test_shorter_rows_are_left_alone() -> None:
     scene = Scene(BORDERS, 32, 8, 128, 16, torch.bfloat16).on("cuda")
-    attend = chunk_attention(scene.q, scene.k_pages, 0)
+    attend = chunk_attention(scene.q, scene.k_pages, scene.options())
     if attend is None:
         pytest.skip("this is no GPU of Hopper's generation")
     out = torch.empty(scene.q.shape, dtype=torch.bfloat16, device="cuda")
-    attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, 128**-0.5, 65)
+    attend(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, scene.options(), 65)
     counts = torch.tensor([n for n, _ in BORDERS], device="cuda")
     served = torch.repeat_interleave(counts >= 65, counts)
     assert out[~served].isnan().all()
@@ -118,7 +118,7 @@ def test_shorter_rows_are_left_alone() -> None:
 def test_sizes_that_it_lacks_are_for_the_general_kernel() -> None:
     def served(dim: int, dtype: torch.dtype, block_size: int = 16, window: int = 0) -> bool:
         scene = Scene([(20, 20)], 4, 2, dim, block_size, dtype).on("cuda")
-        return chunk_attention(scene.q, scene.k_pages, window) is not None
+        return chunk_attention(scene.q, scene.k_pages, scene.options(window)) is not None
 
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("this is no GPU of Hopper's generation")

@@ -29,7 +29,7 @@ SHAPES = (
 
 def attend(scene: Scene) -> Tensor:
     """By both kernels, one of which does nothing."""
-    return attend_pages(scene.q, scene.k_pages, scene.v_pages, scene.batch, scene.q.shape[2] ** -0.5)
+    return attend_pages(scene.q, scene.k_pages, scene.v_pages, scene.batch, scene.options())
 
 
 def share(scene: Scene, blocks: int) -> None:
@@ -53,7 +53,7 @@ def hold(scene: Scene) -> None:
     moved = scene.on("cuda")
     counters = arrival_counters(torch.device("cuda"))
     moved.batch = replace(moved.batch, arrivals=counters)
-    assert (shared_attention(moved.q, moved.k_pages, moved.batch, 0) is not None) == on_hopper()
+    assert (shared_attention(moved.q, moved.k_pages, moved.batch, moved.options()) is not None) == on_hopper()
     found = [attend(moved) for _ in range(3)]
     assert all(torch.equal(out, found[0]) for out in found)
     assert not counters.any()

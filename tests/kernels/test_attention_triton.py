@@ -39,8 +39,7 @@ def form(
 def attend(scene: Scene, tiling: Tiling, window: int = 0, shortest: int = 1) -> torch.Tensor:
     """One launch; what nobody writes is no number."""
     out = torch.empty(scene.q.shape, dtype=scene.q.dtype, device=scene.q.device)
-    scale = scene.q.shape[2] ** -0.5
-    attend_tiles(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, scale, window, tiling, shortest)
+    attend_tiles(scene.q, scene.k_pages, scene.v_pages, out, scene.batch, scene.options(window), tiling, shortest)
     return out
 
 
@@ -96,6 +95,18 @@ def test_a_tile_for_each_row(rows: Rows, split_keys: int, programs: int, device:
 def test_windows(rows: Rows, programs: int, split_keys: int, window: int, device: str) -> None:
     by_row = rows[0][0] == 1
     check(Scene(rows, 4, 2, 16, 8), device, form(16, programs, by_row=by_row, split_keys=split_keys), window)
+
+
+@pytest.mark.parametrize(("softcap", "sinks"), [(1.5, False), (0.0, True), (1.5, True)])
+@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (2, 0), (1, 32), (2, 32)])
+@pytest.mark.parametrize("rows", [[(7, 7), (1, 33), (20, 50)], [(1, 5), (1, 40), (1, 64)]], ids=["mixed", "singles"])
+def test_softcaps_and_sinks(
+    rows: Rows, programs: int, split_keys: int, window: int, softcap: float, sinks: bool, device: str
+) -> None:
+    """A sink counts once, however many splits a tile's keys have."""
+    scene = Scene(rows, 6, 2, 16, 8, softcap=softcap, sinks=sinks)
+    check(scene, device, form(16, programs, by_row=rows[0][0] == 1, split_keys=split_keys), window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
