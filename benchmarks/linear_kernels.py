@@ -31,6 +31,7 @@ from benchmarks.limits import CHIPS
 from benchmarks.linear_shapes import MODELS, Model, Product, candidates, products, work
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.attention import paged_attention
+from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.linear import gated_linear, linear
 from penstock.kernels.linear_hopper import multiply_pipelined
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, choose_tiling
@@ -239,12 +240,16 @@ class Layers:
         return x
 
 
+def chip_without_pdl(device: torch.device) -> Chip:
+    return replace(chip_of(device), pdl=False)
+
+
 @contextmanager
 def without_overlap() -> Iterator[None]:
     """Every kernel as it would be launched on a GPU before Hopper."""
     with ExitStack() as patches:
         for name in ("activation", "linear", "norm", "rope"):
-            patches.enter_context(mock.patch(f"penstock.kernels.{name}_triton.supports_pdl", return_value=False))
+            patches.enter_context(mock.patch(f"penstock.kernels.{name}_triton.chip_of", chip_without_pdl))
         yield
 
 

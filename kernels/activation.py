@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.kernels.chip import chip_of
+
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of a fused product `[tokens, 2 * width]`, gate first. Returns `[tokens, width]`."""
-    if gate_up.is_cuda:
+    if chip_of(gate_up.device).runs_triton:
         from penstock.kernels.activation_triton import silu_mul_rows
 
         return silu_mul_rows(gate_up)

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import begin_pdl, supports_pdl
+from penstock.kernels.chip import chip_of
+from penstock.kernels.launch import begin_pdl
 
 TILE = 1024
 
@@ -17,7 +18,7 @@ def silu_mul_rows(gate_up: Tensor) -> Tensor:
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
     out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
-    pdl = supports_pdl(gate_up.device)
+    pdl = chip_of(gate_up.device).pdl
     silu_mul_kernel[(tokens, triton.cdiv(width, TILE))](
         gate_up, out, gate_up.stride(0), WIDTH=width, TILE=TILE, PDL=pdl, launch_pdl=pdl
     )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions, Span
 
 GROUP_KEYS = 2048  # keys gathered at once for rows of one query: what stays in a core's cache measures best
@@ -29,7 +30,7 @@ def paged_attention(
     Pages are `[blocks, block_size, kv_heads, dim]`; heads share keys in groups of heads / kv_heads. Arithmetic is fp32.
     What stands in the pages behind a row's end is never read. On a GPU it is a kernel that waits for nothing.
     """
-    if q.is_cuda:
+    if chip_of(q.device).runs_triton:
         from penstock.kernels.attention_device import attend_pages
 
         return attend_pages(q, k_pages, v_pages, batch, options)
@@ -40,7 +41,7 @@ def prepare_attention(q: Tensor, k_pages: Tensor, batch: AttentionBatch, options
     """Find out what `paged_attention` will ask first of a step, before the step's keys are written: then it need not
     wait. q: any tensor of the queries' shape and type.
     """
-    if q.is_cuda:
+    if chip_of(q.device).runs_triton:
         from penstock.kernels.attention_device import prepare_pages
 
         prepare_pages(q, k_pages, batch, options)

@@ -24,7 +24,7 @@ from penstock.kernels.attention_tiling import (
     wants_split_k,
 )
 from penstock.kernels.attention_triton import attend_tiles
-from penstock.kernels.launch import num_sms
+from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 SharedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, AttentionOptions], Tensor]
@@ -41,7 +41,7 @@ def attend_pages(
     """
     shape = shape_of(q, k_pages, batch, options.window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    by_row, chunks, shortest = launches(shape, batch.invariant, num_sms(q.device))
+    by_row, chunks, shortest = launches(shape, batch.invariant, chip_of(q.device).num_sms)
     schedule = None
     stream = shared_attention(q, k_pages, batch, options)
     if stream is not None:
@@ -49,7 +49,7 @@ def attend_pages(
     if by_row is not None:
         attend_tiles(q, k_pages, v_pages, out, batch, options, by_row, schedule=schedule)
     if chunks is not None:
-        general = batch.invariant or wants_split_k(shape, num_sms(q.device))
+        general = batch.invariant or wants_split_k(shape, chip_of(q.device).num_sms)
         attend = None if general else chunk_attention(q, k_pages, options)
         if attend is not None:
             attend(q, k_pages, v_pages, out, batch, options, shortest)
@@ -74,7 +74,7 @@ def launches(shape: Shape, invariant: bool, num_sms: int) -> tuple[Tiling | None
 
 def chunk_attention(q: Tensor, k_pages: Tensor, options: AttentionOptions) -> ChunkAttention | None:
     """The kernel of Hopper's own instructions, if the device, the types and the sizes are such as it takes."""
-    if not q.is_cuda:
+    if not chip_of(q.device).runs_triton:
         return None
     try:
         from penstock.kernels.attention_hopper import attend_chunks, serves
@@ -95,7 +95,7 @@ def shared_attention(
     q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: AttentionOptions
 ) -> SharedAttention | None:
     """The kernel for rows that share a prefix, if the batch, the device and the sizes are such as it takes."""
-    if not q.is_cuda:
+    if not chip_of(q.device).runs_triton:
         return None
     try:
         from penstock.kernels.attention_stream import attend_stream, serves
@@ -113,4 +113,4 @@ def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> 
 
 def arrival_counters(device: torch.device) -> Tensor:
     """Zeros for `AttentionBatch.arrivals`, enough for any batch: the kernels leave them zero."""
-    return torch.zeros(max(COUNTERS, WAVES * num_sms(device)), dtype=torch.int32, device=device)
+    return torch.zeros(max(COUNTERS, WAVES * chip_of(device).num_sms), dtype=torch.int32, device=device)

@@ -25,8 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from penstock.kernels.attention_schedule import most_tiles, tiles_of
+from penstock.kernels.chip import chip_of
 from penstock.kernels.gluon_names import async_load, barrier
-from penstock.kernels.launch import supports_pdl
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 BLOCK_M = 64  # rows of one warp group
@@ -50,7 +50,7 @@ def serves(q: Tensor, k_pages: Tensor, options: AttentionOptions) -> bool:
         and q.shape[1] // kv_heads <= BLOCK_M
         and size >= 8
         and size & (size - 1) == 0
-        and torch.cuda.get_device_capability(q.device)[0] == 9
+        and chip_of(q.device).wgmma
     )
 
 
@@ -74,7 +74,7 @@ def attend_chunks(
     k_desc, v_desc = (TensorDescriptor(pages, shape, strides, chunk, layout) for pages in (k_pages, v_pages))
     queries = GROUPS * (BLOCK_M // (heads // kv_heads))  # of a tile
     tiles = tiles_of(batch, tokens, queries, shortest)
-    pdl = supports_pdl(q.device)
+    pdl = chip_of(q.device).pdl
     chunk_kernel[(kv_heads, most_tiles(rows, tokens, queries, shortest))](
         q, k_desc, v_desc, out, tiles, batch.query_start, batch.context, batch.slots, batch.block_tables,
         batch.block_tables.stride(0), q.stride(0), blocks * size, options.scale * LOG2_E,

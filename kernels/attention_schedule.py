@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import supports_pdl
+from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch
 
 ROWS = 256  # whose tiles are listed at once: one kernel serves steps of any number of rows
@@ -31,7 +31,7 @@ def schedule_units(batch: AttentionBatch, block_size: int, keys: int, together: 
     """
     rows = len(batch.context)
     found = torch.empty(HEADER + rows + 1, dtype=torch.int32, device=batch.context.device)
-    pdl = supports_pdl(found.device)
+    pdl = chip_of(found.device).pdl
     schedule_kernel[(1,)](
         batch.query_start, batch.context, batch.slots, batch.block_tables, found, rows, batch.block_tables.stride(0),
         TILE=triton.next_power_of_2(rows), BLOCK_SIZE=block_size, KEYS=keys, TOGETHER=together, FEW_ROWS=FEW_ROWS,
@@ -60,7 +60,7 @@ def list_tiles(batch: AttentionBatch, tokens: int, queries: int, shortest: int) 
     rows = len(batch.context)
     most = most_tiles(rows, tokens, queries, shortest)
     found = torch.empty(1 + 2 * most, dtype=torch.int32, device=batch.context.device)
-    pdl = supports_pdl(found.device)
+    pdl = chip_of(found.device).pdl
     tiles_kernel[(1,)](
         batch.query_start, found, rows, shortest,
         TILE=ROWS, QUERIES=queries, PDL=pdl, num_warps=4, launch_pdl=pdl,

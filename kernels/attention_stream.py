@@ -28,8 +28,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from penstock.kernels.attention_hopper import chunks_of
 from penstock.kernels.attention_parts import combine_row, count_partial, partial_row, store_partial
 from penstock.kernels.attention_schedule import HEADER, schedule_units
+from penstock.kernels.chip import chip_of
 from penstock.kernels.gluon_names import async_load, barrier
-from penstock.kernels.launch import num_sms, supports_pdl
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 CROWD = 16  # rows, padded ones included, from which a launch that may have nothing to do is worth its microsecond
@@ -56,7 +56,7 @@ def serves(q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: Attention
         and q.shape[1] // kv_heads <= BLOCK_M
         and 8 <= size <= BLOCK_N
         and size & (size - 1) == 0
-        and torch.cuda.get_device_capability(q.device)[0] == 9
+        and chip_of(q.device).wgmma
     )
 
 
@@ -86,7 +86,7 @@ def attend_stream(
     together = BLOCK_M // group
     prefetch = (size, together) in batch.schedules
     schedule = schedule_of(batch, size, group)
-    programs = CTAS_PER_SM * num_sms(q.device)
+    programs = CTAS_PER_SM * chip_of(q.device).num_sms
     groups = -(-rows // together)
     tile_rows = (2 * programs + groups * kv_heads) * BLOCK_M + rows * heads
     partials = torch.empty(tile_rows, dim, dtype=torch.float32, device=q.device)
@@ -98,7 +98,7 @@ def attend_stream(
     layout = gl.NVMMASharedLayout(128, 16, 2)
     shape, strides = [blocks * size, kv_heads * dim], [kv_heads * dim, 1]
     k_desc, v_desc = (TensorDescriptor(pages, shape, strides, [size, 64], layout) for pages in (k_pages, v_pages))
-    pdl = supports_pdl(q.device)
+    pdl = chip_of(q.device).pdl
     stream_kernel[(programs,)](
         q, k_desc, v_desc, out, partials, lses, arrivals, schedule, batch.query_start, batch.context, batch.slots,
         batch.block_tables, rows, tokens, batch.block_tables.stride(0), q.stride(0), blocks * size,

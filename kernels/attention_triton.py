@@ -18,7 +18,7 @@ from torch import Tensor
 
 from penstock.kernels.attention_schedule import most_tiles, tiles_of
 from penstock.kernels.attention_tiling import Tiling
-from penstock.kernels.launch import supports_pdl
+from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 LOG2_E = math.log2(math.e)
@@ -57,7 +57,7 @@ def attend_tiles(
     scale, sinks = options.scale * LOG2_E, options.sinks
     if options.softcap:
         scale = 2 * scale / options.softcap  # of the exponent in tanh
-    pdl = supports_pdl(q.device)
+    pdl = chip_of(q.device).pdl
     attention_kernel[(kv_heads, tiles, tiling.programs) if tiling.by_row else (tiles, kv_heads, tiling.programs)](
         q, k_pages, v_pages, out, partials, lses, arrivals, batch.context if schedule is None else schedule,
         listed, batch.query_start, batch.context, batch.slots, batch.block_tables,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from penstock.kernels.chip import chip_of
 from penstock.kernels.records import COUNT_WORDS, HEAD_WORDS, PAIR, SEED_WORDS, SlotMemory
 
 
@@ -18,7 +19,7 @@ def change_slots(packed: Tensor, memory: SlotMemory) -> bool:
     packed: int32 [words]. No slot has two heads, no place of a table two pairs, and no slot with a head has pairs. One
     launch on a GPU, which waits for nothing; False where a prewarm only collected it.
     """
-    if memory.tokens.is_cuda:
+    if chip_of(memory.tokens.device).runs_triton:
         from penstock.kernels.changes_triton import launch_changes
 
         return launch_changes(packed, memory)

@@ -29,8 +29,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.chip import chip_of
 from penstock.kernels.exchange import TURNS, Inboxes, empty_word
-from penstock.kernels.launch import begin_pdl, num_sms, supports_pdl
+from penstock.kernels.launch import begin_pdl
 
 PER_THREAD = 16  # elements of a row: as in the norm's kernel, so that a row's sum of squares has the same bits
 REGISTERS = 1 << 16  # of a multiprocessor, of which Volta and every GPU since has so many
@@ -51,7 +52,7 @@ def exchange_rows(
     tile = triton.next_power_of_2(width)
     warps = min(16, max(4, tile // (32 * PER_THREAD)))
     registers = FEW_REGISTERS if (inboxes.ranks - 1) * partial.dtype.itemsize <= FEW else MANY_REGISTERS
-    pdl = supports_pdl(partial.device)
+    pdl = chip_of(partial.device).pdl
     exchange_kernel[(programs(tokens, places(warps, registers, partial.device)),)](
         partial, residual, weight, normed, total, inboxes.addresses, inboxes.turns, tokens,
         partial.stride(0), residual.stride(0), eps,
@@ -64,7 +65,7 @@ def exchange_rows(
 
 def places(warps: int, registers: int, device: torch.device) -> int:
     """Programs of so many warps, of so many registers a thread, that a GPU has at once when it has nothing else."""
-    return num_sms(device) * max(1, REGISTERS // (32 * warps * registers))
+    return chip_of(device).num_sms * max(1, REGISTERS // (32 * warps * registers))
 
 
 def programs(tokens: int, most: int) -> int:

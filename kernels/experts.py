@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from penstock.kernels.activation import silu_mul
+from penstock.kernels.chip import chip_of
 from penstock.kernels.records import Routes
 
 
@@ -20,7 +21,7 @@ def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, firs
     gate_up is `[held, 2 * width, hidden]`, gate first, and down `[held, hidden, width]`, of experts `first` and after.
     Sums are fp32, the result has x's type. On a GPU a token's is to the last bit the same whatever others there are.
     """
-    if x.is_cuda:
+    if chip_of(x.device).runs_triton:
         from penstock.kernels.experts_triton import multiply_experts
 
         return multiply_experts(x, routes, gate_up, down, first=first)
@@ -44,7 +45,7 @@ def route(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
 
     Shares are probabilities, or if `normalised` add up to one. A row with NaN has some experts and shares of NaN.
     """
-    if logits.is_cuda:
+    if chip_of(logits.device).runs_triton:
         from penstock.kernels.routing_triton import route_rows
 
         return route_rows(logits, chosen, normalised=normalised)

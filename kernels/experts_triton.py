@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from penstock.kernels.launch import begin_pdl, supports_pdl
+from penstock.kernels.chip import chip_of
+from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling, choose_expert_tiling
 from penstock.kernels.linear_triton import add_product, gate_values, load_tile, load_tma_tile, tma_compatible
 from penstock.kernels.records import Routes
@@ -42,7 +43,7 @@ def multiply_sorted(
     inner = multiply_tiles(x, gate_up, schedule, tiling.gate_up, chosen, gated=True)
     lines = multiply_tiles(inner, down, schedule, tiling.down, 1, gated=False)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
-    pdl = supports_pdl(x.device)
+    pdl = chip_of(x.device).pdl
     sum_kernel[(tokens, triton.cdiv(hidden, COLUMNS))](
         lines, routes.experts, routes.shares, out, hidden, first,
         HELD=held, CHOSEN=chosen, COLUMNS=COLUMNS, PDL=pdl, num_warps=4, launch_pdl=pdl,
@@ -62,7 +63,7 @@ def multiply_tiles(
     tma = tiling.tma and tma_compatible(lines)
     out = torch.empty(len(schedule.order), width, dtype=x.dtype, device=x.device)
     columns = triton.cdiv(width, tiling.outputs)
-    pdl = supports_pdl(x.device)
+    pdl = chip_of(x.device).pdl
     expert_kernel[(columns * len(schedule.tiles),)](
         x, TensorDescriptor(lines, list(lines.shape), [inputs, 1], [tiling.outputs, tiling.inputs])
         if tma else lines,

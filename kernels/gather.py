@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.kernels.chip import chip_of
 from penstock.kernels.records import OWN_DRAFT, AttentionBatch, Entries, InputRows, Inputs, SlotHistory, StatePlaces
 
 
@@ -18,7 +19,7 @@ def gather_inputs(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: 
     the last row's end has id 0, position 0 and place 0, which is scratch; a row without tokens has context 0. A
     position past the end of its slot's tables writes to scratch and is not counted as a key.
     """
-    if tokens.is_cuda:
+    if chip_of(tokens.device).runs_triton:
         from penstock.kernels.gather_triton import gather_tokens
 
         return gather_tokens(rows, tokens, known, block_tables, block_size)
@@ -52,7 +53,7 @@ def read_drafts(entries: Entries, history: SlotHistory) -> Entries:
     The draft behind an entry is the token at known + depth of its slot's row. One launch on a GPU, which waits for
     nothing.
     """
-    if entries.drafts.is_cuda:
+    if chip_of(entries.drafts.device).runs_triton:
         from penstock.kernels.gather_triton import drafts_of
 
         return replace(entries, drafts=drafts_of(entries, history))
@@ -99,7 +100,7 @@ def state_places(positions: Tensor, batch: AttentionBatch, known: Tensor, block_
     known - 1, as the state of an earlier one is the model's and stands there already. zeros: the line of zeros, which a
     token at or past the last row's end gets, too.
     """
-    if positions.is_cuda:
+    if chip_of(positions.device).runs_triton:
         from penstock.kernels.gather_triton import places_of
 
         return places_of(positions, batch, known, block_size, zeros)

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels.activation import silu_mul
+from penstock.kernels.chip import chip_of
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
     """`x @ weight.T + bias`: `[rows, inputs] -> [rows, outputs]`, summed in fp32, returned in x's type."""
-    if x.is_cuda:
+    if chip_of(x.device).runs_triton:
         from penstock.kernels.linear_triton import multiply
 
         return multiply(x, weight, bias, gated=False, invariant=invariant)
@@ -23,7 +24,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: 
 
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
     """silu(gate) * up of a fused weight `[2 * width, inputs]`, gate first: `[rows, inputs] -> [rows, width]`."""
-    if x.is_cuda:
+    if chip_of(x.device).runs_triton:
         from penstock.kernels.linear_triton import multiply
 
         return multiply(x, weight, bias, gated=True, invariant=invariant)

@@ -20,8 +20,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, mma_v2
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from penstock.kernels.chip import chip_of
 from penstock.kernels.gluon_names import async_load, barrier
-from penstock.kernels.launch import supports_pdl
 from penstock.kernels.linear_tilings import PIPELINED_INPUTS, PipelinedTiling
 
 TILE_K = 64  # inputs of a row of swizzled shared memory, 128 bytes
@@ -42,7 +42,7 @@ def multiply_pipelined(
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [outputs, TILE_K], layout),
     )
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    pdl = supports_pdl(x.device)
+    pdl = chip_of(x.device).pdl
     pipelined_kernel[(-(-width // outputs),)](
         *tiles, x if bias is None else bias, out, rows, width, -(-inputs // (K_TILES * TILE_K)),
         ROWS=tiling.rows, OUTPUTS=outputs, TILE_K=TILE_K, K_TILES=K_TILES, STAGES=tiling.stages, WARPS=tiling.warps,

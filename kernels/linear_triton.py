@@ -23,7 +23,7 @@ from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.launch import num_sms, supports_pdl
+from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, choose_tiling, low_tiling
 
 
@@ -52,7 +52,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, inv
 @lru_cache(maxsize=64)
 def pipelined_product(device: torch.device) -> Callable[..., Tensor] | None:
     """`kernels.linear_hopper.multiply_pipelined`, if the device and this Triton are such as it takes."""
-    if not supports_pdl(device):
+    if not chip_of(device).pdl or not chip_of(device).tma:
         return None
     try:
         from penstock.kernels.linear_hopper import multiply_pipelined
@@ -68,7 +68,7 @@ def multiply_vector(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Vect
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     out = torch.empty(1, width, dtype=x.dtype, device=x.device)
-    pdl = supports_pdl(x.device)
+    pdl = chip_of(x.device).pdl
     vector_kernel[(triton.cdiv(width, tiling.outputs),)](
         x, weight, x if bias is None else bias, out, width, inputs,
         OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, GATED=gated, BIAS=bias is not None, PDL=pdl,
@@ -84,7 +84,7 @@ def multiply_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tilin
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    pdl = tiling.pdl and supports_pdl(x.device)
+    pdl = tiling.pdl and chip_of(x.device).pdl
     tile_kernel[(triton.cdiv(rows, tiling.rows), triton.cdiv(width, tiling.outputs))](
         x, weight, x if bias is None else bias, out, rows, width, inputs, x.stride(0),
         ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAP_AB=tiling.swap_ab, GATED=gated,
@@ -100,8 +100,8 @@ def multiply_tma(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling,
     width = weight.shape[0] // (2 if gated else 1)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(rows, tiling.rows) * triton.cdiv(width, tiling.outputs)
-    pdl = tiling.pdl and supports_pdl(x.device)
-    tma_kernel[(min(tiles, tiling.ctas_per_sm * num_sms(x.device)),)](
+    pdl = tiling.pdl and chip_of(x.device).pdl
+    tma_kernel[(min(tiles, tiling.ctas_per_sm * chip_of(x.device).num_sms),)](
         TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tiling.rows, tiling.inputs]),
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tiling.outputs, tiling.inputs]),
         x if bias is None else bias, out, rows, width, inputs,

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.kernels.chip import chip_of
 from penstock.kernels.records import ADJUSTED, DRAWS, MOST, NO_MASK, PROCESSED, Processing, TokenLogprobs
 
 
@@ -23,7 +24,7 @@ def token_logprobs(
     [tokens], lines of `widths`, int32 [slots], at most MOST. Without `processing` all are scored by the raw logits. On
     a GPU nothing waits for the device.
     """
-    if logits.is_cuda:
+    if chip_of(logits.device).runs_triton:
         from penstock.kernels.logprobs_triton import score_tokens
 
         return score_tokens(logits, tokens, slots, widths, processing)

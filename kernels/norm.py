@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from penstock.kernels.chip import chip_of
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`x` over its root mean square along the last axis, times `weight`; computed in fp32, returned in x's type.
 
     x is `[..., width]`, weight `[width]`.
     """
-    if x.is_cuda and x.dim() == 2:
+    if chip_of(x.device).runs_triton and x.dim() == 2:
         from penstock.kernels.norm_triton import norm_rows
 
         return norm_rows(x, weight, eps)
@@ -20,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The norm of x + residual, and that sum, which is the next residual. All are `[tokens, width]`."""
-    if x.is_cuda:
+    if chip_of(x.device).runs_triton:
         from penstock.kernels.norm_triton import add_norm_rows
 
         return add_norm_rows(x, residual, weight, eps)

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import begin_pdl, supports_pdl
+from penstock.kernels.chip import chip_of
+from penstock.kernels.launch import begin_pdl
 
 
 def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -31,7 +32,7 @@ def launch(x: Tensor, residual: Tensor, weight: Tensor, normed: Tensor, total: T
     tokens, width = x.shape
     assert x.stride(1) == residual.stride(1) == 1
     tile = triton.next_power_of_2(width)
-    pdl = supports_pdl(x.device)
+    pdl = chip_of(x.device).pdl
     norm_kernel[(tokens,)](
         x, residual, weight, normed, total, x.stride(0), residual.stride(0), eps,
         WIDTH=width, TILE=tile, ADD=add, PDL=pdl, num_warps=min(16, max(4, tile // 512)), launch_pdl=pdl,

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.attention import write_kv
+from penstock.kernels.chip import chip_of
 from penstock.kernels.norm import rms_norm
 from penstock.kernels.records import HeadNorms, Rotation
 
 
 def gather_rotation(table: Tensor, positions: Tensor) -> Rotation:
     """Rows of the model's table `[length, dim]` (cosines of dim / 2 frequencies, then their sines) at `[tokens]`."""
-    if table.is_cuda:
+    if chip_of(table.device).runs_triton:
         from penstock.kernels.rope_triton import rotation_rows
 
         return rotation_rows(table, positions)
@@ -36,7 +37,7 @@ def rotate_and_store(
     q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product. Norms precede the rotation.
     On a GPU it is one kernel, which rounds once.
     """
-    if q.is_cuda:
+    if chip_of(q.device).runs_triton:
         from penstock.kernels.rope_triton import rotate_heads
 
         return rotate_heads(q, k, v, rotation, k_pages, v_pages, slot_mapping, norms)

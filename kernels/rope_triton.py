@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import begin_pdl, supports_pdl
+from penstock.kernels.chip import chip_of
+from penstock.kernels.launch import begin_pdl
 from penstock.kernels.records import Rotation
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def rotation_rows(table: Tensor, positions: Tensor) -> Rotation:
     assert table.is_contiguous()
     assert positions.is_contiguous()
     cos, sin = (torch.empty(tokens, 1, dim, dtype=table.dtype, device=table.device) for _ in range(2))
-    pdl = supports_pdl(table.device)
+    pdl = chip_of(table.device).pdl
     rotation_kernel[(tokens,)](
         table, positions, cos, sin,
         HALF=dim // 2, TILE=triton.next_power_of_2(dim // 2), PDL=pdl, num_warps=1, launch_pdl=pdl,
@@ -62,7 +63,7 @@ def rotate_heads(
     assert v_pages.is_contiguous()
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
     query, key, eps = norms or (q, q, 0.0)
-    pdl = supports_pdl(q.device)
+    pdl = chip_of(q.device).pdl
     programs = triton.cdiv(heads, HEADS_TILE) + 2 * triton.cdiv(kv_heads, HEADS_TILE)
     rotate_kernel[(tokens, programs)](
         q, k, v, out, k_pages, v_pages, slot_mapping, rotation.cos, rotation.sin, query, key, q.stride(0), eps,

@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.launch import begin_pdl, supports_pdl
+from penstock.kernels.chip import chip_of
+from penstock.kernels.launch import begin_pdl
 from penstock.kernels.records import Routes
 
 FEW = 512  # pairs counted at once
@@ -34,7 +35,7 @@ def route_rows(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
     assert logits.stride(1) == 1
     experts = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
     shares = torch.empty(rows, chosen, dtype=torch.float32, device=logits.device)
-    pdl = supports_pdl(logits.device)
+    pdl = chip_of(logits.device).pdl
     route_kernel[(rows,)](
         logits, experts, shares, logits.stride(0),
         COUNT=count, WIDE=triton.next_power_of_2(count), CHOSEN=chosen, SLOTS=triton.next_power_of_2(chosen),
@@ -55,7 +56,7 @@ def sort_pairs(experts: Tensor, first: int, held: int, rows: int) -> Schedule:
     order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
     tiles = torch.empty(most_tiles(pairs, held, rows), 3, dtype=torch.int32, device=experts.device)
     count = torch.empty(1, dtype=torch.int32, device=experts.device)
-    pdl = supports_pdl(experts.device)
+    pdl = chip_of(experts.device).pdl
     few = pairs <= FEW
     sort_kernel[(held,)](
         experts, order, tiles, count, pairs, first, rows,

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels import adjustment
+from penstock.kernels.chip import chip_of
 from penstock.kernels.random import GUMBEL_MAX, GUMBEL_MIN, acceptance_words, gumbel_at, gumbel_rows
 from penstock.kernels.records import (
     ADJUSTED,
@@ -69,7 +70,7 @@ def sample_entries(logits: Tensor, entries: Entries, sampling: SlotSampling, his
     logits: [entries, vocabulary] in the model's type, which stay as they are. On a GPU nothing waits for the device or
     depends in size on data, so that a graph may hold it.
     """
-    if logits.is_cuda:
+    if chip_of(logits.device).runs_triton:
         from penstock.kernels.sampling_triton import choose_tokens
 
         return choose_tokens(logits, entries, sampling, history)
@@ -176,7 +177,7 @@ def accept(
     added to its penalty counts where its request has penalties, and counted as known. The scratch slot stays as it is.
     One launch on a GPU, which waits for nothing. `rate`, 0 to 1, is for benchmarks: see above.
     """
-    if tokens.is_cuda:
+    if chip_of(tokens.device).runs_triton:
         from penstock.kernels.sampling_triton import accept_rows
 
         accept_rows(tokens, entries, sampling, history, rate)

@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.decoder import Decoder, Pages
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.chip import chip_of
 from penstock.kernels.gather import gather_inputs
 from penstock.kernels.records import AttentionBatch, InputRows, SlotHistory
 
@@ -44,7 +45,7 @@ class Forward:
         self._cache = cache
         self._block_size = cache[0][0].shape[1]
         self._arrivals: Tensor | None = None
-        if block_tables.is_cuda:
+        if chip_of(block_tables.device).runs_triton:
             from penstock.kernels.attention_device import arrival_counters
 
             self._arrivals = arrival_counters(block_tables.device)

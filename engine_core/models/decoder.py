@@ -26,6 +26,7 @@ from penstock.engine_core.models.layers import (
 from penstock.engine_core.models.rope import rope_table
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.attention import paged_attention, prepare_attention
+from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
 from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
 from penstock.kernels.rope import gather_rotation, rotate_and_store
@@ -136,7 +137,7 @@ class Decoder:
         logits = linear(hidden, table.weight, invariant=self.placement.invariant)
         if self.placement.group.ranks is not None:
             logits = self.placement.group.all_gather(logits, self.spec.vocab_size)
-        return logits if logits.is_cuda else logits.float()
+        return logits if chip_of(logits.device).runs_triton else logits.float()
 
     def shallow(self) -> Decoder:
         """The same model with one layer of each kind, for work that depends on kinds alone. The first layer is its own

@@ -41,6 +41,7 @@ from penstock.engine_core.models.layers import (
 )
 from penstock.engine_core.models.rope import rope_table
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
 from penstock.kernels.norm import add_rms_norm
 from penstock.kernels.records import AttentionBatch, Rotation
@@ -143,7 +144,7 @@ class ThirdHead:
         if self.output is None:
             return self.target.logits(normed)
         logits = linear(normed, self.output.weight, invariant=self.output.invariant)
-        logits = logits if logits.is_cuda else logits.float()
+        logits = logits if chip_of(logits.device).runs_triton else logits.float()
         tokens = self.tokens
         if tokens is None:
             return logits

@@ -32,6 +32,7 @@ from penstock.engine_core.models.memory_estimate import (
 )
 from penstock.engine_core.models.sharding import check_ranks, rank_spec, stage_layers
 from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.kernels.chip import chip_of
 from penstock.protocol import groups
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
 from penstock.protocol.errors import ConfigError
@@ -133,7 +134,7 @@ def start(
         step_tokens=options.step_tokens,
         mask_slots=runner.mask_slots,
         draft_tokens=0 if draft is None else draft.tokens,
-        device=device_name(device),
+        device=chip_of(device).name,
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=model.weight_bytes + (0 if draft is None else draft.weight_bytes),
         cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
@@ -285,10 +286,6 @@ def choose_graphs(
     drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
     seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)
     return graph_sizes(spec.layers, weights, seqs, tokens, length, drafts)
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def count_blocks(

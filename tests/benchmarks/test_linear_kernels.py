@@ -8,6 +8,7 @@ import torch
 from benchmarks.linear_kernels import call, describe, figure, notable, text, without_overlap
 from benchmarks.linear_shapes import MODELS, Product, candidates, products, work
 from penstock.kernels import linear_triton, norm_triton
+from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_tilings import Tiling, VectorTiling
 
 
@@ -75,8 +76,8 @@ def test_every_way_gives_the_product(gated: bool) -> None:
 
 
 def test_launches_without_overlap() -> None:
-    before = linear_triton.supports_pdl
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with without_overlap():
-        assert not norm_triton.supports_pdl(torch.device("cuda"))
-        assert not linear_triton.supports_pdl(torch.device("cuda"))
-    assert linear_triton.supports_pdl is before
+        assert not norm_triton.chip_of(device).pdl
+        assert not linear_triton.chip_of(device).pdl
+    assert linear_triton.chip_of is chip_of

@@ -16,10 +16,10 @@ from penstock.kernels.attention_device import (
     attend_pages,
     chunk_attention,
     launches,
-    num_sms,
     shape_of,
 )
 from penstock.kernels.attention_tiling import WAVES
+from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch
 from tests.cuda import no_synchronization
 from tests.kernels.scene import MIXED, Rows, Scene
@@ -141,7 +141,7 @@ def test_a_mixture_takes_two_launches_of_rows_that_complete_each_other() -> None
 def test_counters_are_enough_wherever_keys_are_cut(device: str) -> None:
     counters = arrival_counters(torch.device(device))
     assert counters.dtype == torch.int32
-    assert len(counters) >= WAVES * num_sms(torch.device(device))
+    assert len(counters) >= WAVES * chip_of(torch.device(device)).num_sms
     assert not counters.any()
 
 

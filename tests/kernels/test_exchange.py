@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import exchange_triton
+from penstock.kernels.chip import CHIPS
 from penstock.kernels.exchange import TURNS, Inboxes, add_parts, empty_word, inbox_bytes
 from penstock.kernels.exchange_triton import exchange_rows, places, programs
 
@@ -201,7 +202,7 @@ def test_no_more_programs_than_places(most: int) -> None:
 def test_places_have_the_registers_they_need(
     warps: int, registers: int, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange_triton, "num_sms", lambda device: 132)
+    monkeypatch.setattr(exchange_triton, "chip_of", lambda device: CHIPS["sm_90"])
     assert places(warps, registers, torch.device("cpu")) == 132 * each
     assert registers > 128 or each * warps * 32 * registers <= 65536
     assert each * warps * 32 <= 2048, "threads that a multiprocessor has"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.kernels.chip import chip_of
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan
 from tests.matrix.engine import Answers, Cell, Engine, Prompt
@@ -98,7 +100,7 @@ def test_unsplit_attention_gives_the_same_tokens(
 ) -> None:
     """As on a device of one processor, which has nothing to share keys among."""
     expected = base(dtype)
-    monkeypatch.setattr("penstock.kernels.attention_device.num_sms", lambda device: 1)
+    monkeypatch.setattr("penstock.kernels.attention_device.chip_of", lambda device: replace(chip_of(device), num_sms=1))
     cell = Cell(graphs=graphs, max_model_len=1024)
     assert Engine(cell, demo_folder(), dtype=dtype, device="cuda").answer(prompts()) == expected
 
