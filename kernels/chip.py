@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ def chip_of(device: torch.device) -> Chip:
     if device.type != "cuda" or torch.version.hip:
         vendor = "hip" if device.type == "cuda" else device.type
         return Chip(device.type, vendor, 0, 1, 0, pdl=False, tma=False, wgmma=False)
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks some fields
     chip = nvidia(
         found.name, 10 * found.major + found.minor, found.multi_processor_count, found.shared_memory_per_block_optin
     )
@@ -71,7 +72,8 @@ def simulated(chip: Chip, text: str) -> Chip:
             limits = [f"{field}=1 to {getattr(chip, field)}" for field in COUNTS]
             limits += [f"{field}=0" + (" or 1" if getattr(chip, field) else "") for field in FEATURES]
             raise ConfigError(SIMULATED, part, f"{chip.name} takes name=, {', '.join(limits)}")
-        chip = replace(chip, **{name: int(value) if name in COUNTS else value == "1"})
+        given: Any = int(value) if name in COUNTS else value == "1"
+        chip = replace(chip, **{name: given})
     return chip
 
 

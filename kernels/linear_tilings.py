@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.kernels.chip import CHIPS
+
 WIDE = 16384  # outputs of a product whose tiles fill the device however large they are
 SMALL = 4096 * 1024  # elements of a weight whose product is short: launches weigh more than tiles
-NUM_SMS = 132  # of an H200
-MEMORY = 227 << 10  # bytes of shared memory of an SM
+NUM_SMS = CHIPS["sm_90"].num_sms
+MEMORY = CHIPS["sm_90"].shared_memory
 WELL_FILLED = 0.8  # share of the SMs that have one of a product's tiles
 PIPELINED_ROWS = 8  # rows up to which weights are prefetched: with more, too much of what is loaded is rows
 PIPELINED_INPUTS = 256  # of an iteration
