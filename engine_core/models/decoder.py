@@ -134,7 +134,7 @@ class Decoder:
         """`[rows, hidden] -> [rows, vocab]`, gathered from all ranks: in the model's dtype on a GPU, else in fp32."""
         table = self.embedding if self.head is None else self.head
         assert table is not None, "the last stage"
-        logits = linear(hidden, table.weight, invariant=self.placement.invariant)
+        logits = linear(hidden, table.operand, invariant=self.placement.invariant)
         if self.placement.group.ranks is not None:
             logits = self.placement.group.all_gather(logits, self.spec.vocab_size)
         return logits if chip_of(logits.device).runs_triton else logits.float()
@@ -165,7 +165,8 @@ class Decoder:
 
     @property
     def weight_bytes(self) -> int:
-        return held_bytes(self.destinations().values())
+        copied = 0 if self.embedding is None else self.embedding.copied_bytes
+        return held_bytes(self.destinations().values()) + copied
 
     @property
     def dtype(self) -> torch.dtype:

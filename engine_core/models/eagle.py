@@ -42,7 +42,6 @@ from penstock.engine_core.models.layers import (
 from penstock.engine_core.models.rope import rope_table
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.chip import chip_of
-from penstock.kernels.linear import linear
 from penstock.kernels.norm import add_rms_norm
 from penstock.kernels.records import AttentionBatch, Rotation
 from penstock.kernels.rope import gather_rotation
@@ -143,7 +142,7 @@ class ThirdHead:
         normed = self.norm.forward(states)
         if self.output is None:
             return self.target.logits(normed)
-        logits = linear(normed, self.output.weight, invariant=self.output.invariant)
+        logits = self.output.forward(normed)
         logits = logits if chip_of(logits.device).runs_triton else logits.float()
         tokens = self.tokens
         if tokens is None:

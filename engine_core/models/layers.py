@@ -6,7 +6,7 @@ in a checkpoint, relative to the layer, to views of its own memory, so that load
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.models.sharding import vocabulary_share
 from penstock.engine_core.models.spec import ExpertSpec, ModelSpec
 from penstock.kernels.experts import expert_mlp, route
-from penstock.kernels.linear import gated_linear, linear
+from penstock.kernels.linear import gated_linear, linear, packed
 from penstock.kernels.norm import add_rms_norm, rms_norm
 
 
@@ -61,13 +61,12 @@ class Placement:
         return torch.empty(width, dtype=self.dtype, device=self.device)
 
     def matrix(self, outputs: int, inputs: int) -> Tensor:
-        """A weight `[outputs, inputs]`; on a CPU its transpose is contiguous: few rows multiply twice as fast."""
-        if self.device.type == "cpu":
-            return torch.empty(inputs, outputs, dtype=self.dtype, device=self.device).t()
+        """A weight `[outputs, inputs]`."""
         return torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
 
     def matrices(self, count: int, outputs: int, inputs: int) -> Tensor:
-        """Several such weights, `[count, outputs, inputs]`."""
+        """Several such weights, `[count, outputs, inputs]`; on a CPU their transposes are contiguous: few rows multiply
+        twice as fast."""
         if self.device.type == "cpu":
             return torch.empty(count, inputs, outputs, dtype=self.dtype, device=self.device).transpose(1, 2)
         return torch.empty(count, outputs, inputs, dtype=self.dtype, device=self.device)
@@ -83,6 +82,7 @@ class Destination:
     start: int = 0
     fan_in: int = 0  # inputs summed into each output of a matrix; 0: a norm's weight or a bias
     pieces: int = 1  # of the axis, equal ones: it is this slice of each, where the checkpoint's weight is a fused one
+    owner: Linear | Embedding | None = None  # packs its weight once that is filled
 
 
 Destinations = Iterator[tuple[str, Destination]]
@@ -91,6 +91,13 @@ Destinations = Iterator[tuple[str, Destination]]
 def held_bytes(destinations: Iterable[Destination]) -> int:
     """Memory of what this rank holds."""
     return sum(found.tensor.nbytes for found in destinations if found.tensor is not None)
+
+
+def pack(destinations: Mapping[str, Destination]) -> None:
+    """Have filled weights laid out as products on a CPU want them. They can be read no more."""
+    for owner in dict.fromkeys(found.owner for found in destinations.values()):
+        if owner is not None:
+            owner.pack()
 
 
 def prefixed(prefix: str, destinations: Destinations) -> Destinations:
@@ -144,6 +151,7 @@ class Linear:
         self.rank = placement.rank
         outputs = sum(part.share for part in parts)
         self.weight = placement.matrix(outputs, placement.share(inputs) if split_inputs else inputs)
+        self.operand = self.weight  # of products: the weight, or what `pack` made of it
         self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
         self.has_bias = bias
         self.invariant = placement.invariant
@@ -152,11 +160,18 @@ class Linear:
 
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, inputs] -> [tokens, outputs]`."""
-        return linear(x, self.weight, self.bias, invariant=self.invariant)
+        return linear(x, self.operand, self.bias, invariant=self.invariant)
 
     def forward_gated(self, x: Tensor) -> Tensor:
         """silu(gate) * up of the two parts' outputs, gate first: `[tokens, inputs] -> [tokens, outputs / 2]`."""
-        return gated_linear(x, self.weight, self.bias, invariant=self.invariant)
+        return gated_linear(x, self.operand, self.bias, invariant=self.invariant)
+
+    def pack(self) -> None:
+        """Lay the loaded weight out as products on a CPU want it. Its own memory is given back."""
+        if self.operand is self.weight:
+            self.operand = packed(self.weight)
+            if self.operand is not self.weight:
+                self.weight = self.weight.to("meta")
 
     def destinations(self) -> Destinations:
         """Rows of the fused weight by the parts' names."""
@@ -166,7 +181,7 @@ class Linear:
             row += part.share
             start = self.rank * self.weight.shape[1] if self.axis else part.start
             shape, weight = (part.outputs, self.inputs), self.weight[rows] if part.held else None
-            yield f"{part.name}.weight", Destination(weight, shape, self.axis, start, fan_in=self.inputs)
+            yield f"{part.name}.weight", Destination(weight, shape, self.axis, start, fan_in=self.inputs, owner=self)
             if self.has_bias:
                 bias = None if self.bias is None else self.bias[rows]
                 yield f"{part.name}.bias", Destination(bias, (part.outputs,), 0, part.start)
@@ -328,6 +343,8 @@ class Embedding:
         self.group = placement.group
         self.weight = torch.empty(self.part.share, spec.hidden, dtype=placement.dtype, device=placement.device)
         self.weight[self.part.held :].zero_()
+        self.operand = self.weight  # of the products that give logits
+        self.read_off = self.group.ends and (spec.tied or spec.headless)
 
     def forward(self, ids: Tensor) -> Tensor:
         """`[tokens] -> [tokens, hidden]`."""
@@ -338,7 +355,17 @@ class Embedding:
         found = embedding(local.masked_fill(others, 0), self.weight)
         return self.group.all_reduce(found.masked_fill(others[:, None], 0.0))
 
+    def pack(self) -> None:
+        """Add a copy for logits, laid out as products on a CPU want it."""
+        if self.operand is self.weight:
+            self.operand = packed(self.weight)
+
+    @property
+    def copied_bytes(self) -> int:
+        return 0 if self.operand is self.weight else self.weight.nbytes
+
     def destinations(self) -> Destinations:
         held, hidden = self.part.held, self.weight.shape[1]
         weight = self.weight[:held] if held else None
-        yield "weight", Destination(weight, (self.part.outputs, hidden), 0, self.part.start, fan_in=hidden)
+        owner = self if self.read_off else None
+        yield "weight", Destination(weight, (self.part.outputs, hidden), 0, self.part.start, hidden, owner=owner)

@@ -24,6 +24,7 @@ from penstock.engine_core.loading.checksums import check_hash, published_hashes
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.weight_files import find_files, stored_names
 from penstock.engine_core.tokenizer.codec import read_codec
@@ -76,9 +77,11 @@ def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: i
     with torch.inference_mode():
         if spec.head is not None:
             head = load_head(path, model, length, load_format, seed, spec.head)
+            pack(head.destinations())
             return replace(found, model=head, weight_bytes=head.weight_bytes)
         draft = registry.build(spec.layers, placement.dtype, placement.device, length, invariant=placement.invariant)
         loading.load(draft, path, load_format, seed)
+        pack(draft.destinations())
     return replace(found, model=draft, weight_bytes=draft.weight_bytes)
 
 

@@ -21,6 +21,7 @@ from penstock.engine_core.execution.warmup import compile_steps, step_peak, used
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.memory_estimate import (
     CacheShape,
     block_bytes,
@@ -106,6 +107,7 @@ def start(
             spec = model.spec  # of this stage's layers
             with torch.inference_mode():
                 loading.load(model, path, config.model.load_format, config.model.seed)
+                pack(model.destinations())
             draft = load_draft(config, drafting, model, length)
             options = RunnerOptions(
                 device=device,

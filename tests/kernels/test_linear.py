@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from penstock.kernels.linear import gated_linear, linear
+from penstock.kernels import linear as linear_module
+from penstock.kernels.linear import gated_linear, has_bfloat16, linear, packed
 from penstock.kernels.linear_tilings import (
     MEMORY,
     NUM_SMS,
@@ -37,6 +38,32 @@ def test_reference(biased: bool) -> None:
     gate, up = product.chunk(2, dim=1)
     expected = gate / (1 + (-gate).exp()) * up
     torch.testing.assert_close(gated_linear(x, weight, bias).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_weights(dtype: torch.dtype, biased: bool) -> None:
+    weight = torch.randn(24, 40, dtype=dtype)
+    bias = torch.randn(24, dtype=dtype) if biased else None
+    operand = packed(weight)
+    assert operand.is_mkldnn == (dtype is torch.float32 or has_bfloat16())
+    for rows in (0, 1, 5, 64):
+        wide = torch.randn(rows, 80, dtype=dtype)
+        for x in (wide[:, :40].contiguous(), wide[:, :40], wide[:, ::2]):
+            found = linear(x, operand, bias)
+            assert found.shape == (rows, 24)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found, linear(x, weight, bias))
+            torch.testing.assert_close(gated_linear(x, operand, bias), gated_linear(x, weight, bias))
+
+
+def test_types_that_onednn_lacks_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(8, 8)
+    assert packed(weight.double()).is_mkldnn is False
+    monkeypatch.setattr(linear_module, "has_bfloat16", lambda: False)
+    assert packed(weight.bfloat16()).is_mkldnn is False
+    monkeypatch.setattr(torch._C, "_has_mkldnn", False)
+    assert packed(weight) is weight
 
 
 def test_invariant_products_are_tiles() -> None:

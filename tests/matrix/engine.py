@@ -19,6 +19,7 @@ from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import read_draft
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
@@ -60,6 +61,7 @@ def network(
     drafting = None if draft is None else read_draft("draft_model", draft, spec, None)
     model = build(spec, dtype, torch.device(device), 1024, group=group, draft=drafting)
     load(model, folder, "auto", 0)
+    pack(model.destinations())
     return model, model.spec
 
 

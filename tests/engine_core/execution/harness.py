@@ -13,6 +13,7 @@ from penstock.engine_core import loading
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan, StepResult
@@ -31,6 +32,7 @@ def tiny_model() -> Decoder:
     model = registry.build(tiny_spec(), torch.float32, torch.device("cpu"), LENGTH)
     with torch.inference_mode():
         loading.load(model, Path(), "dummy", seed=3)
+        pack(model.destinations())
     return model
 
 

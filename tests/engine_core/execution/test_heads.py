@@ -138,7 +138,7 @@ def guesses(model: Decoder, head: EagleHead, weights: heads.Weights, ids: list[i
         else:
             states = heads.first_states(weights, embedded, before)
             assert model.head is not None
-            drafted.append(int(linear(states[-1], model.head.weight.double()).argmax()))
+            drafted.append(int(linear(states[-1], model.head.operand.to_dense().double()).argmax()))
         before = torch.cat((before, states[-1:]))
     return drafted
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.kernels.records import AttentionBatch
@@ -72,6 +73,8 @@ class PagedRun:
     """Sequences that share pages; every page is full of NaN until it is written, and tables are shuffled."""
 
     def __init__(self, model: Decoder, prompts: list[list[int]], block_size: int = 8, room: int = 256) -> None:
+        if isinstance(model, Decoder):
+            pack(model.destinations())
         self.model = model
         self.block_size = block_size
         wide = -(-room // block_size)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
-from penstock.engine_core.distributed.group import Group
-from penstock.engine_core.models.layers import Embedding, FusedQKV, GatedMlp, Linear, Norm, Placement, spread, whole
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.models.layers import (
+    Embedding,
+    FusedQKV,
+    GatedMlp,
+    Linear,
+    Norm,
+    Placement,
+    held_bytes,
+    pack,
+    spread,
+    whole,
+)
 from tests.engine_core.models.specs import small_spec
 
 SPEC = small_spec(hidden=12, head_dim=6, intermediate=20, qkv_bias=True, output_bias=True, mlp_bias=True)
 Layer = FusedQKV | GatedMlp | Linear | Norm | Embedding
 
 
-def placement(rank: int = 0, size: int = 1, device: str = "cpu") -> Placement:
-    return Placement(torch.float32, torch.device(device), Group(rank, size))
+def placement(rank: int = 0, size: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Placement:
+    return Placement(dtype, torch.device(device), Group(rank, size))
 
 
 def checkpoint(layer: Layer) -> dict[str, Tensor]:
@@ -81,13 +93,14 @@ def test_ranks_hold_heads_that_add_up(size: int) -> None:
 
 
 def test_partial_sums_of_the_ranks_are_the_whole() -> None:
-    single = GatedMlp(SPEC, placement())
+    double = torch.float64  # terms that cancel would differ by more than sums in another order should
+    single = GatedMlp(SPEC, placement(dtype=double))
     tensors = checkpoint(single)
     fill(single, tensors)
-    ranks = [GatedMlp(SPEC, placement(rank, 4)) for rank in range(4)]
+    ranks = [GatedMlp(SPEC, placement(rank, 4, dtype=double)) for rank in range(4)]
     for layer in ranks:
         fill(layer, tensors)
-    x = torch.randn(3, 12)
+    x = torch.randn(3, 12, dtype=double)
     torch.testing.assert_close(sum(layer.forward(x) for layer in ranks), single.forward(x))
     assert [layer.down.bias is None for layer in ranks] == [False, True, True, True]
 
@@ -104,13 +117,38 @@ def test_every_element_has_one_source() -> None:
             assert torch.equal(linear.weight, torch.ones_like(linear.weight))
 
 
-def test_weights_lie_as_the_device_likes_them() -> None:
-    on_cpu = Linear((whole("o_proj", 8),), 4, placement(), bias=False)
-    on_gpu = Linear((whole("o_proj", 8),), 4, placement(device="meta"), bias=False)
-    assert on_cpu.weight.shape == on_gpu.weight.shape == (8, 4)
-    assert on_cpu.weight.stride() == (1, 8)
-    assert on_gpu.weight.stride() == (4, 1)
-    assert Embedding(SPEC, placement()).weight.is_contiguous()
+def test_packed_weights_give_the_same_products_and_take_no_memory_twice() -> None:
+    layer = Linear((whole("o_proj", 8),), 4, placement(), bias=True)
+    fill(layer, checkpoint(layer))
+    x = torch.randn(3, 4)
+    before, held = layer.forward(x), held_bytes(found for _, found in layer.destinations())
+    for _ in range(2):  # what is packed stays as it is
+        pack(dict(layer.destinations()))
+        assert layer.operand.is_mkldnn
+        assert layer.weight.is_meta
+        torch.testing.assert_close(layer.forward(x), before)
+        assert held_bytes(found for _, found in layer.destinations()) == held
+
+
+@pytest.mark.parametrize(("tied", "group", "packs"), [
+    (True, ALONE, True), (False, ALONE, False), (True, Group(0, 1, 0, 2), False), (True, Group(0, 1, 1, 2), True),
+])  # fmt: skip
+def test_an_embedding_has_a_copy_for_products_where_logits_are_read_off_it(
+    tied: bool, group: Group, packs: bool
+) -> None:
+    spec = msgspec.structs.replace(SPEC, tied=tied)
+    layer = Embedding(spec, Placement(torch.float32, torch.device("cpu"), group))
+    layer.weight.normal_()
+    pack(dict(layer.destinations()))
+    assert layer.operand.is_mkldnn == packs
+    assert layer.copied_bytes == (layer.weight.nbytes if packs else 0)
+    assert torch.equal(layer.forward(torch.tensor([3])), layer.weight[3:4])
+
+
+def test_weights_of_a_gpu_are_not_packed() -> None:
+    layer = Linear((whole("o_proj", 8),), 4, placement(device="meta"), bias=False)
+    pack(dict(layer.destinations()))
+    assert layer.operand is layer.weight
 
 
 @pytest.mark.skipif(not __debug__, reason="an assertion")
