@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from penstock.kernels import gluon
 from penstock.kernels.attention_tiling import (
     LOW,
     PACKED,
@@ -76,11 +77,11 @@ def chunk_attention(q: Tensor, k_pages: Tensor, options: AttentionOptions) -> Ch
     """The kernel of Hopper's own instructions, if the device, the types and the sizes are such as it takes."""
     if not chip_of(q.device).runs_triton:
         return None
-    try:
-        from penstock.kernels.attention_hopper import attend_chunks, serves
-    except ImportError:  # a Triton without Gluon
-        return None
-    return attend_chunks if serves(q, k_pages, options) else None
+    hopper = gluon.load("attention_hopper")
+    attend: ChunkAttention | None = None
+    if hopper is not None and hopper.serves(q, k_pages, options):
+        attend = hopper.attend_chunks
+    return attend
 
 
 def prepare_pages(q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: AttentionOptions) -> None:
@@ -97,11 +98,11 @@ def shared_attention(
     """The kernel for rows that share a prefix, if the batch, the device and the sizes are such as it takes."""
     if not chip_of(q.device).runs_triton:
         return None
-    try:
-        from penstock.kernels.attention_stream import attend_stream, serves
-    except ImportError:  # a Triton without Gluon
-        return None
-    return attend_stream if serves(q, k_pages, batch, options) else None
+    stream = gluon.load("attention_stream")
+    attend: SharedAttention | None = None
+    if stream is not None and stream.serves(q, k_pages, batch, options):
+        attend = stream.attend_stream
+    return attend
 
 
 def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> Shape:

@@ -13,7 +13,6 @@ kernel of its own, so that it is the same to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 import triton
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from penstock.kernels import gluon
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, choose_tiling, low_tiling
@@ -49,16 +49,12 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, inv
     return silu_mul(found) if gated and not fused else found
 
 
-@lru_cache(maxsize=64)
 def pipelined_product(device: torch.device) -> Callable[..., Tensor] | None:
     """`kernels.linear_hopper.multiply_pipelined`, if the device and this Triton are such as it takes."""
     if not chip_of(device).pdl or not chip_of(device).tma:
         return None
-    try:
-        from penstock.kernels.linear_hopper import multiply_pipelined
-    except ImportError:  # a Triton without Gluon
-        return None
-    return multiply_pipelined
+    hopper = gluon.load("linear_hopper")
+    return None if hopper is None else hopper.multiply_pipelined
 
 
 def multiply_vector(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: VectorTiling, *, gated: bool) -> Tensor:

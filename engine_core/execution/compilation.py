@@ -8,15 +8,20 @@ compiled after all, in threads.
 
 from __future__ import annotations
 
-import importlib
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from penstock.kernels import gluon
+from penstock.kernels.triton_names import KernelLaunch, cache_hook, compile_offline, current_target, read_launch
+
+log = logging.getLogger(__name__)
 
 MAX_THREADS = 16
 # Other kernels use what these write as an index, so they run in a prewarm too.
@@ -29,65 +34,69 @@ INDEXERS = frozenset((
 class UncompiledKernel:
     """A specialization of a kernel that was launched and is not compiled."""
 
-    preload: Callable[[str], Any]  # of the kernel
-    specialization: str  # as `preload` takes it
+    launch: KernelLaunch
     worker: Future[None] | None  # of a process that compiles it
-
-
-class OfflineDriver:
-    """Triton's driver in a process that must not touch the GPU it compiles for."""
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return self._target
 
 
 @contextmanager
 def prewarm(compilers: Executor | None = None) -> Iterator[list[UncompiledKernel]]:
     """Within it, launches of uncompiled kernels do nothing but add to the list, each specialization once.
 
-    Their outputs keep what they held. `compilers` are worker processes that start on each kernel at once.
+    Their outputs keep what they held. `compilers` are worker processes that start on each kernel at once. With a Triton
+    whose hook is not understood launches compile and run, and the list stays empty.
     """
-    import triton
-
     uncompiled: list[UncompiledKernel] = []
     seen: set[tuple[str, str, str]] = set()
+    understood = True
 
     def collect(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
-        specialization: str = compile["specialization_data"]
-        if fn.module in INDEXERS:
+        nonlocal understood
+        launch = read_launch(fn, compile)
+        if launch is None:
+            understood = False
             return False
-        if (fn.module, fn.name, specialization) not in seen:
-            seen.add((fn.module, fn.name, specialization))
+        if launch.module in INDEXERS:
+            return False
+        if launch[:3] not in seen:
+            seen.add(launch[:3])
             worker = None
             if compilers is not None:
-                target = triton.runtime.driver.active.get_current_target()
-                worker = compilers.submit(compile_kernel, fn.module, fn.name, specialization, target)
-            uncompiled.append(UncompiledKernel(fn.jit_function.preload, specialization, worker))
+                worker = compilers.submit(compile_offline, *launch[:3], current_target())
+            uncompiled.append(UncompiledKernel(launch, worker))
         return True
 
-    before = triton.knobs.runtime.jit_cache_hook
-    triton.knobs.runtime.jit_cache_hook = collect
-    try:
+    with cache_hook(collect) as hooked:
         yield uncompiled
-    finally:
-        triton.knobs.runtime.jit_cache_hook = before
+    if not (hooked and understood):
+        log.warning("prewarm_unavailable", extra={"fields": {"instead": "each kernel is compiled as it is first used"}})
 
 
-def compile_kernels(uncompiled: Sequence[UncompiledKernel], device: torch.device) -> None:
-    """Compile and load the kernels for a GPU, as many at a time as there are cores."""
+def compile_kernels(uncompiled: Sequence[UncompiledKernel], device: torch.device) -> bool:
+    """Compile and load the kernels for a GPU, as many at a time as there are cores.
+
+    Whether all are there: a module of `kernels.gluon` whose kernel does not compile is given up, and what takes over
+    has yet to be compiled. Raises the compiler's error for any other kernel.
+    """
     if not uncompiled:
-        return
+        return True
     threads = min(MAX_THREADS, len(os.sched_getaffinity(0)), len(uncompiled))
     index = torch.cuda.current_device() if device.index is None else device.index
+    failed: dict[str, tuple[str, Exception]] = {}
     with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (index,)) as pool:
-        for done in [pool.submit(load_kernel, kernel) for kernel in uncompiled]:
-            done.result()
+        for kernel, done in [(kernel, pool.submit(load_kernel, kernel)) for kernel in uncompiled]:
+            try:
+                done.result()
+            except Exception as error:  # guard: design 7, a compiler fails in any way, and a general kernel serves
+                if kernel.launch.module not in gluon.MODULES:
+                    raise
+                failed.setdefault(kernel.launch.module, (kernel.launch.name, error))
+    causes = [kernel.worker.exception() for kernel in uncompiled if kernel.worker is not None]
+    if not failed and (cause := next(filter(None, causes), None)) is not None:
+        fields = {"cause": f"{type(cause).__name__}: {cause}".partition("\n")[0], "instead": "threads"}
+        log.warning("compile_workers_failed", extra={"fields": fields})
+    for module, (name, reason) in failed.items():
+        gluon.give_up(module, name, reason)
+    return not failed
 
 
 def load_kernel(uncompiled: UncompiledKernel) -> None:
@@ -95,15 +104,5 @@ def load_kernel(uncompiled: UncompiledKernel) -> None:
     cache; where it failed, the error is raised here."""
     if uncompiled.worker is not None:
         uncompiled.worker.exception()
-    kernel = uncompiled.preload(uncompiled.specialization)
+    kernel = uncompiled.launch.preload(uncompiled.launch.specialization)
     _ = kernel.run  # its first use builds the launcher
-
-
-def compile_kernel(module: str, name: str, specialization: str, target: Any) -> None:
-    """In a worker process without a GPU: leave the kernel and its launcher in Triton's cache on disk."""
-    from triton.backends.nvidia.driver import CudaLauncher
-    from triton.runtime.driver import driver
-
-    driver.set_active(OfflineDriver(target))
-    kernel = getattr(importlib.import_module(module), name).preload(specialization)
-    CudaLauncher(kernel.src, kernel.metadata)

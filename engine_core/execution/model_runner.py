@@ -187,12 +187,14 @@ class Runner:
         there are any; then run the graphs' work once, since libraries load kernels too. Plans touch scratch alone."""
         if self.options.device.type == "cpu":
             return
-        with prewarm(compilers) as uncompiled:
-            for plan in plans:
-                self.launch(plan)
-            for graphs in self._all_graphs():
-                graphs.dummy_run(graphs.captures.prewarmed)
-        compile_kernels(uncompiled, self.options.device)
+        while True:  # a kernel that gives way brings others
+            with prewarm(compilers) as uncompiled:
+                for plan in plans:
+                    self.launch(plan)
+                for graphs in self._all_graphs():
+                    graphs.dummy_run(graphs.captures.prewarmed)
+            if compile_kernels(uncompiled, self.options.device):
+                break
         for graphs in self._all_graphs():
             graphs.dummy_run(graphs.captures.waiting)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib.util
 import re
 from pathlib import Path
 from typing import NamedTuple
+
+from penstock.kernels.triton_names import open_compiler
 
 LIBRARY = "libcuda.so.1"
 MAJOR, MINOR = 75, 76  # CUdevice_attribute of the compute capability
@@ -24,14 +25,6 @@ def begin_device(index: int) -> None:
     """Open the GPU's driver. It needs no torch and runs outside of Python, so a thread can do it during the imports."""
     if open_device(index):
         open_compiler()
-
-
-def open_compiler() -> None:
-    """Load Triton's own driver module, which it compiles where its cache is empty. It imports no torch."""
-    with contextlib.suppress(ImportError):
-        from triton.backends.nvidia.driver import CudaUtils
-
-        CudaUtils()
 
 
 def open_device(index: int, library: str = LIBRARY) -> bool:

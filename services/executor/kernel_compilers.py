@@ -3,6 +3,7 @@ under requests, is logged."""
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import os
@@ -10,10 +11,11 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
+from penstock.kernels.triton_names import watch_compilations
 from penstock.services.supervisor import logs, process
 
 log = logging.getLogger(__name__)
@@ -30,9 +32,9 @@ def compilers(device: torch.device) -> Iterator[Executor | None]:
     if device.type == "cpu":
         yield None
         return
-    # What every compilation imports, so that no fork has to.
-    import triton.backends.nvidia.driver
-    import triton.compiler.compiler  # noqa: F401
+    for module in ("triton.backends.nvidia.driver", "triton.compiler.compiler"):  # what every compilation imports
+        with suppress(ImportError):
+            importlib.import_module(module)
 
     count = min(MAX_COMPILERS, len(os.sched_getaffinity(0)))
     with forks(count) as pool:
@@ -64,8 +66,6 @@ def log_compilations(device: torch.device) -> None:
     """
     if device.type == "cpu":
         return
-    import triton
-
     began = time.monotonic()
 
     def before(**_: object) -> bool:
@@ -76,5 +76,5 @@ def log_compilations(device: torch.device) -> None:
     def after(*, repr: str, **_: object) -> None:
         logs.warning(log, "kernel_compiled", kernel=repr, seconds=time.monotonic() - began)
 
-    triton.knobs.runtime.jit_cache_hook = before
-    triton.knobs.runtime.jit_post_compile_hook = after
+    if not watch_compilations(before, after):
+        logs.warning(log, "compilations_unwatched", instead="a kernel compiled under requests is not logged")

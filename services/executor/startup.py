@@ -34,6 +34,7 @@ from penstock.engine_core.models.memory_estimate import (
 from penstock.engine_core.models.sharding import check_ranks, rank_spec, stage_layers
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.kernels.chip import chip_of
+from penstock.kernels.triton_names import set_fp_fusion
 from penstock.protocol import groups
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
 from penstock.protocol.errors import ConfigError
@@ -169,6 +170,7 @@ def take_device(config: Config, index: int) -> torch.device:
         cores = len(os.sched_getaffinity(0)) // max(1, len(parts_of(config).get(Role.EXECUTOR, ())))
         torch.set_num_threads(config.executor.cpu_threads or default_threads(cores))
     else:
+        set_fp_fusion()
         torch.cuda.set_device(device)
     return device
 

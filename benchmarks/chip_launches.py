@@ -1,0 +1,280 @@
+"""Launches of every kernel for a chip, without one: what `benchmarks.chips` compiles.
+
+The product's own functions are called with tensors that have no memory (torch's meta device), on a chip of
+`kernels.chip.CHIPS`. Triton's hook takes each launch before it is compiled. So what is compiled is what the product
+would launch: the choices of tilings and kernels are its own.
+
+Importing this replaces `kernels.chip.chip_of` in its process, so import it before any other kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+
+from penstock.kernels import chip as chips
+from penstock.kernels.chip import Chip
+
+
+class ChipDriver:
+    """Triton's driver for a chip that is not there. Triton caches by device, so each chip is a device of its own."""
+
+    def __init__(self, chip: Chip) -> None:
+        self.chip = chip
+
+    def get_current_device(self) -> int:
+        return self.chip.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.chip.capability, 32)
+
+
+chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
+
+from penstock.kernels import attention_device, changes_triton, gather  # noqa: E402
+from penstock.kernels.activation import silu_mul  # noqa: E402
+from penstock.kernels.attention import paged_attention, prepare_attention  # noqa: E402
+from penstock.kernels.exchange import Inboxes  # noqa: E402
+from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
+from penstock.kernels.experts import expert_mlp, route  # noqa: E402
+from penstock.kernels.linear import gated_linear, linear  # noqa: E402
+from penstock.kernels.logprobs import token_logprobs  # noqa: E402
+from penstock.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
+from penstock.kernels.records import (  # noqa: E402
+    NUMBERS,
+    AttentionBatch,
+    AttentionOptions,
+    Entries,
+    HeadNorms,
+    InputRows,
+    SlotHistory,
+    SlotMemory,
+    SlotSampling,
+)
+from penstock.kernels.rope import gather_rotation, rotate_and_store  # noqa: E402
+from penstock.kernels.sampling import accept, sample_entries  # noqa: E402
+from penstock.kernels.triton_names import cache_hook, read_launch, set_fp_fusion  # noqa: E402
+
+ROWS = (1, 2, 8, 16, 32, 64, 128, 256, 1024, 8192)  # of a product
+BLOCK_SIZE = 16
+SLOTS = 257
+LONG = 131072
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shapes of a model that its kernels depend on."""
+
+    name: str
+    hidden: int
+    width: int  # of the MLP, or of an expert
+    heads: int
+    kv_heads: int
+    dim: int
+    vocabulary: int
+    experts: int = 0
+    chosen: int = 0
+    window: int = 0
+    sinks: bool = False
+    softcap: float = 0.0
+    norms: bool = False  # of each head
+    bias: bool = False
+
+
+MODELS = (
+    Model("Qwen3-0.6B", 1024, 3072, 16, 8, 128, 151936, norms=True),
+    Model("Llama-3.1-8B", 4096, 14336, 32, 8, 128, 128256),
+    Model("Qwen2.5-7B", 3584, 18944, 28, 4, 128, 152064, bias=True),
+    Model("Phi-3-mini", 3072, 8192, 32, 32, 96, 32064, window=2047),
+    Model("Phi-2", 2560, 10240, 32, 32, 80, 51200, bias=True),
+    Model("Gemma-2-9B", 3584, 14336, 16, 8, 256, 256000, window=4096, softcap=50.0),
+    Model("Gemma-3-1B", 1152, 6912, 4, 1, 256, 262144, window=512, norms=True),
+    Model("Gemma-3-27B", 5376, 21504, 32, 16, 128, 262208, window=1024, norms=True),
+    Model("gpt-oss-20b", 2880, 2880, 64, 8, 64, 201088, experts=32, chosen=4, window=128, sinks=True, bias=True),
+    Model("Qwen3-30B-A3B", 2048, 768, 32, 4, 128, 151936, experts=128, chosen=8, norms=True),
+    Model("Mixtral-8x7B", 4096, 14336, 32, 8, 128, 32000, experts=8, chosen=2),
+    Model("heads of 192", 2048, 1408, 16, 16, 192, 102400, experts=64, chosen=6),
+    Model("heads of 512", 4096, 8192, 8, 1, 512, 32000),
+)
+
+
+# Some stand for the others where a kernel does not depend on all of a model: each head size, with what masks go with
+# it; small, odd and large vocabularies and widths.
+ATTENDED = (
+    "Llama-3.1-8B",
+    "Phi-3-mini",
+    "Phi-2",
+    "Gemma-2-9B",
+    "gpt-oss-20b",
+    "heads of 192",
+    "heads of 512",
+)
+SAMPLED = ("Phi-2", "gpt-oss-20b", "Gemma-3-27B")
+NORMED = ("Qwen3-0.6B", "Llama-3.1-8B", "Gemma-3-1B", "gpt-oss-20b", "Gemma-3-27B")
+INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B")
+
+
+class Launch(NamedTuple):
+    """A specialization of a kernel that was launched."""
+
+    module: str
+    name: str
+    specialization: str  # as Triton's `preload` takes it
+    label: str  # what tells it from the kernel's others, the same on every chip that cuts alike
+
+
+def memory(*shape: int, kind: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=kind, device="meta")
+
+
+def numbers(*shape: int) -> Tensor:
+    return memory(*shape, kind=torch.int32)
+
+
+@contextmanager
+def collected(chip: Chip) -> Iterator[dict[str, Launch]]:
+    """Within it launches for the chip do nothing but add to what it gives, each specialization once."""
+    found: dict[str, Launch] = {}
+
+    def collect(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
+        given = labelled(compile)
+        launch = read_launch(fn, compile)
+        assert launch is not None
+        found[f"{fn.module}.{fn.name} {given}"] = Launch(fn.module, fn.name, launch.specialization, given)
+        return True
+
+    driver.set_active(ChipDriver(chip))
+    set_fp_fusion()
+    with cache_hook(collect) as hooked:
+        assert hooked
+        yield found
+
+
+def labelled(compile: dict[str, Any]) -> str:
+    """The constants and options of a launch, then a digest of its types and alignment. Whether PDL is used follows from
+    the chip, and stays unsaid."""
+    names = list(compile["signature"])
+    constants = {names[place[0]]: value for place, value in compile["constants"].items() if names[place[0]] != "PDL"}
+    words = [f"{name}={value}" for name, value in constants.items()]
+    words.append(f"warps={compile['num_warps']} stages={compile['num_stages']}")
+    if registers := json.loads(compile["specialization_data"])["options"].get("maxnreg"):
+        words.append(f"registers={registers}")
+    types = [str(kind) for kind in compile["signature"].values()], sorted(map(repr, compile["configs"][0].items()))
+    return " ".join(words) + f" #{hashlib.sha256(repr(types).encode()).hexdigest()[:6]}"
+
+
+def launches(chip: Chip) -> dict[str, Launch]:
+    """Every kernel that the product would launch on the chip, by name and label."""
+    with collected(chip) as found:
+        for model in MODELS:
+            products(model)
+            if model.name in NORMED:
+                norms(model)
+            if model.name in ATTENDED:
+                attention(model)
+            if model.name in SAMPLED:
+                sampling(model)
+        slots()
+        tables(chip)
+    return found
+
+
+def products(model: Model) -> None:
+    """Products of a layer, its experts', and the head."""
+    wide = (model.heads + 2 * model.kv_heads) * model.dim
+    for invariant in (False, True):
+        for rows in ROWS:
+            x, inner = memory(rows, model.hidden), memory(rows, model.heads * model.dim)
+            linear(x, memory(wide, model.hidden), memory(wide) if model.bias else None, invariant=invariant)
+            linear(inner, memory(model.hidden, model.heads * model.dim), invariant=invariant)
+            linear(x, memory(model.vocabulary, model.hidden), invariant=invariant)
+            if model.experts:
+                experts(model, x)
+            else:
+                gated_linear(x, memory(2 * model.width, model.hidden), invariant=invariant)
+                linear(memory(rows, model.width), memory(model.hidden, model.width), invariant=invariant)
+
+
+def norms(model: Model) -> None:
+    """What stands between a layer's products, but for attention."""
+    weight, x = memory(model.hidden), memory(8, model.hidden)
+    rms_norm(x, weight, 1e-6)
+    add_rms_norm(x, x, weight, 1e-6)
+    silu_mul(memory(8, 2 * model.width))
+    wide = (model.heads + 2 * model.kv_heads) * model.dim
+    rotation = gather_rotation(memory(LONG, model.dim, kind=torch.float32), memory(8, kind=torch.int64))
+    q, k, v = memory(8, wide).view(8, -1, model.dim).split((model.heads, model.kv_heads, model.kv_heads), dim=1)
+    pages = memory(1024, BLOCK_SIZE, model.kv_heads, model.dim)
+    own = HeadNorms(memory(model.dim), memory(model.dim), 1e-6) if model.norms else None
+    rotate_and_store(q, k, v, rotation, pages, pages, memory(8, kind=torch.int64), own)
+    for ranks in (2, 8) if model.name in SAMPLED else ():
+        inboxes = Inboxes(memory(ranks, kind=torch.int64), numbers(256), 0, model.hidden, torch.bfloat16)
+        exchange_rows(x, x, weight, 1e-6, inboxes)
+
+
+def experts(model: Model, x: Tensor) -> None:
+    routes = route(memory(len(x), model.experts), model.chosen, normalised=True)
+    gate_up = memory(model.experts, 2 * model.width, model.hidden)
+    expert_mlp(x, routes, gate_up, memory(model.experts, model.hidden, model.width), first=0)
+
+
+def attention(model: Model) -> None:
+    """Steps of single tokens, few and many, short and long; of a few drafts; of chunks, alone and among tokens."""
+    pages = memory(1 << 14, BLOCK_SIZE, model.kv_heads, model.dim)
+    sinks = memory(model.heads, kind=torch.float32) if model.sinks else None
+    options = AttentionOptions(model.dim**-0.5, model.window, model.softcap, sinks)
+    for invariant in (False, True) if model.name in INVARIANT else (False,):
+        for rows, tokens, longest, context in (
+            (1, 1, 1, LONG), (256, 256, 1, 8192), (8, 32, 4, 4096), (1, 8192, 8192, 8192), (64, 2048, 1985, 4096),
+        ):  # fmt: skip
+            batch = AttentionBatch(
+                numbers(rows + 1), numbers(rows), numbers(rows), numbers(SLOTS, LONG // BLOCK_SIZE),
+                memory(tokens, kind=torch.int64), longest, context, invariant=invariant,
+                arrivals=attention_device.arrival_counters(pages.device),
+            )  # fmt: skip
+            q = memory(tokens, model.heads, model.dim)
+            prepare_attention(q, pages, batch, options)
+            paged_attention(q, pages, pages, batch, options)
+
+
+def sampling(model: Model) -> None:
+    entries, words = 64, -(-model.vocabulary // 32)
+    floats = [memory(SLOTS, kind=torch.float32) for _ in range(6)]
+    edits, late = numbers(SLOTS, 1024), memory(SLOTS, 1024, kind=torch.float32)
+    given = SlotSampling(
+        numbers(SLOTS), *floats, memory(SLOTS, kind=torch.int64), *(numbers(SLOTS) for _ in range(4)),
+        edits, edits, late, late, numbers(SLOTS), numbers(SLOTS, 64, 8), numbers(SLOTS + 128, words), 128,
+    )  # fmt: skip
+    history = SlotHistory(numbers(SLOTS, LONG), numbers(SLOTS), numbers(SLOTS, model.vocabulary))
+    rows = Entries(numbers(entries + 1), *(numbers(entries) for _ in range(4)))
+    logits = memory(entries, model.vocabulary)
+    chosen = sample_entries(logits, rows, given, history)
+    token_logprobs(logits, chosen.tokens, rows.slots, given.logprobs)
+    accept(chosen.tokens, rows, given, history)
+    gather.read_drafts(rows, history)
+
+
+def slots() -> None:
+    """What a step does once for all layers, and the changes of slots between two."""
+    tables, known = numbers(SLOTS, LONG // BLOCK_SIZE), numbers(SLOTS)
+    rows = InputRows(numbers(65), numbers(64), numbers(64), numbers(2048))
+    found = gather.gather_inputs(rows, numbers(SLOTS, LONG), known, tables, BLOCK_SIZE)
+    batch = AttentionBatch(rows.query_start, found.context, rows.slots, tables, found.slot_mapping, 64, 4096)
+    gather.state_places(found.positions, batch, known, BLOCK_SIZE, 1 << 20)
+    changes_triton.launch_changes(numbers(4096), SlotMemory(numbers(SLOTS, LONG), tables, numbers(NUMBERS, SLOTS)))
+
+
+def tables(chip: Chip) -> None:
+    """Rows of the tilings' tables that no model above asks for: whatever shape asks for them, they are compiled."""

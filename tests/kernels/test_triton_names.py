@@ -1,0 +1,51 @@
+"""Names of Triton that may change: what happens where they are missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import triton
+
+from penstock.kernels.triton_names import open_compiler, read_launch, set_fp_fusion, watch_compilations
+
+
+def test_an_executor_without_triton_says_so_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", None)
+    open_compiler()
+
+
+def test_the_module_brings_neither_triton_nor_torch() -> None:
+    """The launcher asks the driver, and must not take the seconds that either takes."""
+    script = "import sys, penstock.kernels.triton_names; assert not {'torch', 'triton'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_launch_is_read_as_triton_tells_it() -> None:
+    function = SimpleNamespace(preload=print)
+    fn = SimpleNamespace(module="m", name="k", jit_function=function)
+    assert read_launch(fn, {"specialization_data": "s"}) == ("m", "k", "s", print)
+    assert read_launch(fn, {}) is None
+    assert read_launch(SimpleNamespace(module="m", name="k"), {"specialization_data": "s"}) is None
+
+
+def test_products_are_fused_with_sums_whatever_triton_does_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are started later take it from the environment."""
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    monkeypatch.delitem(vars(triton.knobs.language), "default_fp_fusion", raising=False)
+    assert not triton.knobs.language.default_fp_fusion
+    set_fp_fusion()
+    assert triton.knobs.language.default_fp_fusion
+    monkeypatch.delitem(vars(triton.knobs.language), "default_fp_fusion")
+    assert triton.knobs.language.default_fp_fusion
+
+
+def test_compilations_are_watched_where_triton_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(jit_cache_hook=None, jit_post_compile_hook=None)
+    monkeypatch.setattr(triton, "knobs", SimpleNamespace(runtime=runtime))
+    assert watch_compilations(id, print)  # type: ignore[arg-type]
+    assert (runtime.jit_cache_hook, runtime.jit_post_compile_hook) == (id, print)
+    monkeypatch.setattr(triton, "knobs", SimpleNamespace())
+    assert not watch_compilations(id, print)  # type: ignore[arg-type]
