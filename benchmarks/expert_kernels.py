@@ -24,7 +24,7 @@ from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.experts_triton import multiply_sorted
 from penstock.kernels.linear import linear
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling, choose_expert_tiling
-from penstock.kernels.records import Routes
+from penstock.kernels.records import Routes, Routing
 from penstock.kernels.routing_triton import sort_pairs
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 8192)
@@ -102,7 +102,7 @@ class Layer:
         self.routes = [self.route(at) for at in range(ROUNDS)]
 
     def route(self, at: int) -> Routes:
-        return route(linear(self.inputs[at % ROUNDS], self.router), self.model.chosen, normalised=True)
+        return route(linear(self.inputs[at % ROUNDS], self.router), Routing(self.model.chosen, normalised=True))
 
     def sort(self, at: int) -> object:
         return sort_pairs(self.routes[at % ROUNDS].experts, 0, self.held, 16)

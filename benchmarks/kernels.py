@@ -28,7 +28,7 @@ from penstock.kernels.activation import silu_mul
 from penstock.kernels.attention_device import attend_pages, chunk_attention
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.attention_triton import attend_tiles
-from penstock.kernels.norm import add_rms_norm
+from penstock.kernels.norm import add_norm
 from penstock.kernels.records import AttentionBatch, AttentionOptions, Rotation
 from penstock.kernels.rope import rotate_and_store
 
@@ -210,7 +210,7 @@ def pointwise(pages: Pages, tokens: int) -> Iterator[Figure]:
             lambda at: rotate_and_store(q[at], k[at], v[at], rotation, pages.k, pages.v, slots),
             tokens * (4 * wide + 4 * DIM),
         ),
-        "residual and norm": (lambda at: add_rms_norm(x[at], residual[at], weight, 1e-5), 8 * tokens * HIDDEN),
+        "residual and norm": (lambda at: add_norm(x[at], residual[at], weight, 1e-5), 8 * tokens * HIDDEN),
         "silu and product": (lambda at: silu_mul(gates[at]), 6 * tokens * INTERMEDIATE),
     }
     for name, (call, size) in calls.items():

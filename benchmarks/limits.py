@@ -73,9 +73,9 @@ class Cost(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, spec: ModelSpec, chip: Chip) -> Cost:
         projections = spec.hidden * spec.attention.head_dim * (2 * spec.attention.heads + 2 * spec.attention.kv_heads)
-        experts = spec.experts
-        sparse = 0 if experts is None else sum(experts.layers)
-        layers = spec.layers * projections + (spec.layers - sparse) * 3 * spec.hidden * spec.mlp.intermediate
+        experts = spec.sparse[0] if spec.sparse else None
+        sparse = len(spec.sparse)
+        layers = spec.layers * projections + sum(3 * spec.hidden * mlp.width for mlp in spec.dense)
         return cls(
             chip=chip,
             layer_weights=layers + (0 if experts is None else sparse * spec.hidden * experts.count),
@@ -84,7 +84,7 @@ class Cost(msgspec.Struct, frozen=True):
             cache_bytes=2 * TWO_BYTES * spec.layers * spec.attention.kv_heads * spec.attention.head_dim,
             expert_weights=0 if experts is None else sparse * expert_weights(spec, experts),
             experts=0 if experts is None else experts.count,
-            chosen=0 if experts is None else experts.chosen,
+            chosen=0 if experts is None else experts.routing.chosen,
         )
 
     @property

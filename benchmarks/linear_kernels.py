@@ -36,7 +36,7 @@ from penstock.kernels.linear import gated_linear, linear
 from penstock.kernels.linear_hopper import multiply_pipelined
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, choose_tiling
 from penstock.kernels.linear_triton import multiply_tiles, multiply_tma, multiply_vector
-from penstock.kernels.norm import add_rms_norm
+from penstock.kernels.norm import add_norm
 from penstock.kernels.records import AttentionBatch, AttentionOptions, Rotation
 from penstock.kernels.rope import rotate_and_store
 
@@ -223,9 +223,9 @@ class Layers:
         x, residual = self.x, self.residual
         self.attention = replace(self.attention, invariant=attention)
         for qkv, output, gate_up, down in self.weights:
-            x, residual = add_rms_norm(x, residual, self.norm, 1e-5)
+            x, residual = add_norm(x, residual, self.norm, 1e-5)
             x = linear(self.attend(linear(x, qkv, invariant=invariant)), output, invariant=invariant)
-            x, residual = add_rms_norm(x, residual, self.norm, 1e-5)
+            x, residual = add_norm(x, residual, self.norm, 1e-5)
             x = linear(gated_linear(x, gate_up, invariant=invariant), down, invariant=invariant)
         return x
 
@@ -233,9 +233,9 @@ class Layers:
         """Products by cuBLAS, the gate by itself."""
         x, residual = self.x, self.residual
         for qkv, output, gate_up, down in self.weights:
-            x, residual = add_rms_norm(x, residual, self.norm, 1e-5)
+            x, residual = add_norm(x, residual, self.norm, 1e-5)
             x = functional.linear(self.attend(functional.linear(x, qkv)), output)
-            x, residual = add_rms_norm(x, residual, self.norm, 1e-5)
+            x, residual = add_norm(x, residual, self.norm, 1e-5)
             x = functional.linear(silu_mul(functional.linear(x, gate_up)), down)
         return x
 

@@ -10,12 +10,16 @@ import functools
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.engine_core.models import foreign, spec
 from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.families import Body
+from penstock.engine_core.models.families import families as registry
+from penstock.engine_core.models.layer_spec import NO_ROPE
+from penstock.engine_core.models.reading import ROPE_KINDS
 from penstock.engine_core.models.weight_files import STORED_TYPES
 from penstock.protocol.config import ApiConfig, Config, Field, fields
 from penstock.services.metrics.definitions import METRICS, Kind
@@ -182,7 +186,7 @@ def aliases() -> str:
 
 
 PROBE: Mapping[str, object] = {  # a config.json that asks for all that a family has
-    "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 1, "vocab_size": 64,
+    "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 8, "vocab_size": 64,
     "intermediate_size": 64, "num_experts": 8, "use_sliding_window": True, "max_window_layers": 0,
     "sliding_window": 1 << 24, # Llama's reader refuses one that would hide a key
 }  # fmt: skip
@@ -191,16 +195,40 @@ PROBE: Mapping[str, object] = {  # a config.json that asks for all that a family
 def families() -> str:
     """The architectures that config.json may name, and what the reader makes of a file that asks for everything."""
     rows = []
-    for architecture, family in spec.ARCHITECTURES.items():
-        (base,) = (name for name, of in spec.BASES.items() if of == family)
-        found = spec.decoder_spec(ConfigFile(Path("config.json"), PROBE), family)
-        attention = found.attention
-        parts = {
-            "biases of q, k and v": attention.qkv_bias, "norms of q and k": attention.qk_norm,
-            "sliding windows": any(attention.windows), "experts": found.experts,
-        }  # fmt: skip
-        rows.append([family, code(architecture), code(base), ", ".join(name for name, has in parts.items() if has)])
+    for family in registry().values():
+        found = family.read(ConfigFile(Path("config.json"), PROBE, family.defaults))
+        classes = [code(family.architecture), *([code(family.wrapper)] if family.wrapper else ())]
+        rows.append([family.name, " ".join(classes), code(family.base), ", ".join(layer_options(found))])
     return table(["Family", "Architecture", "Embedding model", "Beyond Llama's layers"], rows)
+
+
+def layer_options(found: Body) -> Iterator[str]:
+    """What some layer has that Llama's have not."""
+    layers = found.layers
+    dense = [layer.dense for layer in layers if layer.dense is not None]
+    sparse = [layer.experts for layer in layers if layer.experts is not None]
+    own, norms = [layer.attention for layer in layers], layers[0].norms
+    ropes = {attention.rope for attention in own}
+    yield from [text for text, has in {
+        "biases of q, k and v": own[0].qkv_bias,
+        "norms of q and k by head": own[0].qk_norm == "head",
+        "norms of q and k over the width": own[0].qk_norm == "width",
+        "sliding windows": any(attention.window for attention in own),
+        "layers without positions": any(rope.kind == "none" for rope in ropes),
+        "several rotary tables": len(ropes - {NO_ROPE}) > 1,
+        "partly rotated heads": any(rope.dim for rope in ropes),
+        "scores of another scale": any(attention.scale for attention in own),
+        "softcaps": any(attention.softcap for attention in own) or found.logit_softcap,
+        "sinks": any(attention.sinks for attention in own),
+        "LayerNorm": layers[0].norm.centered,
+        "norms behind attention and MLP": norms.attention_output,
+        "no norms before them": not norms.attention_input,
+        "GELU": any(mlp.activation == "gelu_tanh" for mlp in dense),
+        "multipliers": (found.residual_scale, found.embedding_scale, found.logit_scale) != (1, 1, 1),
+        "experts": sparse,
+        "shared experts": any(experts.shared for experts in sparse),
+        "routing by sigmoids": any(experts.routing.scores == "sigmoid" for experts in sparse),
+    }.items() if has]  # fmt: skip
 
 
 def formats() -> str:
@@ -209,7 +237,7 @@ def formats() -> str:
     return table(["Setting", "Values"], [
         ["Types of stored tensors", " ".join(map(code, STORED_TYPES))],
         ["Arithmetic (`--dtype`)", " ".join(map(code, spec.DTYPES))],
-        ["Rope scaling", " ".join(map(code, spec.ROPE_KINDS))],
+        ["Rope scaling", " ".join(map(code, ROPE_KINDS))],
         *([f"`{field.flag}`", " ".join(map(code, field.option.choices))] for field in parsers),
     ])  # fmt: skip
 

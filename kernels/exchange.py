@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.norm import add_rms_norm
+from penstock.kernels.norm import add_norm
 
 TURNS = 2  # halves of an inbox, which a row uses alternately
 
@@ -52,11 +52,11 @@ def empty_word(dtype: torch.dtype) -> int:
 
 
 def add_parts(parts: Sequence[Tensor], residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The reference: the ranks' parts added up in their order and rounded, then `kernels.norm.add_rms_norm` of it.
+    """The reference: the ranks' parts added up in their order and rounded, then `kernels.norm.add_norm` of it.
 
     Parts and residual are `[tokens, width]`. Returns the norm and the next residual.
     """
     total = parts[0].float()
     for part in parts[1:]:
         total = total + part.float()
-    return add_rms_norm(total.to(residual.dtype), residual, weight, eps)
+    return add_norm(total.to(residual.dtype), residual, weight, eps)

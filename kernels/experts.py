@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
-from penstock.kernels.records import Routes
+from penstock.kernels.records import Routes, Routing
 
 
 def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int = 0) -> Tensor:
@@ -40,18 +40,19 @@ def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, firs
     return total.to(x.dtype)
 
 
-def route(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
-    """The `chosen` likeliest of `logits  # [tokens, experts]`, of equals the first; computed in fp32.
+def route(logits: Tensor, routing: Routing) -> Routes:
+    """The experts of highest score of `logits  # [tokens, experts]`, of equals the first; computed in fp32.
 
-    Shares are probabilities, or if `normalised` add up to one. A row with NaN has some experts and shares of NaN.
+    Shares are scores without the bias, perhaps normalised. A row with NaN has some experts and shares of NaN.
     """
     if chip_of(logits.device).runs_triton:
         from penstock.kernels.routing_triton import route_rows
 
-        return route_rows(logits, chosen, normalised=normalised)
-    probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)
-    experts = probabilities.argsort(dim=-1, descending=True, stable=True)[:, :chosen]
-    shares = probabilities.gather(1, experts)
-    if normalised:
+        return route_rows(logits, routing)
+    scores = logits.float().sigmoid() if routing.sigmoid else torch.softmax(logits, dim=-1, dtype=torch.float32)
+    ranked = scores if routing.bias is None else scores + routing.bias
+    experts = ranked.argsort(dim=-1, descending=True, stable=True)[:, : routing.chosen]
+    shares = scores.gather(1, experts)
+    if routing.normalised:
         shares = shares / shares.sum(dim=-1, keepdim=True)
-    return Routes(experts.int(), shares, logits.shape[1])
+    return Routes(experts.int(), shares if routing.scale == 1.0 else shares * routing.scale, logits.shape[1])

@@ -14,35 +14,43 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
 
 
-def norm_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`kernels.norm.rms_norm` of `[tokens, width]` by the kernel, one program a row."""
+def norm_rows(x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None) -> Tensor:
+    """`kernels.norm.rms_norm`, or with a bias `layer_norm`, of `[tokens, width]` by the kernel, one program a row."""
     normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    launch(x, x, weight, normed, normed, eps, add=False)
+    launch(x, x, weight, bias, normed, normed, eps, None)
     return normed
 
 
-def add_norm_rows(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`kernels.norm.add_rms_norm` by the kernel, one program a row."""
+def add_norm_rows(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """`kernels.norm.add_norm` by the kernel, one program a row."""
     normed, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-    launch(x, residual, weight, normed, total, eps, add=True)
+    launch(x, residual, weight, bias, normed, total, eps, scale)
     return normed, total
 
 
-def launch(x: Tensor, residual: Tensor, weight: Tensor, normed: Tensor, total: Tensor, eps: float, add: bool) -> None:
+def launch(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor | None, normed: Tensor, total: Tensor, eps: float,
+    scale: float | None,
+) -> None:  # fmt: skip
+    """scale: of x in the sum with the residual; None: no sum."""
     tokens, width = x.shape
     assert x.stride(1) == residual.stride(1) == 1
     tile = triton.next_power_of_2(width)
     pdl = chip_of(x.device).pdl
     norm_kernel[(tokens,)](
-        x, residual, weight, normed, total, x.stride(0), residual.stride(0), eps,
-        WIDTH=width, TILE=tile, ADD=add, PDL=pdl, num_warps=min(16, max(4, tile // 512)), launch_pdl=pdl,
+        x, residual, weight, weight if bias is None else bias, normed, total, x.stride(0), residual.stride(0), eps,
+        SCALE=scale or 1.0, WIDTH=width, TILE=tile, ADD=scale is not None, CENTERED=bias is not None, PDL=pdl,
+        num_warps=min(16, max(4, tile // 512)), launch_pdl=pdl,
     )  # fmt: skip
 
 
 @triton.jit
 def norm_kernel(
-    x, residual, weight, normed, total, x_stride, residual_stride, eps,
-    WIDTH: tl.constexpr, TILE: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    x, residual, weight, bias, normed, total, x_stride, residual_stride, eps,
+    SCALE: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, ADD: tl.constexpr, CENTERED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: a sum is rounded to its type before the norm is taken, as it will be when it is read again."""
     row = tl.program_id(0).to(tl.int64)
@@ -52,10 +60,16 @@ def norm_kernel(
     begin_pdl(PDL)
     values = tl.load(x + row * x_stride + places, mask=there, other=0.0).to(tl.float32)
     if ADD:
+        if SCALE != 1.0:
+            values *= SCALE
         values += tl.load(residual + row * residual_stride + places, mask=there, other=0.0).to(tl.float32)
         rounded = values.to(total.dtype.element_ty)
         tl.store(total + row * WIDTH + places, rounded, mask=there)
         values = rounded.to(tl.float32)
+    if CENTERED:
+        values = tl.where(there, values - tl.sum(values, 0) / WIDTH, 0.0)
     gain = tl.rsqrt(tl.sum(values * values, 0) / WIDTH + eps)
     found = values * gain * weights.to(tl.float32)
+    if CENTERED:
+        found += tl.load(bias + places, mask=there, other=0.0).to(tl.float32)
     tl.store(normed + row * WIDTH + places, found.to(normed.dtype.element_ty), mask=there)

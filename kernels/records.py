@@ -57,6 +57,16 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
+class Routing(NamedTuple):
+    """How experts are chosen, and their shares."""
+
+    chosen: int
+    normalised: bool  # shares of the chosen add up to one, before `scale`
+    sigmoid: bool = False  # scores are sigmoids of the logits, else their softmax
+    scale: float = 1.0  # of the shares
+    bias: Tensor | None = None  # fp32 [experts], added to the scores for the choice alone
+
+
 class Routes(NamedTuple):
     """The experts of each token, the likeliest first, and the shares in which their results are added."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
-from penstock.kernels.records import Routes
+from penstock.kernels.records import Routes, Routing
 
 FEW = 512  # pairs counted at once
 MANY = 8192  # counted at once where there are more than FEW
@@ -29,17 +29,19 @@ class Schedule(NamedTuple):
     total: Tensor  # int32 [1], tiles
 
 
-def route_rows(logits: Tensor, chosen: int, *, normalised: bool) -> Routes:
+def route_rows(logits: Tensor, routing: Routing) -> Routes:
     """`kernels.experts.route` by the kernel."""
     rows, count = logits.shape
     assert logits.stride(1) == 1
-    experts = torch.empty(rows, chosen, dtype=torch.int32, device=logits.device)
-    shares = torch.empty(rows, chosen, dtype=torch.float32, device=logits.device)
+    experts = torch.empty(rows, routing.chosen, dtype=torch.int32, device=logits.device)
+    shares = torch.empty(rows, routing.chosen, dtype=torch.float32, device=logits.device)
     pdl = chip_of(logits.device).pdl
     route_kernel[(rows,)](
-        logits, experts, shares, logits.stride(0),
-        COUNT=count, WIDE=triton.next_power_of_2(count), CHOSEN=chosen, SLOTS=triton.next_power_of_2(chosen),
-        NORMALISED=normalised, PDL=pdl, num_warps=1 if count <= 256 else 4, launch_pdl=pdl,
+        logits, logits if routing.bias is None else routing.bias, experts, shares, logits.stride(0),
+        COUNT=count, WIDE=triton.next_power_of_2(count), CHOSEN=routing.chosen,
+        SLOTS=triton.next_power_of_2(routing.chosen), NORMALISED=routing.normalised, SIGMOID=routing.sigmoid,
+        BIASED=routing.bias is not None, SCALE=routing.scale, PDL=pdl, num_warps=1 if count <= 256 else 4,
+        launch_pdl=pdl,
     )  # fmt: skip
     return Routes(experts, shares, count)
 
@@ -68,31 +70,42 @@ def sort_pairs(experts: Tensor, first: int, held: int, rows: int) -> Schedule:
 
 @triton.jit
 def route_kernel(
-    logits, experts, shares, stride,
+    logits, bias, experts, shares, stride,
     COUNT: tl.constexpr, WIDE: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, NORMALISED: tl.constexpr,
-    PDL: tl.constexpr,
+    SIGMOID: tl.constexpr, BIASED: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One row. NaN makes all shares NaN, and is chosen like the least likely."""
     begin_pdl(PDL)
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, WIDE)
     slot = tl.arange(0, SLOTS)
-    values = tl.load(logits + row * stride + place, mask=place < COUNT, other=float("-inf")).to(tl.float32)
-    left = tl.where(values == values, values, float("-inf"))
-    highest = tl.max(left, 0)
-    total = tl.sum(tl.exp(values - highest), 0)
-    likely = tl.zeros([SLOTS], tl.float32)
+    there = place < COUNT
+    values = tl.load(logits + row * stride + place, mask=there, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        scores = tl.where(there, 1.0 / (1.0 + tl.exp(-values)), 0.0)
+        total = 1.0 + 0.0 * tl.sum(scores, 0)  # NaN where one is
+    else:
+        highest = tl.max(tl.where(values == values, values, float("-inf")), 0)
+        scores = tl.exp(values - highest)
+        total = tl.sum(scores, 0)
+    if BIASED:
+        ranked = scores if SIGMOID else scores / total
+        left = ranked + tl.load(bias + place, mask=there, other=float("-inf"))
+    else:
+        left = values
+    left = tl.where(left == left, left, float("-inf"))
+    chosen = tl.zeros([SLOTS], tl.float32)
     found = tl.zeros([SLOTS], tl.int32)
     for at in tl.static_range(CHOSEN):
-        best, expert = tl.max(left, 0, return_indices=True)  # of equals the first
+        _, expert = tl.max(left, 0, return_indices=True)  # of equals the first
         left = tl.where(place == expert, float("-inf"), left)
-        likely = tl.where(slot == at, tl.exp(best - highest), likely)
+        score = tl.sum(tl.where(place == expert, scores, 0.0), 0)
+        chosen = tl.where(slot == at, score, chosen)
         found = tl.where(slot == at, expert, found)
     if NORMALISED:
-        total = tl.where(total == total, tl.sum(likely, 0), total)  # NaN stays NaN
-    there = slot < CHOSEN
-    tl.store(experts + row * CHOSEN + slot, found, mask=there)
-    tl.store(shares + row * CHOSEN + slot, likely / total, mask=there)
+        total = tl.where(total == total, tl.sum(chosen, 0), total)  # NaN stays NaN
+    tl.store(experts + row * CHOSEN + slot, found, mask=slot < CHOSEN)
+    tl.store(shares + row * CHOSEN + slot, chosen / total * SCALE, mask=slot < CHOSEN)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.engine_core.distributed.custom_all_reduce import Exchange
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.cuda_graphs import Memory
-from penstock.kernels.norm import add_rms_norm
+from penstock.kernels.norm import add_norm
 
 TRIED = (1, 8, 32, 64, 128, 256, 512, 1024, 2048)  # rows
 CALLS = 20  # in a graph
@@ -44,7 +44,7 @@ def try_exchange(group: Group, exchange: Exchange, device: torch.device) -> list
 
 def summed_norm(group: Group, partial: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The collective and the norm. Zeros stay zeros, however often they are summed in place."""
-    return add_rms_norm(group.all_reduce(partial), residual, weight, EPS)
+    return add_norm(group.all_reduce(partial), residual, weight, EPS)
 
 
 def microseconds(call: Callable[[], object], device: torch.device) -> float:

@@ -32,7 +32,8 @@ from penstock.engine_core.execution.input_batch import (
 )
 from penstock.engine_core.execution.sampler import Sampler
 from penstock.engine_core.execution.transfer import Upload
-from penstock.engine_core.models.decoder import Decoder, Pages
+from penstock.engine_core.models.attention import Pages
+from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.memory_estimate import drafting_bytes
 from penstock.engine_core.models.spec import ModelSpec

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.group import Group
-from penstock.engine_core.models.decoder import Decoder, Pages
+from penstock.engine_core.models.attention import Pages
+from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.chip import chip_of
 from penstock.kernels.gather import gather_inputs

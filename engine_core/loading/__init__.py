@@ -13,8 +13,8 @@ from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import HeadSpec, read_head
 from penstock.engine_core.models.eagle import EagleHead
-from penstock.engine_core.models.tensors import named_as
-from penstock.engine_core.models.weight_files import LEFTOVER, read_names, stored_names
+from penstock.engine_core.models.tensors import leftover, named_as
+from penstock.engine_core.models.weight_files import read_names, stored_names
 from penstock.protocol.errors import ModelError
 
 # The target's embeddings, which tokens of the target the head knows (d2t says it, too), and frequencies.
@@ -29,20 +29,20 @@ def load(model: Decoder, folder: Path, load_format: str = "auto", seed: int = 0)
     if load_format == "dummy":
         fill_random(model.destinations(), seed)
     else:
-        read_checkpoint(folder, named_as(read_names(folder), model.destinations()), leftover(model))
+        read_checkpoint(folder, named_as(read_names(folder), model.destinations()), unread(model))
 
 
-def leftover(model: Decoder) -> re.Pattern[str]:
+def unread(model: Decoder) -> re.Pattern[str]:
     """Names of tensors that a model may have and that are not read: other stages' of a pipeline among them."""
     group, own = model.placement.group, range(model.first, model.first + model.spec.layers)
     if group.stages == 1:
-        return LEFTOVER
-    others = [rf"^(model\.)?layers\.(?!({'|'.join(map(str, own))})\.)\d+\."]
+        return leftover(model.spec)
+    others = [rf"(^|\.)layers\.(?!({'|'.join(map(str, own))})\.)\d+\."]
     if model.embedding is None:
-        others.append(r"^(model\.)?embed_tokens\.weight$")
+        others.append(r"(^|\.)embed_tokens\.weight$")
     if not group.ends:
-        others.append(r"^(model\.)?norm\.weight$")
-    return re.compile("|".join([LEFTOVER.pattern, *others]))
+        others.append(r"^((language_)?model\.)*norm\.(weight|bias)$")
+    return leftover(model.spec, others)
 
 
 def load_head(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -42,25 +43,32 @@ def read_file(path: Path, names: Sequence[str], destinations: Mapping[str, Desti
                     continue
                 stored = file.get_slice(name)
                 for place, part in cuts(destination, destination.tensor):
-                    part.copy_(stored[place])
+                    part.copy_(stored_part(stored, place))
+                if destination.offset:
+                    destination.tensor.add_(destination.offset)
     except SafetensorError as error:
         raise ModelError(f"{path}: truncated or not a safetensors file: {error}") from None
     except OSError as error:
         raise ModelError(f"{path}: {error}") from None
 
 
+def stored_part(stored: Any, place: tuple[slice, ...]) -> Tensor:
+    """A slice of a stored tensor. The file's own slices have no steps."""
+    found: Tensor = stored[tuple(slice(one.start, one.stop) for one in place)]
+    return found[tuple(slice(None, None, one.step) for one in place)] if any(one.step for one in place) else found
+
+
 def cuts(destination: Destination, target: Tensor) -> Iterator[tuple[tuple[slice, ...], Tensor]]:
     """Which part of the stored tensor fills which part of the target. Of stacked matrices each is a part of its own: it
     passes through the host's memory alone."""
-    axis, shape = destination.axis, destination.shape
-    size, whole = target.shape[axis] // destination.pieces, shape[axis] // destination.pieces
-    for piece in range(destination.pieces):
-        span = slice(piece * whole + destination.start, piece * whole + destination.start + size)
-        place = (slice(None),) * axis + (span,)
-        part = target.narrow(axis, piece * size, size)
+    axis, shape, first = destination.axis, destination.shape, 0
+    for run in destination.runs or (slice(destination.start, destination.start + target.shape[axis]),):
+        size = len(range(run.start, run.stop, run.step or 1))
+        part, place = target.narrow(axis, first, size), (*(slice(None),) * axis, run)
+        first += size
         if len(shape) < 3:
             yield place, part
             continue
-        first = place[0].start or 0
+        start = place[0].start or 0
         for at in range(len(part)):
-            yield (slice(first + at, first + at + 1), *place[1:]), part[at : at + 1]
+            yield (slice(start + at, start + at + 1), *place[1:]), part[at : at + 1]

@@ -12,15 +12,6 @@ import msgspec
 
 from penstock.protocol.errors import ModelError
 
-# What the families of spec.py and expert_spec.py read, or what says the same as a key that they read.
-READ = frozenset((
-    *("attention_bias", "decoder_sparse_step", "dtype", "head_dim", "hidden_act", "hidden_size", "intermediate_size"),
-    *("is_causal", "layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias", "mlp_only_layers"),
-    *("moe_intermediate_size", "norm_topk_prob", "num_attention_heads", "num_experts", "num_experts_per_tok"),
-    *("num_hidden_layers", "num_key_value_heads", "num_local_experts", "original_max_position_embeddings"),
-    *("partial_rotary_factor", "rms_norm_eps", "rope_parameters", "rope_scaling", "rope_theta", "sliding_window"),
-    *("tie_word_embeddings", "torch_dtype", "use_bidirectional_attention", "use_sliding_window", "vocab_size"),
-))  # fmt: skip
 # Words of settings that change arithmetic.
 ARITHMETIC = re.compile(
     r"soft_?cap|multipl|scal(e|ing)|clip|clamp|(^|_)norm|norm(_|\Z)|layer_?norm|sink|sandwich|residual|gate|gating"
@@ -36,16 +27,15 @@ HARMLESS = re.compile(
     r"dropout|pdrop|initializ|init_|loss|jitter|aux|output_(router|hidden_states|attentions|scores)|^_|classifier|unsloth|quant|label|pretraining|token|cache"
     r"|checkpoint|implementation|problem_type|summary|max_norm|version|kernels?\Z"
 )
-ROPE_READ = frozenset((
-    *("rope_type", "type", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-    *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "rope_theta"),
-    *("partial_rotary_factor", "finetuned"),
-))  # fmt: skip
-SAME: Mapping[str, frozenset[str]] = {  # true says what the family does anyway
-    "qwen2": frozenset(("qkv_bias",)),
-    "qwen3": frozenset(("qk_norm", "use_qk_norm", "qk_layernorm")),
-    "qwen3_moe": frozenset(("qk_norm", "use_qk_norm", "qk_layernorm")),
-}
+ROPE_KEYS = ("rope_scaling", "rope_parameters")
+ROPE_READ = frozenset(
+    (
+        *("rope_type", "type", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+        *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "rope_theta"),
+        *("partial_rotary_factor", "finetuned"),
+    )
+)
+FACTORS = frozenset(("short_factor", "long_factor"))  # of longrope  # fmt: skip
 NOTHING: tuple[object, ...] = (None, 0, 1, "", "silu", "swish", "rope", "rotary", "rmsnorm")
 POINTER = b"version https://git-lfs.github.com/spec/"  # begins the file that stands for another one in a git clone
 
@@ -54,14 +44,17 @@ Value = TypeVar("Value")
 
 
 class ConfigFile(msgspec.Struct, frozen=True):
-    """A JSON object and where it stands; complaints name the file and the key. `defaults` answer for silent keys."""
+    """A JSON object and where it stands; complaints name the file and the key. `defaults` answer for silent keys, and
+    `asked` has the keys that somebody read."""
 
     path: Path
     values: Mapping[str, Any]
     defaults: Mapping[str, Any] = {}
+    asked: set[str] = msgspec.field(default_factory=set)
 
     def get(self, key: str) -> Any:
         """The value, or the family's default, or None."""
+        self.asked.add(key)
         return self.values.get(key, self.defaults.get(key))
 
     def error(self, key: str, complaint: str) -> ModelError:
@@ -132,21 +125,30 @@ def pointer_error(path: Path) -> ModelError:
     return ModelError(f"{path}: a Git LFS pointer stands in place of the file; run `git lfs pull` in {path.parent}")
 
 
-def refuse_unread(file: ConfigFile, family: str, known: Collection[str] = ()) -> None:
-    """Raise ModelError naming a key that changes arithmetic and is not read, with a value that asks for something.
+def refuse_unread(file: ConfigFile, ignored: Collection[str] = (), same: Collection[str] = ()) -> None:
+    """Raise ModelError naming a key that changes arithmetic and that nobody read, with a value that asks for something.
 
-    known: keys that the caller reads itself.
+    ignored: keys without effect in the family. same: keys whose true says what it does anyway.
     """
     for key, value in file.values.items():
-        if key in READ or key in known or (value is True and key in SAME.get(family, ())):
+        if key in file.asked or key in ignored or key in ROPE_KEYS or (value is True and key in same):
             continue
         if ARITHMETIC.search(key) and not HARMLESS.search(key) and not asks_for_nothing(file, key, value):
             raise file.error(key, "Penstock does not know what it changes in this family, and does not pass it over")
-    for key in ("rope_scaling", "rope_parameters"):
-        values = file.values.get(key)
-        for name, value in values.items() if isinstance(values, Mapping) else ():
-            if name not in ROPE_READ and not isinstance(value, Mapping) and not asks_for_nothing(file, name, value):
-                raise file.error(key, f"Penstock does not know {name}, and does not pass it over")
+    for key in ROPE_KEYS:
+        refuse_unread_rope(file, key, file.values.get(key))
+
+
+def refuse_unread_rope(file: ConfigFile, key: str, values: Any) -> None:
+    """The same of rotary settings, those of each kind of layer among them."""
+    if not isinstance(values, Mapping):
+        return
+    read = ROPE_READ | FACTORS if "longrope" in (values.get("rope_type"), values.get("type")) else ROPE_READ
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            refuse_unread_rope(file, key, value)
+        elif name not in read and not asks_for_nothing(file, name, value):
+            raise file.error(key, f"Penstock does not know {name}, and does not pass it over")
 
 
 def asks_for_nothing(file: ConfigFile, key: str, value: Any) -> bool:

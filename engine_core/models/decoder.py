@@ -7,67 +7,98 @@ from copy import copy
 from dataclasses import replace
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
+from penstock.engine_core.models.attention import Pages, SelfAttention
+from penstock.engine_core.models.layer_spec import LayerSpec, RopeSpec
 from penstock.engine_core.models.layers import (
     Destination,
     Destinations,
     Embedding,
-    FusedQKV,
     Linear,
     Norm,
     Placement,
     held_bytes,
-    layer_mlp,
-    output_projection,
     prefixed,
     vocabulary,
 )
+from penstock.engine_core.models.mlp import layer_mlp
 from penstock.engine_core.models.rope import rope_table
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.kernels.attention import paged_attention, prepare_attention
+from penstock.engine_core.models.tensors import stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
-from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
-from penstock.kernels.rope import gather_rotation, rotate_and_store
-
-Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
+from penstock.kernels.records import AttentionBatch, Rotation
+from penstock.kernels.rope import gather_rotation
 
 
 class Block:
-    """One layer: attention, then the MLP, each on the norm of the residual stream. A first layer without `normed`
-    attends over the stream as it is."""
+    """One layer: attention, then the MLP, each added to the residual stream, with norms where the spec has them. A
+    first layer without `normed` attends over the stream as it is."""
 
-    def __init__(self, spec: ModelSpec, layer: int, placement: Placement, *, normed: bool = True) -> None:
-        self.attention_norm = Norm(spec.hidden, spec.norm_eps, placement) if normed else None
-        self.attention = SelfAttention(spec, layer, placement)
-        self.mlp_norm = Norm(spec.hidden, spec.norm_eps, placement)
-        self.mlp = layer_mlp(spec, layer, placement)
+    def __init__(
+        self, layer: LayerSpec, hidden: int, placement: Placement, *, scale: float = 1.0, normed: bool = True
+    ) -> None:
+        self.spec = layer
+        self.scale = scale  # of what is added to the stream
+        names = layer.norms if normed else structs.replace(layer.norms, attention_input="")
+        self.names = names
+        self.attention_norm, self.attention_output_norm, self.mlp_norm, self.mlp_output_norm = (
+            Norm(hidden, layer.norm, placement) if name else None
+            for name in (names.attention_input, names.attention_output, names.mlp_input, names.mlp_output)
+        )
+        self.attention = SelfAttention(layer, hidden, placement)
+        self.mlp = layer_mlp(layer, hidden, placement)
+        self.group = placement.group
+
+    @property
+    def partial(self) -> bool:
+        """Whether the layer's delta is a rank's partial sum."""
+        return self.mlp_output_norm is None
 
     def forward(
-        self, delta: Tensor, residual: Tensor | None, rotation: Rotation, batch: AttentionBatch, pages: Pages
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream is residual + delta (delta alone in the first layer): the sum is fused with the norm.
+        self, delta: Tensor, residual: Tensor | None, rotation: Rotation, batch: AttentionBatch, pages: Pages,
+        *, partial: bool = True,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The residual stream is residual + scale * delta (delta alone in the first layer): the sum is fused with the
+        norm. The `partial` sums of all ranks are added up there."""
+        x, residual = self.join(self.attention_norm, delta, residual, partial=partial)
+        delta = self.attention.forward(x, rotation, batch, pages)
+        norm = self.attention_output_norm
+        if norm is not None:
+            delta = norm.forward(norm.summed(delta))
+        x, residual = self.join(self.mlp_norm, delta, residual, partial=norm is None)
+        delta, norm = self.mlp.forward(x), self.mlp_output_norm
+        return (delta if norm is None else norm.forward(norm.summed(delta))), residual
 
-        The delta of a layer is a rank's partial sum; the next norm adds up those of all ranks.
-        """
-        norm = self.attention_norm
-        if norm is None:
-            assert residual is None, "a first layer"
-            x, residual = delta, delta
-        elif residual is None:
-            x, residual = norm.forward(delta), delta
-        else:
-            x, residual = norm.add(delta, residual)
-        x, residual = self.mlp_norm.add(self.attention.forward(x, rotation, batch, pages), residual)
-        return self.mlp.forward(x), residual
+    def join(
+        self, norm: Norm | None, delta: Tensor, residual: Tensor | None, *, partial: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What the next part reads, and the stream: they are the same without a norm."""
+        if residual is None:
+            return (delta if norm is None else norm.forward(delta)), delta
+        if norm is not None:
+            return norm.add(delta, residual, partial=partial, scale=self.scale)
+        if partial and self.group.ranks is not None:
+            delta = self.group.all_reduce(delta)
+        total = torch.add(residual, delta, alpha=self.scale)
+        return total, total
 
     def destinations(self) -> Destinations:
+        """By names within the layer."""
+        names = self.names
         if self.attention_norm is not None:
-            yield from prefixed("input_layernorm.", self.attention_norm.destinations())
+            yield from prefixed(f"{names.attention_input}.", self.attention_norm.destinations())
         yield from prefixed("self_attn.", self.attention.destinations())
-        yield from prefixed("post_attention_layernorm.", self.mlp_norm.destinations())
-        yield from prefixed(f"{self.mlp.name}.", self.mlp.destinations())
+        for name, norm in (
+            (names.attention_output, self.attention_output_norm),
+            (names.mlp_input, self.mlp_norm),
+            (names.mlp_output, self.mlp_output_norm),
+        ):
+            if norm is not None:
+                yield from prefixed(f"{name}.", norm.destinations())
+        yield from prefixed("mlp.", self.mlp.destinations())
 
 
 class Decoder:
@@ -84,13 +115,17 @@ class Decoder:
         group = placement.group
         looked_up = group.begins or (group.ends and (spec.tied or spec.headless or head))
         self.embedding = Embedding(spec, placement) if looked_up else None
-        self.blocks = tuple(Block(spec, layer, placement) for layer in range(spec.layers))
-        self.norm = Norm(spec.hidden, spec.norm_eps, placement) if group.ends else None
+        scale = spec.body.residual_scale
+        self.blocks = tuple(Block(layer, spec.hidden, placement, scale=scale) for layer in spec.blocks)
+        self.norm = Norm(spec.hidden, spec.norm, placement) if group.ends else None
         output = (vocabulary("lm_head", spec.vocab_size, placement),)
         # A headless model takes its logits from the input embedding, for dummy runs alone: text is refused.
         own_head = group.ends and not (spec.tied or spec.headless)
         self.head = Linear(output, spec.hidden, placement, bias=False) if own_head else None
-        self.rope = rope_table(spec, length, placement.device)  # fp32 [length, head_dim]
+        self.ropes: dict[RopeSpec, Tensor] = {  # fp32 [length, head_dim] each
+            rope: rope_table(rope, spec.attention.head_dim, length, placement.device)
+            for rope in {layer.attention.rope: None for layer in spec.blocks}
+        }
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
@@ -120,15 +155,26 @@ class Decoder:
             delta = self.embedding.forward(input_ids)
         else:
             delta, *aux_states = stream.unbind()
-        rotation, group = gather_rotation(self.rope, positions), self.placement.group
+        rotations = {rope: gather_rotation(table, positions) for rope, table in self.ropes.items()}
+        partial = True
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
             if count := aux_layers.count(layer):
-                aux_states += [delta if residual is None else group.all_reduce(delta.clone()) + residual] * count
-            delta, residual = block.forward(delta, residual, rotation, attention, pages)
+                aux_states += [self.joined(delta, residual, partial=partial)] * count
+            rotation = rotations[block.spec.attention.rope]
+            delta, residual = block.forward(delta, residual, rotation, attention, pages, partial=partial)
+            partial = block.partial
         assert residual is not None
         if self.norm is None:
-            return torch.stack((group.all_reduce(delta) + residual, *aux_states)), aux_states
-        return self.norm.add(delta, residual)[0], aux_states
+            return torch.stack((self.joined(delta, residual, partial=partial), *aux_states)), aux_states
+        return self.norm.add(delta, residual, partial=partial, scale=self.spec.body.residual_scale)[0], aux_states
+
+    def joined(self, delta: Tensor, residual: Tensor | None, *, partial: bool) -> Tensor:
+        """The residual stream."""
+        if residual is None:
+            return delta
+        if partial:
+            delta = self.placement.group.all_reduce(delta.clone())
+        return torch.add(residual, delta, alpha=self.spec.body.residual_scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden] -> [rows, vocab]`, gathered from all ranks: in the model's dtype on a GPU, else in fp32."""
@@ -137,13 +183,16 @@ class Decoder:
         logits = linear(hidden, table.operand, invariant=self.placement.invariant)
         if self.placement.group.ranks is not None:
             logits = self.placement.group.all_gather(logits, self.spec.vocab_size)
-        return logits if chip_of(logits.device).runs_triton else logits.float()
+        logits = logits if chip_of(logits.device).runs_triton else logits.float()
+        scale, cap = self.spec.body.logit_scale, self.spec.body.logit_softcap
+        if scale != 1.0:
+            logits = logits.mul_(scale)
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def shallow(self) -> Decoder:
         """The same model with one layer of each kind, for work that depends on kinds alone. The first layer is its own
         kind, since nothing is added before it."""
-        spec = self.spec
-        kinds = [(window, spec.experts_of(layer) is None) for layer, window in enumerate(spec.attention.windows)]
+        spec, kinds = self.spec, self.spec.blocks
         kept = sorted({0, *(kinds.index(kind, 1) for kind in kinds[1:])})
         short = copy(self)
         short.spec = spec.part(kept)
@@ -161,7 +210,7 @@ class Decoder:
             found.update(prefixed("model.norm.", self.norm.destinations()))
         if self.head is not None:
             found.update(self.head.destinations())
-        return found
+        return {stored_name(self.spec, name): destination for name, destination in found.items()}
 
     @property
     def weight_bytes(self) -> int:
@@ -171,34 +220,3 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.placement.dtype
-
-
-class SelfAttention:
-    """One layer's, of the residual stream or of `inputs` numbers. The spec says what a family adds: biases, a norm of
-    each head's query and key, a sliding window."""
-
-    def __init__(self, spec: ModelSpec, layer: int, placement: Placement, inputs: int = 0) -> None:
-        attention = spec.attention
-        self.qkv = FusedQKV(spec, placement, inputs)
-        self.output = output_projection(spec, placement)
-        self.query_norm, self.key_norm = (
-            Norm(attention.head_dim, spec.norm_eps, placement) if attention.qk_norm else None for _ in range(2)
-        )
-        self.options = AttentionOptions(attention.head_dim**-0.5, attention.windows[layer])
-
-    def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
-        norms = None
-        if self.query_norm is not None and self.key_norm is not None:
-            norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps)
-        q, k, v = self.qkv.forward(x)
-        prepare_attention(q, pages[0], batch, self.options)
-        q = rotate_and_store(q, k, v, rotation, *pages, batch.slot_mapping, norms)
-        attended = paged_attention(q, *pages, batch, self.options)  # [tokens, heads, head_dim]
-        return self.output.forward(attended.flatten(1))
-
-    def destinations(self) -> Destinations:
-        yield from self.qkv.destinations()
-        for name, norm in (("q_norm.", self.query_norm), ("k_norm.", self.key_norm)):
-            if norm is not None:
-                yield from prefixed(name, norm.destinations())
-        yield from self.output.destinations()

@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine_core.models.config_file import ConfigFile, read_json
+from penstock.engine_core.models.families import families
+from penstock.engine_core.models.layer_spec import LayerSpec
 from penstock.engine_core.models.memory_estimate import weights
 from penstock.engine_core.models.spec import ModelSpec, decoder_spec, read_spec
 
@@ -72,7 +74,7 @@ def read_head(folder: Path, target: ModelSpec, names: Collection[str] | None) ->
     """
     file = read_json(folder / "config.json")
     version = read_version(file)
-    spec = decoder_spec(file, "llama", (*UNKNOWN, *READ))
+    spec = decoder_spec(file, families()["llama"], (*UNKNOWN, *READ))
     for key, value, wanted in (
         ("hidden_size", spec.hidden, target.hidden),
         ("vocab_size", spec.vocab_size, target.vocab_size),
@@ -85,8 +87,7 @@ def read_head(folder: Path, target: ModelSpec, names: Collection[str] | None) ->
             raise file.error(key, "such heads are not known")
     bias = names is not None and "fc.bias" in names
     if names is not None and any(name.endswith("self_attn.q_proj.bias") for name in names):
-        attention = msgspec.structs.replace(spec.attention, qkv_bias=True)  # heads of Qwen models say so nowhere else
-        spec = msgspec.structs.replace(spec, attention=attention)
+        spec = spec.with_layers(tuple(map(with_bias, spec.blocks)))  # heads of Qwen models say so nowhere else
     if version == FIRST:
         return HeadSpec(version=version, layers=spec, fc_bias=bias)
     if spec.layers != 1:
@@ -96,6 +97,12 @@ def read_head(folder: Path, target: ModelSpec, names: Collection[str] | None) ->
         vocabulary = 0
     aux_layers = read_aux_layers(file, target)
     return HeadSpec(version=version, layers=spec, aux_layers=aux_layers, fc_bias=bias, vocabulary=vocabulary)
+
+
+def with_bias(layer: LayerSpec) -> LayerSpec:
+    """The same layer with biases of queries, keys and values."""
+    attention = msgspec.structs.replace(layer.attention, qkv_bias=True)
+    return msgspec.structs.replace(layer, attention=attention)
 
 
 def read_version(file: ConfigFile) -> int:

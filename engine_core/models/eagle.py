@@ -26,12 +26,12 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.decoder import Block, Decoder, Pages, SelfAttention
+from penstock.engine_core.models.attention import Pages, SelfAttention
+from penstock.engine_core.models.decoder import Block, Decoder
 from penstock.engine_core.models.draft_spec import DEPTHS, FIRST, HeadSpec
 from penstock.engine_core.models.layers import (
     Destination,
     Destinations,
-    GatedMlp,
     Linear,
     Norm,
     Placement,
@@ -39,10 +39,10 @@ from penstock.engine_core.models.layers import (
     prefixed,
     whole,
 )
+from penstock.engine_core.models.mlp import layer_mlp
 from penstock.engine_core.models.rope import rope_table
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.chip import chip_of
-from penstock.kernels.norm import add_rms_norm
 from penstock.kernels.records import AttentionBatch, Rotation
 from penstock.kernels.rope import gather_rotation
 
@@ -54,10 +54,10 @@ class JoiningBlock:
 
     def __init__(self, spec: ModelSpec, placement: Placement) -> None:
         self.embedding_norm, self.state_norm, self.mlp_norm = (
-            Norm(spec.hidden, spec.norm_eps, placement) for _ in range(3)
+            Norm(spec.hidden, spec.norm, placement) for _ in range(3)
         )
-        self.attention = SelfAttention(spec, 0, placement, inputs=2 * spec.hidden)
-        self.mlp = GatedMlp(spec, placement)
+        self.attention = SelfAttention(spec.blocks[0], spec.hidden, placement, inputs=2 * spec.hidden)
+        self.mlp = layer_mlp(spec.blocks[0], spec.hidden, placement)
 
     def forward(
         self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages
@@ -65,7 +65,7 @@ class JoiningBlock:
         """States `[tokens, hidden]`."""
         joined = torch.cat((self.embedding_norm.forward(embedded), self.state_norm.forward(states)), dim=-1)
         attended = self.attention.forward(joined, rotation, batch, pages)
-        normed, residual = add_rms_norm(attended, states, self.mlp_norm.weight, self.mlp_norm.eps)
+        normed, residual = self.mlp_norm.add(attended, states, partial=False)
         return self.mlp.forward(normed) + residual
 
     def destinations(self) -> Destinations:
@@ -83,8 +83,8 @@ class FirstHead:
         placement, hidden = target.placement.alone, spec.layers.hidden
         self.target = target
         self.fc = Linear((whole("fc", hidden),), 2 * hidden, placement, bias=spec.fc_bias)
-        layers = range(spec.layers.layers)
-        self.blocks = tuple(Block(spec.layers, layer, placement, normed=layer > 0) for layer in layers)
+        layers = enumerate(spec.layers.blocks)
+        self.blocks = tuple(Block(layer, hidden, placement, normed=at > 0) for at, layer in layers)
 
     def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
         return hidden
@@ -116,7 +116,7 @@ class ThirdHead:
         self.target = target
         self.fc = Linear((whole("fc", hidden),), DEPTHS * hidden, placement, bias=spec.fc_bias)
         self.block = JoiningBlock(spec.layers, placement)
-        self.norm = Norm(hidden, spec.layers.norm_eps, placement)
+        self.norm = Norm(hidden, spec.layers.norm, placement)
         self.output: Linear | None = None
         self.offsets: Tensor | None = None  # int64 [vocabulary], from its tokens to the target's
         if spec.vocabulary:
@@ -168,7 +168,9 @@ class EagleHead:
         self.target = target
         self._placement = target.placement
         self._head = FirstHead(spec, target) if spec.version == FIRST else ThirdHead(spec, target)
-        self._rope = rope_table(spec.layers, length, target.placement.device)  # fp32 [length, head_dim]
+        self._rope = rope_table(
+            spec.layers.attention.rope, spec.layers.attention.head_dim, length, target.placement.device
+        )  # fp32 [length, head_dim]
 
     def over(self, target: Decoder) -> EagleHead:
         """The same head over the layers that `Decoder.shallow` keeps of the target, with the first for `aux_layers`."""

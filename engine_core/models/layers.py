@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.models.layer_spec import NormSpec
 from penstock.engine_core.models.sharding import vocabulary_share
-from penstock.engine_core.models.spec import ExpertSpec, ModelSpec
-from penstock.kernels.experts import expert_mlp, route
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.linear import gated_linear, linear, packed
-from penstock.kernels.norm import add_rms_norm, rms_norm
+from penstock.kernels.norm import add_norm, layer_norm, rms_norm
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class Destination:
     axis: int = 0
     start: int = 0
     fan_in: int = 0  # inputs summed into each output of a matrix; 0: a norm's weight or a bias
-    pieces: int = 1  # of the axis, equal ones: it is this slice of each, where the checkpoint's weight is a fused one
+    runs: tuple[slice, ...] = ()  # of the axis, one behind the other in `tensor`; empty: one, from `start`
+    offset: float = 0.0  # added to what the checkpoint has
     owner: Linear | Embedding | None = None  # packs its weight once that is filled
 
 
@@ -112,11 +113,21 @@ class Part:
     outputs: int  # in the checkpoint
     share: int  # on this rank
     start: int  # first of them
+    order: tuple[slice, ...] = ()  # of the outputs of each head, as of `models.rope.head_order`
+    head_dim: int = 0
 
     @property
     def held(self) -> int:
         """How many of the checkpoint's outputs are in this share; the rest is padding."""
         return min(self.share, max(0, self.outputs - self.start))
+
+    @property
+    def runs(self) -> tuple[slice, ...]:
+        """Of the checkpoint's outputs that are in this share, in the order in which they are held."""
+        if len(self.order) < 2:
+            return (slice(self.start, self.start + self.held),)
+        heads = range(self.start, self.start + self.held, self.head_dim)
+        return tuple(slice(head + run.start, head + run.stop, run.step) for head in heads for run in self.order)
 
 
 def spread(name: str, outputs: int, placement: Placement) -> Part:
@@ -140,12 +151,15 @@ class Linear:
     """A weight `[outputs, inputs]` and perhaps a bias, stacked by output from the tensors of one or several parts.
 
     With `split_inputs` the ranks share the inputs instead: each then has a partial sum, and the first adds the bias.
+    fused: the name of the parts' one tensor in the checkpoint, empty where each has its own.
     """
 
     def __init__(
-        self, parts: tuple[Part, ...], inputs: int, placement: Placement, *, bias: bool, split_inputs: bool = False
-    ) -> None:
+        self, parts: tuple[Part, ...], inputs: int, placement: Placement, *, bias: bool, split_inputs: bool = False,
+        fused: str = "",
+    ) -> None:  # fmt: skip
         self.parts = parts
+        self.fused = fused
         self.inputs = inputs
         self.axis = 1 if split_inputs else 0
         self.rank = placement.rank
@@ -175,165 +189,83 @@ class Linear:
 
     def destinations(self) -> Destinations:
         """Rows of the fused weight by the parts' names."""
+        if self.fused:
+            yield from self.placed(self.fused, sum(part.outputs for part in self.parts), slice(None), self.fused_runs())
+            return
         row = 0
         for part in self.parts:
             rows = slice(row, row + part.held)
             row += part.share
-            start = self.rank * self.weight.shape[1] if self.axis else part.start
-            shape, weight = (part.outputs, self.inputs), self.weight[rows] if part.held else None
-            yield f"{part.name}.weight", Destination(weight, shape, self.axis, start, fan_in=self.inputs, owner=self)
-            if self.has_bias:
-                bias = None if self.bias is None else self.bias[rows]
-                yield f"{part.name}.bias", Destination(bias, (part.outputs,), 0, part.start)
+            runs = part.runs if len(part.order) > 1 else ()
+            yield from self.placed(part.name, part.outputs, rows, runs, part.start)
 
+    def fused_runs(self) -> tuple[slice, ...]:
+        """Of the outputs of the checkpoint's one tensor."""
+        found: list[slice] = []
+        first = 0
+        for part in self.parts:
+            found += (slice(first + run.start, first + run.stop, run.step) for run in part.runs)
+            first += part.outputs
+        return tuple(found)
 
-class FusedQKV:
-    """Queries, keys and values in one product, of the residual stream or of `inputs` numbers."""
-
-    def __init__(self, spec: ModelSpec, placement: Placement, inputs: int = 0) -> None:
-        attention = spec.attention
-        self.heads = placement.share(attention.heads)
-        self.kv_heads = placement.kv_heads(attention.kv_heads)
-        self.head_dim = attention.head_dim
-        kv_width = attention.kv_heads * attention.head_dim
-        kv_first = placement.rank * attention.kv_heads // placement.size * attention.head_dim
-        kv_share = self.kv_heads * attention.head_dim
-        parts = (
-            spread("q_proj", attention.heads * attention.head_dim, placement),
-            Part("k_proj", kv_width, kv_share, kv_first),
-            Part("v_proj", kv_width, kv_share, kv_first),
-        )
-        self.linear = Linear(parts, inputs or spec.hidden, placement, bias=attention.qkv_bias)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`[tokens, inputs]` -> q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product."""
-        fused = self.linear.forward(x).view(len(x), -1, self.head_dim)
-        last = self.heads + self.kv_heads
-        return fused[:, : self.heads], fused[:, self.heads : last], fused[:, last:]
-
-    def destinations(self) -> Destinations:
-        return self.linear.destinations()
-
-
-def output_projection(spec: ModelSpec, placement: Placement) -> Linear:
-    """From all heads' values back to the hidden size; each rank multiplies its own heads."""
-    parts = (whole("o_proj", spec.hidden),)
-    attention = spec.attention
-    return Linear(parts, attention.heads * attention.head_dim, placement, bias=attention.output_bias, split_inputs=True)
-
-
-class GatedMlp:
-    """down(silu(gate(x)) * up(x)) (Shazeer, 2020), gate and up in one product."""
-
-    name = "mlp"  # in a checkpoint's layer
-
-    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
-        gate_up = tuple(spread(name, spec.mlp.intermediate, placement) for name in ("gate_proj", "up_proj"))
-        self.gate_up = Linear(gate_up, spec.hidden, placement, bias=spec.mlp.bias)
-        down = (whole("down_proj", spec.hidden),)
-        self.down = Linear(down, spec.mlp.intermediate, placement, bias=spec.mlp.bias, split_inputs=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down.forward(self.gate_up.forward_gated(x))
-
-    def destinations(self) -> Destinations:
-        yield from self.gate_up.destinations()
-        yield from self.down.destinations()
-
-
-class SparseMlp:
-    """A mixture of experts: a router, and gated MLPs of which each token goes to some.
-
-    Every rank routes all tokens. It holds whole experts with `expert_parallel`, else its share of the width of each;
-    either way its result is a partial sum."""
-
-    def __init__(self, spec: ModelSpec, experts: ExpertSpec, placement: Placement) -> None:
-        self.spec = experts
-        self.name = "mlp" if experts.stacked else experts.names.block
-        self.hidden = spec.hidden
-        self.router = Linear((whole("gate", experts.count),), spec.hidden, placement, bias=False)
-        parallel = placement.expert_parallel
-        self.held = placement.share(experts.count) if parallel else experts.count
-        self.first = placement.rank * self.held if parallel else 0
-        self.width = experts.width if parallel else placement.share(experts.width)
-        self.start = 0 if parallel else placement.rank * self.width  # in each expert's width
-        self.gate_up = placement.matrices(self.held, 2 * self.width, spec.hidden)
-        self.down = placement.matrices(self.held, spec.hidden, self.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
-        routes = route(self.router.forward(x), self.spec.chosen, normalised=self.spec.normalised)
-        return expert_mlp(x, routes, self.gate_up, self.down, first=self.first)
-
-    def destinations(self) -> Destinations:
-        yield from self.router.destinations()
-        yield from self.stacked() if self.spec.stacked else self.single()
-
-    def single(self) -> Destinations:
-        """Of tensors of one expert each."""
-        names, width = self.spec.names, self.spec.width
-        inner, outer = (width, self.hidden), (self.hidden, width)
-        for expert in range(self.spec.count):
-            at = expert - self.first
-            held = 0 <= at < self.held
-            gate = self.gate_up[at, : self.width] if held else None
-            up = self.gate_up[at, self.width :] if held else None
-            down = self.down[at] if held else None
-            prefix = f"experts.{expert}."
-            yield f"{prefix}{names.gate}.weight", Destination(gate, inner, 0, self.start, fan_in=self.hidden)
-            yield f"{prefix}{names.up}.weight", Destination(up, inner, 0, self.start, fan_in=self.hidden)
-            yield f"{prefix}{names.down}.weight", Destination(down, outer, 1, self.start, fan_in=width)
-
-    def stacked(self) -> Destinations:
-        """Of tensors of all experts."""
-        count, width = self.spec.count, self.spec.width
-        inner, outer = (count, 2 * width, self.hidden), (count, self.hidden, width)
-        if self.held < count:
-            gate_up = Destination(self.gate_up, inner, 0, self.first, fan_in=self.hidden)
-            down = Destination(self.down, outer, 0, self.first, fan_in=width)
-        else:
-            gate_up = Destination(self.gate_up, inner, 1, self.start, fan_in=self.hidden, pieces=2)
-            down = Destination(self.down, outer, 2, self.start, fan_in=width)
-        yield "experts.gate_up_proj", gate_up
-        yield "experts.down_proj", down
-
-
-def layer_mlp(spec: ModelSpec, layer: int, placement: Placement) -> GatedMlp | SparseMlp:
-    """A layer's MLP, dense or sparse."""
-    experts = spec.experts_of(layer)
-    return GatedMlp(spec, placement) if experts is None else SparseMlp(spec, experts, placement)
+    def placed(self, name: str, outputs: int, rows: slice, runs: tuple[slice, ...], start: int = 0) -> Destinations:
+        """These rows by the checkpoint's weight and bias."""
+        held = self.weight[rows]
+        weight, first = held if len(held) else None, self.rank * self.weight.shape[1] if self.axis else start
+        shape = (outputs, self.inputs)
+        yield f"{name}.weight", Destination(weight, shape, self.axis, first, self.inputs, runs, owner=self)
+        if self.has_bias:
+            bias = None if self.bias is None or weight is None else self.bias[rows]
+            yield f"{name}.bias", Destination(bias, (outputs,), 0, start, runs=runs)
 
 
 class Norm:
-    """Weight of an RMS norm."""
+    """Weight of an RMS norm, or weight and bias of a LayerNorm. What the spec adds to the weight is added in fp32."""
 
-    def __init__(self, width: int, eps: float, placement: Placement) -> None:
-        self.weight = placement.vector(width)
-        self.eps = eps
+    def __init__(self, width: int, spec: NormSpec, placement: Placement, part: Part | None = None) -> None:
+        self.part = part or whole("", width)
+        dtype = torch.float32 if spec.offset else placement.dtype
+        self.weight = torch.empty(self.part.share, dtype=dtype, device=placement.device)
+        self.bias = placement.vector(width) if spec.centered else None
+        self.eps = spec.eps
+        self.offset = spec.offset
         self.group = placement.group
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        if self.bias is None:
+            return rms_norm(x, self.weight, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
-    def add(self, partial: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a block's output to the residual stream: the norm of the sum, and that sum.
+    def add(
+        self, delta: Tensor, residual: Tensor, *, partial: bool = True, scale: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Add a block's output to the residual stream: the norm of residual + scale * delta, and that sum.
 
-        The ranks' partial sums, `[tokens, width]`, are added here (and once more where a stage ends), in one launch
+        The ranks' `partial` sums, `[tokens, width]`, are added here (and once more where a stage ends), in one launch
         with addition and norm where the group has a custom all-reduce for so many rows.
         """
         exchange = self.group.exchange
-        if exchange is not None and exchange.takes(partial):
-            return exchange.add(partial, residual, self.weight, self.eps)
-        if self.group.ranks is not None:
-            partial = self.group.all_reduce(partial)
-        return add_rms_norm(partial, residual, self.weight, self.eps)
+        if partial and exchange is not None and self.bias is None and scale == 1.0 and exchange.takes(delta):
+            return exchange.add(delta, residual, self.weight, self.eps)
+        if partial:
+            delta = self.summed(delta)
+        return add_norm(delta, residual, self.weight, self.eps, self.bias, scale)
+
+    def summed(self, partial: Tensor) -> Tensor:
+        """The sum of all ranks' parts."""
+        return partial if self.group.ranks is None else self.group.all_reduce(partial)
 
     def destinations(self) -> Destinations:
-        yield "weight", Destination(self.weight, tuple(self.weight.shape))
+        runs = self.part.runs if len(self.part.order) > 1 else ()
+        shape = (self.part.outputs,)
+        yield "weight", Destination(self.weight, shape, 0, self.part.start, runs=runs, offset=self.offset)
+        if self.bias is not None:
+            yield "bias", Destination(self.bias, shape)
 
 
 class Embedding:
-    """Rows of the vocabulary; tied models read logits off them too, so they lie row by row on every device.
+    """Rows of the vocabulary, times the model's scale; tied models read logits off them too, so they lie row by row on
+    every device.
 
     A rank has a share of the rows, and zeros for the others' tokens: the sum over the ranks is exact.
     """
@@ -341,6 +273,7 @@ class Embedding:
     def __init__(self, spec: ModelSpec, placement: Placement) -> None:
         self.part = vocabulary("embed_tokens", spec.vocab_size, placement)
         self.group = placement.group
+        self.scale = torch.tensor(spec.body.embedding_scale, dtype=placement.dtype).item()  # as it is multiplied with
         self.weight = torch.empty(self.part.share, spec.hidden, dtype=placement.dtype, device=placement.device)
         self.weight[self.part.held :].zero_()
         self.operand = self.weight  # of the products that give logits
@@ -348,6 +281,10 @@ class Embedding:
 
     def forward(self, ids: Tensor) -> Tensor:
         """`[tokens] -> [tokens, hidden]`."""
+        found = self.rows(ids)
+        return found if self.scale == 1.0 else found * self.scale
+
+    def rows(self, ids: Tensor) -> Tensor:
         if self.group.size == 1:
             return embedding(ids, self.weight)
         local = ids - self.part.start

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.engine_core.models.spec import ExpertSpec, ModelSpec
+from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import tensor_shapes
 from penstock.protocol.errors import ConfigError
 
@@ -110,28 +111,29 @@ def expert_weights(spec: ModelSpec, experts: ExpertSpec) -> int:
 
 def idle_weights(spec: ModelSpec) -> int:
     """Of the experts that a token does not go to, in all layers: the rest is what it is multiplied with."""
-    if spec.experts is None:
-        return 0
-    others = spec.experts.count - spec.experts.chosen
-    return sum(spec.experts.layers) * others * expert_weights(spec, spec.experts)
+    return sum((experts.count - experts.routing.chosen) * expert_weights(spec, experts) for experts in spec.sparse)
 
 
 def step_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that slot tables and the largest step take beyond weights and cache."""
-    mlps = {mlp_numbers(spec, spec.experts_of(layer)) for layer in range(spec.layers)}
     heads = (spec.attention.heads + 2 * spec.attention.kv_heads) * spec.attention.head_dim
-    widest = max(mlps) + 4 * spec.hidden + heads
+    widest = max(mlp_numbers(spec, layer) for layer in set(spec.blocks)) + 4 * spec.hidden + heads
     activations = step.tokens * widest * step.item_bytes
     lines = (step.max_num_seqs + step.max_num_seqs // DRAFTED) * spec.vocab_size * FLOAT
     tables = step.max_num_seqs * step.max_model_len * FLOAT
     return int(ACTIVATION_SHARE * activations + LOGIT_LINES * lines) + tables
 
 
-def mlp_numbers(spec: ModelSpec, experts: ExpertSpec | None) -> int:
-    """That a token has in a layer's MLP: gate, up and their product, or that product and the result of each expert."""
-    return 3 * spec.mlp.intermediate if experts is None else experts.chosen * (experts.width + spec.hidden)
+def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:
+    """That a token has in a layer's MLP: gate, up and their product, and of experts that product and the result of
+    each."""
+    dense = 3 * layer.dense.width if layer.dense is not None else 0
+    if layer.experts is None:
+        return dense
+    return dense + layer.experts.routing.chosen * (layer.experts.width + spec.hidden)
 
 
 def taken_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that are taken when the cache is made: weights, rotary tables, the context."""
-    return weights(spec) * step.item_bytes + step.max_model_len * spec.attention.head_dim * FLOAT + CONTEXT_BYTES
+    tables = len({layer.attention.rope for layer in spec.blocks}) * spec.attention.head_dim * FLOAT
+    return weights(spec) * step.item_bytes + step.max_model_len * tables + CONTEXT_BYTES

@@ -6,16 +6,37 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from penstock.engine_core.models.spec import ModelSpec, RopeSpec
+from penstock.engine_core.models.layer_spec import RopeSpec
 
 
-def rope_table(spec: ModelSpec, length: int, device: torch.device) -> Tensor:
-    """Cosines and sines of positions 0..length-1: fp32 `[length, head_dim]`, cosines of half the dimensions first."""
-    rope, positions = spec.attention.rope, torch.arange(length, dtype=torch.float32)
-    angles = positions[:, None] * rope_frequencies(rope, spec.attention.head_dim, length)
-    table = torch.cat((angles.cos(), angles.sin()), dim=1) * rope.attention_factor
-    return table.to(device)
+def rope_table(rope: RopeSpec, head_dim: int, length: int, device: torch.device) -> Tensor:
+    """Cosines and sines of positions 0..length-1: fp32 `[length, head_dim]`, cosines of half the dimensions first.
+
+    Numbers of a head that are not turned have the angle zero: the pairs of those that are come first.
+    """
+    if rope.kind == "none":
+        return torch.cat((torch.ones(length, head_dim // 2), torch.zeros(length, head_dim // 2)), dim=1).to(device)
+    positions = torch.arange(length, dtype=torch.float32)
+    angles = positions[:, None] * rope_frequencies(rope, rope.dim or head_dim, length)
+    still = (0, head_dim // 2 - angles.shape[1])
+    cos, sin = angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor
+    return torch.cat((pad(cos, still, value=1.0), pad(sin, still)), dim=1).to(device)
+
+
+def head_order(rope: RopeSpec, head_dim: int) -> tuple[slice, ...]:
+    """Which numbers of a head in the checkpoint, in this order, make a head as the kernels want it: number i pairs with
+    i + head_dim / 2. Scores do not depend on the order, which queries and keys share."""
+    dim = rope.dim or head_dim
+    half, rest = dim // 2, (head_dim - dim) // 2
+    if rope.interleaved:
+        turned = slice(0, dim, 2), slice(1, dim, 2)
+    else:
+        turned = slice(0, half), slice(half, dim)
+    if not rest:
+        return turned if rope.interleaved else (slice(0, dim),)
+    return turned[0], slice(dim, dim + rest), turned[1], slice(dim + rest, head_dim)
 
 
 def rope_frequencies(rope: RopeSpec, dim: int, length: int) -> Tensor:
@@ -24,7 +45,7 @@ def rope_frequencies(rope: RopeSpec, dim: int, length: int) -> Tensor:
     Dynamic scaling raises the base with the sequence in its first form; but a cached key outlives the length that it
     was turned for, and a base that moves would make tokens depend on chunking and on cache hits. So the base is fixed
     for the served length: up to the trained length these are the plain frequencies, beyond it those that the first form
-    has for a sequence of exactly that length.
+    has for a sequence of exactly that length. Longrope's choice of factors is fixed for it likewise.
     """
     theta = rope.theta
     if rope.kind == "dynamic" and length > rope.original_max_position:
@@ -33,6 +54,8 @@ def rope_frequencies(rope: RopeSpec, dim: int, length: int) -> Tensor:
     plain = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     if rope.kind == "linear":
         return plain / rope.factor
+    if rope.kind == "longrope":
+        return plain / torch.tensor(rope.long_factor if length > rope.original_max_position else rope.short_factor)
     if rope.kind == "yarn":
         return yarn_frequencies(rope, dim, plain)
     if rope.kind == "llama3":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpec
 from penstock.engine_core.models.memory_estimate import weights
-from penstock.engine_core.models.spec import MlpSpec, ModelSpec
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.errors import ConfigError
 
 TENSOR_PARALLEL = "--tensor-parallel-size"
@@ -19,10 +20,13 @@ PIPELINE_PARALLEL = "--pipeline-parallel-size"
 def rank_spec(spec: ModelSpec, size: int) -> ModelSpec:
     """The model as one of `size` ranks has its attention: its share of the heads. Key-value heads are split, or one of
     them repeated where there are fewer than ranks."""
-    heads, kv_heads = spec.attention.heads // size, max(1, spec.attention.kv_heads // size)
-    return msgspec.structs.replace(
-        spec, attention=msgspec.structs.replace(spec.attention, heads=heads, kv_heads=kv_heads)
-    )
+    return spec.with_layers(tuple(rank_layer(layer, size) for layer in spec.blocks))
+
+
+def rank_layer(layer: LayerSpec, size: int) -> LayerSpec:
+    own = layer.attention
+    attention = replace(own, heads=own.heads // size, kv_heads=max(1, own.kv_heads // size))
+    return replace(layer, attention=attention)
 
 
 def vocabulary_share(rows: int, size: int) -> int:
@@ -32,28 +36,31 @@ def vocabulary_share(rows: int, size: int) -> int:
 
 def part_spec(spec: ModelSpec, size: int) -> ModelSpec:
     """One rank's share as a model of its own, for estimates of weights and activations."""
-    experts = spec.experts and msgspec.structs.replace(spec.experts, width=spec.experts.width // size)
-    return msgspec.structs.replace(
-        rank_spec(spec, size), mlp=MlpSpec(spec.mlp.intermediate // size, spec.mlp.bias), experts=experts,
-        vocab_size=vocabulary_share(spec.vocab_size, size),
-    )  # fmt: skip
+    layers = tuple(replace(rank_layer(layer, size), mlp=mlp_share(layer.mlp, size)) for layer in spec.blocks)
+    return replace(spec.with_layers(layers), vocab_size=vocabulary_share(spec.vocab_size, size))
+
+
+def mlp_share(mlp: MlpSpec | ExpertSpec, size: int) -> MlpSpec | ExpertSpec:
+    if isinstance(mlp, MlpSpec):
+        return replace(mlp, width=mlp.width // size)
+    shared = mlp.shared and replace(mlp.shared, width=mlp.shared.width // size)
+    return replace(mlp, width=mlp.width // size, shared=shared)
 
 
 def shared(spec: ModelSpec, *, expert_parallel: bool = False) -> list[tuple[str, int]]:
     """What is split evenly over the ranks, in words, and how much of it there is."""
-    found, experts = [("attention heads", spec.attention.heads)], spec.experts
-    if experts is None or not all(experts.layers):
-        found.append(("numbers of each MLP's width", spec.mlp.intermediate))
-    if experts is not None:
+    found = {("attention heads", spec.attention.heads): None}
+    found |= {("numbers of each MLP's width", mlp.width): None for mlp in spec.dense}
+    for experts in spec.sparse:
         whole, width = ("experts", experts.count), ("numbers of each expert's width", experts.width)
-        found.append(whole if expert_parallel else width)
-    return found
+        found[whole if expert_parallel else width] = None
+    return list(found)
 
 
 def check_ranks(spec: ModelSpec, size: int, *, expert_parallel: bool = False) -> None:
     """Raise ConfigError with the numbers unless so many ranks can share the model's heads and width, and its experts or
     their width."""
-    if expert_parallel and spec.experts is None:
+    if expert_parallel and not spec.sparse:
         raise ConfigError("--expert-parallel", True, "the model has no experts")
     sizes = divisors(spec, expert_parallel=expert_parallel)
     for what, count in shared(spec, expert_parallel=expert_parallel):
@@ -125,4 +132,5 @@ def held_weights(spec: ModelSpec, *, begins: bool, ends: bool, head: bool = Fals
     embedding, layers = spec.vocab_size * spec.hidden, weights(spec) - weights(spec.part(()))
     looked_up = begins or (ends and (spec.tied or spec.headless or head))
     own_head = ends and not (spec.tied or spec.headless)
-    return layers + embedding * (looked_up + own_head) + spec.hidden * ends
+    norm = spec.hidden * (1 + spec.norm.centered)
+    return layers + embedding * (looked_up + own_head) + norm * ends

@@ -1,14 +1,20 @@
 """The tensors of a model's checkpoint by name and shape, from its spec alone. Imports no torch: planning and the checks
-before a start read them, too. `models.decoder` has them in memory; a test holds both to each other."""
+before a start read them, too. `models.decoder` has them in memory; a test holds both to each other.
+
+Names within a model are those of Llama, and of Qwen 2 MoE for experts; a family says what its checkpoints have in
+place of parts of them.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.engine_core.models.spec import OUTPUT, ExpertSpec, ModelSpec
-from penstock.engine_core.models.weight_files import check_tensors, read_names
+from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LayerSpec, MlpSpec
+from penstock.engine_core.models.spec import OUTPUT, ModelSpec
+from penstock.engine_core.models.weight_files import LEFTOVER, check_tensors, read_names
 
 PREFIX = "model."
 FIRST = "embed_tokens.weight"
@@ -19,61 +25,106 @@ Value = TypeVar("Value")
 
 def check_weights(folder: Path, spec: ModelSpec) -> None:
     """Raise ModelError unless the files of `folder` hold the weights of the model, by their headers."""
-    check_tensors(folder, named_as(read_names(folder), tensor_shapes(spec)))
+    check_tensors(folder, named_as(read_names(folder), tensor_shapes(spec)), leftover(spec))
+
+
+def leftover(spec: ModelSpec, others: Collection[str] = ()) -> re.Pattern[str]:
+    """Names of tensors that a checkpoint of the model may have and that are not read. others: more patterns of such."""
+    unread = [rf"^(model\.)?{re.escape(name)}" for name in spec.unread]
+    return re.compile("|".join([LEFTOVER.pattern, *unread, *others]))
+
+
+def stored_name(spec: ModelSpec, name: str) -> str:
+    """A tensor's name in the checkpoint."""
+    for ours, theirs in spec.names:
+        name = name.replace(ours, theirs)
+    return name
 
 
 def named_as(stored: Collection[str], wanted: Mapping[str, Value]) -> Mapping[str, Value]:
     """The same by the names that the files have: embedding models are saved without the prefix of a model that has a
-    head."""
-    if f"{PREFIX}{FIRST}" in stored or FIRST not in stored:
+    head, and the text half of a model of text and images has one of its own."""
+    prefixes = [name.removesuffix(FIRST) for name in stored if name.endswith(FIRST)]
+    prefix, head = prefixes[0] if len(prefixes) == 1 else PREFIX, OUTPUT
+    if prefix == PREFIX:
         return wanted
-    return {name.removeprefix(PREFIX): value for name, value in wanted.items()}
+    heads = [name for name in stored if name.endswith(OUTPUT)]
+    if len(heads) == 1:
+        head = heads[0]
+    return {head if name == OUTPUT else prefix + name.removeprefix(PREFIX): value for name, value in wanted.items()}
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, Shape]:
     """Every tensor of the model's checkpoint."""
     found: dict[str, Shape] = {f"{PREFIX}{FIRST}": (spec.vocab_size, spec.hidden)}
-    for layer in range(spec.layers):
-        found.update((f"{PREFIX}layers.{layer}.{name}", shape) for name, shape in layer_shapes(spec, layer))
+    for at, layer in enumerate(spec.blocks):
+        found.update((f"{PREFIX}layers.{at}.{name}", shape) for name, shape in layer_shapes(layer, spec.hidden))
     found[f"{PREFIX}norm.weight"] = (spec.hidden,)
+    if spec.blocks and spec.norm.centered:
+        found[f"{PREFIX}norm.bias"] = (spec.hidden,)
     if not (spec.tied or spec.headless):
         found[OUTPUT] = (spec.vocab_size, spec.hidden)
-    return found
+    return {stored_name(spec, name): shape for name, shape in found.items()}
 
 
-def layer_shapes(spec: ModelSpec, layer: int) -> Iterator[tuple[str, Shape]]:
+def layer_shapes(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """Of one layer, by their names within it."""
-    attention, hidden = spec.attention, spec.hidden
+    norms = layer.norms
+    for name in (norms.attention_input, norms.attention_output, norms.mlp_input, norms.mlp_output):
+        if name:
+            yield f"{name}.weight", (hidden,)
+            if layer.norm.centered:
+                yield f"{name}.bias", (hidden,)
+    yield from attention_shapes(layer.attention, hidden)
+    if isinstance(layer.mlp, ExpertSpec):
+        yield from expert_shapes(layer.mlp, hidden)
+    else:
+        yield from mlp_shapes("mlp", layer.mlp, hidden)
+
+
+def attention_shapes(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    """Of a layer's attention."""
     queries, pairs = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    yield "input_layernorm.weight", (hidden,)
-    for name, outputs in (("q_proj", queries), ("k_proj", pairs), ("v_proj", pairs)):
+    parts = (("q_proj", queries), ("k_proj", pairs), ("v_proj", pairs))
+    for name, outputs in (("qkv_proj", queries + 2 * pairs),) if attention.fused else parts:
         yield from linear(f"self_attn.{name}", outputs, hidden, bias=attention.qkv_bias)
     yield from linear("self_attn.o_proj", hidden, queries, bias=attention.output_bias)
-    for name in ("q_norm", "k_norm") if attention.qk_norm else ():
-        yield f"self_attn.{name}.weight", (attention.head_dim,)
-    yield "post_attention_layernorm.weight", (hidden,)
-    experts = spec.experts_of(layer)
-    if experts is not None:
-        yield from expert_shapes(experts, hidden)
-        return
-    for name in ("gate_proj", "up_proj"):
-        yield from linear(f"mlp.{name}", spec.mlp.intermediate, hidden, bias=spec.mlp.bias)
-    yield from linear("mlp.down_proj", hidden, spec.mlp.intermediate, bias=spec.mlp.bias)
+    if attention.qk_norm:
+        wide = attention.qk_norm == "width"
+        yield "self_attn.q_norm.weight", (queries if wide else attention.head_dim,)
+        yield "self_attn.k_norm.weight", (pairs if wide else attention.head_dim,)
+    if attention.sinks:
+        yield "self_attn.sinks", (attention.heads,)
+
+
+def mlp_shapes(name: str, mlp: MlpSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+    """Of an MLP of this name."""
+    if mlp.fused:
+        yield from linear(f"{name}.gate_up_proj", 2 * mlp.width, hidden, bias=mlp.bias)
+    else:
+        for part in ("gate_proj", "up_proj") if mlp.gated else ("up_proj",):
+            yield from linear(f"{name}.{part}", mlp.width, hidden, bias=mlp.bias)
+    yield from linear(f"{name}.down_proj", hidden, mlp.width, bias=mlp.bias)
 
 
 def expert_shapes(experts: ExpertSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """Of a layer's router and experts."""
-    names, width = experts.names, experts.width
-    block = "mlp" if experts.stacked else names.block
-    yield f"{block}.gate.weight", (experts.count, hidden)
+    width = experts.width
+    yield "mlp.gate.weight", (experts.count, hidden)
+    if experts.routing.bias:
+        yield experts.routing.bias, (experts.count,)
+    if experts.shared is not None:
+        yield from mlp_shapes(f"mlp.{experts.shared_name}", experts.shared, hidden)
+    if experts.shared_gate:
+        yield f"mlp.{experts.shared_name}_gate.weight", (1, hidden)
     if experts.stacked:
-        yield f"{block}.experts.gate_up_proj", (experts.count, 2 * width, hidden)
-        yield f"{block}.experts.down_proj", (experts.count, hidden, width)
+        yield "mlp.experts.gate_up_proj", (experts.count, 2 * width, hidden)
+        yield "mlp.experts.down_proj", (experts.count, hidden, width)
         return
     for expert in range(experts.count):
-        yield f"{block}.experts.{expert}.{names.gate}.weight", (width, hidden)
-        yield f"{block}.experts.{expert}.{names.up}.weight", (width, hidden)
-        yield f"{block}.experts.{expert}.{names.down}.weight", (hidden, width)
+        yield f"mlp.experts.{expert}.gate_proj.weight", (width, hidden)
+        yield f"mlp.experts.{expert}.up_proj.weight", (width, hidden)
+        yield f"mlp.experts.{expert}.down_proj.weight", (hidden, width)
 
 
 def linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Iterator[tuple[str, Shape]]:

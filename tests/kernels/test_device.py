@@ -10,7 +10,7 @@ import sys, torch
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.records import (AttentionBatch, AttentionOptions)
 from penstock.kernels.attention import (paged_attention)
-from penstock.kernels.norm import add_rms_norm
+from penstock.kernels.norm import add_norm
 from penstock.kernels.rope import (rotate_and_store)
 from penstock.kernels.records import (Rotation)
 import penstock.engine_core.models.registry, penstock.engine_core.execution.model_runner
@@ -20,7 +20,7 @@ one = torch.ones(1, dtype=torch.int32)
 q = rotate_and_store(x, x, x, Rotation(x[:, :1], x[:, :1]), pages, pages, one.long())
 batch = AttentionBatch(torch.tensor([0, 1]), one, one * 0, one[None], one.long(), 1, 1)
 paged_attention(q, pages, pages, batch, AttentionOptions(1.0))
-add_rms_norm(x[0], x[0], x[0, 0], 1e-5)
+add_norm(x[0], x[0], x[0, 0], 1e-5)
 silu_mul(x[0])
 print("triton" in sys.modules)
 """

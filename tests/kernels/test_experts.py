@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.experts import expert_mlp, route
-from penstock.kernels.records import Routes
+from penstock.kernels.records import Routes, Routing
 from tests.engine_core.models.parity import without_mkldnn
 
 
@@ -36,7 +36,7 @@ def exact(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int =
 @pytest.mark.parametrize("tokens", [0, 1, 2, 33])
 def test_reference(tokens: int, first: int, held: int) -> None:
     gate_up, down = weights(held, 24, 12)
-    x, routes = torch.randn(tokens, 24), route(torch.randn(tokens, 8), 3, normalised=True)
+    x, routes = torch.randn(tokens, 24), route(torch.randn(tokens, 8), Routing(3, True))
     found = expert_mlp(x, routes, gate_up, down, first=first)
     torch.testing.assert_close(found.double(), exact(x, routes, gate_up, down, first), rtol=1e-4, atol=1e-5)
 
@@ -44,7 +44,7 @@ def test_reference(tokens: int, first: int, held: int) -> None:
 def test_sums_are_single_precision() -> None:
     """Results of bfloat16 are rounded once, not expert by expert. Without oneDNN: see `without_mkldnn`."""
     gate_up, down = weights(8, 64, 32, torch.bfloat16)
-    x, routes = torch.randn(40, 64).bfloat16(), route(torch.randn(40, 8), 8, normalised=True)
+    x, routes = torch.randn(40, 64).bfloat16(), route(torch.randn(40, 8), Routing(8, True))
     with without_mkldnn():
         found = expert_mlp(x, routes, gate_up, down)
     assert found.dtype == torch.bfloat16
@@ -54,9 +54,9 @@ def test_sums_are_single_precision() -> None:
 def test_a_row_of_nan_stays_alone() -> None:
     gate_up, down = weights(4, 24, 12)
     x, logits = torch.randn(6, 24), torch.randn(6, 4)
-    expected = expert_mlp(x, route(logits, 2, normalised=True), gate_up, down)
+    expected = expert_mlp(x, route(logits, Routing(2, True)), gate_up, down)
     x[3], logits[3] = torch.nan, torch.nan
-    found = expert_mlp(x, route(logits, 2, normalised=True), gate_up, down)
+    found = expert_mlp(x, route(logits, Routing(2, True)), gate_up, down)
     others = [0, 1, 2, 4, 5]
     torch.testing.assert_close(found[others], expected[others])
     assert found[3].isnan().all()

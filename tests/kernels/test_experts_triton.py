@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.experts_triton import multiply_experts, multiply_sorted
 from penstock.kernels.linear_tilings import BY_MEAN, ExpertTiling, Tiling
-from penstock.kernels.records import Routes
+from penstock.kernels.records import Routes, Routing
 from penstock.kernels.routing_triton import route_rows
 from tests.kernels.test_experts import exact, weights
 
@@ -55,7 +55,7 @@ def operands(
     tokens: int, chosen: int, dtype: torch.dtype, device: str, experts: int = COUNT
 ) -> tuple[Tensor, Routes, Tensor, Tensor]:
     gate_up, down = (weight.to(device) for weight in weights(experts, HIDDEN, WIDTH, dtype))
-    routes = route(torch.randn(tokens, experts), chosen, normalised=True)
+    routes = route(torch.randn(tokens, experts), Routing(chosen, True))
     routes = Routes(routes.experts.to(device), routes.shares.to(device), experts)
     return torch.randn(tokens, HIDDEN).to(dtype).to(device), routes, gate_up, down
 
@@ -146,7 +146,7 @@ def test_nothing_waits_for_the_device(tokens: int, device: str) -> None:
     x, _, gate_up, down = operands(tokens, CHOSEN, torch.float32, device)
     logits = torch.randn(tokens, COUNT, device=device)
     with Waits():
-        routes = route_rows(logits, CHOSEN, normalised=True)
+        routes = route_rows(logits, Routing(CHOSEN, True))
         found = multiply_experts(x, routes, gate_up, down, first=0)
     check(found, x, routes, gate_up, down)
 
@@ -157,7 +157,7 @@ def test_a_gpu_gives_the_product(experts: int, chosen: int, hidden: int, width: 
     gate_up, down = (weight.cuda() for weight in weights(experts, hidden, width, torch.bfloat16))
     for tokens in (1, 2, 4, 7, 32, 64, 200, 600, 3000):
         x = torch.randn(tokens, hidden, device="cuda").bfloat16()
-        routes = route(torch.randn(tokens, experts, device="cuda"), chosen, normalised=True)
+        routes = route(torch.randn(tokens, experts, device="cuda"), Routing(chosen, True))
         expected = expert_mlp(x.float().cpu(), on_host(routes), gate_up.float().cpu(), down.float().cpu())
         found = expert_mlp(x, routes, gate_up, down)
         torch.testing.assert_close(found.float().cpu(), expected, rtol=2**-6, atol=2**-6)
@@ -168,7 +168,7 @@ def test_a_gpu_gives_the_product(experts: int, chosen: int, hidden: int, width: 
 def test_tilings_of_the_product_give_the_same_bits(experts: int, chosen: int, hidden: int, width: int) -> None:
     gate_up, down = (weight.cuda() for weight in weights(experts, hidden, width, torch.bfloat16))
     x = torch.randn(900, hidden, device="cuda").bfloat16()
-    routes = route(torch.randn(900, experts, device="cuda"), chosen, normalised=True)
+    routes = route(torch.randn(900, experts, device="cuda"), Routing(chosen, True))
     first = multiply_sorted(x, routes, gate_up, down, 0, PLAIN)
     for _, way in BY_MEAN:
         assert torch.equal(multiply_sorted(x, routes, gate_up, down, 0, way), first), way
@@ -186,7 +186,7 @@ def test_a_graph_gives_what_calls_give(tokens: int) -> None:
     x = torch.zeros(tokens, 512, device="cuda").bfloat16()
 
     def layer() -> Tensor:
-        return expert_mlp(x, route(x @ router.T, 4, normalised=True), gate_up, down)
+        return expert_mlp(x, route(x @ router.T, Routing(4, True)), gate_up, down)
 
     layer()
     graph = torch.cuda.CUDAGraph()

@@ -18,7 +18,7 @@ from penstock.kernels.linear_tilings import (
     choose_tiling,
 )
 from penstock.kernels.linear_triton import multiply
-from penstock.kernels.norm import add_rms_norm
+from penstock.kernels.norm import add_norm
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048), (1024, 3072), (128256, 4096))
 SHARED_MEMORY = 227 << 10  # bytes that one program may have on a Hopper GPU
@@ -195,7 +195,7 @@ def test_a_graph_gives_what_calls_give(rows: int, invariant: bool) -> None:
     def chain() -> torch.Tensor:
         total, delta = x, x
         for _ in range(6):
-            normed, total = add_rms_norm(delta, total, norm, 1e-5)
+            normed, total = add_norm(delta, total, norm, 1e-5)
             delta = linear(gated_linear(normed, gate_up, invariant=invariant), down, invariant=invariant)
         return delta
 

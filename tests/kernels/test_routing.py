@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from penstock.kernels.experts import route
+from penstock.kernels.records import Routing
 
 
 @pytest.fixture(autouse=True)
@@ -18,28 +19,40 @@ def seeded() -> None:
 def test_reference(experts: int, chosen: int, dtype: torch.dtype) -> None:
     logits = torch.randn(9, experts).to(dtype)
     probabilities = torch.softmax(logits.double(), dim=1)
-    found = route(logits, chosen, normalised=False)
+    found = route(logits, Routing(chosen, False))
     assert (found.experts.dtype, found.shares.dtype) == (torch.int32, torch.float32)
     expected = probabilities.gather(1, found.experts.long())
     torch.testing.assert_close(found.shares.double(), expected, rtol=1e-5, atol=1e-7)
     assert (found.shares.diff(dim=1) <= 0).all()
     others = probabilities.scatter(1, found.experts.long(), -1.0).amax(dim=1)
     assert (others <= expected[:, -1]).all()
-    shared = route(logits, chosen, normalised=True)
+    shared = route(logits, Routing(chosen, True))
     assert torch.equal(shared.experts, found.experts)
     torch.testing.assert_close(shared.shares.double(), expected / expected.sum(1, keepdim=True), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_a_bias_decides_who_is_chosen_and_not_the_shares(sigmoid: bool) -> None:
+    """DeepSeek-V3's selection bias, and the scale of its shares."""
+    logits, bias = torch.randn(9, 12), torch.randn(12)
+    scores = logits.double().sigmoid() if sigmoid else logits.double().softmax(1)
+    found = route(logits, Routing(3, False, sigmoid, 2.5, bias))
+    assert torch.equal(found.experts.long(), (scores + bias).topk(3).indices)
+    torch.testing.assert_close(found.shares.double(), 2.5 * scores.gather(1, found.experts.long()), rtol=1e-5, atol=0)
+    shared = route(logits, Routing(3, True, sigmoid, 2.5, bias))
+    torch.testing.assert_close(shared.shares.sum(1), torch.full((9,), 2.5))
+
+
 def test_of_equals_the_first() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
-    assert route(logits, 3, normalised=True).experts.tolist() == [[1, 2, 4], [0, 1, 2]]
+    assert route(logits, Routing(3, True)).experts.tolist() == [[1, 2, 4], [0, 1, 2]]
 
 
 def test_a_row_of_nan_has_experts_and_stays_alone() -> None:
     logits = torch.randn(3, 8)
-    expected = route(logits, 2, normalised=True)
+    expected = route(logits, Routing(2, True))
     logits[1, 5] = torch.nan
-    found = route(logits, 2, normalised=True)
+    found = route(logits, Routing(2, True))
     assert found.shares[1].isnan().all()
     assert ((found.experts >= 0) & (found.experts < 8)).all()
     assert torch.equal(found.shares[::2], expected.shares[::2])

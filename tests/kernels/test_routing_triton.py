@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.kernels import routing_triton
 from penstock.kernels.experts import route
+from penstock.kernels.records import Routing
 from penstock.kernels.routing_triton import Schedule, most_tiles, route_rows, sort_pairs
 
 
@@ -28,25 +29,39 @@ def seeded() -> None:
 )  # fmt: skip
 def test_routes(experts: int, chosen: int, dtype: torch.dtype, normalised: bool, device: str) -> None:
     logits = (torch.randn(2, experts + 3) * 3).to(dtype)[:, :experts]  # rows that lie apart
-    expected = route(logits, chosen, normalised=normalised)
-    found = route_rows(logits.to(device), chosen, normalised=normalised)
+    expected = route(logits, Routing(chosen, normalised))
+    found = route_rows(logits.to(device), Routing(chosen, normalised))
     assert torch.equal(found.experts.cpu(), expected.experts)
     torch.testing.assert_close(found.shares.cpu(), expected.shares, rtol=1e-5, atol=1e-7)
     assert found.total == expected.total == experts
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("normalised", [False, True])
+def test_scores_biases_and_scales(normalised: bool, sigmoid: bool, biased: bool, device: str) -> None:
+    logits, bias = torch.randn(5, 60) * 2, torch.randn(60) * 0.3 if biased else None
+    expected = route(logits, Routing(6, normalised, sigmoid, 2.5, bias))
+    found = route_rows(
+        logits.to(device), Routing(6, normalised, sigmoid, 2.5, None if bias is None else bias.to(device))
+    )
+    assert torch.equal(found.experts.cpu(), expected.experts)
+    torch.testing.assert_close(found.shares.cpu(), expected.shares, rtol=1e-5, atol=1e-7)
+
+
 def test_of_equals_the_first(device: str) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0], [0.0] * 5, [-2.0, -1.0, -1.0, -9.0, -1.0]], device=device)
-    assert route_rows(logits, 3, normalised=True).experts.tolist() == [[1, 2, 4], [0, 1, 2], [1, 2, 4]]
+    assert route_rows(logits, Routing(3, True)).experts.tolist() == [[1, 2, 4], [0, 1, 2], [1, 2, 4]]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter's own sums
 @pytest.mark.parametrize("normalised", [False, True])
 def test_rows_that_are_no_numbers_have_experts_and_stay_alone(normalised: bool, device: str) -> None:
     logits = torch.randn(6, 8)
-    expected = route(logits, 3, normalised=normalised)
+    expected = route(logits, Routing(3, normalised))
     logits[1, 5], logits[2], logits[4, 0] = torch.nan, torch.nan, torch.inf
-    found = route_rows(logits.to(device), 3, normalised=normalised)
+    found = route_rows(logits.to(device), Routing(3, normalised))
     for row in (1, 2, 4):
         assert found.shares[row].isnan().any()
     assert found.shares[1:3].isnan().all()
@@ -124,8 +139,8 @@ def test_any_routes_have_a_schedule(numbers: list[int], first: int, held: int, r
 @pytest.mark.parametrize(("tokens", "count", "chosen"), [(64, 128, 8), (8192, 128, 8), (1, 8, 2), (8192, 8, 2)])
 def test_a_gpu_gives_the_schedule(tokens: int, count: int, chosen: int) -> None:
     logits = torch.randn(tokens, count, device="cuda").bfloat16()
-    found = route(logits, chosen, normalised=True)
-    expected = route(logits.cpu(), chosen, normalised=True)
+    found = route(logits, Routing(chosen, True))
+    expected = route(logits.cpu(), Routing(chosen, True))
     assert torch.equal(found.experts.cpu(), expected.experts)
     torch.testing.assert_close(found.shares.cpu(), expected.shares, rtol=1e-4, atol=1e-6)
     for first, held in ((0, count), (count // 2, count // 2)):

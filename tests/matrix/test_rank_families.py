@@ -18,27 +18,27 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.spec import NAMES, ExpertSpec, ModelSpec
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.messages import Logprobs, Pooling, Sampling
 from penstock.protocol.steps import StepPlan, StepResult
 from tests.engine_core.execution.harness import LENGTH, Life, block_tables, decode, prefill, tiny_spec
-from tests.engine_core.models.specs import resized
+from tests.engine_core.models.specs import resized, small_experts
 from tests.ranks import Ranks
 
 SIZES = (2, 4)
 STEPS = 8
 PROMPT = 20
 VOCABULARY = 150  # of two ranks one has 128 rows, the other 22; of four the third has 22 and the fourth none
-EXPERTS = ExpertSpec(count=8, chosen=3, width=24, normalised=True, layers=(False, True), names=NAMES["qwen3_moe"])
+EXPERTS = {"experts": small_experts(8, 3, 24), "sparse": (False, True)}
 BIASED = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 SPECS: dict[str, dict[str, Any]] = {
     "llama with biases": BIASED,
     "llama, four pairs": {"kv_heads": 4, "head_dim": 16},
     "mistral": {"windows": (11, 11), "vocab_size": 97},
     "qwen2, tied": {"qkv_bias": True, "tied": True},
-    "qwen3, tied": {"qk_norm": True, "tied": True},
-    "qwen3 with experts": {"qk_norm": True, "experts": EXPERTS},
-    "whole experts": {"qk_norm": True, "experts": EXPERTS},
+    "qwen3, tied": {"qk_norm": "head", "tied": True},
+    "qwen3 with experts": {"qk_norm": "head", **EXPERTS},
+    "whole experts": {"qk_norm": "head", **EXPERTS},
 }
 SAMPLINGS = [
     Sampling(temperature=0.0),

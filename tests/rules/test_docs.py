@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.readme_figures import pages
+from penstock.engine_core.models.families import families
 from penstock.engine_core.models.foreign import FORMATS
-from penstock.engine_core.models.spec import ARCHITECTURES
 from penstock.protocol.config import fields
 from penstock.services.metrics.definitions import METRICS
 from penstock.services.openai.routes import ROUTES
@@ -119,7 +119,8 @@ def test_references_name_everything(site: Path) -> None:
     assert [field.flag for field in fields() if field.flag not in options] == []
     assert [route.name for route in ROUTES if route.summary and f"{route.method} {route.name}" not in http] == []
     assert [name for name in METRICS if f"penstock_{name}" not in metrics] == []
-    assert [name for name in (*ARCHITECTURES, *(pattern for pattern, _ in FORMATS)) if name not in models] == []
+    classes = [family.architecture for family in families().values()]
+    assert [name for name in (*classes, *(pattern for pattern, _ in FORMATS)) if name not in models] == []
 
 
 @pytest.mark.parametrize("server", ["vllm", "sglang"])

@@ -181,7 +181,9 @@ def test_a_slice_of_every_piece_is_read(
 ) -> None:
     stored = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     expected = torch.cat([piece.narrow(axis, start, size) for piece in stored.chunk(pieces, axis)], axis)
-    destination = Destination(torch.empty_like(expected), shape, axis, start, pieces=pieces)
+    each = shape[axis] // pieces
+    runs = tuple(slice(first + start, first + start + size) for first in range(0, shape[axis], each))
+    destination = Destination(torch.empty_like(expected), shape, axis, runs=runs)
     save_file({"weight": stored}, tmp_path / SINGLE)
     read_checkpoint(tmp_path, {"weight": destination})
     assert destination.tensor is not None

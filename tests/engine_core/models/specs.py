@@ -6,25 +6,54 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.engine_core.models.spec import AttentionSpec, MlpSpec, ModelSpec, RopeSpec
+from penstock.engine_core.models.families import Body
+from penstock.engine_core.models.layer_spec import (
+    AttentionSpec,
+    ExpertSpec,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+    RopeSpec,
+    RoutingSpec,
+)
+from penstock.engine_core.models.spec import ModelSpec
 
 
 def resized(spec: ModelSpec, **sizes: Any) -> ModelSpec:
-    """The same with these sizes, by their names in the spec, its attention, or its MLP (`intermediate`, `mlp_bias`)."""
+    """The same with these sizes, by their names in the spec, in the attention of every layer, or in the MLP of every
+    dense layer (`intermediate`, `mlp_bias`). `layers` is their number, `windows` has one for each, `experts` are those
+    of every layer, or of those for which `sparse` is true."""
+    blocks = list(spec.blocks)
+    count = sizes.pop("layers", len(sizes.get("windows", blocks)))
+    blocks = [blocks[min(at, len(blocks) - 1)] for at in range(count)]
     attention = {name: sizes.pop(name) for name in AttentionSpec.__struct_fields__ if name in sizes}
-    mlp = MlpSpec(sizes.pop("intermediate", spec.mlp.intermediate), sizes.pop("mlp_bias", spec.mlp.bias))
-    return structs.replace(spec, attention=structs.replace(spec.attention, **attention), mlp=mlp, **sizes)
+    windows = sizes.pop("windows", [layer.attention.window for layer in blocks])
+    mlp = {name: sizes.pop(key) for name, key in (("width", "intermediate"), ("bias", "mlp_bias")) if key in sizes}
+    experts = sizes.pop("experts", None)
+    sparse = sizes.pop("sparse", (experts is not None,) * count)
+    made = []
+    for layer, window, has in zip(blocks, windows, sparse, strict=True):
+        own = structs.replace(layer.attention, **attention, window=window)
+        dense = structs.replace(layer.mlp, **mlp) if isinstance(layer.mlp, MlpSpec) else layer.mlp
+        made.append(structs.replace(layer, attention=own, mlp=experts if has else dense))
+    return structs.replace(spec.with_layers(tuple(made)), **sizes)
 
 
 def small_spec(**sizes: Any) -> ModelSpec:
     """A Llama of one layer whose ids and lengths are small, without biases; `sizes` as of `resized`."""
-    layers = sizes.get("layers", 1)
-    attention = AttentionSpec(
-        heads=4, kv_heads=2, head_dim=8, rope=RopeSpec(), windows=(0,) * layers, qkv_bias=False, output_bias=False,
-        qk_norm=False,
-    )  # fmt: skip
+    attention = AttentionSpec(heads=4, kv_heads=2, head_dim=8, rope=RopeSpec())
+    layer = LayerSpec(attention=attention, mlp=MlpSpec(width=64), norm=NormSpec(eps=1e-6))
     spec = ModelSpec(
-        family="llama", layers=layers, hidden=32, attention=attention, mlp=MlpSpec(64, bias=False), vocab_size=9,
-        norm_eps=1e-6, tied=False, max_position=16, longest=16, dtype="float32", bos_token_id=None, eos_token_ids=(),
+        family="llama", hidden=32, body=Body(layers=(layer,)), vocab_size=9, tied=False, max_position=16, longest=16,
+        dtype="float32", bos_token_id=None, eos_token_ids=(),
     )  # fmt: skip
     return resized(spec, **sizes)
+
+
+def small_experts(count: int, chosen: int, width: int, **more: Any) -> ExpertSpec:
+    """Experts whose shares add up to one."""
+    return ExpertSpec(count=count, width=width, routing=RoutingSpec(chosen=chosen, normalised=True), **more)
+
+
+def windows_of(spec: ModelSpec) -> tuple[int, ...]:
+    return tuple(layer.attention.window for layer in spec.blocks)

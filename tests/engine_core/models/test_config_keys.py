@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.families import families
 from penstock.engine_core.models.spec import decoder_spec
 from penstock.protocol.errors import ModelError
 
@@ -46,7 +47,7 @@ HARMLESS = {
 
 
 def read(family: str, **more: Any) -> object:
-    return decoder_spec(ConfigFile(Path("config.json"), PLAIN | more), family)
+    return decoder_spec(ConfigFile(Path("config.json"), PLAIN | more), families()[family])
 
 
 @pytest.mark.parametrize("key", ASKING)

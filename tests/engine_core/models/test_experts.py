@@ -19,15 +19,17 @@ from penstock.engine_core.loading import load
 from penstock.engine_core.loading.checkpoint import cuts
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.layers import GatedMlp, Placement, SparseMlp, layer_mlp
+from penstock.engine_core.models.layer_spec import ExpertSpec, RoutingSpec
+from penstock.engine_core.models.layers import Placement
+from penstock.engine_core.models.mlp import Mlp, SparseMlp, layer_mlp
 from penstock.engine_core.models.registry import build
-from penstock.engine_core.models.spec import NAMES, QWEN, ExpertSpec, read_spec
+from penstock.engine_core.models.spec import read_spec
 from tests.engine_core.models.parity import SIZES, ours, write_checkpoint
-from tests.engine_core.models.specs import resized
+from tests.engine_core.models.specs import resized, small_experts
 from tests.engine_core.models.test_layers import SPEC
 
-EXPERTS = ExpertSpec(count=8, chosen=3, width=12, normalised=True, layers=(True, False), names=NAMES[QWEN])
-MODEL = resized(SPEC, layers=2, windows=(0, 0), experts=EXPERTS, mlp_bias=False)
+EXPERTS = small_experts(8, 3, 12)
+MODEL = resized(SPEC, layers=2, experts=EXPERTS, sparse=(True, False), mlp_bias=False)
 CONFIGS: dict[str, Any] = {
     "qwen": Qwen3MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[1], head_dim=16
@@ -44,13 +46,13 @@ def checkpoint(experts: ExpertSpec = EXPERTS) -> dict[str, Tensor]:
     torch.manual_seed(5)
     return {
         name: torch.randn(destination.shape) * destination.fan_in**-0.5
-        for name, destination in SparseMlp(MODEL, experts, placement()).destinations()
+        for name, destination in SparseMlp(experts, MODEL.hidden, placement()).destinations()
     }
 
 
 def filled(tensors: dict[str, Tensor], where: Placement, experts: ExpertSpec = EXPERTS) -> SparseMlp:
     """Through a file, as loading does it."""
-    made = SparseMlp(MODEL, experts, where)
+    made = SparseMlp(experts, MODEL.hidden, where)
     for name, destination in made.destinations():
         assert destination.shape == tensors[name].shape
         if destination.tensor is not None:
@@ -90,7 +92,7 @@ def by_hand(tensors: dict[str, Tensor], x: Tensor, chosen: int, normalised: bool
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("chosen", [1, 3, 8])
 def test_sums_by_hand(chosen: int, normalised: bool) -> None:
-    experts = msgspec.structs.replace(EXPERTS, chosen=chosen, normalised=normalised)
+    experts = msgspec.structs.replace(EXPERTS, routing=RoutingSpec(chosen=chosen, normalised=normalised))
     tensors = checkpoint()
     made = filled(tensors, placement(), experts)
     for tokens in (0, 1, 7):
@@ -124,7 +126,7 @@ def test_both_layouts_are_one_model() -> None:
 @pytest.mark.parametrize("layout", ["single", "stacked"])
 def test_every_element_has_one_source(layout: str, expert_parallel: bool) -> None:
     experts = msgspec.structs.replace(EXPERTS, stacked=layout == "stacked")
-    made = SparseMlp(MODEL, experts, placement(1, 2, expert_parallel))
+    made = SparseMlp(experts, MODEL.hidden, placement(1, 2, expert_parallel))
     for weight in (made.gate_up, made.down):
         weight.zero_()
     for name, destination in made.destinations():
@@ -135,7 +137,7 @@ def test_every_element_has_one_source(layout: str, expert_parallel: bool) -> Non
 
 def test_weights_lie_as_the_device_likes_them() -> None:
     on_cpu, on_gpu = (
-        SparseMlp(MODEL, EXPERTS, Placement(torch.float32, torch.device(device))) for device in ("cpu", "meta")
+        SparseMlp(EXPERTS, MODEL.hidden, Placement(torch.float32, torch.device(device))) for device in ("cpu", "meta")
     )
     assert on_cpu.gate_up.shape == on_gpu.gate_up.shape == (8, 24, 12)
     assert on_cpu.gate_up.stride() == (288, 1, 24)
@@ -143,9 +145,9 @@ def test_weights_lie_as_the_device_likes_them() -> None:
 
 
 def test_a_layer_has_what_the_spec_says() -> None:
-    assert isinstance(layer_mlp(MODEL, 0, placement()), SparseMlp)
-    assert isinstance(layer_mlp(MODEL, 1, placement()), GatedMlp)
-    assert isinstance(layer_mlp(SPEC, 0, placement()), GatedMlp)
+    assert isinstance(layer_mlp(MODEL.blocks[0], MODEL.hidden, placement()), SparseMlp)
+    assert isinstance(layer_mlp(MODEL.blocks[1], MODEL.hidden, placement()), Mlp)
+    assert isinstance(layer_mlp(SPEC.blocks[0], SPEC.hidden, placement()), Mlp)
 
 
 @pytest.mark.parametrize("original", [True, False])
@@ -170,7 +172,6 @@ def test_both_layouts_of_a_checkpoint_load_alike(family: str, tmp_path: Path) ->
     )
     assert torch.equal(first, second)
     one, other = (ours(tmp_path / folder) for folder in ("single", "stacked"))
-    assert [block.mlp.name for block in other.blocks] == ["mlp"] * 3
     for block, same in zip(one.blocks, other.blocks, strict=True):
         if isinstance(block.mlp, SparseMlp):
             assert isinstance(same.mlp, SparseMlp)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -14,11 +13,11 @@ from penstock.engine_core.models.draft_spec import FIRST, THIRD, head_weights, r
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.eagle_heads import HIDDEN, KNOWN, first_weights, head_config, third_weights, write_head
-from tests.engine_core.models.specs import small_spec
+from tests.engine_core.models.specs import resized, small_spec
 
 VOCAB = 160
 TARGET = small_spec(
-    family="qwen3", layers=12, hidden=HIDDEN, head_dim=16, intermediate=96, vocab_size=VOCAB, tied=True, qk_norm=True,
+    family="qwen3", layers=12, hidden=HIDDEN, head_dim=16, intermediate=96, vocab_size=VOCAB, tied=True, qk_norm="head",
     max_position=256, longest=256, dtype="bfloat16",
 )  # fmt: skip
 
@@ -90,7 +89,7 @@ def test_what_does_not_fit_is_named(third: bool, more: dict[str, Any], said: str
 
 
 def test_a_target_too_shallow_for_three_depths_is_told_the_key(tmp_path: Path) -> None:
-    shallow = msgspec.structs.replace(TARGET, layers=6)
+    shallow = resized(TARGET, layers=6)
     with pytest.raises(ModelError, match=r"eagle_aux_hidden_state_layer_ids.*\(2, 3, 3\)"):
         read_head(folder_of(tmp_path, True), shallow, None)
 

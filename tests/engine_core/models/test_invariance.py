@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.engine_core.models.attention import SelfAttention
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.layers import FusedQKV, GatedMlp, Linear, Placement, whole
+from penstock.engine_core.models.layers import Linear, Placement, whole
+from penstock.engine_core.models.mlp import Mlp, layer_mlp
 from penstock.engine_core.models.registry import build
 from penstock.kernels.records import AttentionBatch
 from tests.engine_core.models.specs import small_spec
@@ -18,7 +20,7 @@ from tests.engine_core.models.specs import small_spec
 LENGTH, BLOCK = 400, 16
 SPEC = small_spec(
     family="qwen3", layers=2, hidden=1024, heads=16, kv_heads=8, head_dim=128, intermediate=3072, vocab_size=4096,
-    tied=True, qk_norm=True, max_position=LENGTH, longest=LENGTH, dtype="bfloat16",
+    tied=True, qk_norm="head", max_position=LENGTH, longest=LENGTH, dtype="bfloat16",
 )  # fmt: skip
 
 
@@ -83,7 +85,9 @@ def model() -> Decoder:
 
 def test_every_product_of_an_invariant_placement_is_one() -> None:
     placement = Placement(torch.float32, torch.device("cpu"), invariant=True)
-    made = FusedQKV(SPEC, placement).linear, GatedMlp(SPEC, placement).gate_up, GatedMlp(SPEC, placement).down
+    mlp = layer_mlp(SPEC.blocks[0], SPEC.hidden, placement)
+    assert isinstance(mlp, Mlp)
+    made = SelfAttention(SPEC.blocks[0], SPEC.hidden, placement).qkv, mlp.gate_up, mlp.down
     assert all(product.invariant for product in made)
     assert not Linear((whole("o_proj", 8),), 8, Placement(torch.float32, torch.device("cpu")), bias=False).invariant
 

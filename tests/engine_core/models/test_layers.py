@@ -8,22 +8,15 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.models.layers import (
-    Embedding,
-    FusedQKV,
-    GatedMlp,
-    Linear,
-    Norm,
-    Placement,
-    held_bytes,
-    pack,
-    spread,
-    whole,
-)
+from penstock.engine_core.loading.checkpoint import cuts
+from penstock.engine_core.models.attention import SelfAttention
+from penstock.engine_core.models.layer_spec import NormSpec
+from penstock.engine_core.models.layers import Embedding, Linear, Norm, Placement, held_bytes, pack, spread, whole
+from penstock.engine_core.models.mlp import Mlp, layer_mlp
 from tests.engine_core.models.specs import small_spec
 
 SPEC = small_spec(hidden=12, head_dim=6, intermediate=20, qkv_bias=True, output_bias=True, mlp_bias=True)
-Layer = FusedQKV | GatedMlp | Linear | Norm | Embedding
+Layer = Mlp | Linear | Norm | Embedding
 
 
 def placement(rank: int = 0, size: int = 1, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Placement:
@@ -38,22 +31,32 @@ def checkpoint(layer: Layer) -> dict[str, Tensor]:
 def fill(layer: Layer, tensors: dict[str, Tensor]) -> None:
     for name, destination in layer.destinations():
         if destination.tensor is not None:
-            size = destination.tensor.shape[destination.axis]
-            destination.tensor.copy_(tensors[name].narrow(destination.axis, destination.start, size))
+            for place, part in cuts(destination, destination.tensor):
+                part.copy_(tensors[name][place])
+
+
+def attention(where: Placement) -> SelfAttention:
+    return SelfAttention(SPEC.blocks[0], SPEC.hidden, where)
+
+
+def mlp(where: Placement) -> Mlp:
+    found = layer_mlp(SPEC.blocks[0], SPEC.hidden, where)
+    assert isinstance(found, Mlp)
+    return found
 
 
 def test_fused_products_are_the_separate_ones() -> None:
-    layer = FusedQKV(SPEC, placement())
-    tensors = checkpoint(layer)
-    fill(layer, tensors)
+    layer = attention(placement())
+    tensors = checkpoint(layer.qkv)
+    fill(layer.qkv, tensors)
     x = torch.randn(5, 12)
-    for found, name in zip(layer.forward(x), ("q_proj", "k_proj", "v_proj"), strict=True):
+    for found, name in zip(layer.heads_of(layer.qkv.forward(x)), ("q_proj", "k_proj", "v_proj"), strict=True):
         expected = x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
         torch.testing.assert_close(found, expected.view(5, -1, 6))
 
 
 def test_gated_mlp() -> None:
-    layer = GatedMlp(SPEC, placement())
+    layer = mlp(placement())
     tensors = checkpoint(layer)
     fill(layer, tensors)
     x = torch.randn(5, 12)
@@ -63,7 +66,7 @@ def test_gated_mlp() -> None:
 
 
 def test_names_and_shapes_are_those_of_a_checkpoint() -> None:
-    found = {name: destination.shape for name, destination in FusedQKV(SPEC, placement(1, 2)).destinations()}
+    found = {name: destination.shape for name, destination in attention(placement(1, 2)).qkv.destinations()}
     assert found == {
         "q_proj.weight": (24, 12),
         "q_proj.bias": (24,),
@@ -76,15 +79,15 @@ def test_names_and_shapes_are_those_of_a_checkpoint() -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_hold_heads_that_add_up(size: int) -> None:
-    single = FusedQKV(SPEC, placement())
-    tensors = checkpoint(single)
-    fill(single, tensors)
+    single = attention(placement())
+    tensors = checkpoint(single.qkv)
+    fill(single.qkv, tensors)
     x = torch.randn(3, 12)
-    q, k, v = single.forward(x)
+    q, k, v = single.heads_of(single.qkv.forward(x))
     for rank in range(size):
-        layer = FusedQKV(SPEC, placement(rank, size))
-        fill(layer, tensors)
-        own_q, own_k, own_v = layer.forward(x)
+        layer = attention(placement(rank, size))
+        fill(layer.qkv, tensors)
+        own_q, own_k, own_v = layer.heads_of(layer.qkv.forward(x))
         heads = 4 // size
         torch.testing.assert_close(own_q, q[:, rank * heads : (rank + 1) * heads])
         kv = slice(rank, rank + 1) if size == 2 else slice(rank // 2, rank // 2 + 1)  # four ranks repeat two heads
@@ -94,10 +97,10 @@ def test_ranks_hold_heads_that_add_up(size: int) -> None:
 
 def test_partial_sums_of_the_ranks_are_the_whole() -> None:
     double = torch.float64  # terms that cancel would differ by more than sums in another order should
-    single = GatedMlp(SPEC, placement(dtype=double))
+    single = mlp(placement(dtype=double))
     tensors = checkpoint(single)
     fill(single, tensors)
-    ranks = [GatedMlp(SPEC, placement(rank, 4, dtype=double)) for rank in range(4)]
+    ranks = [mlp(placement(rank, 4, dtype=double)) for rank in range(4)]
     for layer in ranks:
         fill(layer, tensors)
     x = torch.randn(3, 12, dtype=double)
@@ -107,14 +110,13 @@ def test_partial_sums_of_the_ranks_are_the_whole() -> None:
 
 def test_every_element_has_one_source() -> None:
     """Destinations tile a layer's memory: nothing is left unfilled, nothing written twice."""
-    for layer in (FusedQKV(SPEC, placement()), GatedMlp(SPEC, placement(2, 4))):
-        linears = [layer.linear] if isinstance(layer, FusedQKV) else [layer.gate_up, layer.down]
-        for linear in linears:
-            linear.weight.zero_()
-            for _, destination in linear.destinations():
-                if destination.fan_in and destination.tensor is not None:
-                    destination.tensor.add_(1)
-            assert torch.equal(linear.weight, torch.ones_like(linear.weight))
+    split = mlp(placement(2, 4))
+    for linear in (attention(placement()).qkv, split.gate_up, split.down):
+        linear.weight.zero_()
+        for _, destination in linear.destinations():
+            if destination.fan_in and destination.tensor is not None:
+                destination.tensor.add_(1)
+        assert torch.equal(linear.weight, torch.ones_like(linear.weight))
 
 
 def test_packed_weights_give_the_same_products_and_take_no_memory_twice() -> None:
@@ -158,7 +160,7 @@ def test_widths_that_ranks_cannot_share() -> None:
 
 
 def test_norm_and_embedding() -> None:
-    norm, embedding = Norm(12, 1e-6, placement()), Embedding(SPEC, placement())
+    norm, embedding = Norm(12, NormSpec(eps=1e-6), placement()), Embedding(SPEC, placement())
     fill(norm, {"weight": torch.ones(12)})
     rows = torch.randn(9, 12)
     fill(embedding, {"weight": rows})

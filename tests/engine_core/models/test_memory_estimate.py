@@ -13,6 +13,7 @@ import torch
 from benchmarks.shapes import MIXTRAL, QWEN_MOE
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.models import registry
+from penstock.engine_core.models.layer_spec import ExpertSpec
 from penstock.engine_core.models.memory_estimate import (
     CacheShape,
     StepShape,
@@ -61,13 +62,21 @@ def test_weights_are_those_of_the_model(architecture: str, more: dict[str, Any],
     assert weights(spec) * 2 == model.weight_bytes
 
 
+def with_experts(spec: ModelSpec, experts: ExpertSpec) -> ModelSpec:
+    """The same model with other experts."""
+    layers = (
+        msgspec.structs.replace(layer, mlp=experts) if layer.experts is not None else layer for layer in spec.blocks
+    )
+    return spec.with_layers(tuple(layers))
+
+
 MOE = {"num_experts_per_tok": 2, "num_local_experts": 4, "moe_intermediate_size": 40, "head_dim": 32}
 
 
 @pytest.mark.parametrize(
     ("architecture", "more"),
     [
-        ("MixtralForCausalLM", MOE), ("Qwen3MoeForCausalLM", MOE),
+        ("MixtralForCausalLM", {**MOE, "moe_intermediate_size": None}), ("Qwen3MoeForCausalLM", MOE),
         ("Qwen3MoeForCausalLM", {**MOE, "mlp_only_layers": [1]}),
     ],
 )  # fmt: skip
@@ -75,14 +84,14 @@ def test_weights_of_experts_and_those_of_them_that_a_token_does_not_go_to(
     architecture: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
     spec = spec_of(tmp_path, {**SMALL, "architectures": [architecture], **more})
-    assert spec.experts is not None
+    experts = spec.sparse[0]
     model = registry.build(spec, torch.bfloat16, torch.device("meta"), 64)
     assert weights(spec) * 2 == model.weight_bytes
-    busy = msgspec.structs.replace(spec.experts, count=spec.experts.chosen)
-    routers = sum(spec.experts.layers) * 64 * (4 - 2)
-    assert weights(msgspec.structs.replace(spec, experts=busy)) + routers == weights(spec) - idle_weights(spec)
+    busy = msgspec.structs.replace(experts, count=experts.routing.chosen)
+    routers = len(spec.sparse) * 64 * (4 - 2)
+    assert weights(with_experts(spec, busy)) + routers == weights(spec) - idle_weights(spec)
     step = StepShape(512, 4, 256, 2)
-    wider = msgspec.structs.replace(spec, experts=msgspec.structs.replace(spec.experts, width=400))
+    wider = with_experts(spec, msgspec.structs.replace(experts, width=400))
     assert step_bytes(wider, step) > step_bytes(spec, step)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.models.spec import RopeSpec, read_spec
+from penstock.engine_core.models.layer_spec import RopeSpec
+from penstock.engine_core.models.spec import read_spec
+from tests.engine_core.models.specs import windows_of
 
 LLAMA_3_ROPE = {
     "factor": 8.0,
@@ -168,7 +170,7 @@ def test_published_configuration(name: str, tmp_path: Path) -> None:
     spec = read_spec(tmp_path)
     own = spec.attention
     sizes = own.heads, own.kv_heads, own.head_dim, spec.max_position, own.rope.kind, own.rope.theta
-    assert (*sizes, max(own.windows), spec.tied, own.qkv_bias, spec.dtype) == expected
+    assert (*sizes, max(windows_of(spec)), spec.tied, own.qkv_bias, spec.dtype) == expected
     assert (spec.layers, spec.hidden, spec.vocab_size, spec.longest) == (
         config["num_hidden_layers"],
         config["hidden_size"],

@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from penstock.engine_core.models.layer_spec import RopeSpec
 from penstock.engine_core.models.rope import rope_frequencies, rope_table
-from penstock.engine_core.models.spec import ModelSpec, RopeSpec, read_spec
+from penstock.engine_core.models.spec import ModelSpec, read_spec
 from tests.engine_core.models.parity import SIZES, PagedRun, ours, random_prompts, theirs, write_checkpoint
 from tests.engine_core.models.test_layers import SPEC
 
@@ -58,7 +59,10 @@ def test_tables_equal_transformers(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(rope_frequencies(spec.attention.rope, 64, 200), frequencies, rtol=3e-7, atol=0)
     assert spec.attention.rope.attention_factor == pytest.approx(factor)
     torch.testing.assert_close(
-        rope_table(spec, 200, torch.device("cpu")), table_of(frequencies, factor, 200), rtol=0, atol=2e-5
+        rope_table(spec.attention.rope, 64, 200, torch.device("cpu")),
+        table_of(frequencies, factor, 200),
+        rtol=0,
+        atol=2e-5,
     )
 
 
@@ -96,7 +100,7 @@ def test_dynamic_served_at_a_prompts_length_is_transformers(tmp_path: Path) -> N
 
 
 def test_table_is_single_precision_of_the_served_length() -> None:
-    table = rope_table(SPEC, 7, torch.device("cpu"))
+    table = rope_table(SPEC.attention.rope, 6, 7, torch.device("cpu"))
     assert table.shape == (7, SPEC.attention.head_dim)
     assert table.dtype == torch.float32
     assert torch.equal(table[0], torch.tensor([1.0] * 3 + [0.0] * 3))

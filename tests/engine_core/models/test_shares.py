@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from penstock.engine_core.models.sharding import check_ranks, part_spec, rank_spec, shared_evenly, vocabulary_share
-from penstock.engine_core.models.spec import NAMES, QWEN, ExpertSpec, ModelSpec
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.errors import ConfigError
-from tests.engine_core.models.specs import resized
+from tests.engine_core.models.specs import resized, small_experts
 from tests.engine_core.models.test_layers import SPEC
 
 LARGE = resized(SPEC, heads=64, kv_heads=8, head_dim=128, intermediate=28672)
@@ -54,7 +53,7 @@ def test_shares_of_a_vocabulary_are_equal_and_hold_it(rows: int, size: int, shar
 
 def test_a_part_has_the_weights_that_a_rank_has() -> None:
     part = part_spec(LARGE, 4)
-    assert (part.attention.heads, part.attention.kv_heads, part.mlp.intermediate) == (16, 2, 7168)
+    assert (part.attention.heads, part.attention.kv_heads, part.dense[0].width) == (16, 2, 7168)
     assert part_spec(LARGE, 1) == LARGE
 
 
@@ -63,16 +62,17 @@ def test_so_is_the_width() -> None:
 
 
 def test_experts_are_shared_whole_or_by_their_width() -> None:
-    experts = ExpertSpec(count=12, chosen=2, width=96, normalised=True, layers=(True,), names=NAMES[QWEN])
+    experts = small_experts(12, 2, 96)
     spec = resized(SPEC, heads=48, kv_heads=1, intermediate=5, experts=experts)
     for size in (1, 2, 12, 16, 48):
         check_ranks(spec, size)  # where no layer has one MLP its width does not matter
     check_ranks(spec, 12, expert_parallel=True)
-    said = refused(msgspec.structs.replace(spec, experts=msgspec.structs.replace(experts, width=80)), 12)
+    said = refused(resized(spec, experts=small_experts(12, 2, 80)), 12)
     assert "80 numbers of each expert's width: one of 1, 2, 4, 8, 16" in said
     with pytest.raises(ConfigError, match=r"12 experts: one of 1, 2, 3, 4, 6, 12$"):
         check_ranks(spec, 16, expert_parallel=True)
-    mixed = msgspec.structs.replace(spec, layers=2, experts=msgspec.structs.replace(experts, layers=(True, False)))
+    dense = resized(SPEC, heads=48, kv_heads=1, intermediate=5)
+    mixed = resized(dense, layers=2, experts=experts, sparse=(True, False))
     assert "5 numbers of each MLP's width" in refused(mixed, 2)
 
 

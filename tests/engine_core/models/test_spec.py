@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.models.spec import ARCHITECTURES, ModelSpec, RopeSpec, read_spec
+from penstock.engine_core.models.families import families
+from penstock.engine_core.models.layer_spec import RopeSpec
+from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.protocol.errors import ModelError
+from tests.engine_core.models.specs import windows_of
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -39,28 +42,33 @@ def test_sizes(tmp_path: Path) -> None:
     found = spec(tmp_path)
     attention = found.attention
     assert (found.family, found.layers, found.hidden, attention.heads, attention.kv_heads) == ("llama", 4, 64, 8, 8)
-    assert (found.attention.head_dim, found.mlp.intermediate, found.vocab_size, found.norm_eps) == (8, 96, 100, 1e-6)
+    assert (found.attention.head_dim, found.dense[0].width, found.vocab_size, found.norm.eps) == (8, 96, 100, 1e-6)
     assert (found.max_position, found.longest, found.dtype) == (512, 512, "bfloat16")
     assert (found.bos_token_id, found.eos_token_ids) == (1, (2, 3))
-    assert not any((found.tied, attention.qkv_bias, attention.output_bias, found.mlp.bias, attention.qk_norm))
+    assert not any((found.tied, attention.qkv_bias, attention.output_bias, found.dense[0].bias, attention.qk_norm))
     assert found.attention.rope == RopeSpec()
 
 
 @pytest.mark.parametrize(
     ("base", "more", "expected"),
     [
-        (LLAMA, {"attention_bias": True}, (True, True, False, False)),
-        (LLAMA, {"mlp_bias": True}, (False, False, True, False)),
-        (QWEN2, {}, (True, False, False, False)),
-        (QWEN2, {"attention_bias": True}, (True, False, False, False)),
-        (QWEN3, {}, (False, False, False, True)),
-        (QWEN3, {"attention_bias": True, "mlp_bias": True}, (True, True, False, True)),
-        (MISTRAL, {"attention_bias": True}, (False, False, False, False)),
+        (LLAMA, {"attention_bias": True}, (True, True, False, "")),
+        (LLAMA, {"mlp_bias": True}, (False, False, True, "")),
+        (QWEN2, {}, (True, False, False, "")),
+        (QWEN2, {"attention_bias": True}, (True, False, False, "")),
+        (QWEN3, {}, (False, False, False, "head")),
+        (QWEN3, {"attention_bias": True, "mlp_bias": True}, (True, True, False, "head")),
+        (MISTRAL, {"attention_bias": True}, (False, False, False, "")),
     ],
 )
 def test_what_a_family_has(tmp_path: Path, base: dict[str, Any], more: dict[str, Any], expected: object) -> None:
     found = spec(tmp_path, base, **more)
-    assert (found.attention.qkv_bias, found.attention.output_bias, found.mlp.bias, found.attention.qk_norm) == expected
+    assert (
+        found.attention.qkv_bias,
+        found.attention.output_bias,
+        found.dense[0].bias,
+        found.attention.qk_norm,
+    ) == expected
 
 
 def test_head_size_and_groups(tmp_path: Path) -> None:
@@ -86,7 +94,7 @@ def test_head_size_and_groups(tmp_path: Path) -> None:
     ],
 )
 def test_windows(tmp_path: Path, base: dict[str, Any], more: dict[str, Any], windows: tuple[int, ...]) -> None:
-    assert spec(tmp_path, base, **more).attention.windows == windows
+    assert windows_of(spec(tmp_path, base, **more)) == windows
 
 
 OLD = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}}
@@ -140,14 +148,15 @@ def test_yarn_attention_factor(tmp_path: Path) -> None:
 
 def test_model_type_serves_where_architectures_are_silent(tmp_path: Path) -> None:
     silent = {**LLAMA, "architectures": None, "model_type": "mistral"}
-    assert spec(tmp_path, silent, num_key_value_heads=8).attention.windows[0]
+    assert spec(tmp_path, silent, num_key_value_heads=8).attention.window
 
 
 @pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForSequenceClassification", "GPT2Model", ""])
 def test_unknown_architectures_are_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError) as caught:
         spec(tmp_path, architectures=[name])
-    assert all(known in str(caught.value) for known in (*ARCHITECTURES, "config.json"))
+    classes = [family.architecture for family in families().values()]
+    assert all(known in str(caught.value) for known in (*classes, "config.json"))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +179,7 @@ def test_unknown_architectures_are_refused_with_the_known_ones(tmp_path: Path, n
         ({"torch_dtype": "float8_e4m3fn"}, "torch_dtype is 'float8_e4m3fn'.*bfloat16"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"rope_scaling": 3}, "rope_scaling"),
-        ({"rope_scaling": {"type": "longrope"}}, "longrope.*dynamic"),
+        ({"rope_scaling": {"type": "ntk"}}, "ntk.*dynamic"),
         ({"rope_scaling": {"type": ["yarn"]}}, "rope_type of default"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor is 0.5"),

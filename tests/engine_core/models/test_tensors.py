@@ -8,10 +8,11 @@ import pytest
 import torch
 from msgspec import structs
 
+from penstock.engine_core.models.families import families
 from penstock.engine_core.models.registry import build
-from penstock.engine_core.models.spec import MIXTRAL, NAMES, QWEN, ExpertSpec, ModelSpec
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import named_as, tensor_shapes
-from tests.engine_core.models.specs import small_spec
+from tests.engine_core.models.specs import small_experts, small_spec
 
 FORMS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -19,22 +20,21 @@ FORMS: dict[str, dict[str, Any]] = {
     "headless": {"headless": True},
     "qkv_bias": {"qkv_bias": True},
     "all biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
-    "head norms": {"qk_norm": True, "head_dim": 6},
+    "head norms": {"qk_norm": "head", "head_dim": 6},
 }
 
 
-def sparse(family: str, *, stacked: bool) -> ModelSpec:
-    experts = ExpertSpec(
-        count=4, chosen=2, width=24, normalised=True, layers=(True, False, True), names=NAMES[family], stacked=stacked
-    )
-    return structs.replace(small_spec(layers=3), family=family, experts=experts)
+def sparse(family: str, **more: Any) -> ModelSpec:
+    names = families()[family].names if not more.get("stacked") else ()
+    spec = small_spec(layers=3, experts=small_experts(4, 2, 24, **more), sparse=(True, False, True))
+    return structs.replace(spec, names=names)
 
 
 SPECS = [
     *(pytest.param(small_spec(layers=2, **form), id=name) for name, form in FORMS.items()),
     *(
         pytest.param(sparse(family, stacked=stacked), id=f"{family}{' stacked' * stacked}")
-        for family in (QWEN, MIXTRAL)
+        for family in ("qwen3_moe", "mixtral")
         for stacked in (False, True)
     ),
 ]

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from transformers import MistralConfig
 
-from penstock.engine_core.models.decoder import SelfAttention
 from tests.engine_core.models.parity import PROMPT, SIZES, check_parity, ours, write_checkpoint
 
 CASES: dict[str, dict[str, Any]] = {
@@ -26,4 +25,4 @@ def test_parity(case: str, tmp_path: Path) -> None:
 def test_every_layer_has_the_window(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, MistralConfig(**SIZES, sliding_window=11))
     attentions = [block.attention for block in ours(tmp_path).blocks]
-    assert [attention.window for attention in attentions if isinstance(attention, SelfAttention)] == [11, 11, 11]
+    assert [attention.options.window for attention in attentions] == [11, 11, 11]

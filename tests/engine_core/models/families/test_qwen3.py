@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from penstock.engine_core.models.decoder import SelfAttention
+from penstock.engine_core.models.attention import SelfAttention
 from tests.engine_core.models.parity import SIZES, check_parity, ours, theirs, write_checkpoint
 
 CASES: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from penstock.engine_core.models.decoder import SelfAttention
+from penstock.engine_core.models.attention import SelfAttention
 from tests.engine_core.models.parity import SIZES, check_parity, ours, write_checkpoint
 
 LLAMA3 = {
@@ -46,5 +46,5 @@ def test_biases_are_there_when_the_configuration_says_so(tmp_path: Path) -> None
     write_checkpoint(tmp_path, LlamaConfig(**SIZES, attention_bias=True))
     attention = ours(tmp_path).blocks[0].attention
     assert isinstance(attention, SelfAttention)
-    assert attention.qkv.linear.bias is not None
+    assert attention.qkv.bias is not None
     assert attention.output.bias is not None

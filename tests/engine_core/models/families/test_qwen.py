@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config
 
-from penstock.engine_core.models.decoder import SelfAttention
+from penstock.engine_core.models.attention import SelfAttention
 from tests.engine_core.models.parity import SIZES, check_parity, ours, write_checkpoint
 
 MIXED = ["full_attention", "sliding_attention", "full_attention"]
@@ -37,6 +37,6 @@ def test_bias_is_on_the_inputs_of_attention_only(tmp_path: Path) -> None:
     model = ours(tmp_path)
     attention = model.blocks[0].attention
     assert isinstance(attention, SelfAttention)
-    assert attention.qkv.linear.bias is not None
+    assert attention.qkv.bias is not None
     assert attention.output.bias is None
     assert model.blocks[0].mlp.down.bias is None

@@ -1,0 +1,96 @@
+"""A layer's attention, on one rank's share of its heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.engine_core.models.layer_spec import AttentionSpec, LayerSpec
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, Part, Placement, prefixed, whole
+from penstock.engine_core.models.rope import head_order
+from penstock.kernels.attention import paged_attention, prepare_attention
+from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
+from penstock.kernels.rope import rotate_and_store
+
+Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
+
+
+def head_parts(spec: AttentionSpec, placement: Placement) -> tuple[Part, Part, Part]:
+    """This rank's share of queries, keys and values."""
+    order, dim = head_order(spec.rope, spec.head_dim), spec.head_dim
+    heads, kv_heads = placement.share(spec.heads), placement.kv_heads(spec.kv_heads)
+    first = placement.rank * spec.kv_heads // placement.size * dim
+    return (
+        Part("q_proj", spec.heads * dim, heads * dim, placement.rank * heads * dim, order, dim),
+        Part("k_proj", spec.kv_heads * dim, kv_heads * dim, first, order, dim),
+        Part("v_proj", spec.kv_heads * dim, kv_heads * dim, first),
+    )
+
+
+class SelfAttention:
+    """Of the residual stream or of `inputs` numbers."""
+
+    def __init__(self, layer: LayerSpec, hidden: int, placement: Placement, inputs: int = 0) -> None:
+        spec = layer.attention
+        self.spec = spec
+        self.placement = placement
+        parts = head_parts(spec, placement)
+        self.heads = placement.share(spec.heads)
+        self.kv_heads = placement.kv_heads(spec.kv_heads)
+        fused = "qkv_proj" if spec.fused else ""
+        self.qkv = Linear(parts, inputs or hidden, placement, bias=spec.qkv_bias, fused=fused)
+        self.output = Linear(
+            (whole("o_proj", hidden),), spec.heads * spec.head_dim, placement, bias=spec.output_bias, split_inputs=True
+        )
+        norms: tuple[Norm | None, ...] = (None, None)
+        if spec.qk_norm == "head":
+            part = Part("", spec.head_dim, spec.head_dim, 0, parts[0].order, spec.head_dim)
+            norms = tuple(Norm(spec.head_dim, layer.norm, placement, part) for _ in range(2))
+        elif spec.qk_norm:
+            norms = tuple(Norm(part.outputs, layer.norm, placement, part) for part in parts[:2])
+        self.query_norm, self.key_norm = norms
+        self.sinks = torch.empty(self.heads, device=placement.device) if spec.sinks else None
+        scale = spec.scale or spec.head_dim**-0.5
+        self.options = AttentionOptions(scale, spec.window, spec.softcap, self.sinks)
+
+    def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
+        """`[tokens, inputs] -> [tokens, hidden]`, this rank's partial sum."""
+        q, k, v = self.heads_of(self.qkv.forward(x))
+        prepare_attention(q, pages[0], batch, self.options)
+        norms = None
+        if self.query_norm is not None and self.key_norm is not None:
+            if self.spec.qk_norm == "head":
+                norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps)
+            else:
+                q, k = self.norm_width(q, k, self.query_norm, self.key_norm)
+        q = rotate_and_store(q, k, v, rotation, *pages, batch.slot_mapping, norms)
+        attended = paged_attention(q, *pages, batch, self.options)  # [tokens, heads, head_dim]
+        return self.output.forward(attended.flatten(1))
+
+    def heads_of(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product."""
+        fused, last = fused.view(len(fused), -1, self.spec.head_dim), self.heads + self.kv_heads
+        return fused[:, : self.heads], fused[:, self.heads : last], fused[:, last:]
+
+    def norm_width(self, q: Tensor, k: Tensor, query: Norm, key: Norm) -> tuple[Tensor, Tensor]:
+        """Norms over all heads of a token, those of the other ranks among them."""
+        group, size = self.placement.group, self.placement.size
+        if group.ranks is None:
+            return query.forward(q.flatten(1)).view_as(q), key.forward(k.flatten(1)).view_as(k)
+        sums = torch.stack([part.float().square().sum((1, 2)) for part in (q, k)], dim=1)
+        sums = group.all_reduce(sums)  # each key-value head as often as there are ranks that have it
+        copies = max(1, size // self.spec.kv_heads)
+        found = []
+        for at, (part, norm, count) in enumerate(((q, query, 1), (k, key, copies))):
+            gain = (sums[:, at] / (count * norm.part.outputs) + norm.eps).rsqrt()[:, None, None]
+            found.append((part.float() * gain * norm.weight.float().view(part.shape[1:])).to(part.dtype))
+        return found[0], found[1]
+
+    def destinations(self) -> Destinations:
+        yield from self.qkv.destinations()
+        for name, norm in (("q_norm.", self.query_norm), ("k_norm.", self.key_norm)):
+            if norm is not None:
+                yield from prefixed(name, norm.destinations())
+        yield from self.output.destinations()
+        if self.sinks is not None:
+            yield "sinks", Destination(self.sinks, (self.spec.heads,), 0, self.placement.rank * self.heads)

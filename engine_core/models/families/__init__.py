@@ -1,0 +1,54 @@
+"""Families of models, a module each: what a family's config.json means, and how its tensors are called.
+
+A module of this folder has `FAMILIES`, a tuple of `Family`. Nothing else lists them: reading, planning, loading, the
+checks before a start and the documentation ask `families()`. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.layer_spec import LayerSpec
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What a family makes of a config.json: the layers, and what stands before and behind them."""
+
+    layers: tuple[LayerSpec, ...]
+    residual_scale: float = 1.0  # of what attention and MLP add to the residual stream (Granite 3)
+    embedding_scale: float = 1.0  # Gemma, Granite 3
+    logit_scale: float = 1.0  # Granite 3
+    logit_softcap: float = 0.0  # cap * tanh(logits / cap), 0: none (Gemma 2)
+    max_position: int = 0  # length served by default; 0: as the file and its rotary settings say
+    unread: tuple[str, ...] = ()  # beginnings of names of tensors that belong to no layer, as those of an MTP head
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of model. `name` is its `model_type`, `architecture` its class with an output embedding, and `base` that
+    without one, as embedding models are saved. `read` makes the layers of a file, whose silent keys `defaults` answer.
+    """
+
+    name: str
+    architecture: str
+    base: str
+    read: Callable[[ConfigFile], Body]
+    defaults: Mapping[str, Any]
+    wrapper: str = ""  # a class that has the family's text model beside encoders of images or sound
+    names: tuple[tuple[str, str], ...] = ()  # parts of tensor names as `models.tensors` has them, and the checkpoint's
+    ignored: tuple[str, ...] = ()  # keys that the family's code in transformers does not read either
+    same: tuple[str, ...] = ()  # keys whose true says what the family does anyway
+
+
+@lru_cache(maxsize=1)
+def families() -> Mapping[str, Family]:
+    """Every family by its name, in the order of the modules' names."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {family.name: family for module in modules for family in module.FAMILIES}

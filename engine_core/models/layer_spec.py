@@ -1,0 +1,136 @@
+"""What one layer of a decoder computes, as data. Imports no torch: planning and preflight read it, too."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary position embedding (Su et al., 2021) and how it is stretched to longer contexts.
+
+    `linear` divides positions (kaiokendev, 2023), `dynamic` raises the base for the served length (NTK-aware, bloc97
+    and emozilla, 2023), `yarn` is Peng et al., 2023, `llama3` is the wavelength-dependent division of Llama 3.1,
+    `longrope` divides each frequency by a factor of its own (Ding et al., 2024). `none` turns nothing (NoPE: Kazemnejad
+    et al., 2023).
+    """
+
+    kind: str = "default"
+    theta: float = 10000.0
+    factor: float = 1.0
+    original_max_position: int = 0  # length that the unstretched frequencies were trained for
+    attention_factor: float = 1.0  # yarn, longrope: multiplies cosines and sines
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    short_factor: tuple[float, ...] = ()  # longrope: of each frequency, served up to the original length
+    long_factor: tuple[float, ...] = ()  # the same, served beyond it
+    dim: int = 0  # leading numbers of a head that are turned, the others pass; 0: all of them
+    interleaved: bool = False  # number 2 i pairs with 2 i + 1 in the checkpoint, else i with i + dim / 2
+
+
+NO_ROPE = RopeSpec(kind="none")
+
+
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Grouped-query attention (Ainslie et al., 2023)."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: RopeSpec
+    window: int = 0  # a query sees this many latest keys, its own among them; 0: all
+    scale: float = 0.0  # of the scores; 0: head_dim**-0.5
+    softcap: float = 0.0  # cap * tanh(scores / cap); 0: none
+    sinks: bool = False  # a learned logit for each head joins the softmax's sum
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: str = ""  # of queries and keys before they are turned: "head" by head, or over the whole "width"
+    fused: bool = False  # queries, keys and values are one tensor in the checkpoint
+
+
+class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The norm that a model has everywhere."""
+
+    eps: float
+    offset: float = 0.0  # added to the checkpoint's weight
+    centered: bool = False  # LayerNorm with a bias, in place of an RMS norm
+
+
+class NormNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Norms of a layer by their names in the checkpoint, empty where there is none: on what attention and MLP read, and
+    on what they add to the residual stream."""
+
+    attention_input: str = "input_layernorm"
+    attention_output: str = ""
+    mlp_input: str = "post_attention_layernorm"
+    mlp_output: str = ""
+
+
+class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
+
+    width: int
+    bias: bool = False
+    activation: str = "silu"  # of kernels.activation.KINDS
+    gated: bool = True
+    fused: bool = False  # gate and up are one tensor in the checkpoint
+
+
+class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a router chooses experts, and the shares with which it adds them up."""
+
+    chosen: int  # experts of a token
+    scores: str = "softmax"  # or "sigmoid" of the router's logits
+    normalised: bool = False  # shares of the chosen add up to one, before `scale`
+    bias: str = ""  # the tensor that is added to the scores for the choice alone; empty: none
+    scale: float = 1.0
+
+
+class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture of MLPs (Shazeer et al., 2017) of which a router picks some for each token."""
+
+    count: int
+    width: int  # of one expert's gate
+    routing: RoutingSpec
+    stacked: bool = False  # in the checkpoint a layer's experts are one tensor of gates and ups and one of downs
+    shared: MlpSpec | None = None  # an MLP that every token goes through, too
+    shared_name: str = "shared_expert"
+    shared_gate: bool = False  # its result is multiplied with the sigmoid of a product of the token
+
+
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer: attention, then an MLP or experts, each added to the residual stream.
+
+    Every option with its source, a paper or the family that brought it:
+
+    - attention.window: Mistral 7B (Jiang et al., 2023); by layer in turns: Gemma 2 (2024), Olmo 3, Exaone 4 (2025)
+    - attention.scale: Granite 3 `attention_multiplier`, Gemma 2 `query_pre_attn_scalar`
+    - attention.softcap: Gemma 2; attention.sinks: gpt-oss (2025), Xiao et al., 2023
+    - attention.qkv_bias, output_bias: Qwen 2, Llama in transformers, Starcoder 2, Seed-OSS
+    - attention.qk_norm by head: Qwen 3, Gemma 3, Exaone 4 (Dehghani et al., 2023); over the width: OLMo 2, OLMoE
+    - attention.fused, mlp.fused: Phi 3, GLM 4
+    - rope.dim: GPT-NeoX, Phi 4 mini, GLM 4; rope.interleaved: GPT-J, GLM 4, ERNIE 4.5; none by layer: SmolLM 3
+    - rope of another base by layer: Gemma 3; stretched in some layers alone: Olmo 3
+    - norms: before each part: GPT-2, Llama; behind it: OLMo 2, Exaone 4; on both sides: Gemma 2, GLM 4
+    - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2
+    - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2
+    - experts.routing: softmax then choice: Qwen MoE; choice then softmax, which is the same as normalised: Mixtral,
+      Granite MoE; sigmoid with a selection bias and a scale: DeepSeek-V3 (2024), GLM 4.5, MiniMax M2
+    - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; with a gate: Qwen 2 MoE
+    """
+
+    attention: AttentionSpec
+    mlp: MlpSpec | ExpertSpec
+    norm: NormSpec
+    norms: NormNames = NormNames()
+
+    @property
+    def experts(self) -> ExpertSpec | None:
+        return self.mlp if isinstance(self.mlp, ExpertSpec) else None
+
+    @property
+    def dense(self) -> MlpSpec | None:
+        """The MLP that every token goes through: the layer's, or the one beside its experts."""
+        return self.mlp.shared if isinstance(self.mlp, ExpertSpec) else self.mlp

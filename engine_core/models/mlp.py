@@ -1,0 +1,120 @@
+"""MLPs and mixtures of experts, on one rank's share of their width."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpec
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, prefixed, spread, whole
+from penstock.kernels.activation import activate
+from penstock.kernels.experts import expert_mlp, route
+from penstock.kernels.records import Routing
+
+
+class Mlp:
+    """down(activation(gate(x)) * up(x)) (Shazeer, 2020), gate and up in one product; or without a gate."""
+
+    def __init__(self, spec: MlpSpec, hidden: int, placement: Placement) -> None:
+        names = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
+        gate_up = tuple(spread(name, spec.width, placement) for name in names)
+        fused = "gate_up_proj" if spec.fused else ""
+        self.spec = spec
+        self.gate_up = Linear(gate_up, hidden, placement, bias=spec.bias, fused=fused)
+        down = (whole("down_proj", hidden),)
+        self.down = Linear(down, spec.width, placement, bias=spec.bias, split_inputs=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
+        if self.spec.gated and self.spec.activation == "silu":
+            return self.down.forward(self.gate_up.forward_gated(x))
+        return self.down.forward(activate(self.gate_up.forward(x), self.spec.activation, gated=self.spec.gated))
+
+    def destinations(self) -> Destinations:
+        yield from self.gate_up.destinations()
+        yield from self.down.destinations()
+
+
+class SparseMlp:
+    """A mixture of experts: a router, and gated MLPs of which each token goes to some, perhaps beside one to which all
+    go.
+
+    Every rank routes all tokens. It holds whole experts with `expert_parallel`, else its share of the width of each;
+    either way its result is a partial sum."""
+
+    def __init__(self, spec: ExpertSpec, hidden: int, placement: Placement) -> None:
+        self.spec = spec
+        self.hidden = hidden
+        self.router = Linear((whole("gate", spec.count),), hidden, placement, bias=False)
+        bias = torch.empty(spec.count, dtype=torch.float32, device=placement.device) if spec.routing.bias else None
+        self.routing = Routing(
+            spec.routing.chosen, spec.routing.normalised, spec.routing.scores == "sigmoid", spec.routing.scale, bias
+        )
+        parallel = placement.expert_parallel
+        self.held = placement.share(spec.count) if parallel else spec.count
+        self.first = placement.rank * self.held if parallel else 0
+        self.width = spec.width if parallel else placement.share(spec.width)
+        self.start = 0 if parallel else placement.rank * self.width  # in each expert's width
+        self.gate_up = placement.matrices(self.held, 2 * self.width, hidden)
+        self.down = placement.matrices(self.held, hidden, self.width)
+        self.shared = Mlp(spec.shared, hidden, placement) if spec.shared is not None else None
+        gate = (whole(f"{spec.shared_name}_gate", 1),)
+        self.shared_gate = Linear(gate, hidden, placement, bias=False) if spec.shared_gate else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
+        routes = route(self.router.forward(x), self.routing)
+        found = expert_mlp(x, routes, self.gate_up, self.down, first=self.first)
+        if self.shared is None:
+            return found
+        shared = self.shared.forward(x)
+        if self.shared_gate is not None:
+            shared *= self.shared_gate.forward(x).sigmoid_()
+        return found.add_(shared)
+
+    def destinations(self) -> Destinations:
+        yield from self.router.destinations()
+        if self.routing.bias is not None:
+            yield self.spec.routing.bias, Destination(self.routing.bias, (self.spec.count,))
+        if self.shared is not None:
+            yield from prefixed(f"{self.spec.shared_name}.", self.shared.destinations())
+        if self.shared_gate is not None:
+            yield from self.shared_gate.destinations()
+        yield from self.stacked() if self.spec.stacked else self.single()
+
+    def single(self) -> Destinations:
+        """Of tensors of one expert each."""
+        width = self.spec.width
+        inner, outer = (width, self.hidden), (self.hidden, width)
+        for expert in range(self.spec.count):
+            at = expert - self.first
+            held = 0 <= at < self.held
+            gate = self.gate_up[at, : self.width] if held else None
+            up = self.gate_up[at, self.width :] if held else None
+            down = self.down[at] if held else None
+            prefix = f"experts.{expert}."
+            yield f"{prefix}gate_proj.weight", Destination(gate, inner, 0, self.start, fan_in=self.hidden)
+            yield f"{prefix}up_proj.weight", Destination(up, inner, 0, self.start, fan_in=self.hidden)
+            yield f"{prefix}down_proj.weight", Destination(down, outer, 1, self.start, fan_in=width)
+
+    def stacked(self) -> Destinations:
+        """Of tensors of all experts."""
+        count, width = self.spec.count, self.spec.width
+        inner, outer = (count, 2 * width, self.hidden), (count, self.hidden, width)
+        if self.held < count:
+            gate_up = Destination(self.gate_up, inner, 0, self.first, fan_in=self.hidden)
+            down = Destination(self.down, outer, 0, self.first, fan_in=width)
+        else:
+            own = slice(self.start, self.start + self.width)
+            runs = (own, slice(width + own.start, width + own.stop))
+            gate_up = Destination(self.gate_up, inner, 1, fan_in=self.hidden, runs=runs)
+            down = Destination(self.down, outer, 2, self.start, fan_in=width)
+        yield "experts.gate_up_proj", gate_up
+        yield "experts.down_proj", down
+
+
+def layer_mlp(layer: LayerSpec, hidden: int, placement: Placement) -> Mlp | SparseMlp:
+    """A layer's MLP, dense or sparse."""
+    if isinstance(layer.mlp, ExpertSpec):
+        return SparseMlp(layer.mlp, hidden, placement)
+    return Mlp(layer.mlp, hidden, placement)

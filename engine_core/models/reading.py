@@ -1,0 +1,202 @@
+"""Parts of layers as config.json tells them, in words that several families share. Complaints name file and key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.layer_spec import (
+    AttentionSpec,
+    ExpertSpec,
+    LayerSpec,
+    MlpSpec,
+    NormNames,
+    NormSpec,
+    RopeSpec,
+)
+from penstock.protocol.errors import ModelError
+
+LARGE = 1e6  # beyond what any stretching of positions is
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+FULL, SLIDING = "full_attention", "sliding_attention"
+ACTIVATIONS: Mapping[str, str] = {  # transformers' names and those of kernels.activation
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+
+def read_attention(file: ConfigFile, rope: RopeSpec | None = None, **options: Any) -> AttentionSpec:
+    """Heads and their size by the keys that all families have. rope: None: the file's. options: of the spec."""
+    heads, hidden = file.integer("num_attention_heads"), file.integer("hidden_size")
+    kv_heads = file.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise file.error("num_key_value_heads", f"it must divide num_attention_heads ({heads})")
+    if file.get("head_dim") is None and hidden % heads:
+        raise file.error("num_attention_heads", f"without head_dim it must divide hidden_size ({hidden})")
+    head_dim = file.integer("head_dim", hidden // heads)
+    rope = read_rope(file) if rope is None else rope
+    if head_dim % 2 or (rope.kind == "dynamic" and head_dim == 2):
+        raise file.error("head_dim", f"{rope.kind} rotary positions cannot turn heads of {head_dim}")
+    return AttentionSpec(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope, **options)
+
+
+def read_mlp(file: ConfigFile, key: str = "intermediate_size", **options: Any) -> MlpSpec:
+    """options: of the spec; without an activation the file may name none but silu."""
+    options.setdefault("activation", read_activation(file))
+    return MlpSpec(width=file.integer(key), **options)
+
+
+def read_activation(file: ConfigFile, key: str = "hidden_act", served: tuple[str, ...] = ("silu",)) -> str:
+    """The activation that the file names, the first of `served` where it is silent."""
+    named = file.get(key)
+    found = served[0] if named is None else ACTIVATIONS.get(named) if isinstance(named, str) else None
+    if found not in served:
+        names = " or ".join(name for name, kind in ACTIVATIONS.items() if kind in served)
+        raise file.error(key, f"Penstock serves {names} in this family")
+    return found
+
+
+def read_norm(file: ConfigFile, key: str = "rms_norm_eps", default: float = 1e-6, **options: Any) -> NormSpec:
+    return NormSpec(eps=file.number(key, default), **options)
+
+
+def read_layers(file: ConfigFile) -> int:
+    return file.integer("num_hidden_layers", high=4096)
+
+
+def alike(
+    file: ConfigFile,
+    attention: AttentionSpec | Iterable[AttentionSpec],
+    mlp: MlpSpec | Iterable[MlpSpec | ExpertSpec],
+    norm: NormSpec,
+    norms: NormNames | None = None,
+) -> tuple[LayerSpec, ...]:
+    """The layers: attention and MLP are those of every layer, or given layer by layer."""
+    count = read_layers(file)
+    attentions = [attention] * count if isinstance(attention, AttentionSpec) else list(attention)
+    mlps = [mlp] * count if isinstance(mlp, MlpSpec) else list(mlp)
+    return tuple(
+        LayerSpec(attention=one, mlp=other, norm=norm, norms=norms or NormNames())
+        for one, other in zip(attentions, mlps, strict=True)
+    )
+
+
+def read_kinds(file: ConfigFile, default: Iterable[str]) -> list[str]:
+    """FULL or SLIDING for each layer: `layer_types`, or the family's rule where the file is silent."""
+    layers, found = read_layers(file), file.get("layer_types")
+    kinds = list(default) if found is None else found
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (FULL, SLIDING) for kind in kinds):
+        raise file.error("layer_types", f"it must name {FULL} or {SLIDING} for each of the {layers} layers")
+    return kinds
+
+
+def sparse_layers(file: ConfigFile, layers: int) -> tuple[bool, ...]:
+    """Which layers have experts: every so many-th, the first of each turn being its last, but those that are to have
+    one MLP alone."""
+    step = file.integer("decoder_sparse_step")
+    plain = file.get("mlp_only_layers") or []
+    if not isinstance(plain, list) or not all(type(layer) is int and 0 <= layer < layers for layer in plain):
+        raise file.error("mlp_only_layers", f"a list of layers, 0 to {layers - 1}, is expected")
+    return tuple((layer + 1) % step == 0 and layer not in plain for layer in range(layers))
+
+
+def read_rope(file: ConfigFile, kind: str = "", partial: float = 1.0, *, interleaved: bool = False) -> RopeSpec:
+    """Rotary settings from `rope_parameters`, or from `rope_theta` and `rope_scaling`.
+
+    Where both stand, `rope_scaling` wins, as it does in transformers. Frequencies themselves are `rope.rope_table`'s.
+    kind: of the layers, for families that have settings by kind. partial: the share of a head that is turned where the
+    file is silent; a family that does not expect the key turns whole heads.
+    """
+    values = file.get("rope_scaling") or file.get("rope_parameters") or {}
+    if not isinstance(values, dict):
+        raise file.error("rope_scaling", "it must be an object")
+    values = values.get(kind, values) if kind else values
+    rope = ConfigFile(file.path, values)
+    name = rope.get("rope_type") or rope.get("type") or "default"
+    if any(isinstance(value, dict) for value in values.values()) or name not in ROPE_KINDS:
+        known = ", ".join(ROPE_KINDS)
+        raise ModelError(f"{file.path}: rope scaling {values!r} is not known; one rope_type of {known} is expected")
+    theta = rope.number("rope_theta", file.number("rope_theta", 10000.0, low=2.0), low=2.0)
+    common: dict[str, Any] = {"kind": name, "theta": theta, "interleaved": interleaved}
+    share = rope.number("partial_rotary_factor", file.number("partial_rotary_factor", partial, high=1.0), high=1.0)
+    if share != 1.0:
+        if partial == 1.0 and not file.defaults.get("partial_rotary_factor"):
+            where = rope if rope.get("partial_rotary_factor") is not None else file
+            raise where.error("partial_rotary_factor", "Penstock rotates whole heads (1.0) in this family")
+        common["dim"] = rotated(file, share)
+    if name == "default":
+        return RopeSpec(**common)
+    if name in ("linear", "dynamic"):
+        original = file.integer("max_position_embeddings")
+        factor = rope.number("factor", low=1.0, high=LARGE)
+        return RopeSpec(**common, factor=factor, original_max_position=original)
+    original = rope.integer("original_max_position_embeddings", file.integer("max_position_embeddings"))
+    original = file.integer("original_max_position_embeddings", original)
+    common["original_max_position"] = original
+    if name == "llama3":
+        low = rope.number("low_freq_factor", low=1e-6)
+        high = rope.number("high_freq_factor", low=low)
+        if high == low:
+            raise rope.error("high_freq_factor", "it must be above low_freq_factor")
+        factor = rope.number("factor", low=1.0, high=LARGE)
+        return RopeSpec(**common, factor=factor, low_freq_factor=low, high_freq_factor=high)
+    stretch = file.integer("max_position_embeddings") / original
+    if name == "longrope":
+        return read_longrope(file, rope, common, stretch)
+    factor = rope.number("factor", stretch, low=1.0, high=LARGE)
+    return RopeSpec(
+        **common,
+        factor=factor,
+        attention_factor=read_attention_factor(rope, factor),
+        beta_fast=rope.number("beta_fast", 0.0, high=LARGE) or 32.0,
+        beta_slow=rope.number("beta_slow", 0.0, high=LARGE) or 1.0,
+        truncate=rope.flag("truncate", True),
+    )
+
+
+def rotated(file: ConfigFile, share: float) -> int:
+    """Numbers of a head that a share of it comes to. They are turned in pairs."""
+    head_dim = file.integer("head_dim", file.integer("hidden_size") // file.integer("num_attention_heads"))
+    dim = int(head_dim * share)
+    if dim < 2 or dim % 2:
+        raise file.error("partial_rotary_factor", f"it leaves {dim} of {head_dim} numbers of a head to turn in pairs")
+    return dim
+
+
+def read_longrope(file: ConfigFile, rope: ConfigFile, common: Mapping[str, Any], stretch: float) -> RopeSpec:
+    """A factor for each frequency, and the temperature of Ding et al., 2024 where none is given."""
+    pairs = (common.get("dim") or rotated(file, 1.0)) // 2
+    lists: dict[str, Any] = {}
+    for key in ("short_factor", "long_factor"):
+        value = rope.get(key)
+        if (
+            not isinstance(value, list)
+            or len(value) != pairs
+            or not all(type(one) in (int, float) and 0 < one < LARGE for one in value)
+        ):
+            raise rope.error(key, f"a list of {pairs} numbers above 0 is expected")
+        lists[key] = tuple(map(float, value))
+    factor = rope.number("factor", stretch, low=1.0, high=LARGE)
+    original = common["original_max_position"]
+    inferred = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return RopeSpec(
+        **common, **lists, factor=factor, attention_factor=rope.number("attention_factor", inferred, high=LARGE)
+    )
+
+
+def read_attention_factor(rope: ConfigFile, factor: float) -> float:
+    """Yarn's temperature on the cosines and sines (Peng et al., section 3.4), with the mscale variants."""
+
+    def scale(multiplier: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
+
+    inferred = scale(1.0)
+    numerator, denominator = (rope.number(key, 0.0, high=LARGE) for key in ("mscale", "mscale_all_dim"))
+    if numerator and denominator:
+        inferred = scale(numerator) / scale(denominator)
+    return rope.number("attention_factor", inferred, high=LARGE)
