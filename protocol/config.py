@@ -271,12 +271,16 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tool_call_parser: Annotated[
         str,
         Option("how the model writes tool calls; auto: as its chat template tells",
-               choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "glm45")),
+               choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "glm45",
+                        "harmony", "deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "minimax_m2",
+                        "gemma4", "functiongemma", "granite", "phi4", "phi4_mini_json", "olmo3", "hunyuan_a13b",
+                        "seed_oss")),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
         Option("markers of the model's reasoning; auto: those in its chat template; deepseek_r1: outputs begin inside",
-               choices=("auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "reasoning")),
+               choices=("auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "reasoning", "harmony", "gemma4",
+                        "granite", "seed_oss", "hunyuan_a13b", "ernie45")),
     ] = "auto"
     grammar_workers: Annotated[int, Option("processes that compile grammars, per tokenizer process", 1, 64)] = 2
     grammar_compile_timeout: Annotated[

@@ -46,6 +46,10 @@ def answer_bound(
     """Raises InvalidRequest for a budget that cannot be held and for tools that the call format has no form for."""
     check_budget(opening, dialect)
     body = called_body(grammar, use, functions, dialect)
+    if body is None and dialect.channels and (grammar is not None or opening.budget is not None):
+        body = calls.answered(dict(FREE) if grammar is None else format_of(grammar))
+        if grammar is None and use is not None:
+            body = calls.calls_in_text(dialect, functions, several=use.parallel)
     if dialect.reasoning is None or opening.closed:
         return unreasoned(body, grammar, use, dialect)
     if opening.budget is None and opening.inside and dialect.closing is not None:
@@ -96,7 +100,8 @@ def called_body(
         return calls.calls_alone(dialect, functions, several=use.parallel)
     if grammar is not None:
         alone = calls.calls_alone(dialect, functions, several=use.parallel)
-        return calls.either(alone, format_of(grammar))
+        form = format_of(grammar)
+        return calls.either(alone, calls.answered(form) if dialect.channels else form)
     if use.strict or use.bound or not use.parallel:
         return calls.calls_in_text(dialect, functions, several=use.parallel)
     return None
@@ -113,14 +118,15 @@ def reasoned(body: Format | None, dialect: Dialect, opening: Opening) -> Format:
         reasoning = calls.marker(markers.closing) if opening.inside else None
     else:
         reasoning = calls.tag(begin, thought, markers.closing)
-    rest = [dict(FREE)] if body is None else [dict(GAP), body]
+    gap = calls.marker(calls.BEGIN_MESSAGE) if dialect.channels else dict(GAP)
+    rest = [dict(FREE)] if body is None else [gap, body]
     if reasoning is None:
         return calls.sequence(*rest[-1:])
     if opening.inside:
         return calls.sequence(reasoning, *rest)
     if body is None:
         return calls.sequence({"type": "optional", "content": reasoning}, dict(FREE))
-    return calls.sequence({"type": "optional", "content": calls.sequence(reasoning, dict(GAP))}, body)
+    return calls.sequence({"type": "optional", "content": calls.sequence(reasoning, gap)}, body)
 
 
 def whole(body: Format, grammar: Grammar | None, use: ToolUse | None) -> Grammar:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from penstock.engine_core.parsers.dialect import ARGS, CallFormat, Dialect
-from penstock.engine_core.parsers.mistral import MARKER as TOOL_CALLS
-from penstock.engine_core.parsers.values import kinds_of
+from penstock.engine_core.parsers import harmony
+from penstock.engine_core.parsers.dialect import Dialect
+from penstock.engine_core.parsers.formats import FORMS, MISTRAL_LIST, Spelling
+from penstock.engine_core.parsers.values import TEXT, kinds_of
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import CustomInput
 
@@ -25,6 +26,8 @@ OBJECT_KEYS = frozenset(
 PLAIN_KEYS = frozenset(
     ("type", "description", "title", "default", "examples", "$defs", "definitions", "$comment", "deprecated")
 )
+
+SCALARS = frozenset(("boolean", "integer", "null", "number"))
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -56,106 +59,151 @@ def read_functions(
 
 def calls_alone(dialect: Dialect, functions: Sequence[Function], *, several: bool) -> Format:
     """An output that is one call, or several."""
-    match dialect.calls:
-        case CallFormat.HERMES:
-            return joined([hermes(function) for function in functions], "\n", several)
-        case CallFormat.LLAMA:
-            return joined([json_call(function, "parameters") for function in functions], "; ", several)
-        case CallFormat.MISTRAL if dialect.listed:
-            tags = [json_call(function, "arguments") for function in functions]
-            return sequence(marker(TOOL_CALLS), text(" ["), joined(tags, ", ", several), text("]"))
-        case CallFormat.MISTRAL:
-            return joined([mistral(function) for function in functions], "", several)
-        case CallFormat.PYTHONIC:
-            return sequence(text("["), joined([pythonic(function) for function in functions], ", ", several), text("]"))
-        case CallFormat.QWEN3_CODER | CallFormat.GLM45:
-            return joined([tagged(function, dialect.calls) for function in functions], "\n", several)
-        case None:
-            raise AssertionError("a request with tools for a model whose calls nobody can read is refused")
+    spelling = spelling_of(dialect)
+    calls = [call(function, spelling) for function in functions]
+    body = joined(calls, spelling.between, several and not dialect.channels)  # the end of a message to a tool is theirs
+    around = [marker(each) for each in (spelling.first, spelling.last)] if spelling.first else []
+    return sequence(around[0], body, around[1]) if around else body
 
 
 def calls_in_text(dialect: Dialect, functions: Sequence[Function], *, several: bool) -> Format:
     """Text in which calls may stand, or that is calls, wherever this model may write them."""
-    match dialect.calls:
-        case CallFormat.HERMES:
-            return triggered("<tool_call>", [hermes(function) for function in functions], several)
-        case CallFormat.QWEN3_CODER | CallFormat.GLM45:
-            return triggered("<tool_call>", [tagged(function, dialect.calls) for function in functions], several)
-        case CallFormat.MISTRAL if not dialect.listed:
-            return triggered(TOOL_CALLS, [mistral(function) for function in functions], several)
-        case _:  # calls are all of the output; other text must not look like one
-            other = {"type": "regex", "pattern": r"([^\s\[{](?s:.*))?"}
-            return either(calls_alone(dialect, functions, several=several), other)
+    spelling = spelling_of(dialect)
+    alone = calls_alone(dialect, functions, several=several)
+    if dialect.channels:
+        said = tag(f"{harmony.CHANNEL}commentary{harmony.MESSAGE}", {"type": "any_text"}, harmony.END)
+        before = {"type": "optional", "content": sequence(said, marker(BEGIN_MESSAGE))}
+        return either(sequence(before, alone), answered({"type": "any_text"}))
+    if not spelling.trigger:  # calls are all of the output; other text must not look like one
+        return either(alone, {"type": "regex", "pattern": r"([^\s\[{](?s:.*))?"})
+    calls = [call(function, spelling) for function in functions]
+    if spelling.first:
+        calls = [tag(spelling.first, joined(calls, spelling.between, several), spelling.last)]
+    return triggered(spelling.trigger, calls, several)
 
 
-def hermes(function: Function) -> Format:
-    return tag(f'<tool_call>\n{{"name": {quoted(function)}, "arguments": ', schema(function), "}\n</tool_call>")
+BEGIN_MESSAGE = f"{harmony.START}assistant"  # of a further one; the prompt has begun the first
 
 
-def json_call(function: Function, key: str) -> Format:
-    return tag(f'{{"name": {quoted(function)}, "{key}": ', schema(function), "}")
+def answered(content: Format) -> Format:
+    """Content as the final message of an output on channels."""
+    return sequence(marker(f"{harmony.CHANNEL}final{harmony.MESSAGE}"), content)
 
 
-def mistral(function: Function) -> Format:
-    return tag(f"{TOOL_CALLS}{function.name}{ARGS}", schema(function), "")
+def spelling_of(dialect: Dialect) -> Spelling:
+    assert dialect.calls is not None, "a request with tools for a model whose calls nobody can read is refused"
+    return MISTRAL_LIST if dialect.listed else FORMS[dialect.calls].spelling
 
 
-def pythonic(function: Function) -> Format:
-    """Keyword arguments, the required ones first. Raises InvalidRequest for a schema that says more than that."""
-    found = one_by_one(function, "in Python")
-    properties, required, optional = found.properties, found.required, found.optional
-
-    def argument(name: str, before: str) -> Format:
-        value = value_of(properties[name], lenient=not function.strict)
-        if function.custom is not None:
-            value = input_of(function.custom, quoted=True)
-        return sequence(text(f"{before}{name}="), value)
-
-    first = [argument(name, ", " if at else "") for at, name in enumerate(required)]
-    rest = [{"type": "optional", "content": argument(name, ", ")} for name in optional]
-    if required or not optional:
-        arguments = sequence(*first, *rest)
-    else:  # whichever comes first has no comma
-        chains = [sequence(argument(name, ""), *rest[at + 1 :]) for at, name in enumerate(optional)]
-        arguments = {"type": "optional", "content": either(*chains)}
-    return tag(f"{function.name}(", arguments, ")")
+def call(function: Function, spelling: Spelling) -> Format:
+    """One call. Raises InvalidRequest for a strict schema that says what its notation cannot hold."""
+    arguments = schema(function) if spelling.argument is None else one_by_one(function, spelling, spelling.argument)
+    begin, index, rest = [
+        part.replace("{name}", function.name).replace("{quoted}", json.dumps(function.name, ensure_ascii=False))
+        for part in spelling.begin.partition("{index}")
+    ]
+    if index:
+        arguments = sequence({"type": "regex", "pattern": "[0-9]{1,4}"}, marker(rest), arguments)
+    return tag(begin, arguments, spelling.end)
 
 
-def tagged(function: Function, calls: CallFormat) -> Format:
-    """An element for each argument, the required ones first. Raises InvalidRequest for a schema that says more."""
-    found = one_by_one(function, "in elements")
-    if calls is CallFormat.QWEN3_CODER:
-        begin, end = f"<tool_call>\n<function={function.name}>\n", "</function>\n</tool_call>"
-        around = ("<parameter=", ">\n", "\n</parameter>\n")
-    else:
-        begin, end = f"<tool_call>{function.name}\n", "</tool_call>"
-        around = ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n")
+def one_by_one(function: Function, spelling: Spelling, around: tuple[str, str, str]) -> Format:
+    """Arguments each with its name. Raises InvalidRequest as `call`."""
 
-    def argument(name: str) -> Format:
-        value = element(function, name, found.properties[name], *around[1:])
-        return sequence(marker(around[0]), text(name), value)
+    def argument(name: str, of: Any) -> Format:
+        before, begin, end = around
+        key = sequence(marker(before), text(name)) if before else text(name)
+        if spelling.quote is None:
+            return sequence(key, element(function, name, of, begin, end))
+        value = marked_value(function, name, of, spelling.quote)
+        return sequence(key, text(begin), value)
 
-    arguments = [argument(name) for name in found.required]
-    arguments += [{"type": "optional", "content": argument(name)} for name in found.optional]
-    return tag(begin, sequence(*arguments), end)
+    return members(read_parameters(function), argument, spelling.comma)
 
 
-def element(function: Function, name: str, value: Any, begin: str, end: str) -> Format:
+def members(found: Parameters, write: Callable[[str, Any], Format], comma: str) -> Format:
+    """Members of an object, the required ones first."""
+
+    def member(name: str, before: str) -> Format:
+        written = write(name, found.properties[name])
+        return sequence(text(before), written) if before else written
+
+    first = [member(name, comma if at else "") for at, name in enumerate(found.required)]
+    rest = [optional(member(name, comma)) for name in found.optional]
+    if found.required or not found.optional or not comma:
+        return sequence(*first, *rest)
+    # Whichever comes first has no comma.
+    chains = [sequence(member(name, ""), *rest[at + 1 :]) for at, name in enumerate(found.optional)]
+    return optional(either(*chains))
+
+
+def element(function: Function, name: str, of: Any, begin: str, end: str) -> Format:
     """An argument's value; strings stand as they are. Raises InvalidRequest for what only holds for quoted ones."""
+    string, other = [begin.replace("{string}", flag) for flag in ("true", "false")]
     if function.custom is not None:
-        return tag(begin, input_of(function.custom, quoted=False), end)
-    kinds = kinds_of(value)
-    words = value.get("enum") if isinstance(value, dict) else None
+        return tag(string, input_of(function.custom, quoted=False), end)
+    kinds = kinds_of(of)
+    words = of.get("enum") if isinstance(of, dict) else None
     if kinds and "string" not in kinds:
-        return tag(begin, value_of(value, lenient=not function.strict), end)
-    if kinds == {"string"} and words:
-        return tag(begin, either(*(text(word) for word in words)), end)
-    told = value.keys() - PLAIN_KEYS if isinstance(value, dict) else frozenset()
+        return tag(other, value_of(of, lenient=not function.strict), end)
+    if kinds == TEXT and words:
+        return tag(string, either(*(text(word) for word in words)), end)
+    check_plain(function, name, of, PLAIN_KEYS, "where strings have no quotes")
+    plain = tag(string, {"type": "any_text"}, end)
+    if string == other or kinds == TEXT:
+        return plain
+    rest = {"type": sorted(kinds - TEXT) or ["array", "boolean", "null", "number", "object"]}
+    return either(plain, tag(other, value_of(rest, lenient=not function.strict), end))
+
+
+def marked_value(function: Function, name: str, of: Any, quote: str) -> Format:
+    """A value whose strings stand between two of these marks. Raises InvalidRequest for a strict schema that says what
+    such a value cannot be held to."""
+    if quote == '"':
+        given = function.custom is not None and input_of(function.custom, quoted=True)
+        return given or value_of(of, lenient=not function.strict)
+    if function.custom is not None:
+        return tag(quote, input_of(function.custom, quoted=False), quote)
+    found = of if isinstance(of, dict) else {}
+    kinds = kinds_of(found)
+    words = found.get("enum", [found["const"]] if "const" in found else [])
+    if words and not any(isinstance(word, dict | list) for word in words):
+        told = [each if isinstance(each, str) else value_of({"const": each}, lenient=False) for each in words]
+        return either(*(tag(quote, text(each), quote) if isinstance(each, str) else each for each in told))
+    if kinds == {"object"} and found.get("properties"):
+        check_plain(function, name, found, OBJECT_KEYS | PLAIN_KEYS, "in the model's own notation")
+        inner = parameters_of(found)
+        body = members(
+            inner, lambda key, part: sequence(text(key + ":"), marked_value(function, key, part, quote)), ","
+        )
+        return sequence(text("{"), body, text("}"))
+    if kinds == {"array"} and isinstance(found.get("items"), dict):
+        check_plain(function, name, found, PLAIN_KEYS | {"items"}, "in the model's own notation")
+        item = marked_value(function, name, found["items"], quote)
+        return sequence(text("["), optional(joined([tag("", item, "")], ",", several=True)), text("]"))
+    if kinds and kinds <= SCALARS:
+        return value_of(found, lenient=not function.strict)
+    check_plain(function, name, found, PLAIN_KEYS, "in the model's own notation")
+    string = tag(quote, {"type": "any_text"}, quote)
+    if kinds == TEXT:
+        return string
+    simple = either(string, value_of({"type": sorted(SCALARS)}, lenient=True))
+    pair = sequence({"type": "regex", "pattern": r"[A-Za-z_][\w-]*"}, text(":"), simple)
+    lists = sequence(text("["), optional(joined([tag("", simple, "")], ",", several=True)), text("]"))
+    objects = sequence(text("{"), optional(joined([tag("", pair, "")], ",", several=True)), text("}"))
+    forms = {"string": string, "array": lists, "object": objects}
+    scalars = sorted((kinds or SCALARS) & SCALARS)
+    some = [form for kind, form in forms.items() if not kinds or kind in kinds]
+    return either(*some, *([value_of({"type": scalars}, lenient=True)] if scalars else []))
+
+
+def check_plain(function: Function, name: str, of: Any, keys: Container[str], where: str) -> None:
+    """Raises InvalidRequest for a strict schema that says more of a value than these keys do."""
+    told = sorted(key for key in (of if isinstance(of, dict) else ()) if key not in keys)
     if function.strict and told:
         place = f"{function.place}.parameters"
-        message = f"{place}: {min(told)} of {name} cannot be held where strings have no quotes"
+        message = f"{place}: {told[0]} of {name} cannot be held {where}"
         raise InvalidRequest(message, param=place, code="unsupported_schema")
-    return tag(begin, {"type": "any_text"}, end)
 
 
 class Parameters(msgspec.Struct, frozen=True):
@@ -166,13 +214,17 @@ class Parameters(msgspec.Struct, frozen=True):
     optional: list[str]
 
 
-def one_by_one(function: Function, how: str) -> Parameters:
+def read_parameters(function: Function) -> Parameters:
     """Raises InvalidRequest for a strict schema that says more of its object than which properties it has."""
     found = function.parameters if isinstance(function.parameters, dict) else {}
     if function.strict and (strange := sorted(found.keys() - OBJECT_KEYS)):
         place = f"{function.place}.parameters"
-        message = f"{place}: {strange[0]} cannot be held in a call as this model writes it, {how}"
+        message = f"{place}: {strange[0]} cannot be held in a call as this model writes it, one argument at a time"
         raise InvalidRequest(message, param=place, code="unsupported_schema")
+    return parameters_of(found)
+
+
+def parameters_of(found: Mapping[str, Any]) -> Parameters:
     shared = {key: found[key] for key in ("$defs", "definitions") if key in found}
     properties = {
         name: {**shared, **value} if isinstance(value, dict) else value
@@ -196,10 +248,6 @@ def input_of(custom: CustomInput, *, quoted: bool) -> Format:
     return {**found, "quoted": True} if quoted else found
 
 
-def quoted(function: Function) -> str:
-    return json.dumps(function.name, ensure_ascii=False)
-
-
 def value_of(of: Any, *, lenient: bool) -> Format:
     return {"type": "json_schema", "json_schema": of, "lenient": lenient}
 
@@ -216,6 +264,10 @@ def marker(value: str) -> Format:
 
 def sequence(*elements: Format) -> Format:
     return {"type": "sequence", "elements": list(elements) or [text("")]}
+
+
+def optional(content: Format) -> Format:
+    return {"type": "optional", "content": content}
 
 
 def either(*elements: Format) -> Format:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from penstock.engine_core.parsers import harmony
 from penstock.engine_core.parsers.custom import CustomInputs
-from penstock.engine_core.parsers.hermes import HermesParser
-from penstock.engine_core.parsers.llama import MARKER as PYTHON_TAG
+from penstock.engine_core.parsers.formats import FORMS, CallFormat
+from penstock.engine_core.parsers.framed import Frame, FramedParser
+from penstock.engine_core.parsers.harmony import HarmonyParser
 from penstock.engine_core.parsers.llama import LlamaParser
-from penstock.engine_core.parsers.mistral import MARKER as TOOL_CALLS
-from penstock.engine_core.parsers.mistral import MistralParser
-from penstock.engine_core.parsers.pythonic import CLOSING as PYTHON_END
-from penstock.engine_core.parsers.pythonic import OPENING as PYTHON_START
 from penstock.engine_core.parsers.pythonic import PythonicParser
 from penstock.engine_core.parsers.reasoning import Markers, ReasoningParser
 from penstock.engine_core.parsers.scanning import CallParser, content
-from penstock.engine_core.parsers.tagged import CLOSING, OPENING, TaggedParser, read_functions, read_pairs
+from penstock.engine_core.parsers.tagged import TaggedParser, Tags, Types
 from penstock.engine_core.parsers.values import Kinds
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.messages import Piece, PieceKind
@@ -28,21 +25,19 @@ AUTO, NONE = "auto", "none"
 THINK = Markers("<think>", "</think>")
 BRACKETS = Markers("[THINK]", "[/THINK]")
 WORDS = Markers("<reasoning>", "</reasoning>")
-ARGS, CALL_ID = "[ARGS]", "[CALL_ID]"
+SEED = Markers("<seed:think>", "</seed:think>")
+GEMMA = Markers("<|channel>thought", "<channel|>")
+PROSE = Markers(
+    "Here is my thought process:", "Here is my response:",
+    others=(Markers("Here's my thought process:", "Here's my response:"),),
+)  # fmt: skip
+RESPONSE = Markers("<think>", "</think>", answer=("<response>", "</response>"))
+ANSWER = Markers("<think>", "</think>", answer=("<answer>", "</answer>"))
+ANALYSIS = Markers("<|channel|>analysis<|message|>", "<|end|>")
+ARGS = "[ARGS]"
 # A call written in Python, as templates and their instructions show it.
 PYTHONIC = re.compile(r"\[\s*\w+\(\s*\w+\s*=|<\|python_start\|>")
-
-
-class CallFormat(enum.Enum):
-    """How calls are written; the values are the names of `--tool-call-parser`."""
-
-    HERMES = "hermes"
-    LLAMA = "llama3_json"
-    MISTRAL = "mistral"
-    PYTHONIC = "pythonic"
-    QWEN3_CODER = "qwen3_coder"
-    GLM45 = "glm45"
-
+SHORTEST_MARK = 3  # characters of a control token that is part of a marker
 
 # Names of `--reasoning-parser` → markers, and whether an output begins within them whatever the prompt ends with.
 REASONING: Mapping[str, tuple[Markers, bool]] = {
@@ -51,17 +46,13 @@ REASONING: Mapping[str, tuple[Markers, bool]] = {
     "deepseek_r1": (THINK, True),
     "mistral": (BRACKETS, False),
     "reasoning": (WORDS, False),
+    "harmony": (ANALYSIS, False),
+    "gemma4": (GEMMA, False),
+    "granite": (PROSE, False),
+    "seed_oss": (SEED, False),
+    "hunyuan_a13b": (ANSWER, False),
+    "ernie45": (RESPONSE, True),
 }
-MARKS: Mapping[CallFormat, tuple[str, ...]] = {
-    CallFormat.HERMES: ("<tool_call>", "</tool_call>"),
-    CallFormat.LLAMA: (PYTHON_TAG,),
-    CallFormat.MISTRAL: (TOOL_CALLS, ARGS, CALL_ID),
-    CallFormat.PYTHONIC: (PYTHON_START, PYTHON_END),
-    CallFormat.QWEN3_CODER: (OPENING, CLOSING, "<function=", "</function>", "<parameter=", "</parameter>"),
-    CallFormat.GLM45: (OPENING, CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-}
-
-UNTYPED = frozenset((CallFormat.QWEN3_CODER, CallFormat.GLM45))  # whose calls do not tell strings from other values
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +66,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     closing: int | None = None  # the one token of the closing marker, if it is one
     reasoning_marks: frozenset[int] = frozenset()
 
+    @property
+    def channels(self) -> bool:
+        """Whether outputs are messages on channels, whatever is asked of them."""
+        return self.calls is CallFormat.HARMONY or self.reasoning == ANALYSIS
+
 
 class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     """How the output of one request is parsed."""
@@ -82,6 +78,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: Markers | None = None
     inside: bool = False  # the output begins within the reasoning
     exact: bool = False  # a structure begins right behind the reasoning
+    channels: bool = False  # the output is messages on channels
     calls: CallFormat | None = None
     names: frozenset[str] = frozenset()  # functions that may be called
     held: frozenset[str] = frozenset()  # those of them whose calls a grammar holds
@@ -90,37 +87,36 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     shown: frozenset[int] = frozenset()  # special tokens that are not skipped
 
     def parser(self) -> OutputParser:
+        """A parser of one choice."""
+        inputs = CustomInputs(self.customs) if self.customs else None
+        if self.channels:
+            names = None if self.calls is None else self.names
+            messages = HarmonyParser(names, reasons=self.reasoning is not None, inside=self.inside)
+            return OutputParser(None, messages, inputs)
         reasoning = None
         if self.reasoning is not None:
             reasoning = ReasoningParser(self.reasoning, inside=self.inside, exact=self.exact)
         if self.calls is None:
             return OutputParser(reasoning, None)
-        inputs = CustomInputs(self.customs) if self.customs else None
         return OutputParser(reasoning, call_parser(self.calls, self.names, self.kinds, self.held), inputs)
 
 
 def call_parser(
     calls: CallFormat,
     names: frozenset[str],
-    kinds: Mapping[str, Mapping[str, Kinds]] | None = None,
+    kinds: Types | None = None,
     held: frozenset[str] = frozenset(),
 ) -> CallParser:
     """What stands without a marker is taken for a call only if it names one of these functions. `kinds` are the types
     of their parameters. No grammar sees what Qwen3-Coder writes without its marker, so no call of a function
     that is `held` to one is read there."""
-    match calls:
-        case CallFormat.HERMES:
-            return HermesParser()
-        case CallFormat.LLAMA:
-            return LlamaParser(names)
-        case CallFormat.MISTRAL:
-            return MistralParser()
-        case CallFormat.PYTHONIC:
-            return PythonicParser(names)
-        case CallFormat.QWEN3_CODER:
-            return TaggedParser(read_functions, kinds or {}, bare=names - held)
-        case CallFormat.GLM45:
-            return TaggedParser(read_pairs, kinds or {})
+    match FORMS[calls].reader:
+        case Frame() as frame:
+            return FramedParser(frame)
+        case Tags() as tags:
+            return TaggedParser(tags, kinds or {}, bare=names - held)
+    machines = {CallFormat.LLAMA: LlamaParser, CallFormat.PYTHONIC: PythonicParser}
+    return HarmonyParser(names, reasons=True) if calls is CallFormat.HARMONY else machines[calls](names)
 
 
 def read_dialect(template: str, vocabulary: Vocabulary, calls: str = AUTO, reasoning: str = AUTO) -> Dialect:
@@ -133,38 +129,44 @@ def read_dialect(template: str, vocabulary: Vocabulary, calls: str = AUTO, reaso
     return Dialect(
         calls=found,
         listed=found is CallFormat.MISTRAL and not special_tokens(vocabulary, (ARGS,)),
-        call_marks=special_tokens(vocabulary, MARKS[found]) if found is not None else frozenset(),
+        call_marks=special_tokens(vocabulary, FORMS[found].marks) if found is not None else frozenset(),
         reasoning=markers,
         begins_inside=inside,
         closing=single_token(vocabulary, markers.closing) if markers is not None else None,
-        reasoning_marks=special_tokens(vocabulary, (markers.opening, markers.closing)) if markers else frozenset(),
+        reasoning_marks=special_tokens(vocabulary, marks_of(markers)),
     )
 
 
 def told_calls(template: str) -> CallFormat | None:
     """The format that a template writes calls in, as far as its marks tell."""
-    if "<tool_call>" in template:
-        if "<arg_key>" in template:
-            return CallFormat.GLM45
-        return CallFormat.QWEN3_CODER if "<function=" in template else CallFormat.HERMES
-    if TOOL_CALLS in template:
-        return CallFormat.MISTRAL
-    if PYTHONIC.search(template):
-        return CallFormat.PYTHONIC
-    if '"parameters"' in template and '"name"' in template and "<|start_header_id|>" in template:
-        return CallFormat.LLAMA
+    for calls, form in FORMS.items():
+        if any(all(text in template for text in texts) for texts in form.told):
+            return calls
+        if calls is CallFormat.PYTHONIC and PYTHONIC.search(template):
+            return calls
     return None
 
 
 def told_reasoning(template: str) -> Markers | None:
     """The markers that a template knows of."""
-    return next((each for each in (THINK, BRACKETS, WORDS) if each.closing in template), None)
+    if told_calls(template) is CallFormat.HARMONY:
+        return ANALYSIS
+    known = (GEMMA, SEED, PROSE, ANSWER, RESPONSE, THINK, BRACKETS, WORDS)
+    return next((each for each in known if all(text in template for text in (each.closing, *each.answer))), None)
+
+
+def marks_of(markers: Markers | None) -> tuple[str, ...]:
+    """Texts of which reasoning's markers consist."""
+    if markers is None:
+        return ()
+    return harmony.MARKS if markers == ANALYSIS else (markers.opening, markers.closing)
 
 
 def special_tokens(vocabulary: Vocabulary, texts: Iterable[str]) -> frozenset[int]:
-    """Those special tokens that read like one of these."""
-    wanted = frozenset(texts)
-    return frozenset(token_id for token_id in vocabulary.special if vocabulary.token(token_id) in wanted)
+    """Those special tokens that read like one of these, or like a part of it."""
+    whole = "\n".join(texts)
+    found = ((token_id, vocabulary.token(token_id)) for token_id in vocabulary.special)
+    return frozenset(token_id for token_id, token in found if len(token) >= SHORTEST_MARK and token in whole)
 
 
 def single_token(vocabulary: Vocabulary, text: str) -> int | None:
@@ -189,7 +191,9 @@ class OutputParser:
     @property
     def thinking(self) -> bool:
         """Whether what comes is reasoning."""
-        return self._reasoning is not None and self._reasoning.thinking
+        if self._reasoning is None:
+            return self._calls is not None and self._calls.thinking
+        return self._reasoning.thinking
 
     @property
     def plain(self) -> bool:

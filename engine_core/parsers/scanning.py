@@ -39,6 +39,11 @@ class CallParser(ABC):
         """Whether a call has begun whose arguments have not ended; never for formats whose calls are sent whole."""
         return False
 
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes is reasoning; never for formats that leave it to its own parser."""
+        return False
+
     def push(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""
         out: list[Piece] = []

@@ -13,6 +13,7 @@ import msgspec
 
 Kinds = frozenset[str]  # JSON Schema's names of types; empty: any
 ANY: Kinds = frozenset()
+TEXT: Kinds = frozenset(("string",))
 
 
 def kinds_of(schema: object) -> Kinds:
@@ -48,7 +49,7 @@ def parameter_kinds(tools: Sequence[Any]) -> dict[str, dict[str, Kinds]]:
 def value_of(text: str, kinds: Kinds) -> bytes:
     """JSON of a value that is one of these kinds. What is none of them is told all the same: as the JSON that it is,
     or else as text."""
-    if kinds != {"string"} and (written := other_than_text(text)) is not None:
+    if kinds != TEXT and (written := other_than_text(text)) is not None:
         kind = kind_of(msgspec.json.decode(written))
         if "string" not in kinds or kind in kinds or (kind == "integer" and "number" in kinds):
             return written

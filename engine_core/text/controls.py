@@ -19,7 +19,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine_core.parsers.dialect import MARKS, Dialect
+from penstock.engine_core.parsers import dialect as dialects
+from penstock.engine_core.parsers.dialect import Dialect
+from penstock.engine_core.parsers.formats import FORMS
 from penstock.engine_core.text.template import Conversation
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.errors import InvalidRequest
@@ -105,9 +107,8 @@ def read_controls(vocabulary: Vocabulary, source: str, dialect: Dialect) -> Cont
 
 def marks_of(dialect: Dialect) -> tuple[str, ...]:
     """The marks of reasoning and of calls."""
-    reasoning = dialect.reasoning
-    marks = () if reasoning is None else (reasoning.opening, reasoning.closing)
-    return marks + (MARKS[dialect.calls] if dialect.calls is not None else ())
+    marks = dialects.marks_of(dialect.reasoning)
+    return marks + (FORMS[dialect.calls].marks if dialect.calls is not None else ())
 
 
 def key_characters(texts: Iterable[str]) -> str:
@@ -183,7 +184,8 @@ class Splitter:
         self._controls = controls
         self._keys = controls.keys + ("&" if any(name in source for name in UNESCAPING) else "")
         self._completes = controls.completed(literals)
-        spared = [mark for mark in marks_of(dialect) if mark in controls.texts]
+        # Where marks begin and end messages, none of them is what an assistant has said.
+        spared = [] if dialect.channels else [mark for mark in marks_of(dialect) if mark in controls.texts]
         self._spared = re.compile(f"({'|'.join(map(re.escape, spared))})") if spared else None
         escaped = [re.escape(key) + "|" + re.escape(f"\\u{ord(key):04x}") for key in self._keys]
         self._seen = re.compile("|".join(escaped).encode(), re.IGNORECASE) if escaped else None

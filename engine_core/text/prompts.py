@@ -8,7 +8,8 @@ import msgspec
 
 from penstock.engine_core.grammar.answers import Bound, Opening, answer_bound
 from penstock.engine_core.grammar.calls import read_functions
-from penstock.engine_core.parsers.dialect import UNTYPED, Dialect, Parsing
+from penstock.engine_core.parsers.dialect import Dialect, Parsing
+from penstock.engine_core.parsers.formats import UNTYPED
 from penstock.engine_core.parsers.values import parameter_kinds
 from penstock.engine_core.text.controls import Controls
 from penstock.engine_core.text.detokenizer import detokenizer
@@ -134,19 +135,20 @@ class Prompter:
         reasoning = dialect.reasoning if request.reasoning.split and bound.reasons else None
         use = request.tool_use
         called = use is not None
-        if reasoning is None and not called:
+        if reasoning is None and not called and not dialect.channels:
             return None
         return Parsing(
             reasoning=reasoning,
             inside=rendered.inside,
             exact=bool(bound.after),
+            channels=dialect.channels,
             calls=dialect.calls if called else None,
             names=frozenset(use.names) if use is not None else frozenset(),
             held=frozenset(use.strict if use.parallel else use.names) if use is not None else frozenset(),
             kinds=parameter_kinds(rendered.tools or ()) if called and dialect.calls in UNTYPED else {},
             customs=frozenset(custom.name for custom in use.customs) if use is not None else frozenset(),
-            shown=(dialect.reasoning_marks if reasoning is not None else frozenset())
-            | (dialect.call_marks if called else frozenset()),
+            shown=(dialect.reasoning_marks if reasoning is not None or dialect.channels else frozenset())
+            | (dialect.call_marks if called or dialect.channels else frozenset()),
         )
 
     def _prediction(self, request: SubmitText) -> bytes:

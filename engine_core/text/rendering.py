@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine_core.parsers.dialect import CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import Dialect
+from penstock.engine_core.parsers.formats import CallFormat
 from penstock.engine_core.parsers.reasoning import Markers
 from penstock.engine_core.text.controls import Controls, Splitter
 from penstock.engine_core.text.template import ChatTemplate, Conversation
@@ -55,8 +56,14 @@ class Renderer:
         arguments = read_object(request.template_arguments, "chat_template_kwargs")
         reasons = self._dialect.reasoning is not None
         effort = request.reasoning.effort
+        if self._dialect.channels:
+            effort = channels_effort(effort)
         arguments = {**arguments, **thinking_arguments(effort, arguments, template, reasons=reasons)}
         messages = [self._known(message, template) for message in read_messages(request.messages)]
+        if self._dialect.channels and "thinking" in template.source:
+            messages = on_channels(messages)
+        elif self._dialect.calls is CallFormat.KIMI_K2:
+            messages = with_counted_ids(messages)
         conversation = Conversation(
             messages=messages,
             tools=tools,
@@ -83,6 +90,7 @@ class Renderer:
             return Rendered(text=text, tools=tools)
         closed = text.rstrip().endswith(markers.closing)
         inside = left_open(text, markers, final) or (self._dialect.begins_inside and not closed and final is None)
+        thinks = thinks or self._dialect.channels  # there is no way to tell such a model not to
         return Rendered(text=text, tools=tools, inside=inside, closed=closed, thinks=thinks)
 
     def _check_tools(self, template: ChatTemplate) -> None:
@@ -121,6 +129,61 @@ def with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
 def short_id(call_id: str) -> str:
     """The same nine characters for the same id."""
     return call_id if MISTRAL_ID.fullmatch(call_id) else blake2b(call_id.encode(), digest_size=5).hexdigest()[:9]
+
+
+def with_counted_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with ids of calls as Kimi's templates print them: the function's name, and how many calls came
+    before. A result has the id of the last call that it may be of."""
+    found, names = [], dict[Any, str]()
+    count = 0
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            names[call.get("id")] = f"functions.{call['function'].get('name')}:{count}"
+            calls.append({**call, "id": names[call.get("id")]})
+            count += 1
+        known = names.get(message.get("tool_call_id"))
+        found.append(
+            {**message, **({"tool_calls": calls} if calls else {}), **({"tool_call_id": known} if known else {})}
+        )
+    return found
+
+
+def on_channels(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as templates of harmony take them: reasoning is `thinking`, which holds what was said before a call
+    as well, and each call stands in a message of its own, with its result behind it."""
+    found: list[dict[str, Any]] = []
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        place += 1
+        if message["role"] == "assistant" and isinstance(message.get("reasoning_content"), str):
+            message = {"thinking": message["reasoning_content"], **message}
+        calls = message.get("tool_calls", ())
+        if calls and message.get("thinking") and message.get("content"):
+            thought = f"{message['thinking']}\n{message['content']}"
+            message = {**message, "thinking": thought, "content": None}
+        if len(calls) < 2:
+            found.append(message)
+            continue
+        end = next((at for at in range(place, len(messages)) if messages[at]["role"] != "tool"), len(messages))
+        results, place = messages[place:end], end
+        for number, call in enumerate(calls):
+            found.append({**(message if not number else {"role": "assistant", "content": None}), "tool_calls": [call]})
+            found += [each for each in results if each.get("tool_call_id") == call.get("id")]
+        found += [each for each in results if each.get("tool_call_id") not in [call.get("id") for call in calls]]
+    return found
+
+
+LOWER, HIGHER = ("minimal",), ("xhigh", "max")  # efforts that harmony has no word for
+
+
+def channels_effort(effort: str) -> str:
+    """An effort in harmony's words. Raises InvalidRequest for none at all."""
+    if effort == NO_EFFORT:
+        message = f"{EFFORT} must not be {effort!r}: this model always reasons; 'low' is the least of it"
+        raise InvalidRequest(message, param=EFFORT, code="unsupported")
+    return "low" if effort in LOWER else "high" if effort in HIGHER else effort
 
 
 def read_list(data: bytes | None, param: str) -> list[Any] | None:

@@ -23,6 +23,7 @@ from penstock.engine_core.tokenizer.codec import Codec, read_codec
 from penstock.protocol.errors import ModelError
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+MESSAGE_ENDS = ("<|return|>", "<|call|>")  # of harmony: not all folders name both
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -231,5 +232,6 @@ def content(path: Path, key: str, token: Any) -> str:
 
 def end_tokens(folder: Path, vocabulary: Vocabulary) -> tuple[int, ...]:
     """Ids that end an output, by the model's files and by its tokenizer's. Raises ModelError on a wrong value."""
-    ends = read_generation(folder).eos_token_ids
-    return ends if vocabulary.eos is None else tuple(dict.fromkeys((*ends, vocabulary.eos)))
+    ends = [*read_generation(folder).eos_token_ids, *([] if vocabulary.eos is None else [vocabulary.eos])]
+    messages = [token_id for token_id in sorted(vocabulary.special) if vocabulary.token(token_id) in MESSAGE_ENDS]
+    return tuple(dict.fromkeys([*ends, *(messages if len(messages) == len(MESSAGE_ENDS) else [])]))

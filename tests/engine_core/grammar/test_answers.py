@@ -9,7 +9,8 @@ import pytest
 
 from penstock.engine_core.grammar.answers import Bound, Opening, answer_bound, format_of
 from penstock.engine_core.grammar.calls import NO_PARAMETERS, Function
-from penstock.engine_core.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import ANALYSIS, THINK, Dialect
+from penstock.engine_core.parsers.formats import CallFormat
 from penstock.protocol.columns import unpack
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar, ToolUse
@@ -148,3 +149,43 @@ def test_older_tags_and_wrong_sources() -> None:
     with pytest.raises(InvalidRequest):
         format_of(Grammar(kind="json_schema", source="{", param="guided_json"))
     assert format_of(Grammar(kind="structural_tag", source="[]"))["type"] == "structural_tag"
+
+
+CHANNELS = Dialect(calls=CallFormat.HARMONY, reasoning=ANALYSIS, closing=4091)
+WHY, BEGIN = "<|channel|>analysis<|message|>why<|end|>", "<|start|>assistant"
+ASKED = "<|channel|>commentary to=functions.g <|constrain|>json<|message|>{}"
+THINKING = Opening(inside=False, thinks=True)
+
+
+def test_structures_and_calls_on_channels() -> None:
+    final = "<|channel|>final<|message|>"
+    structure = bound(DIGITS, None, THINKING, CHANNELS)
+    assert structure.reasons
+    for text in (f"{WHY}{BEGIN}{final}12", f"{final}12"):
+        assert accepts(structure, text)
+    for text in ("12", f"{WHY}{final}12", f"{WHY}{BEGIN}{final}twelve", f"{WHY}{BEGIN}{ASKED}", f"{WHY}12"):
+        assert not accepts(structure, text)
+    called = bound(None, REQUIRED, THINKING, CHANNELS)
+    for text in (f"{WHY}{BEGIN}{ASKED}", ASKED):
+        assert accepts(called, text)
+    assert not accepts(called, f"{WHY}{BEGIN}{final}12")
+    either = bound(DIGITS, ToolUse(names=("g",)), THINKING, CHANNELS)
+    for text in (f"{WHY}{BEGIN}{ASKED}", f"{WHY}{BEGIN}{final}12"):
+        assert accepts(either, text)
+    assert not accepts(either, f"{WHY}{BEGIN}{final}so")
+    free = bound(None, STRICT, THINKING, CHANNELS)
+    preamble = "<|channel|>commentary<|message|>I look.<|end|>"
+    for text in (f"{WHY}{BEGIN}{final}so", f"{WHY}{BEGIN}{preamble}{BEGIN}{ASKED}", f"{WHY}{BEGIN}{ASKED}", ASKED):
+        assert accepts(free, text)
+    assert not accepts(free, f"{WHY}{BEGIN}{ASKED.replace('{}', '{x')}")
+
+
+def test_a_budget_on_channels_leaves_the_rest_free() -> None:
+    """No token of the test's vocabulary ends the analysis, so none of it is all that can be bounded here."""
+    none = Opening(inside=False, thinks=True, budget=0)
+    final = "<|channel|>final<|message|>so"
+    assert accepts(bound(None, None, none, CHANNELS), final)
+    assert not accepts(bound(None, None, none, CHANNELS), ASKED)
+    for text in (final, ASKED):
+        assert accepts(bound(None, ToolUse(names=("g",)), none, CHANNELS), text)
+        assert not accepts(bound(None, ToolUse(names=("g",)), none, CHANNELS), f"{WHY}{BEGIN}{text}")

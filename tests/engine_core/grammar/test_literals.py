@@ -22,7 +22,8 @@ from penstock.engine_core.grammar.masks import MaskRow, MaskStore
 from penstock.engine_core.grammar.sources import source_of
 from penstock.engine_core.grammar.spacing import Habits
 from penstock.engine_core.grammar.tokens import GrammarTokens
-from penstock.engine_core.parsers.dialect import CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import Dialect
+from penstock.engine_core.parsers.formats import CallFormat
 from penstock.engine_core.text.detokenizer import detokenizer
 from penstock.engine_core.tokenizer.codec import FastCodec
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from penstock.engine_core.parsers.dialect import THINK, CallFormat, OutputParser, call_parser
+from penstock.engine_core.parsers.dialect import THINK, OutputParser, call_parser
+from penstock.engine_core.parsers.formats import FORMS, CallFormat
+from penstock.engine_core.parsers.harmony import HarmonyParser
 from penstock.engine_core.parsers.reasoning import ReasoningParser
 from penstock.engine_core.parsers.scanning import merged
 from penstock.protocol.messages import Piece, PieceKind
@@ -72,6 +75,107 @@ def pairs(calls: Sequence[Call]) -> str:
     )
 
 
+def listed_in(opening: str, closing: str = "") -> Callable[[Sequence[Call]], str]:
+    """A JSON list between these."""
+    return lambda calls: opening + listed(calls).removeprefix("[TOOL_CALLS] ") + closing
+
+
+def deepseek_v3(calls: Sequence[Call]) -> str:
+    written = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+def deepseek_v31(calls: Sequence[Call]) -> str:
+    written = "".join(
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(arguments)}<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+def kimi(calls: Sequence[Call]) -> str:
+    written = "".join(
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{json.dumps(arguments)}"
+        "<|tool_call_end|>"
+        for index, (name, arguments) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{written}<|tool_calls_section_end|>"
+
+
+def invokes(calls: Sequence[Call]) -> str:
+    """MiniMax M2's."""
+    written = "".join(
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{plain(value)}</parameter>\n' for key, value in arguments.items())
+        + "</invoke>\n"
+        for name, arguments in calls
+    )
+    return f"<minimax:tool_call>\n{written}</minimax:tool_call>"
+
+
+def dsml(calls: Sequence[Call]) -> str:
+    """DeepSeek V3.2's."""
+
+    def parameter(key: str, value: object) -> str:
+        told = "true" if isinstance(value, str) else "false"
+        return f'<｜DSML｜parameter name="{key}" string="{told}">{plain(value)}</｜DSML｜parameter>\n'
+
+    written = "".join(
+        f'<｜DSML｜invoke name="{name}">\n{"".join(parameter(*each) for each in arguments.items())}</｜DSML｜invoke>\n'
+        for name, arguments in calls
+    )
+    return f"<｜DSML｜function_calls>\n{written}</｜DSML｜function_calls>"
+
+
+def seed(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<seed:tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>{plain(value)}</parameter>\n" for key, value in arguments.items())
+        + "</function>\n</seed:tool_call>"
+        for name, arguments in calls
+    )
+
+
+def noted(opening: str, closing: str, quote: str) -> Callable[[Sequence[Call]], str]:
+    """Gemma's notation between these, strings between two of the mark."""
+
+    def value(of: object) -> str:
+        match of:
+            case str():
+                return quote + of + quote
+            case dict():
+                return "{" + ",".join(f"{key}:{value(each)}" for key, each in of.items()) + "}"
+            case list():
+                return f"[{','.join(map(value, of))}]"
+            case _:
+                return json.dumps(of)
+
+    return lambda calls: "".join(f"{opening}call:{name}{value(arguments)}{closing}" for name, arguments in calls)
+
+
+def lines(calls: Sequence[Call]) -> str:
+    """OLMo 3's."""
+    written = "\n".join(f"{name}({keywords(arguments)})" for name, arguments in calls)
+    return f"<function_calls>\n{written}\n</function_calls>"
+
+
+def harmony(calls: Sequence[Call]) -> str:
+    return "<|call|><|start|>assistant".join(
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(arguments)}"
+        for name, arguments in calls
+    )
+
+
+def harmony_of_templates(calls: Sequence[Call]) -> str:
+    """The recipient stands before the channel there."""
+    return "<|call|><|start|>assistant".join(
+        f" to=functions.{name}<|channel|>commentary json<|message|>{json.dumps(arguments)}" for name, arguments in calls
+    )
+
+
 def plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -89,7 +193,25 @@ WRITERS: dict[tuple[CallFormat, str], Callable[[Sequence[Call]], str]] = {
     (CallFormat.QWEN3_CODER, "elements"): elements,
     (CallFormat.QWEN3_CODER, "bare"): bare,
     (CallFormat.GLM45, "pairs"): pairs,
+    (CallFormat.DEEPSEEK_V3, "fenced"): deepseek_v3,
+    (CallFormat.DEEPSEEK_V31, "named"): deepseek_v31,
+    (CallFormat.DEEPSEEK_V32, "dsml"): dsml,
+    (CallFormat.KIMI_K2, "named"): kimi,
+    (CallFormat.MINIMAX_M2, "invokes"): invokes,
+    (CallFormat.SEED_OSS, "elements"): seed,
+    (CallFormat.GEMMA4, "noted"): noted("<|tool_call>", "<tool_call|>", '<|"|>'),
+    (CallFormat.FUNCTIONGEMMA, "noted"): noted("<start_function_call>", "<end_function_call>", "<escape>"),
+    (CallFormat.GRANITE, "listed"): listed_in("<|tool_call|>"),
+    (CallFormat.GRANITE, "spaced"): listed_in("<tool_call> "),
+    (CallFormat.PHI4, "listed"): listed_in("<|tool_call|>", "<|/tool_call|>"),
+    (CallFormat.PHI4_MINI, "listed"): listed_in("functools"),
+    (CallFormat.HUNYUAN, "listed"): listed_in("<tool_calls>", "</tool_calls>"),
+    (CallFormat.OLMO3, "lines"): lines,
+    (CallFormat.HARMONY, "channel"): harmony,
+    (CallFormat.HARMONY, "recipient"): harmony_of_templates,
 }
+# Whose calls stand at the beginning of the output or nowhere.
+ALONE = frozenset((CallFormat.LLAMA, CallFormat.PYTHONIC))
 MARKS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": ',
     '{"name": "f", "parameters": ', '{"arguments": {}, "name": "f"}', '"name"', "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
@@ -100,7 +222,21 @@ MARKS = (
 SOUPS = st.lists(st.sampled_from(MARKS) | TEXTS, max_size=14).map("".join)
 
 
+def soups(calls: CallFormat | None) -> st.SearchStrategy[str]:
+    """What a model of this format may write, in any order."""
+    if calls is None:
+        return SOUPS
+    ((form, write), *_) = [(form, write) for (of, form), write in WRITERS.items() if of is calls]
+    del form
+    call = write([("f", {"a": "x", "b": [1]})])
+    parts = re.split(r"(?<=[>\]}｜])|(?=[<\[{])|(?<=\w)(?=\()", call)
+    own = [*FORMS[calls].marks, *filter(None, parts), call]
+    return st.lists(st.sampled_from(own) | st.sampled_from(MARKS) | TEXTS, max_size=14).map("".join)
+
+
 def parser(calls: CallFormat | None, *, reasoning: bool = True, inside: bool = False) -> OutputParser:
+    if calls is CallFormat.HARMONY:
+        return OutputParser(None, HarmonyParser(NAMES, reasons=reasoning, inside=inside))
     return OutputParser(
         ReasoningParser(THINK, inside=inside) if reasoning else None,
         call_parser(calls, NAMES) if calls is not None else None,

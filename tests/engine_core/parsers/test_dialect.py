@@ -10,17 +10,15 @@ import pytest
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.parsers.dialect import (
     BRACKETS,
-    MARKS,
     REASONING,
     THINK,
-    UNTYPED,
-    CallFormat,
     Parsing,
     call_parser,
     read_dialect,
     told_calls,
     told_reasoning,
 )
+from penstock.engine_core.parsers.formats import FORMS, CallFormat
 from penstock.engine_core.text.template import read_template
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.config import Option, TokenizerConfig
@@ -88,10 +86,9 @@ def test_the_options_name_what_there_is(field: str) -> None:
 def test_every_format_has_a_parser_and_marks() -> None:
     for calls in CallFormat:
         assert call_parser(calls, frozenset()).flush() == []
-        assert MARKS[calls]
+        assert FORMS[calls].marks
     made = Parsing(reasoning=THINK, calls=CallFormat.HERMES).parser()
     assert not made.plain
-    assert {CallFormat.QWEN3_CODER, CallFormat.GLM45} == UNTYPED
     assert Parsing().parser().plain
 
 

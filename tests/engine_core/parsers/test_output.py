@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock.engine_core.parsers.dialect import UNTYPED, CallFormat
+from penstock.engine_core.parsers.formats import UNTYPED, CallFormat
 from penstock.engine_core.parsers.values import other_than_text
 from tests.engine_core.parsers.outputs import (
+    ALONE,
     ARGUMENTS,
     CALLS,
-    SOUPS,
     WRITERS,
     Call,
     calls_of,
@@ -22,6 +22,7 @@ from tests.engine_core.parsers.outputs import (
     parsed,
     parser,
     reasoning_of,
+    soups,
 )
 
 FORMATS = [None, *CallFormat]
@@ -30,8 +31,9 @@ PLACES = st.lists(st.integers(0, 10_000), max_size=40)
 
 @pytest.mark.parametrize("calls", FORMATS)
 @settings(max_examples=60, deadline=None)
-@given(text=SOUPS, places=PLACES, inside=st.booleans())
-def test_any_cut_gives_the_same(calls: CallFormat | None, text: str, places: list[int], inside: bool) -> None:
+@given(data=st.data(), places=PLACES, inside=st.booleans())
+def test_any_cut_gives_the_same(calls: CallFormat | None, data: st.DataObject, places: list[int], inside: bool) -> None:
+    text = data.draw(soups(calls))
     whole = parser(calls, inside=inside)
     by_cuts, by_characters = parser(calls, inside=inside), parser(calls, inside=inside)
     expected = parsed(whole, [text])
@@ -51,7 +53,14 @@ def test_calls_are_read(
     if calls in UNTYPED:  # whose strings a schema must tell from other values; none is known here
         strings = [value for _, each in asked for value in each.values() if isinstance(value, str)]
         assume(not any(other_than_text(value) for value in strings))
-    before = said if calls in (CallFormat.HERMES, CallFormat.MISTRAL, *UNTYPED) else ""
+    if calls is CallFormat.HARMONY:
+        analysis = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
+        preamble = f"<|channel|>commentary<|message|>{said}<|end|><|start|>assistant" if said else ""
+        pieces = parsed(machine := parser(calls), cut(analysis + preamble + WRITERS[calls, form](asked), places))
+        assert (reasoning_of(pieces), content_of(pieces), machine.complete) == (thought, said, True)
+        assert [(name, json.loads(arguments)) for name, arguments in calls_of(pieces)] == asked
+        return
+    before = "" if calls in ALONE else said
     text = f"<think>\n{thought}\n</think>\n\n{before}" + ("\n" if before else "") + WRITERS[calls, form](asked)
     machine = parser(calls)
     pieces = parsed(machine, cut(text, places))
@@ -71,11 +80,12 @@ def test_plain_text_stays_as_it_is(calls: CallFormat | None, text: str, places: 
 
 @pytest.mark.parametrize("calls", FORMATS)
 @settings(max_examples=60, deadline=None)
-@given(text=SOUPS)
-def test_nothing_is_dropped_where_nothing_is_called(calls: CallFormat | None, text: str) -> None:
+@given(data=st.data())
+def test_nothing_is_dropped_where_nothing_is_called(calls: CallFormat | None, data: st.DataObject) -> None:
+    text = data.draw(soups(calls))
     machine = parser(calls, reasoning=False)
     pieces = parsed(machine, [text])
-    if not machine.called:
+    if not machine.called and calls is not CallFormat.HARMONY:  # whose headers are no text
         assert content_of(pieces) == text
     letters = [letter for letter in text if letter in "ab"]
     kept = "".join(piece.text for piece in pieces)
@@ -120,12 +130,31 @@ def test_reasoning_is_known_while_it_comes() -> None:
     assert parser(None, inside=True).thinking
 
 
-def test_a_long_text_costs_no_more_than_its_length() -> None:
-    for text in ("<tool_call>{" * 20_000, "\n" * 200_000, '{"name": "f", "parameters": {' * 5_000, "[f(" * 50_000,
-                 "[TOOL_CALLS]" * 20_000,
-                 "<tool_call><function=f><parameter=a>" + "</parameter>\n" * 10_000 + "</tool_call>",
-                 '<tool_call>{"name":"f","arguments":{},' + ' "a": 1,' * 20_000):  # fmt: skip
-        for calls in CallFormat:
-            cuts = [text[at : at + 7] for at in range(0, len(text), 7)]
-            machine = parser(calls)
-            assert parsed(machine, cuts) == parsed(parser(calls), [text])
+ENDLESS = {
+    CallFormat.HERMES: ("<tool_call>{" * 20_000, '<tool_call>{"name":"f","arguments":{},' + ' "a": 1,' * 20_000),
+    CallFormat.LLAMA: ('{"name": "f", "parameters": {' * 5_000, "\n" * 200_000),
+    CallFormat.MISTRAL: ("[TOOL_CALLS]" * 20_000, "[TOOL_CALLS]f" * 10_000),
+    CallFormat.PYTHONIC: ("[f(" * 50_000,),
+    CallFormat.QWEN3_CODER: (
+        "<tool_call>{" * 20_000,
+        "<tool_call><function=f><parameter=a>" + "</parameter>\n" * 10_000 + "</tool_call>",
+    ),
+    CallFormat.KIMI_K2: ("<|tool_calls_section_begin|>" * 10_000, "<|tool_call_begin|> " * 10_000),
+    CallFormat.MINIMAX_M2: (
+        "<minimax:tool_call>" + '<invoke name="f">' * 10_000 + "</minimax:tool_call>",
+        '<minimax:tool_call><invoke name="f"><parameter name="a">' + "</parameter>\n" * 10_000 + "</minimax:tool_call>",
+    ),
+    CallFormat.GEMMA4: (
+        "<|tool_call>call:f{" + 'a:<|"|>' * 20_000 + "<tool_call|>", "<|tool_call>call:f{a:" + "[" * 100_000
+    ),
+    CallFormat.OLMO3: ("<function_calls>" + "f()" * 40_000 + "</function_calls>", "<function_calls>f(" + "[" * 50_000),
+    CallFormat.HARMONY: ("<|start|>" * 20_000, "<|channel|>final<|message|>a<|end|>" * 5_000, " to=" * 40_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("calls", ENDLESS)
+def test_a_long_text_costs_no_more_than_its_length(calls: CallFormat) -> None:
+    for text in ENDLESS[calls]:
+        cuts = [text[at : at + 11] for at in range(0, len(text), 11)]
+        machine = parser(calls)
+        assert parsed(machine, cuts) == parsed(parser(calls), [text])

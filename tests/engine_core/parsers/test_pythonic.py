@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.parsers.dialect import CallFormat
+from penstock.engine_core.parsers.formats import CallFormat
 from penstock.engine_core.parsers.pythonic import CLOSING, LONGEST_NAME, OPENING, PythonicParser
 from tests.engine_core.parsers.outputs import calls_of, content_of, parsed, parser
 

@@ -6,14 +6,18 @@ import json
 
 import pytest
 
-from penstock.engine_core.parsers.dialect import CallFormat, OutputParser
-from penstock.engine_core.parsers.tagged import MOST_HELD, TaggedParser, read_functions, read_pairs
+from penstock.engine_core.parsers.dialect import OutputParser
+from penstock.engine_core.parsers.formats import FORMS, CallFormat
+from penstock.engine_core.parsers.tagged import MOST_HELD, TaggedParser, Tags
 from penstock.protocol.messages import PieceKind
 from tests.engine_core.parsers.outputs import calls_of, content_of, cut, parsed, parser
 
 QWEN = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 BARE = QWEN.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
 GLM = "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+QWEN_TAGS, GLM_TAGS = FORMS[CallFormat.QWEN3_CODER].reader, FORMS[CallFormat.GLM45].reader
+assert isinstance(QWEN_TAGS, Tags)
+assert isinstance(GLM_TAGS, Tags)
 F = ("f", '{"a":1}')
 CODE = 'def f(x):\n    return "<b>" if x < 3 else None\n'
 
@@ -70,8 +74,8 @@ def test_strings_stand_as_they_are_and_the_schema_tells_them() -> None:
         f"<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>5</arg_value>\n<arg_key>code</arg_key>\n"
         f"<arg_value>{CODE}</arg_value>\n<arg_key>mode</arg_key>\n<arg_value>420</arg_value>\n</tool_call>"
     )
-    for text, read in ((qwen, read_functions), (glm, read_pairs)):
-        pieces = parsed(OutputParser(None, TaggedParser(read, kinds)), list(text))
+    for text, tags in ((qwen, QWEN_TAGS), (glm, GLM_TAGS)):
+        pieces = parsed(OutputParser(None, TaggedParser(tags, kinds)), list(text))
         ((name, arguments),) = calls_of(pieces)
         assert name == "write"
         assert json.loads(arguments) == {"path": "5", "code": CODE, "mode": 420}
@@ -96,7 +100,7 @@ def test_a_call_that_the_end_of_the_output_completes_is_one() -> None:
 
 
 def test_a_call_goes_out_whole_and_one_without_end_is_text() -> None:
-    machine = TaggedParser(read_functions, {})
+    machine = TaggedParser(QWEN_TAGS, {})
     assert [piece.kind for piece in machine.push("Hi " + QWEN[:-1])] == [PieceKind.CONTENT]
     assert not machine.open
     assert [piece.kind for piece in machine.push(">")] == [PieceKind.CALL, PieceKind.ARGUMENTS]

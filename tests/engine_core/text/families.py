@@ -94,6 +94,19 @@ DEEPSEEK = (
     "{% else %}{{ m.content }}{% endif %}{% endfor %}{{ tools | tojson if tools }}"
     "{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\\n' }}{% endif %}"
 )
+HARMONY = (
+    "{{ '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}"
+    "{% for m in messages %}{% if m.role == 'assistant' and m.tool_calls %}{% if m.thinking or m.content %}"
+    "{{ '<|start|>assistant<|channel|>analysis<|message|>' + (m.thinking or m.content) + '<|end|>' }}{% endif %}"
+    "{{ '<|start|>assistant to=functions.' + m.tool_calls[0].function.name + '<|channel|>commentary json' }}"
+    "{{ '<|message|>' + m.tool_calls[0].function.arguments | tojson + '<|call|>' }}{% elif m.role == 'assistant' %}"
+    "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content + '<|end|>' }}{% elif m.role == 'tool' %}"
+    "{{ '<|start|>functions.f to=assistant<|channel|>commentary<|message|>' + m.content | tojson + '<|end|>' }}"
+    "{% elif m.role == 'user' %}{{ '<|start|>user<|message|>' + m.content + '<|end|>' }}{% else %}"
+    "{{ '<|start|>developer<|message|># Instructions\\n\\n' + m.content + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if tools %}{{ '<|start|>developer<|message|># Tools\\n\\n' + tools | tojson + '<|end|>' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
 FAMILIES: Mapping[str, Family] = {
     "chatml": Family(CHAT_TEMPLATE, CHATML),
     "qwen3": Family(QWEN3, CHATML, ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
@@ -107,6 +120,8 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek": Family(DEEPSEEK, ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
                        ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<｜tool▁call▁begin｜>",
                         "<｜tool▁call▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>")),
+    "harmony": Family(HARMONY, ("<|startoftext|>", "<|return|>", "<|start|>", "<|channel|>", "<|constrain|>",
+                                "<|message|>", "<|end|>", "<|call|>")),
     "embedded": Family((demo_folder() / "chat_template.jinja").read_text(), CHATML,
                        ("<tool_call>", "</tool_call>", "<think>", "</think>")),
 }  # fmt: skip

@@ -9,7 +9,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine_core.parsers.dialect import THINK, CallFormat, Parsing
+from penstock.engine_core.parsers.dialect import THINK, Parsing
+from penstock.engine_core.parsers.formats import CallFormat
 from penstock.engine_core.parsers.scanning import content, merged
 from penstock.engine_core.text.choice import Choice, Delta
 from penstock.engine_core.text.detokenizer import detokenizer

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine_core.parsers.dialect import THINK, UNTYPED, CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import THINK, Dialect
+from penstock.engine_core.parsers.formats import UNTYPED, CallFormat
 from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.columns import pack, unpack

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from penstock.engine_core.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import ANALYSIS, THINK, Dialect
+from penstock.engine_core.parsers.formats import CallFormat
 from penstock.engine_core.text.rendering import Rendered, Renderer, short_id
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.errors import InvalidRequest
@@ -141,3 +143,55 @@ def test_tokenize_reasons_as_the_request_would() -> None:
     for effort, ending in (("high", "on"), ("none", "assistant:"), ("", "assistant:")):
         question = Tokenize(id=1, messages=json.dumps([USER]).encode(), reasoning=Reasoning(effort=effort))
         assert renderer.render(question, 0.0).text.endswith(ending)
+
+
+def called(*ids: str, **fields: Any) -> dict[str, Any]:
+    calls = [{"id": each, "type": "function", "function": {"name": f"f{each}", "arguments": "{}"}} for each in ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls, **fields}
+
+
+def result(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": f"of {call_id}"}
+
+
+def test_ids_of_calls_are_counted_for_kimi() -> None:
+    messages = (USER, called("1", "2"), result("2"), result("1"), USER, called("1"), result("1"), result("9"))
+    text = render(*messages, dialect=Dialect(calls=CallFormat.KIMI_K2)).text
+    found = re.findall(r"[<\[]([\w.:]+)[ >]", text)
+    assert found == ["functions.f1:0", "functions.f2:1", "functions.f2:1", "functions.f1:0", "functions.f1:2",
+                     "functions.f1:2", "9"]  # fmt: skip
+
+
+CHANNELS = Dialect(calls=CallFormat.HARMONY, reasoning=ANALYSIS)
+# As the published template of gpt-oss: one call of a message, whose result is the next one's; content or thinking.
+ONE_CALL = (
+    "{% for m in messages %}{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}"
+    "{% endif %}({{ m.content or m.thinking }})[{{ m.tool_calls[0].function.name }}]"
+    "{% elif m.role == 'tool' %}<{{ m.content }}>"
+    "{% else %}{{ m.role }}:{{ m.content }}{% endif %}{% endfor %}{{ reasoning_effort }}{{ 'x' if tools }}"
+)
+
+
+def test_messages_on_channels_have_one_call_each() -> None:
+    first = called("1", "2", reasoning_content="why", content="I look.")
+    answer = {"role": "assistant", "content": "so", "reasoning": "hm"}
+    second = called("3", reasoning="why")
+    messages = (USER, first, result("2"), result("1"), result("9"), answer, USER, second, result("3"))
+    found = render(*messages, template=ONE_CALL, dialect=CHANNELS, reasoning=Reasoning(effort="low"))
+    assert found.text == (
+        "user:hi(why\nI look.)[f1]<of 1>()[f2]<of 2><of 9>assistant:souser:hi(why)[f3]<of 3>low"
+    )  # fmt: skip
+    assert (found.inside, found.closed, found.thinks) == (False, False, True)
+
+
+@pytest.mark.parametrize(("effort", "told"), [("minimal", "low"), ("medium", "medium"), ("xhigh", "high"), ("", "")])
+def test_efforts_on_channels(effort: str, told: str) -> None:
+    found = render(template=ONE_CALL, dialect=CHANNELS, reasoning=Reasoning(effort=effort))
+    assert found.text == f"user:hi{told}"
+    assert found.thinks
+
+
+def test_a_model_on_channels_always_reasons() -> None:
+    with pytest.raises(InvalidRequest, match="always reasons") as caught:
+        render(template=ONE_CALL, dialect=CHANNELS, reasoning=Reasoning(effort="none"))
+    assert caught.value.param == "reasoning_effort"

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.tokenizer.vocabulary import Shape, Spelling, byte_alphabet, read_spelling, read_vocabulary
+from penstock.engine_core.tokenizer.vocabulary import (
+    Shape,
+    Spelling,
+    byte_alphabet,
+    end_tokens,
+    read_spelling,
+    read_vocabulary,
+)
 from penstock.protocol.errors import ModelError
+from tests.engine_core.text.families import vocabulary_of
 from tests.engine_core.tokenizer.vocabularies import CORPUS, KINDS, SPECIAL, vocabulary, write_folder
 
 
@@ -102,3 +110,12 @@ def test_malformed_names_name_the_file(tmp_path: Path, config: dict[str, Any]) -
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
         read_vocabulary(folder)
+
+
+def test_a_call_of_gpt_oss_ends_an_output_whatever_its_files_say(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model")
+    found = vocabulary_of("harmony")
+    names = {found.token(token_id) for token_id in end_tokens(folder, found)} - {""}
+    assert {"<|return|>", "<|call|>"} <= names
+    plain = read_vocabulary(folder)
+    assert {plain.token(token_id) for token_id in end_tokens(folder, plain)} == {"</s>", "<|im_end|>"}

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from penstock.engine_core.embedded import demo_folder
-from penstock.engine_core.parsers.dialect import THINK, CallFormat, Dialect
+from penstock.engine_core.parsers.dialect import THINK, Dialect
+from penstock.engine_core.parsers.formats import CallFormat
 from penstock.engine_core.text.prompts import PromptLimits
 from penstock.engine_core.text.rendering import Rendered, Renderer
 from penstock.engine_core.text.template import ChatTemplate

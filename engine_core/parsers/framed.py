@@ -1,8 +1,14 @@
-"""Calls as Mistral models write them, behind the control token [TOOL_CALLS].
+"""Calls whose arguments are JSON, between markers, anywhere in the text.
 
-Two forms: a list, [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], and, since version 11 of their tokenizer, a
-name with its arguments, [TOOL_CALLS]name[ARGS]{...}, for each call; [CALL_ID]id may stand between, and [ARGS] may be
-left out. Source: mistral-common, "Tool calling".
+A call is an object, {"name": ..., "arguments": {...}}, alone or in a list, or a name with its arguments:
+
+    <tool_call>{"name": "f", "arguments": {}}</tool_call>       Hermes and Qwen; Granite 4 and ERNIE too
+    <|tool_call|>[{"name": "f", "arguments": {}}]               Granite 3, Phi 4; behind other words Phi-4-mini, Hunyuan
+    [TOOL_CALLS]f[ARGS]{}                                       Mistral, whose older models write a list
+    <|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>     Kimi K2, several in a section
+    <｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>       DeepSeek V3.1, the same
+
+Sources: NousResearch, "Hermes Function Calling"; mistral-common, "Tool calling"; the chat templates of the others.
 """
 
 from __future__ import annotations
@@ -12,13 +18,21 @@ import re
 from types import MappingProxyType
 from typing import ClassVar
 
+import msgspec
+
 from penstock.engine_core.parsers.call_object import CallObject, Stage
 from penstock.engine_core.parsers.scanning import BLANKS, CallParser, Lead, Prose, ValueEnd, content
 from penstock.protocol.messages import Piece, PieceKind
 
-MARKER = "[TOOL_CALLS]"
-NAMED = re.compile(r"([^\s\[\]{}]+)(?:\[CALL_ID\]\s*[^\s\[\]{}]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
 LONGEST_NAME = 256  # characters from the marker to the arguments
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """What stands around calls."""
+
+    markers: tuple[str, ...]  # each begins one
+    closings: tuple[str, ...] = ()  # that may follow one, and are dropped
+    head: re.Pattern[str] | None = None  # from the marker to the arguments, where a name stands before them: group 1
 
 
 class State(enum.Enum):
@@ -27,23 +41,26 @@ class State(enum.Enum):
     TEXT = enum.auto()
     OPEN = enum.auto()  # after the marker
     ITEM = enum.auto()  # in a list, before a call
-    CALL = enum.auto()  # in a call of a list
+    CALL = enum.auto()  # in an object
     BEHIND = enum.auto()  # in a list, after a call
     NAME = enum.auto()
     ARGUMENTS = enum.auto()  # after a name
+    CLOSE = enum.auto()  # after calls
 
 
-class MistralParser(CallParser):
-    """Tool calls of Mistral models."""
+class FramedParser(CallParser):
+    """Tool calls between markers."""
 
-    __slots__ = ("_before", "_call", "_end", "_lead", "_listed", "_name", "_prose")
+    __slots__ = ("_before", "_call", "_end", "_frame", "_lead", "_listed", "_mark", "_name", "_prose")
 
-    def __init__(self) -> None:
+    def __init__(self, frame: Frame) -> None:
         super().__init__(State.TEXT)
-        self._prose = Prose(MARKER)
+        self._frame = frame
+        self._prose = Prose(*frame.markers)
         self._before = ""  # text that becomes content unless a call follows
-        self._lead = Lead()
+        self._lead = Lead()  # after a marker, or after a call
         self._name = ""
+        self._mark = ""  # prefix of a closing marker received so far
         self._call = CallObject()
         self._listed = False
         self._end = ValueEnd()
@@ -56,7 +73,7 @@ class MistralParser(CallParser):
     def flush(self) -> list[Piece]:
         """As `CallParser.flush`."""
         match self._state:
-            case State.ARGUMENTS | State.BEHIND:
+            case State.ARGUMENTS | State.BEHIND | State.CLOSE:
                 return []
             case State.TEXT:
                 return self._prose.flush()
@@ -71,12 +88,12 @@ class MistralParser(CallParser):
         rest = self._prose.push(text, out)
         if rest is None:
             return ""
-        self._before = self._prose.blanks + MARKER
+        self._before, self._listed = self._prose.blanks + self._prose.marker, False
         self._go(State.OPEN)
         return rest
 
     def _go(self, state: State) -> None:
-        self._state, self._lead, self._name = state, Lead(), ""
+        self._state, self._lead, self._name, self._mark = state, Lead(), "", ""
 
     def _between(self, text: str, out: list[Piece]) -> str:
         """Consume a character of the list's syntax; anything else is text."""
@@ -87,20 +104,19 @@ class MistralParser(CallParser):
         match self._state, sign:
             case State.OPEN, "[":
                 self._before += self._lead.held + sign
+                self._listed = True
                 self._go(State.ITEM)
                 return rest[1:]
             case ((State.OPEN | State.ITEM), "{"):
-                self._listed = self._state is State.ITEM
                 self._state, self._call = State.CALL, CallObject()
-            case State.OPEN, _ if sign not in BLANKS + "]}":
+            case State.OPEN, _ if self._frame.head is not None and sign not in BLANKS + "]}":
                 self._state = State.NAME
             case State.BEHIND, ",":
                 self._before = self._lead.held + sign
                 self._go(State.ITEM)
                 return rest[1:]
             case State.BEHIND, "]":
-                self._state = State.TEXT
-                self._prose.resume(called=True)
+                self._go(State.CLOSE)
                 return rest[1:]
             case _:
                 self._no_call("" if self._state is State.BEHIND else self._before, out)
@@ -116,11 +132,8 @@ class MistralParser(CallParser):
         rest = self._call.push(text, out)
         if self._call.stage is Stage.FAILED:
             self._no_call(self._before, out)
-        elif self._call.stage is Stage.DONE and self._listed:
-            self._go(State.BEHIND)
         elif self._call.stage is Stage.DONE:
-            self._state = State.TEXT
-            self._prose.resume(called=True)
+            self._go(State.BEHIND if self._listed else State.CLOSE)
         return rest
 
     def _named(self, text: str, out: list[Piece]) -> str:
@@ -130,15 +143,15 @@ class MistralParser(CallParser):
         if brace < 0 and len(line) < LONGEST_NAME:
             self._name = line
             return ""
-        found = NAMED.match(line) if brace >= 0 else None
+        assert self._frame.head is not None
+        found = self._frame.head.match(line) if brace >= 0 else None
         if found is not None and found.end() == len(line) - 1:
             out.append(Piece(PieceKind.CALL, found[1]))
             self._state, self._end = State.ARGUMENTS, ValueEnd()
             return text[brace:]
-        cut = brace if brace >= 0 else LONGEST_NAME - len(self._name)
-        self._name += text[:cut]
+        text, self._name = self._name + text, ""  # there may be a marker in it
         self._no_call(self._before, out)
-        return text[cut:]
+        return text
 
     def _arguments(self, text: str, out: list[Piece]) -> str:
         end = self._end.find(text)
@@ -146,14 +159,30 @@ class MistralParser(CallParser):
         out.append(Piece(PieceKind.ARGUMENTS, given))
         if end < 0:
             return ""
-        self._state = State.TEXT
-        self._prose.resume(called=True)
+        self._go(State.CLOSE)
         return text[end:]
 
-    _steps: ClassVar = MappingProxyType({
-        State.TEXT: _free,
-        **dict.fromkeys((State.OPEN, State.ITEM, State.BEHIND), _between),
-        State.CALL: _take,
-        State.NAME: _named,
-        State.ARGUMENTS: _arguments,
-    })
+    def _close(self, text: str, out: list[Piece]) -> str:
+        """Consume closing markers; anything else is text, perhaps with the next marker."""
+        rest = self._mark + (text if self._mark else self._lead.push(text))
+        if any(len(rest) < len(each) and each.startswith(rest) for each in self._frame.closings):
+            self._mark = rest
+            return ""
+        for each in self._frame.closings:
+            if rest.startswith(each):
+                self._go(State.CLOSE)
+                return rest[len(each) :]
+        self._state = State.TEXT
+        self._prose.resume(called=True)
+        return self._lead.held + rest
+
+    _steps: ClassVar = MappingProxyType(
+        {
+            State.TEXT: _free,
+            **dict.fromkeys((State.OPEN, State.ITEM, State.BEHIND), _between),
+            State.CALL: _take,
+            State.NAME: _named,
+            State.ARGUMENTS: _arguments,
+            State.CLOSE: _close,
+        }
+    )
