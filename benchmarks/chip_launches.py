@@ -44,14 +44,14 @@ class ChipDriver:
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
 from penstock.kernels import attention_device, changes_triton, gather  # noqa: E402
-from penstock.kernels.activation import silu_mul  # noqa: E402
+from penstock.kernels.activation import activate  # noqa: E402
 from penstock.kernels.attention import paged_attention, prepare_attention  # noqa: E402
 from penstock.kernels.exchange import Inboxes  # noqa: E402
 from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
 from penstock.kernels.experts import expert_mlp, route  # noqa: E402
 from penstock.kernels.linear import gated_linear, linear  # noqa: E402
 from penstock.kernels.logprobs import token_logprobs  # noqa: E402
-from penstock.kernels.norm import add_rms_norm, rms_norm  # noqa: E402
+from penstock.kernels.norm import add_norm, layer_norm, rms_norm  # noqa: E402
 from penstock.kernels.records import (  # noqa: E402
     NUMBERS,
     AttentionBatch,
@@ -59,6 +59,7 @@ from penstock.kernels.records import (  # noqa: E402
     Entries,
     HeadNorms,
     InputRows,
+    Routing,
     SlotHistory,
     SlotMemory,
     SlotSampling,
@@ -104,7 +105,6 @@ MODELS = (
     Model("Gemma-3-27B", 5376, 21504, 32, 16, 128, 262208, window=1024, norms=True),
     Model("gpt-oss-20b", 2880, 2880, 64, 8, 64, 201088, experts=32, chosen=4, window=128, sinks=True, bias=True),
     Model("Qwen3-30B-A3B", 2048, 768, 32, 4, 128, 151936, experts=128, chosen=8, norms=True),
-    Model("Mixtral-8x7B", 4096, 14336, 32, 8, 128, 32000, experts=8, chosen=2),
     Model("heads of 192", 2048, 1408, 16, 16, 192, 102400, experts=64, chosen=6),
     Model("heads of 512", 4096, 8192, 8, 1, 512, 32000),
 )
@@ -122,7 +122,7 @@ ATTENDED = (
     "heads of 512",
 )
 SAMPLED = ("Phi-2", "gpt-oss-20b", "Gemma-3-27B")
-NORMED = ("Qwen3-0.6B", "Llama-3.1-8B", "Gemma-3-1B", "gpt-oss-20b", "Gemma-3-27B")
+NORMED = ("Qwen3-0.6B", "Phi-2", "Llama-3.1-8B", "Gemma-3-1B", "gpt-oss-20b", "Gemma-3-27B")
 INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B")
 
 
@@ -171,8 +171,9 @@ def labelled(compile: dict[str, Any]) -> str:
     words.append(f"warps={compile['num_warps']} stages={compile['num_stages']}")
     if registers := json.loads(compile["specialization_data"])["options"].get("maxnreg"):
         words.append(f"registers={registers}")
-    types = [str(kind) for kind in compile["signature"].values()], sorted(map(repr, compile["configs"][0].items()))
-    return " ".join(words) + f" #{hashlib.sha256(repr(types).encode()).hexdigest()[:6]}"
+    types = [str(kind).partition(",NVMMA")[0].rstrip(">") for kind in compile["signature"].values()]
+    aligned = sorted(place[0] for place, tags in compile["configs"][0].items() if tags)
+    return " ".join(words) + f" #{hashlib.sha256(repr((types, aligned)).encode()).hexdigest()[:6]}"
 
 
 def launches(chip: Chip) -> dict[str, Launch]:
@@ -211,8 +212,12 @@ def norms(model: Model) -> None:
     """What stands between a layer's products, but for attention."""
     weight, x = memory(model.hidden), memory(8, model.hidden)
     rms_norm(x, weight, 1e-6)
-    add_rms_norm(x, x, weight, 1e-6)
-    silu_mul(memory(8, 2 * model.width))
+    add_norm(x, x, weight, 1e-6)
+    activate(memory(8, 2 * model.width), "gelu_tanh" if model.name.startswith("Gemma") else "silu")
+    if model.name == "Phi-2":
+        layer_norm(x, weight, weight, 1e-6)
+        add_norm(x, x, weight, 1e-6, weight)
+        activate(memory(8, model.width), "gelu_tanh", gated=False)
     wide = (model.heads + 2 * model.kv_heads) * model.dim
     rotation = gather_rotation(memory(LONG, model.dim, kind=torch.float32), memory(8, kind=torch.int64))
     q, k, v = memory(8, wide).view(8, -1, model.dim).split((model.heads, model.kv_heads, model.kv_heads), dim=1)
@@ -225,7 +230,9 @@ def norms(model: Model) -> None:
 
 
 def experts(model: Model, x: Tensor) -> None:
-    routes = route(memory(len(x), model.experts), model.chosen, normalised=True)
+    bias = memory(model.experts, kind=torch.float32) if model.bias else None
+    routing = Routing(model.chosen, normalised=True, sigmoid=bias is not None, bias=bias)
+    routes = route(memory(len(x), model.experts), routing)
     gate_up = memory(model.experts, 2 * model.width, model.hidden)
     expert_mlp(x, routes, gate_up, memory(model.experts, model.hidden, model.width), first=0)
 

@@ -29,34 +29,23 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 from triton import knobs
 from triton.runtime.driver import driver
 
 from benchmarks.chip_launches import ChipDriver, Launch, launches
-from benchmarks.report import ROOT
+from benchmarks.chip_table import FILE, Row, Rows, Source, Table, exceeded, read, write
 from penstock.kernels.chip import CHIPS, Chip
 
-FILE = ROOT / "benchmarks" / "results" / "chips.json"
-REGISTERS = 1 << 16  # of a multiprocessor, in any of these chips
 THREADS = re.compile(r"\.(?:req|max)ntid\s+(\d+)")
 USED = re.compile(r"REG:(\d+) STACK:(\d+)")
 SAMPLE = 8
-
-
-class Row(NamedTuple):
-    """What a compiled kernel takes."""
-
-    shared: int  # bytes of a program
-    registers: int  # of a thread
-    threads: int  # of a program
-    stack: int  # bytes of a thread
+KEPT = 50  # rows after which the file is written, so that a run that is cut off leaves what it found
 
 
 Launches = Mapping[str, Mapping[str, Launch]]  # by chip, then by name and label
-Rows = dict[str, dict[str, dict[str, Row]]]  # by kernel, label and chip
 
 
 @functools.cache
@@ -66,7 +55,7 @@ def kernel_of(module: str, name: str) -> Any:
 
 def digest(kernel: Any) -> str:
     """Of the source of a kernel, of those that it calls, and of the constants that they read. Unlike Triton's own it
-    does not depend on the line at which a kernel stands."""
+    depends neither on the line at which a kernel stands nor on comments."""
     seen: dict[str, str] = {}
     kernels = [kernel]
     while kernels:
@@ -74,11 +63,15 @@ def digest(kernel: Any) -> str:
         place = f"{one.fn.__module__}.{one.fn.__name__}"
         if place in seen:
             continue
-        seen[place] = text = textwrap.dedent(inspect.getsource(one.fn))
-        for node in ast.walk(ast.parse(text)):
-            used = one.fn.__globals__.get(node.id) if isinstance(node, ast.Name) else None
+        tree = ast.parse(textwrap.dedent(inspect.getsource(one.fn)))
+        function = tree.body[0]
+        if isinstance(function, ast.FunctionDef) and ast.get_docstring(function) is not None:
+            del function.body[0]
+        seen[place] = ast.unparse(tree)
+        for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}):
+            used = one.fn.__globals__.get(name)
             if isinstance(used, triton.language.constexpr):
-                seen[f"{place}.{node.id}"] = repr(used.value)
+                seen[f"{place}.{name}"] = repr(used.value)
             elif isinstance(used, triton.JITFunction):
                 kernels.append(used)
     return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]
@@ -110,17 +103,6 @@ def compiled(wanted: Sequence[tuple[Launch, str]], jobs: int) -> Iterator[tuple[
                 print(f"{done} of {len(futures)} compiled", file=sys.stderr, flush=True)
 
 
-def exceeded(chip: Chip, row: Row) -> str:
-    """Which limit of the chip a kernel exceeds, if any. Registers are given out by 8 to a thread (CUDA programming
-    guide)."""
-    if row.shared > chip.shared_memory:
-        return f"takes {row.shared} bytes of shared memory, and {chip.name} has {chip.shared_memory}"
-    taken = -(-row.registers // 8) * 8 * row.threads
-    if taken > REGISTERS:
-        return f"takes {taken} registers, and a multiprocessor has {REGISTERS}"
-    return ""
-
-
 def name_of(launch: Launch) -> str:
     return f"{launch.module.removeprefix('penstock.kernels.')}.{launch.name}"
 
@@ -130,46 +112,25 @@ def digests(every: Launches) -> dict[str, str]:
     return {name: digest(kernel_of(launch.module, launch.name)) for name, launch in sorted(kernels.items())}
 
 
-def read(path: Path) -> tuple[str, dict[str, str], Rows]:
-    """Triton's version, the kernels' digests, and the rows."""
-    if not path.exists():
-        return "", {}, {}
-    found = json.loads(path.read_text())
-    rows = {
-        name: {label: {chip: Row(*row) for chip, row in taken.items()} for label, taken in kernel["rows"].items()}
-        for name, kernel in found["kernels"].items()
-    }
-    return found["triton"], {name: kernel["digest"] for name, kernel in found["kernels"].items()}, rows
-
-
-def write(path: Path, held: Mapping[str, str], rows: Rows) -> None:
-    """One row a line."""
-    kernels = []
-    for name in sorted(rows):
-        lines = [f"    {json.dumps(label)}: {json.dumps(rows[name][label])}" for label in sorted(rows[name])]
-        kernels.append(f'  {json.dumps(name)}: {{"digest": "{held[name]}", "rows": {{\n' + ",\n".join(lines) + "}}")
-    path.write_text(f'{{"triton": "{triton.__version__}", "kernels": {{\n' + ",\n".join(kernels) + "}}\n")
-
-
-def problems(every: Launches, held: Mapping[str, str], rows: Rows) -> Iterator[str]:
+def problems(every: Launches, table: Table) -> Iterator[str]:
     """What the file lacks or has of other sources, and what a chip cannot run."""
     for name, now in digests(every).items():
-        if held.get(name) != now:
+        if name not in table.sources or table.sources[name].digest != now:
             yield f"{name}: its source has changed since it was compiled: run python -m benchmarks.chips"
     for chip, found in every.items():
         for launch in found.values():
-            row = rows.get(name_of(launch), {}).get(launch.label, {}).get(chip)
+            row = table.rows.get(name_of(launch), {}).get(launch.label, {}).get(chip)
             if row is None:
                 yield f"{name_of(launch)} {launch.label}: not compiled for {chip}: run python -m benchmarks.chips"
             elif text := exceeded(CHIPS[chip], row):
                 yield f"{name_of(launch)} {launch.label}: {text}"
 
 
-def sample(every: Launches) -> list[tuple[Launch, str]]:
+def sample(every: Launches, count: int) -> list[tuple[Launch, str]]:
     """Some launches of different kernels, spread over the chips; others once a kernel has changed."""
     pairs = {name_of(launch): (launch, chip) for chip, found in every.items() for launch in found.values()}
     ordered = sorted(pairs, key=lambda name: digest(kernel_of(*pairs[name][0][:2])))
-    names, chips = ordered[:SAMPLE], list(every)
+    names, chips = ordered[:count], list(every)
     picked = []
     for at, name in enumerate(names):
         own = [(launch, chip) for chip in chips for launch in every[chip].values() if name_of(launch) == name]
@@ -177,41 +138,55 @@ def sample(every: Launches) -> list[tuple[Launch, str]]:
     return picked
 
 
-def check(every: Launches) -> list[str]:
-    version, held, rows = read(FILE)
-    found = list(problems(every, held, rows))
-    for launch, chip, row in compiled(sample(every), len(os.sched_getaffinity(0))):
-        before = rows.get(name_of(launch), {}).get(launch.label, {}).get(chip)
+def check(every: Launches, path: Path, count: int) -> list[str]:
+    table = read(path)
+    found = list(problems(every, table))
+    for launch, chip, row in compiled(sample(every, count), len(os.sched_getaffinity(0))):
+        before = table.rows.get(name_of(launch), {}).get(launch.label, {}).get(chip)
         if isinstance(row, str):
             found.append(f"{name_of(launch)} {launch.label}: does not compile for {chip}: {row}")
-        elif before is not None and version == triton.__version__ and row != before:
-            found.append(f"{name_of(launch)} {launch.label}: {chip} takes {row}, and the file has {before}")
+        elif text := exceeded(CHIPS[chip], row):
+            found.append(f"{name_of(launch)} {launch.label}: {text}")
+        elif before not in (None, row) and table.sources[name_of(launch)].triton == triton.__version__:
+            found.append(f"{name_of(launch)} {launch.label}: takes {row} on {chip}, and {before} in the file")
     return found
 
 
 def update(every: Launches, path: Path, anew: bool, only: str, jobs: int) -> list[str]:
-    """Write the file anew; of kernels that `only` leaves out the rows stay as they are."""
-    version, held, rows = read(path)
-    now = digests(every)
-    anew = anew or version != triton.__version__
+    """Write the file anew. Rows of kernels that `only` leaves out stay as they are; a kernel has rows of one Triton."""
+    before = read(path)
+    sources = {name: Source(held, triton.__version__) for name, held in digests(every).items()}
+    pairs = [(launch, chip) for chip, own in every.items() for launch in own.values()]
+
+    def row_of(launch: Launch, chip: str) -> Row | None:
+        return before.rows.get(name_of(launch), {}).get(launch.label, {}).get(chip)
+
+    lacking = {name_of(launch) for launch, chip in pairs if row_of(launch, chip) is None}
+    wanted = {name for name in sources if fnmatch.fnmatch(name, only)}
+    stale = {name for name in wanted if before.sources.get(name) != sources[name]}
+    for name in sources:
+        found = before.sources.get(name)
+        if found is not None and (name not in wanted or (found.digest == sources[name].digest and name not in lacking)):
+            sources[name] = found
+            stale -= {name}
     kept: Rows = {}
-    missing, found = [], []
-    for chip, own in every.items():
-        for launch in own.values():
-            name = name_of(launch)
-            row = rows.get(name, {}).get(launch.label, {}).get(chip)
-            if fnmatch.fnmatch(name, only) and (row is None or anew or held.get(name) != now[name]):
-                missing.append((launch, chip))
-            elif row is not None:
-                kept.setdefault(name, {}).setdefault(launch.label, {})[chip] = row
-    for launch, chip, taken in compiled(missing, jobs):
+    missing, problem = [], []
+    for launch, chip in pairs:
+        name, row = name_of(launch), row_of(launch, chip)
+        if name in wanted and (anew or row is None or name in stale):
+            missing.append((launch, chip))
+        elif row is not None:
+            kept.setdefault(name, {}).setdefault(launch.label, {})[chip] = row
+    table = Table(sources, kept)
+    for done, (launch, chip, taken) in enumerate(compiled(missing, jobs)):
         if isinstance(taken, str):
-            found.append(f"{name_of(launch)} {launch.label}: does not compile for {chip}: {taken}")
+            problem.append(f"{name_of(launch)} {launch.label}: does not compile for {chip}: {taken}")
         else:
             kept.setdefault(name_of(launch), {}).setdefault(launch.label, {})[chip] = taken
-    now |= {name: held[name] for name in kept if not fnmatch.fnmatch(name, only)}
-    write(path, now, kept)
-    return found + list(problems(every, now, kept))
+        if done % KEPT == 0:
+            write(path, table)
+    write(path, table)
+    return problem + list(problems(every, table))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,11 +194,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compile a sample alone, and write nothing")
     parser.add_argument("--all", action="store_true", help="compile everything anew")
     parser.add_argument("--only", default="*", help="kernels to compile, as a pattern of the shell: attention*")
-    parser.add_argument("--output", type=Path, default=FILE)
+    parser.add_argument("--file", type=Path, default=FILE)
+    parser.add_argument("--sample", type=int, default=SAMPLE, help="kernels that --check compiles")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
     options = parser.parse_args(arguments)
     every = {name: launches(chip) for name, chip in CHIPS.items()}
-    found = check(every) if options.check else update(every, options.output, options.all, options.only, options.jobs)
+    if options.check:
+        found = check(every, options.file, options.sample)
+    else:
+        found = update(every, options.file, options.all, options.only, options.jobs)
     print(*found, sep="\n", end="\n" if found else "")
     return int(bool(found))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-GENERAL = {"attention_kernel", "tile_kernel", "vector_kernel", "tma_kernel", "tiles_kernel", "silu_mul_kernel"}
+GENERAL = {"attention_kernel", "tile_kernel", "vector_kernel", "tma_kernel", "tiles_kernel", "activation_kernel"}
 IN_GLUON = {
     "attention_hopper": "chunk_kernel",
     "attention_stream": "stream_kernel",
