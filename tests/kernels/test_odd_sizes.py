@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -93,22 +92,30 @@ def test_large_vocabularies(vocabulary: int, device: str, poisoned: None) -> Non
     torch.testing.assert_close(scored.values.cpu(), scores.values, rtol=1e-4, atol=1e-4)
 
 
+FAR_ROWS = [
+    Row(temperature=0), Row(temperature=0), Row(presence=0.5, tokens=(1, 2), prompt=1), Row(temperature=0),
+    Row(top_p=0.9), Row(top_k=200, top_p=0.9),
+]  # fmt: skip
+
+
 @pytest.fixture
 def far_apart(tmp_path: Path) -> Tensor:
-    """Three rows of 300 logits, the last more than 2**31 elements behind the first, in a file that is mostly a hole."""
+    """Rows of 300 logits, from the third on more than 2**31 elements behind the first, in a file that is mostly a
+    hole."""
+    count = len(FAR_ROWS)
+    size = (count - 1) * FAR + 512
     with (tmp_path / "logits").open("wb") as file:
-        file.truncate(2 * (2 * FAR + 512))
-    whole = torch.from_file(str(tmp_path / "logits"), shared=True, size=2 * FAR + 512, dtype=torch.bfloat16)
-    rows = whole.as_strided((3, 300), (FAR, 1))
-    rows.copy_(random(3, 300))
+        file.truncate(2 * size)
+    whole = torch.from_file(str(tmp_path / "logits"), shared=True, size=size, dtype=torch.bfloat16)
+    rows = whole.as_strided((count, 300), (FAR, 1))
+    rows.copy_(random(count, 300))
     return rows
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would need the memory")
 def test_rows_beyond_the_reach_of_32_bits(far_apart: Tensor) -> None:
-    """As 16,384 rows of a vocabulary of 262,144 are: every kernel that reads logits finds the third."""
-    rows = [Row(temperature=0), Row(top_p=0.9), Row(top_k=200, top_p=0.9, presence=0.5, tokens=(1, 2), prompt=1)]
-    found = scene(rows, 300)
+    """As 16,384 rows of a vocabulary of 262,144 are: every kernel that reads logits finds its row."""
+    found = scene(FAR_ROWS, 300)
     near = far_apart.contiguous()
     results = []
     for logits in (near, far_apart):
@@ -117,4 +124,3 @@ def test_rows_beyond_the_reach_of_32_bits(far_apart: Tensor) -> None:
         scored = score_tokens(logits, chosen.tokens, found.entries.slots, widths)
         results.append((chosen.tokens.tolist(), scored.ids.tolist(), scored.ranks.tolist()))
     assert results[0] == results[1]
-    assert far_apart.stride(0) * 2 > np.iinfo(np.int32).max
