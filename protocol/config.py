@@ -280,7 +280,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Option("markers of the model's reasoning; auto: those in its chat template; deepseek_r1: outputs begin inside",
                choices=("auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "reasoning", "harmony", "gemma4",
-                        "granite", "seed_oss", "hunyuan_a13b", "ernie45")),
+                        "granite", "seed_oss", "hunyuan_a13b", "ernie45", "minimax_m2_append_think")),
     ] = "auto"
     grammar_workers: Annotated[int, Option("processes that compile grammars, per tokenizer process", 1, 64)] = 2
     grammar_compile_timeout: Annotated[

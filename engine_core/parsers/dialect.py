@@ -52,7 +52,9 @@ REASONING: Mapping[str, tuple[Markers, bool]] = {
     "seed_oss": (SEED, False),
     "hunyuan_a13b": (ANSWER, False),
     "ernie45": (RESPONSE, True),
+    "minimax_m2_append_think": (THINK, False),
 }
+KEPT = frozenset(("minimax_m2_append_think",))  # which leave the reasoning in the content, marked as in messages
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     call_marks: frozenset[int] = frozenset()  # special tokens that the parser of calls must see
     reasoning: Markers | None = None
     begins_inside: bool = False  # outputs begin within the reasoning although the prompt does not say so
+    kept: bool = False  # reasoning stays in the content, with the opening marker that the prompt has written
     closing: int | None = None  # the one token of the closing marker, if it is one
     reasoning_marks: frozenset[int] = frozenset()
 
@@ -132,6 +135,7 @@ def read_dialect(template: str, vocabulary: Vocabulary, calls: str = AUTO, reaso
         call_marks=special_tokens(vocabulary, FORMS[found].marks) if found is not None else frozenset(),
         reasoning=markers,
         begins_inside=inside,
+        kept=reasoning in KEPT,
         closing=single_token(vocabulary, markers.closing) if markers is not None else None,
         reasoning_marks=special_tokens(vocabulary, marks_of(markers)),
     )
@@ -149,8 +153,11 @@ def told_calls(template: str) -> CallFormat | None:
 
 def told_reasoning(template: str) -> Markers | None:
     """The markers that a template knows of."""
-    if told_calls(template) is CallFormat.HARMONY:
-        return ANALYSIS
+    match told_calls(template):
+        case CallFormat.HARMONY:
+            return ANALYSIS
+        case CallFormat.HUNYUAN if ANSWER.closing in template:
+            return ANSWER
     known = (GEMMA, SEED, PROSE, ANSWER, RESPONSE, THINK, BRACKETS, WORDS)
     return next((each for each in known if all(text in template for text in (each.closing, *each.answer))), None)
 

@@ -114,7 +114,7 @@ class Prompter:
         return Prepared(
             submit,
             token_ids,
-            self._echo(request, token_ids, whole) if request.echo else "",
+            self._echo(request, token_ids, whole) if request.echo else self._opening(rendered),
             parsing=self._parsing(request, rendered, bound) if rendered is not None else None,
             grammar=bound.grammar,
             after=bound.after,
@@ -132,10 +132,12 @@ class Prompter:
     def _parsing(self, request: SubmitText, rendered: Rendered, bound: Bound) -> Parsing | None:
         """How the answer of a chat is parsed."""
         dialect = self._dialect
-        reasoning = dialect.reasoning if request.reasoning.split and bound.reasons else None
+        split = request.reasoning.split and not dialect.kept
+        reasoning = dialect.reasoning if split and bound.reasons else None
         use = request.tool_use
         called = use is not None
-        if reasoning is None and not called and not dialect.channels:
+        marked = reasoning is not None or dialect.channels or dialect.kept
+        if not marked and not called:
             return None
         return Parsing(
             reasoning=reasoning,
@@ -147,7 +149,7 @@ class Prompter:
             held=frozenset(use.strict if use.parallel else use.names) if use is not None else frozenset(),
             kinds=parameter_kinds(rendered.tools or ()) if called and dialect.calls in UNTYPED else {},
             customs=frozenset(custom.name for custom in use.customs) if use is not None else frozenset(),
-            shown=(dialect.reasoning_marks if reasoning is not None or dialect.channels else frozenset())
+            shown=(dialect.reasoning_marks if marked else frozenset())
             | (dialect.call_marks if called or dialect.channels else frozenset()),
         )
 
@@ -269,6 +271,11 @@ class Prompter:
         if request.truncate < 0:  # as many as leave room for the output
             length = max(1, length - (request.sampling.max_tokens or 1))
         return part(token_ids, length, request)
+
+    def _opening(self, rendered: Rendered | None) -> str:
+        """What the prompt has written of an answer whose reasoning stays in its content."""
+        markers = self._dialect.reasoning if self._dialect.kept else None
+        return f"{markers.opening}\n" if markers is not None and rendered is not None and rendered.inside else ""
 
     def _echo(self, request: SubmitText, token_ids: Sequence[int], whole: int) -> str:
         """A text prompt as it came, anything else decoded; `whole` is how many tokens it had before its truncation."""

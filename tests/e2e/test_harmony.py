@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openai
 import pydantic
 import pytest
+import torch
 
 from penstock.engine_core.grammar.sources import source_of
 from penstock.engine_core.grammar.tokens import GrammarTokens
@@ -21,7 +23,8 @@ from penstock.engine_core.text.frontend import Frontend
 from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.messages import Abort, Finish, Message, SubmitText
-from tests.engine_core.text.families import HARMONY, vocabulary_of
+from tests.e2e.server import LIMIT, serving
+from tests.engine_core.text.families import HARMONY, tokenizer_of, vocabulary_of
 from tests.engine_core.text.streams import API, STATUS, batch
 from tests.services.client.fake_engine import FakeLink, app_state, client
 
@@ -184,6 +187,46 @@ async def test_no_reasoning_apart() -> None:
     assert told.choices[0].message.content == f"{WHY}\nSunny."
     with pytest.raises(openai.BadRequestError, match="always reasons"):
         await chat(FINAL, reasoning_effort="none")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint with harmony's control tokens, whose outputs only grammars give a form."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("harmony")
+    made = tokenizer_of("harmony")
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=made.get_vocab_size(), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
+        bos_token_id=made.token_to_id("<|startoftext|>"), eos_token_id=made.token_to_id("<|return|>"),
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(path)
+    made.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|return|>", "bos_token": "<|startoftext|>"}))
+    (path / "chat_template.jinja").write_text(HARMONY)
+    return path
+
+
+def test_a_server_forces_calls_and_structures_on_channels(folder: Path, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"model": "m", "messages": ASK, "temperature": 1, "seed": 3, "max_completion_tokens": 400}
+    budget = {"thinking_token_budget": 6}
+    colour: Any = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"],
+                   "additionalProperties": False}  # fmt: skip
+    tool: Any = {"type": "function", "function": {"name": "paint", "parameters": colour, "strict": True}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "c", "schema": colour, "strict": True}}
+    with (
+        serving(tmp_path, "--served-model-name", "m", model=str(folder)) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=LIMIT) as asking,
+    ):
+        called = asking.chat.completions.create(**words, tools=[tool], tool_choice="required", extra_body=budget)
+        (call,) = called.choices[0].message.tool_calls or ()
+        assert json.loads(call.function.arguments)["colour"] in ("red", "blue")  # type: ignore[union-attr]
+        assert called.choices[0].finish_reason == "tool_calls"
+        held = asking.chat.completions.create(**words, response_format=form, extra_body=budget)
+        assert json.loads(held.choices[0].message.content or "")["colour"] in ("red", "blue")
+        assert held.choices[0].finish_reason == "stop"
 
 
 async def test_responses_with_tools_reasoning_and_a_schema() -> None:

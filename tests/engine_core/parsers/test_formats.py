@@ -84,6 +84,7 @@ def test_the_template_tells_the_form(calls: CallFormat) -> None:
         ("your thoughts after 'Here is my thought process:' and your response after 'Here is my response:'", PROSE),
         ("your thoughts between <think></think> and your response between <response></response>", RESPONSE),
         ("'<think>\\n\\n</think>\\n' '<answer>\\n' '\\n</answer>'", ANSWER), ("'</seed:think>'", SEED),
+        ("format it as <tool_calls>[...]</tool_calls> '<think>\\n\\n</think>\\n'", ANSWER),
         ("{{'<｜Assistant｜>'}}{%- if not thinking -%}{{'</think>'}}", THINK), ("<think>{{rc}}</think>", THINK),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 
 import msgspec
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
 
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.tokenizer.codec import FastCodec
@@ -127,10 +127,16 @@ FAMILIES: Mapping[str, Family] = {
 }  # fmt: skip
 
 
-@functools.cache
-def vocabulary_of(name: str, kind: str = "byte_level") -> Vocabulary:
-    """A small vocabulary with a family's control tokens."""
+def tokenizer_of(name: str, kind: str = "byte_level") -> Tokenizer:
+    """A small tokenizer with a family's control tokens."""
     family, made = FAMILIES[name], BUILDERS[kind]()
     made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
     made.add_tokens([AddedToken(token, special=False, normalized=False) for token in family.added])
-    return Vocabulary(FastCodec(made), {"bos_token": family.special[0], "eos_token": family.special[1]})
+    return made
+
+
+@functools.cache
+def vocabulary_of(name: str, kind: str = "byte_level") -> Vocabulary:
+    """The vocabulary of such a tokenizer."""
+    special = FAMILIES[name].special
+    return Vocabulary(FastCodec(tokenizer_of(name, kind)), {"bos_token": special[0], "eos_token": special[1]})

@@ -260,3 +260,15 @@ def test_a_prompt_that_fills_the_context_has_no_output_to_clamp() -> None:
     assert isinstance(long, ContextExceeded)
     assert LENGTH < long.prompt < 100_000
     assert (long.wanted, long.limit) == (0, LENGTH)
+
+
+def test_reasoning_that_stays_in_the_content_has_the_opening_of_the_prompt() -> None:
+    found = vocabulary("byte_level")
+    submit = SubmitText(id=1, sampling=Sampling(), messages=b'[{"role": "user", "content": "hi"}]')
+    for end, kept, echo in (("<think>\\n", True, "<think>\n"), ("<think>", False, ""), ("", True, "")):
+        template = ChatTemplate({"default": "{{ messages[0].content }}{{ '" + end + "' }}"}, found.names)
+        dialect = Dialect(reasoning=THINK, closing=9, kept=kept, reasoning_marks=frozenset((9,)))
+        made = Prompter(found, template, PromptLimits(1000, LENGTH, (4, 1)), dialect=dialect).prepare(submit, 0.0)
+        assert made.parsing is not None
+        assert (made.echo, made.parsing.shown) == (echo, {9})
+        assert (made.parsing.reasoning is None) == made.parsing.parser().plain == kept
