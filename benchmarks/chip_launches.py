@@ -50,6 +50,7 @@ from penstock.kernels.exchange import Inboxes  # noqa: E402
 from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
 from penstock.kernels.experts import expert_mlp, route  # noqa: E402
 from penstock.kernels.linear import gated_linear, linear  # noqa: E402
+from penstock.kernels.linear_plans import plans_of  # noqa: E402
 from penstock.kernels.logprobs import token_logprobs  # noqa: E402
 from penstock.kernels.norm import add_norm, layer_norm, rms_norm  # noqa: E402
 from penstock.kernels.records import (  # noqa: E402
@@ -156,6 +157,7 @@ def collected(chip: Chip) -> Iterator[dict[str, Launch]]:
         return True
 
     driver.set_active(ChipDriver(chip))
+    plans_of.cache_clear()  # made for the chip before
     set_fp_fusion()
     with cache_hook(collect) as hooked:
         assert hooked

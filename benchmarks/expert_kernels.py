@@ -11,19 +11,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import triton
+from msgspec.structs import replace
 from torch import Tensor
 
-from benchmarks.linear_kernels import Clock, Figure, describe, figure, record, text
+from benchmarks.linear_kernels import Clock, Figure, figure, record, text
+from penstock.kernels.chip import chip_of
 from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.experts_triton import multiply_sorted
 from penstock.kernels.linear import linear
-from penstock.kernels.linear_tilings import ExpertTiling, Tiling, choose_expert_tiling
+from penstock.kernels.linear_tilings import ExpertTiling, Product, Tiling, describe, ruled
 from penstock.kernels.records import Routes, Routing
 from penstock.kernels.routing_triton import sort_pairs
 
@@ -172,8 +173,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for model in MODELS:
         layer = Layer(model, options.ranks, options.expert_parallel)
         for tokens in map(int, options.tokens.split(",")):
-            chosen = choose_expert_tiling(tokens * model.chosen, model.experts, torch.bfloat16)
-            print(f"{model.name}, {tokens} tokens: {name_of(chosen)}", flush=True)
+            product = Product(layer.width, model.hidden, torch.bfloat16, experts=model.experts)
+            plan = ruled(product, chip_of(torch.device("cuda")), invariant=False)
+            chosen = plan.way(tokens * model.chosen / model.experts)
+            print(f"{model.name}, {tokens} tokens: {describe(chosen)}", flush=True)
             for found in measure(clock, layer, tokens, options.sweep):
                 figures.append(found)
                 print(text(found), flush=True)

@@ -33,14 +33,13 @@ from penstock.kernels.activation import silu_mul
 from penstock.kernels.attention import paged_attention
 from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.linear import gated_linear, linear
-from penstock.kernels.linear_hopper import multiply_pipelined
-from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, choose_tiling
-from penstock.kernels.linear_triton import multiply_tiles, multiply_tma, multiply_vector
+from penstock.kernels.linear_plans import plans_of
+from penstock.kernels.linear_tilings import Tiling, Way, describe
+from penstock.kernels.linear_triton import multiply_by
 from penstock.kernels.norm import add_norm
 from penstock.kernels.records import AttentionBatch, AttentionOptions, Rotation
 from penstock.kernels.rope import rotate_and_store
 
-Way = Tiling | VectorTiling | PipelinedTiling
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (1024, 8192)
 CONTEXT, BLOCK = 64, 16  # keys of each row of a decode step: products are the matter here
@@ -94,18 +93,9 @@ def text(one: Figure) -> str:
     )
 
 
-def call(product: Product, x: Tensor, weight: Tensor, tiling: Way | None) -> Tensor:
+def call(product: Product, x: Tensor, weight: Tensor, way: Way) -> Tensor:
     """The product in one way; None: cuBLAS."""
-    if tiling is None:
-        found = functional.linear(x, weight)
-        return silu_mul(found) if product.gated else found
-    if isinstance(tiling, VectorTiling):
-        return multiply_vector(x, weight, None, tiling, gated=product.gated)
-    if isinstance(tiling, PipelinedTiling):
-        return multiply_pipelined(x, weight, None, tiling, gated=product.gated)
-    fused = product.gated and tiling.gated
-    found = (multiply_tma if tiling.tma else multiply_tiles)(x, weight, None, tiling, gated=fused)
-    return silu_mul(found) if product.gated and not fused else found
+    return multiply_by(way, x, weight, None, gated=product.gated)
 
 
 class Clock:
@@ -147,14 +137,14 @@ def measure(
     copies = max(1, min(24, -(-OUTLAST // (2 * size))))
     weights = [memory[at * size : (at + 1) * size].view(product.outputs, product.inputs) for at in range(copies)]
     x = torch.randn(rows, product.inputs, dtype=torch.bfloat16, device="cuda")
-    own = choose_tiling(rows, product.width, product.inputs, x.dtype, gated=product.gated, invariant=False)
-    fixed = choose_tiling(rows, product.width, product.inputs, x.dtype, gated=product.gated, invariant=True)
+    plans, key = plans_of(x.device), (product.width, product.inputs, x.dtype, product.gated, 0)
+    own, fixed = (plans.find((*key, invariant)).way(rows) for invariant in (False, True))
     ways = [None, own, fixed, *(candidates(rows, product.gated) if sweep else ())]
     exact = None
     for tiling in dict.fromkeys(ways):
         name = "cuBLAS" if tiling is None else describe(tiling)
 
-        def one(at: int, tiling: Way | None = tiling) -> Tensor:
+        def one(at: int, tiling: Way = tiling) -> Tensor:
             return call(product, x, weights[at % copies], tiling)
 
         try:
@@ -164,20 +154,6 @@ def measure(
             yield name + (" invariant" if tiling == fixed else ""), clock.time(one, max(copies, CALLS)), tiling == own
         except triton.runtime.errors.OutOfResources:  # more shared memory than the chip has
             continue
-
-
-def describe(tiling: Way) -> str:
-    if isinstance(tiling, VectorTiling):
-        return f"vector {tiling.outputs}x{tiling.inputs} w{tiling.warps}"
-    if isinstance(tiling, PipelinedTiling):
-        return f"ring w{tiling.warps} s{tiling.stages}"
-    marks = "".join(
-        mark
-        for mark, there in (("s", tiling.swap_ab), ("d", tiling.tma), ("f", tiling.flat), ("g", tiling.gated))
-        if there
-    )
-    size = f"{tiling.rows}x{tiling.outputs}x{tiling.inputs}"
-    return f"{size} w{tiling.warps} s{tiling.stages} r{tiling.ctas_per_sm} {marks}"
 
 
 class Layers:

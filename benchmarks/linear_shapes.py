@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec import structs
 
 from penstock.kernels.linear_tilings import PIPELINED_ROWS, PipelinedTiling, Tiling, VectorTiling
 
@@ -63,7 +64,7 @@ def candidates(rows: int, gated: bool) -> list[Tiling | VectorTiling | Pipelined
     tiles = few_rows(8 if rows <= 8 else 16) if rows <= 16 else some_rows(rows) if rows <= 512 else many_rows()
     if gated:  # both products in one kernel, or the gate in a kernel of its own
         fused = [tile for tile in tiles if tile.gated and 2 * tile.rows * tile.outputs <= 64 * 256]
-        tiles = [*fused, *(replace(tile, gated=False) for tile in tiles)]
+        tiles = [*fused, *(structs.replace(tile, gated=False) for tile in tiles)]
     rings = rings_of() if rows <= PIPELINED_ROWS else []
     return list(dict.fromkeys([*(vectors() if rows == 1 else ()), *rings, *tiles]))
 

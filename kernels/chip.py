@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,7 +31,7 @@ class Chip:
     vendor: str  # "nvidia", "cpu"; of devices that are not served torch's name: "hip", "xpu", "mps"
     capability: int  # 90 of sm_90; 0 of any other vendor's
     num_sms: int  # 1 of a CPU, which is what Triton's interpreter has
-    shared_memory: int  # bytes that one program may take
+    shared_memory: int  # bytes that one program may take; no limit in the interpreter
     pdl: bool  # programmatic dependent launch, see `kernels.launch`
     tma: bool
     wgmma: bool
@@ -46,7 +47,7 @@ def chip_of(device: torch.device) -> Chip:
     """The chip of a device. Raises ConfigError where the variable asks for what it has not."""
     if device.type != "cuda" or torch.version.hip:
         vendor = "hip" if device.type == "cuda" else device.type
-        return Chip(device.type, vendor, 0, 1, 0, pdl=False, tma=False, wgmma=False)
+        return Chip(device.type, vendor, 0, 1, sys.maxsize, pdl=False, tma=False, wgmma=False)
     found: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks some fields
     chip = nvidia(
         found.name, 10 * found.major + found.minor, found.multi_processor_count, found.shared_memory_per_block_optin

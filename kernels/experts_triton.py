@@ -19,7 +19,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
-from penstock.kernels.linear_tilings import ExpertTiling, Tiling, choose_expert_tiling
+from penstock.kernels.linear_plans import plans_of
+from penstock.kernels.linear_tilings import ExpertTiling, Tiling
 from penstock.kernels.linear_triton import add_product, gate_values, load_tile, load_tma_tile, tma_compatible
 from penstock.kernels.records import Routes
 from penstock.kernels.routing_triton import Schedule, sort_pairs
@@ -29,7 +30,10 @@ COLUMNS = 1024  # of a token's sum in one program
 
 def multiply_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int) -> Tensor:
     """`kernels.experts.expert_mlp` on a GPU."""
-    tiling = choose_expert_tiling(routes.experts.numel(), routes.total, x.dtype)
+    _, hidden, width = down.shape
+    plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, False))
+    tiling = plan.way(routes.experts.numel() / routes.total)
+    assert isinstance(tiling, ExpertTiling)
     return multiply_sorted(x, routes, gate_up, down, first, tiling)
 
 

@@ -1,30 +1,35 @@
-"""Which product is cut how: the best of `python -m benchmarks.linear_kernels --sweep` on an H200.
+"""How products with weights are cut: the ways there are, and which one a product of so many rows takes.
 
-Sizes alone decide. The rows of an invariant product are the same to the last bit in every `Tiling`.
+A product has a plan, which is measured (`kernels.tuning`) or made by the rules below: the best of
+`python -m benchmarks.linear_kernels --sweep` on an H200, fitted to the chip. An invariant product always follows the
+rules. Its rows are the same to the last bit in every `Tiling`, which was shown on an H200.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
+import msgspec
 import torch
 
-from penstock.kernels.chip import CHIPS
+from penstock.kernels.chip import Chip
 
 WIDE = 16384  # outputs of a product whose tiles fill the device however large they are
 SMALL = 4096 * 1024  # elements of a weight whose product is short: launches weigh more than tiles
-NUM_SMS = CHIPS["sm_90"].num_sms
-MEMORY = CHIPS["sm_90"].shared_memory
 WELL_FILLED = 0.8  # share of the SMs that have one of a product's tiles
 PIPELINED_ROWS = 8  # rows up to which weights are prefetched: with more, too much of what is loaded is rows
 PIPELINED_INPUTS = 256  # of an iteration
 PIPELINED_STAGES = 8
 SMALLER_TILES = 0.87  # speed of tiles of 128 by 128 relative to those of 128 by 256, where both fill the device
+TALL = 128  # rows of the tallest tiles
+BARRIERS = 1 << 10  # bytes of shared memory beside the tiles, at most
 
 
-@dataclass(frozen=True)
-class VectorTiling:
+class VectorTiling(msgspec.Struct, frozen=True, array_like=True, tag="vector"):
     """How a product of one row is cut."""
 
     outputs: int  # of a program
@@ -32,8 +37,7 @@ class VectorTiling:
     warps: int
 
 
-@dataclass(frozen=True)
-class Tiling:
+class Tiling(msgspec.Struct, frozen=True, array_like=True, tag="tiles"):
     """How a product of several rows is cut. Powers of 2."""
 
     rows: int
@@ -49,8 +53,7 @@ class Tiling:
     pdl: bool = True  # may start before the previous kernel has ended, see `kernels.launch`
 
 
-@dataclass(frozen=True)
-class PipelinedTiling:
+class PipelinedTiling(msgspec.Struct, frozen=True, array_like=True, tag="pipeline"):
     """How a product of few rows is cut whose weights are prefetched. Powers of 2."""
 
     rows: int  # all of them, at least 8
@@ -58,30 +61,88 @@ class PipelinedTiling:
     stages: int  # of the pipeline, PIPELINED_INPUTS each
 
 
+class ExpertTiling(msgspec.Struct, frozen=True, array_like=True, tag="experts"):
+    """How products of the tokens of one expert are cut: both have tiles of as many rows."""
+
+    gate_up: Tiling  # of whose outputs each has its gate
+    down: Tiling
+
+    def __post_init__(self) -> None:
+        assert self.gate_up.rows == self.down.rows
+
+
+Cut = VectorTiling | PipelinedTiling | Tiling | ExpertTiling
+Way = Cut | None  # None: the library's product
+
+
+def describe(way: Way) -> str:
+    """A way in a few letters: s swaps the operands, d loads by TMA, f is one loop, g takes the gate."""
+    if way is None:
+        return "cuBLAS"
+    if isinstance(way, VectorTiling):
+        return f"vector {way.outputs}x{way.inputs} w{way.warps}"
+    if isinstance(way, PipelinedTiling):
+        return f"ring w{way.warps} s{way.stages}"
+    if isinstance(way, ExpertTiling):
+        return f"{describe(way.gate_up)}, {describe(way.down)}"
+    flags = ("s", way.swap_ab), ("d", way.tma), ("f", way.flat), ("g", way.gated)
+    size = f"{way.rows}x{way.outputs}x{way.inputs} w{way.warps} s{way.stages} r{way.ctas_per_sm} "
+    return size + "".join(letter for letter, there in flags if there)
+
+
+class Product(msgspec.Struct, frozen=True):
+    """A product as far as its plan depends on it."""
+
+    width: int  # outputs, or half of a gated weight's
+    inputs: int
+    dtype: torch.dtype
+    gated: bool = False
+    experts: int = 0  # of a mixture, whose gated MLPs from `inputs` to `width` and back are one product
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Ways by rows; of experts, by pairs of a token and an expert for each expert."""
+
+    rows: tuple[float, ...]  # ascending: up to so many, with the last for any number
+    ways: tuple[Way, ...]
+
+    def way(self, rows: float) -> Way:
+        return self.ways[min(bisect_left(self.rows, rows), len(self.ways) - 1)]
+
+
 # Each SM has one tile at most, while cuBLAS splits the inputs (split-K) and adds up the parts.
 SQUARE = Tiling(64, 64, 128, 4, 6, tma=True, gated=False, ctas_per_sm=2)
-
-
 SINGLE = Tiling(16, 64, 32, 4, 2)  # of single precision, which is for tests: nobody serves it on a GPU for speed
+RULED = (1, 8, 16, 32, 64, 128, *range(256, 8193, TALL))  # rows up to which the rules have one answer
 
 
-def choose_tiling(
-    rows: int, width: int, inputs: int, dtype: torch.dtype, *, gated: bool, invariant: bool
-) -> Tiling | VectorTiling | PipelinedTiling | None:
-    """How to multiply `[rows, inputs]` with a weight of `width` outputs, or twice as many if `gated`; None: cuBLAS."""
-    if dtype.itemsize > 2:
+def ruled(product: Product, chip: Chip, *, invariant: bool) -> Plan:
+    """The plan by the rules."""
+    if product.experts:
+        ways = [ExpertTiling(SINGLE, SINGLE)] * len(BY_MEAN) if product.dtype.itemsize > 2 else [w for _, w in BY_MEAN]
+        return Plan(tuple(mean for mean, _ in BY_MEAN), tuple(fitted(way, product, chip) for way in ways))
+    found = [fitted(choose_tiling(rows, product, chip, invariant=invariant), product, chip) for rows in RULED]
+    last = [at for at, way in enumerate(found) if at + 1 == len(found) or found[at + 1] != way]
+    return Plan(tuple(RULED[at] for at in last), tuple(found[at] for at in last))
+
+
+def choose_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -> Way:
+    """The rule: how to multiply `[rows, inputs]` with a weight, on a chip that has room for it."""
+    width, inputs, gated = product.width, product.inputs, product.gated
+    if product.dtype.itemsize > 2:
         return SINGLE if invariant else None
     if rows == 1 and not invariant:
         return vector_tiling(width, inputs, gated=gated)
-    if rows <= PIPELINED_ROWS and not invariant and (gated or width < WIDE):
-        return pipelined_tiling(width, inputs, gated=gated)
+    if rows <= PIPELINED_ROWS and not invariant and (gated or width < WIDE) and chip.tma and chip.pdl:
+        return pipelined_tiling(width, inputs, chip, gated=gated)
     if rows <= 64:
         return low_tiling(rows, width, gated=gated)
     if invariant:
-        return tall_tiling(rows, width, inputs, gated=gated)
+        return tall_tiling(rows, width, inputs, chip, gated=gated)
     if rows <= 256 and not gated and width * inputs <= SMALL:
-        return tall_tiling(rows, width, inputs, gated=False)
-    if rows <= 128 and not gated and WELL_FILLED * NUM_SMS <= 2 * -(-width // 64) <= NUM_SMS:
+        return tall_tiling(rows, width, inputs, chip, gated=False)
+    if rows <= 128 and not gated and WELL_FILLED * chip.num_sms <= 2 * -(-width // 64) <= chip.num_sms:
         return SQUARE
     return None
 
@@ -97,11 +158,11 @@ def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
     return VectorTiling(2, 2048, 8)
 
 
-def pipelined_tiling(width: int, inputs: int, *, gated: bool) -> PipelinedTiling:
+def pipelined_tiling(width: int, inputs: int, chip: Chip, *, gated: bool) -> PipelinedTiling:
     """Of 2 to 8 rows: as long a pipeline as lets all programs be resident at once, at least two stages."""
-    programs = -(-width // (16 * NUM_SMS))  # of an SM
+    programs = -(-width // (16 * chip.num_sms))  # of an SM
     stage = 2 * PIPELINED_INPUTS * (PIPELINED_ROWS + (32 if gated else 16))
-    stages = min(MEMORY // programs // stage, -(-inputs // PIPELINED_INPUTS), PIPELINED_STAGES)
+    stages = min(chip.shared_memory // programs // stage, -(-inputs // PIPELINED_INPUTS), PIPELINED_STAGES)
     return PipelinedTiling(PIPELINED_ROWS, 1, max(stages, 2))
 
 
@@ -127,7 +188,7 @@ def low_tiling(rows: int, width: int, *, gated: bool) -> Tiling:
     return Tiling(64, 64, 128, 4, 6, tma=True, ctas_per_sm=2)
 
 
-def tall_tiling(rows: int, width: int, inputs: int, *, gated: bool) -> Tiling:
+def tall_tiling(rows: int, width: int, inputs: int, chip: Chip, *, gated: bool) -> Tiling:
     """Of more rows: as tall and wide as leaves every SM a tile. The gate is a kernel of its own.
 
     Where such products are long, PDL costs 7 % of all layers' time (8B, 256 rows).
@@ -138,28 +199,17 @@ def tall_tiling(rows: int, width: int, inputs: int, *, gated: bool) -> Tiling:
         return SQUARE
     if rows <= 256 and outputs <= max(4096, inputs):
         return Tiling(64, 128, 128, 4, 4, tma=True, gated=False, pdl=pdl)
-    if waves(rows, outputs, 128) < SMALLER_TILES * 2 * waves(rows, outputs, 256):
-        return Tiling(128, 128, 64, 8, 5, tma=True, gated=False, flat=rows > 256, pdl=pdl)
-    return Tiling(128, 256, 64, 8, 4, tma=True, gated=False, flat=rows > 256, pdl=pdl)
+    if waves(rows, outputs, 128, chip) < SMALLER_TILES * 2 * waves(rows, outputs, 256, chip):
+        return Tiling(TALL, 128, 64, 8, 5, tma=True, gated=False, flat=rows > 256, pdl=pdl)
+    return Tiling(TALL, 256, 64, 8, 4, tma=True, gated=False, flat=rows > 256, pdl=pdl)
 
 
-def waves(rows: int, outputs: int, wide: int) -> int:
-    """Waves: how many tiles, 128 rows high and so wide, an SM of an H200 takes at most."""
-    return -(-(-(-rows // 128) * -(-outputs // wide)) // NUM_SMS)
+def waves(rows: int, outputs: int, wide: int, chip: Chip) -> int:
+    """Waves: how many tiles, 128 rows high and so wide, an SM takes at most."""
+    return -(-(-(-rows // TALL) * -(-outputs // wide)) // chip.num_sms)
 
 
-@dataclass(frozen=True)
-class ExpertTiling:
-    """How products of the tokens of one expert are cut: both have tiles of as many rows."""
-
-    gate_up: Tiling  # of whose outputs each has its gate
-    down: Tiling
-
-    def __post_init__(self) -> None:
-        assert self.gate_up.rows == self.down.rows
-
-
-# The tiling for up to so many tokens to an expert.
+# The tiling for up to so many tokens to an expert, on every rank alike.
 BY_MEAN = (
     (8, ExpertTiling(Tiling(16, 64, 128, 4, 4, swap_ab=True), Tiling(16, 128, 128, 4, 4, swap_ab=True))),
     (16, ExpertTiling(Tiling(32, 64, 128, 4, 4, swap_ab=True), Tiling(32, 128, 128, 4, 4, swap_ab=True))),
@@ -168,8 +218,84 @@ BY_MEAN = (
 )
 
 
-def choose_expert_tiling(pairs: int, experts: int, dtype: torch.dtype) -> ExpertTiling:
-    """How to multiply so many pairs of a token and one of all `experts`, on every rank alike."""
-    if dtype.itemsize > 2:
-        return ExpertTiling(SINGLE, SINGLE)
-    return next(tiling for most, tiling in BY_MEAN if pairs / experts <= most)
+def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int:
+    """Shared memory of one program, at most: the stages of its pipeline.
+
+    Hopper's and Blackwell's data center chips multiply from shared memory, others have the last stage in registers.
+    """
+    if isinstance(way, ExpertTiling):
+        sizes = (
+            shared_bytes(part, chip, gated=at == 0, itemsize=itemsize)
+            for at, part in enumerate((way.gate_up, way.down))
+        )
+        return max(sizes)
+    if isinstance(way, PipelinedTiling):
+        outputs = 16 * way.warps * (2 if gated else 1)
+        return 2 * way.stages * PIPELINED_INPUTS * (way.rows + outputs) + BARRIERS
+    if not isinstance(way, Tiling):
+        return 0  # a few words for each warp
+    outputs = way.outputs * (2 if gated and way.gated else 1)
+    stages = way.stages if 90 <= chip.capability < 120 else way.stages - 1
+    return stages * itemsize * way.inputs * (way.rows + outputs) + BARRIERS
+
+
+def fits(way: Way, product: Product, chip: Chip) -> bool:
+    """Whether the chip can run it: its shared memory holds one program, and it has the instructions."""
+    if isinstance(way, PipelinedTiling) and not (chip.tma and chip.pdl):
+        return False
+    parts = (way.gate_up, way.down) if isinstance(way, ExpertTiling) else (way,)
+    if any(isinstance(part, Tiling) and part.tma for part in parts) and not chip.tma:
+        return False
+    size = shared_bytes(way, chip, gated=product.gated or bool(product.experts), itemsize=product.dtype.itemsize)
+    return size <= chip.shared_memory
+
+
+def fitted(way: Way, product: Product, chip: Chip) -> Way:
+    """The nearest way that the chip can run: without TMA where it has none, with fewer stages, then fewer inputs."""
+    if isinstance(way, ExpertTiling):
+        gate_up = fitted(way.gate_up, msgspec.structs.replace(product, gated=True, experts=0), chip)
+        down = fitted(way.down, msgspec.structs.replace(product, gated=False, experts=0), chip)
+        assert isinstance(gate_up, Tiling)
+        assert isinstance(down, Tiling)
+        return ExpertTiling(gate_up, down)
+    if isinstance(way, Tiling) and way.tma and not chip.tma:
+        way = msgspec.structs.replace(way, tma=False, ctas_per_sm=1, flat=False)
+    while isinstance(way, Tiling) and not fits(way, product, chip):
+        if way.stages > 2:
+            way = msgspec.structs.replace(way, stages=way.stages - 1)
+        else:
+            assert way.inputs > 16, f"{chip.name} has {chip.shared_memory} bytes of shared memory"
+            way = msgspec.structs.replace(way, inputs=way.inputs // 2)
+    return way
+
+
+class Candidate(msgspec.Struct, frozen=True, array_like=True):
+    """A way that is worth measuring."""
+
+    least: int  # rows
+    most: int
+    way: Cut
+    gated: bool | None = None  # None: either
+
+
+@lru_cache(maxsize=1)
+def all_candidates() -> tuple[Candidate, ...]:
+    path = Path(__file__).with_name("linear_candidates.json")
+    return msgspec.json.decode(path.read_bytes(), type=tuple[Candidate, ...])
+
+
+def candidates(product: Product, rows: int, chip: Chip) -> list[Way]:
+    """Ways of a product of so many rows that are worth measuring on a chip, besides the rules' and the library's.
+
+    One row is multiplied by a vector where kernels overlap (PDL): a pipeline is up to 9 % faster alone, but keeps the
+    next kernel from starting early, which costs 6 % of all layers' time (8B, H200).
+    """
+    return [
+        one.way
+        for one in all_candidates()
+        if one.least <= rows <= one.most
+        and one.gated in (None, product.gated)
+        and isinstance(one.way, ExpertTiling) == bool(product.experts)
+        and (rows > 1 or product.experts or isinstance(one.way, VectorTiling) or not chip.pdl)
+        and fits(one.way, product, chip)
+    ]

@@ -24,35 +24,42 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from penstock.kernels import gluon
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
-from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, choose_tiling, low_tiling
+from penstock.kernels.linear_plans import plans_of
+from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
     """`kernels.linear.linear`, or `gated_linear`, on a GPU."""
+    return multiply_by(way_of(x, weight, gated, invariant), x, weight, bias, gated=gated)
+
+
+def way_of(x: Tensor, weight: Tensor, gated: bool, invariant: bool) -> Way:
+    """How the product's plan cuts it."""
     outputs, inputs = weight.shape
-    width = outputs // 2 if gated else outputs
-    tiling = choose_tiling(len(x), width, inputs, x.dtype, gated=gated, invariant=invariant)
-    if tiling is None:
+    plan = plans_of(x.device).find((outputs // 2 if gated else outputs, inputs, x.dtype, gated, 0, invariant))
+    return plan.way(len(x))
+
+
+def multiply_by(way: Way, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool) -> Tensor:
+    """The product in one way."""
+    if isinstance(way, PipelinedTiling):
+        pipelined = pipelined_product()
+        if pipelined is not None and tma_compatible(x) and tma_compatible(weight):
+            return pipelined(x, weight, bias, way, gated=gated)
+        way = way_of(x, weight, gated, invariant=True)  # tiles
+    if isinstance(way, VectorTiling):
+        return multiply_vector(x, weight, bias, way, gated=gated)
+    if not isinstance(way, Tiling):
         found = functional.linear(x, weight, bias)
         return silu_mul(found) if gated else found
-    if isinstance(tiling, VectorTiling):
-        return multiply_vector(x, weight, bias, tiling, gated=gated)
-    if isinstance(tiling, PipelinedTiling):
-        pipelined = pipelined_product(x.device)
-        if pipelined is not None and tma_compatible(x) and tma_compatible(weight):
-            return pipelined(x, weight, bias, tiling, gated=gated)
-        tiling = low_tiling(len(x), width, gated=gated)
-    fused = gated and tiling.gated
-    tma = tiling.tma and tma_compatible(x) and tma_compatible(weight)
-    product = multiply_tma if tma else multiply_tiles
-    found = product(x, weight, bias, tiling, gated=fused)
+    fused = gated and way.gated
+    tma = way.tma and tma_compatible(x) and tma_compatible(weight)
+    found = (multiply_tma if tma else multiply_tiles)(x, weight, bias, way, gated=fused)
     return silu_mul(found) if gated and not fused else found
 
 
-def pipelined_product(device: torch.device) -> Callable[..., Tensor] | None:
-    """`kernels.linear_hopper.multiply_pipelined`, if the device and this Triton are such as it takes."""
-    if not chip_of(device).pdl or not chip_of(device).tma:
-        return None
+def pipelined_product() -> Callable[..., Tensor] | None:
+    """`kernels.linear_hopper.multiply_pipelined`, if this Triton compiles it."""
     hopper = gluon.load("linear_hopper")
     return None if hopper is None else hopper.multiply_pipelined
 

@@ -341,6 +341,9 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     gpu_memory_utilization: Annotated[float, Option("share of the GPU's memory Penstock may use", 0.05, 0.99)] = 0.9
     kv_cache_memory: Annotated[int, Option("bytes of KV cache; 0: from free memory", 0, 1 << 50)] = 0
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
+    tune: Annotated[
+        bool, Option("measure how products with weights run best, where nobody has on this chip; off: rules decide")
+    ] = True
     cpu_threads: Annotated[int, Option("torch threads on a CPU; 0: one per two cores", 0, 1024)] = 0
     rendezvous: Annotated[
         str,

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from penstock.engine_core import folder, loading
-from penstock.engine_core.distributed.group import ALONE
+from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
 from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, warmup_steps
@@ -54,6 +54,7 @@ from penstock.services.executor.loading import (
     verification,
 )
 from penstock.services.executor.process_groups import begin, with_exchange
+from penstock.services.executor.product_tuning import log_chip, take_measured, tuned
 from penstock.services.executor.rendezvous import Generation
 from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import WEIGHTS
@@ -85,6 +86,7 @@ def start(
     began = time.monotonic()
     phases = phases if phases is not None else StartupPhases()
     device = take_device(config, index)
+    log_chip(device, invariant=config.model.batch_invariant)
     phases.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, drafting = read_model(config, path)
@@ -110,20 +112,15 @@ def start(
                 loading.load(model, path, config.model.load_format, config.model.seed)
                 pack(model.destinations())
             draft = load_draft(config, drafting, model, length)
-            options = RunnerOptions(
-                device=device,
-                dtype=dtype,
-                blocks=0,
-                block_size=config.model.block_size,
-                max_model_len=length,
-                max_num_seqs=config.model.max_num_seqs,
-                graphs=choose_graphs(config, spec, model, length, device),
-                group=group,
-                step_tokens=step_tokens(config.model, device),
-                synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
-            )
+            options = runner_options(config, spec, model, length, device, dtype, group)
             phases.begin("compiling kernels")
+            if not config.model.batch_invariant:
+                take_measured(device)
             compile_steps(model, options, options.step_tokens, draft, processes)
+            changed = config.executor.tune and not config.model.batch_invariant and tuned(device, processes, phases)
+            if not group.all_min(0 if changed else 1):  # of any member: the steps are run by all together
+                phases.begin("compiling kernels of measured products")
+                compile_steps(model, options, options.step_tokens, draft, processes)
         runner, shape = make_runner(config, model, spec, options, draft, phases)
         warm = warm_up(config, runner, phases)
         phases.begin("checking the weights")
@@ -147,6 +144,24 @@ def start(
     for reason in wrong_output(config):
         logs.warning(log, "output_is_wrong", reason=reason)
     return Engine(runner, ready, warm)
+
+
+def runner_options(
+    config: Config, spec: ModelSpec, model: Decoder, length: int, device: torch.device, dtype: torch.dtype, group: Group
+) -> RunnerOptions:
+    """Of a runner whose cache is not made yet."""
+    return RunnerOptions(
+        device=device,
+        dtype=dtype,
+        blocks=0,
+        block_size=config.model.block_size,
+        max_model_len=length,
+        max_num_seqs=config.model.max_num_seqs,
+        graphs=choose_graphs(config, spec, model, length, device),
+        group=group,
+        step_tokens=step_tokens(config.model, device),
+        synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
+    )
 
 
 def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | None]:

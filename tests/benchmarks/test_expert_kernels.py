@@ -27,7 +27,8 @@ def test_what_a_rank_has() -> None:
 @pytest.mark.parametrize("tokens", [1, 4, 16, 64, 256, 1024, 8192])
 def test_candidates_differ_and_fit_the_chip(tokens: int) -> None:
     from benchmarks.expert_kernels import MODELS, candidates, name_of
-    from penstock.kernels.linear_tilings import MEMORY, ExpertTiling
+    from penstock.kernels.chip import CHIPS
+    from penstock.kernels.linear_tilings import ExpertTiling
 
     for model in MODELS:
         found = candidates(tokens, model)
@@ -38,7 +39,7 @@ def test_candidates_differ_and_fit_the_chip(tokens: int) -> None:
                 outputs = 2 * tiling.gate_up.outputs
                 assert outputs == tiling.down.outputs
                 rows, inputs, stages = tiling.gate_up.rows, tiling.gate_up.inputs, tiling.gate_up.stages
-                assert 2 * (rows + outputs) * inputs * stages <= MEMORY
+                assert 2 * (rows + outputs) * inputs * stages <= CHIPS["sm_90"].shared_memory
 
 
 class Counter:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.linear_kernels import call, describe, figure, notable, text, without_overlap
+from benchmarks.linear_kernels import call, figure, notable, text, without_overlap
 from benchmarks.linear_shapes import MODELS, Product, candidates, products, work
 from penstock.kernels import linear_triton, norm_triton
 from penstock.kernels.chip import chip_of
-from penstock.kernels.linear_tilings import Tiling, VectorTiling
+from penstock.kernels.linear_tilings import Tiling, VectorTiling, describe
 
 
 def test_products_of_a_model() -> None:

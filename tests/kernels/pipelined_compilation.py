@@ -12,12 +12,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from penstock.kernels.chip import CHIPS
 from penstock.kernels.linear_hopper import K_TILES, TILE_K, pipelined_kernel
 from penstock.kernels.linear_tilings import pipelined_tiling
 
 
 def compiled(gated: bool) -> dict[str, object]:
-    tiling = pipelined_tiling(14336 if gated else 4096, 4096, gated=gated)
+    tiling = pipelined_tiling(14336 if gated else 4096, 4096, CHIPS["sm_90"], gated=gated)
     outputs = 16 * tiling.warps
     sizes = {
         "ROWS": tiling.rows, "OUTPUTS": outputs, "TILE_K": TILE_K, "K_TILES": K_TILES, "STAGES": tiling.stages,

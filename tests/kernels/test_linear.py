@@ -1,27 +1,12 @@
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
 from penstock.kernels import linear as linear_module
 from penstock.kernels.linear import gated_linear, has_bfloat16, linear, packed
-from penstock.kernels.linear_tilings import (
-    MEMORY,
-    NUM_SMS,
-    PIPELINED_INPUTS,
-    WIDE,
-    PipelinedTiling,
-    Tiling,
-    VectorTiling,
-    choose_tiling,
-)
 from penstock.kernels.linear_triton import multiply
 from penstock.kernels.norm import add_norm
-
-SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048), (1024, 3072), (128256, 4096))
-SHARED_MEMORY = 227 << 10  # bytes that one program may have on a Hopper GPU
 
 
 @pytest.fixture(autouse=True)
@@ -64,88 +49,6 @@ def test_types_that_onednn_lacks_stay_as_they_are(monkeypatch: pytest.MonkeyPatc
     assert packed(weight.bfloat16()).is_mkldnn is False
     monkeypatch.setattr(torch._C, "_has_mkldnn", False)
     assert packed(weight) is weight
-
-
-def test_invariant_products_are_tiles() -> None:
-    """Neither cuBLAS nor the kernel of one row, whose sums are made in another order."""
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for rows in (1, 2, 7, 8, 16, 17, 64, 256, 300, 8192):
-            for width, inputs in SHAPES:
-                for gated in (False, True):
-                    found = choose_tiling(rows, width, inputs, dtype, gated=gated, invariant=True)
-                    assert isinstance(found, Tiling)
-
-
-def test_one_row_of_16_bits_is_a_vector() -> None:
-    for width, inputs in SHAPES:
-        for gated in (False, True):
-            found = choose_tiling(1, width, inputs, torch.bfloat16, gated=gated, invariant=False)
-            assert isinstance(found, VectorTiling)
-            assert choose_tiling(1, width, inputs, torch.float32, gated=gated, invariant=False) is None
-
-
-def test_from_9_to_64_rows_both_ways_are_one() -> None:
-    """Beyond, and with few rows, an invariant product may take another form than the fastest."""
-    for rows in (9, 16, 17, 32, 64):
-        for width, inputs in SHAPES:
-            for gated in (False, True):
-                plain, fixed = (
-                    choose_tiling(rows, width, inputs, torch.bfloat16, gated=gated, invariant=invariant)
-                    for invariant in (False, True)
-                )
-                assert plain == fixed
-
-
-def test_weights_of_2_to_8_rows_are_fetched_ahead() -> None:
-    """All programs of a product stand on the device at once, where two turns of each fit."""
-    for rows in (2, 5, 8):
-        for (width, inputs), gated in itertools.product(SHAPES, (False, True)):
-            if gated or width < WIDE:
-                found = choose_tiling(rows, width, inputs, torch.float16, gated=gated, invariant=False)
-                assert isinstance(found, PipelinedTiling)
-                assert rows <= found.rows
-                size = 2 * PIPELINED_INPUTS * found.stages * (found.rows + 16 * found.warps * (2 if gated else 1))
-                assert size <= MEMORY
-                programs = -(-width // (16 * found.warps * NUM_SMS))
-                assert found.stages == 2 or size * programs <= MEMORY
-    assert isinstance(choose_tiling(8, 128256, 4096, torch.bfloat16, gated=False, invariant=False), Tiling)
-    assert choose_tiling(8, 4096, 4096, torch.float32, gated=False, invariant=False) is None
-
-
-def test_from_65_to_128_rows_every_processor_has_a_tile_or_cublas_multiplies() -> None:
-    def chosen(rows: int, width: int, *, inputs: int = 4096, gated: bool = False) -> object:
-        return choose_tiling(rows, width, inputs, torch.bfloat16, gated=gated, invariant=False)
-
-    for rows, inputs in itertools.product((65, 96, 128), (4096, 14336)):
-        for width in (3584, 4096, 4224):
-            found = chosen(rows, width, inputs=inputs)
-            assert isinstance(found, Tiling)
-            assert 0.8 * NUM_SMS <= -(-rows // found.rows) * -(-width // found.outputs) <= NUM_SMS
-        for width in (2560, 5120, 6144, 28672):
-            assert chosen(rows, width, inputs=inputs) is None
-        assert chosen(rows, 4096, inputs=inputs, gated=True) is None
-    assert chosen(129, 4096) is None
-    assert choose_tiling(128, 4096, 4096, torch.float32, gated=False, invariant=False) is None
-
-
-def test_long_products_of_many_rows_begin_when_their_turn_comes() -> None:
-    for rows, width, inputs, ahead in ((64, 28672, 4096, True), (256, 4096, 1024, True), (256, 6144, 4096, False)):
-        found = choose_tiling(rows, width, inputs, torch.bfloat16, gated=False, invariant=True)
-        assert isinstance(found, Tiling)
-        assert found.pdl == ahead
-    assert choose_tiling(256, 4096, 4096, torch.bfloat16, gated=False, invariant=False) is None  # cuBLAS
-    assert choose_tiling(256, 1024, 3072, torch.bfloat16, gated=False, invariant=False) is not None
-
-
-def test_tiles_fit_the_chip() -> None:
-    for rows in (1, 8, 16, 32, 64, 128, 256, 1024, 8192):
-        for width, inputs in SHAPES:
-            for gated in (False, True):
-                found = choose_tiling(rows, width, inputs, torch.bfloat16, gated=gated, invariant=True)
-                assert isinstance(found, Tiling)
-                outputs = found.outputs * (2 if gated and found.gated else 1)
-                assert 2 * (found.rows + outputs) * found.inputs * found.stages <= SHARED_MEMORY, found
-                assert found.rows * outputs <= 128 * 32 * found.warps, found  # sums in registers
 
 
 @pytest.mark.gpu

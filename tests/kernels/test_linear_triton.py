@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear_tilings import Tiling, VectorTiling, choose_tiling
+from penstock.kernels.chip import CHIPS
+from penstock.kernels.linear_tilings import Product, Tiling, VectorTiling, ruled
 from penstock.kernels.linear_triton import multiply_tiles, multiply_tma, multiply_vector, tma_compatible
 
 SMALL = (
@@ -17,10 +18,11 @@ SMALL = (
 )
 LARGE = tuple(
     {
-        choose_tiling(rows, width, inputs, torch.bfloat16, gated=gated, invariant=True): None
-        for rows in (1, 8, 9, 16, 17, 32, 64, 65, 128, 256, 257, 300, 8192)
+        way: None
         for width, inputs in ((1024, 2048), (4096, 1024), (4096, 4096), (4096, 14336), (6144, 4096), (28672, 4096))
         for gated in (False, True)
+        for chip in (CHIPS["sm_90"], CHIPS["sm_89"])
+        for way in ruled(Product(width, inputs, torch.bfloat16, gated), chip, invariant=True).ways
     }
 )
 

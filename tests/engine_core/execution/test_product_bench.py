@@ -1,0 +1,105 @@
+"""Timing the ways of a product: wrong ones and failing ones are left out. On a GPU, the real thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.engine_core.execution import product_bench
+from penstock.engine_core.execution.product_bench import MOST_EXPERTS, ProductBench, held_experts, measure, weight_bytes
+from penstock.engine_core.execution.product_tuning import Job, jobs_of
+from penstock.kernels import linear_triton
+from penstock.kernels.chip import chip_of
+from penstock.kernels.linear_tilings import ExpertTiling, Product, Tiling, VectorTiling, Way, candidates
+
+GOOD, OFF, NAN, FAILING = (VectorTiling(1, 32, warps) for warps in (1, 2, 4, 8))
+
+
+class CpuBench(ProductBench):
+    """Without graphs: calls take no time."""
+
+    def __init__(self, product: Product) -> None:
+        self.device = torch.device("cpu")
+        self.pools = {product.dtype: torch.randn(4096).to(product.dtype)}
+
+    def microseconds(self, calls: Callable[[], object]) -> float:
+        calls()
+        return 12.0
+
+
+def test_wrong_and_failing_ways_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiply = linear_triton.multiply_by
+
+    def by(way: Way, x: Tensor, weight: Tensor, bias: None, *, gated: bool) -> Tensor:
+        if way == FAILING:
+            raise RuntimeError("out of resource: shared memory")
+        found = multiply(None, x, weight, bias, gated=gated)
+        return found * {OFF: 1.1, NAN: float("nan")}.get(way, 1.0)
+
+    monkeypatch.setattr(linear_triton, "multiply_by", by)
+    monkeypatch.setattr(product_bench, "OUTLAST", 2 * 4096)
+    product = Product(8, 64, torch.float16, gated=True)
+    told: list[tuple[Way, str]] = []
+    ways = (None, GOOD, OFF, NAN, FAILING)
+    found = CpuBench(product).time(Job(product, 4, ways, GOOD), lambda job, way, why: told.append((way, why)))
+    assert found == {None: 12.0 / 6, GOOD: 12.0 / 6}
+    assert told == [
+        (OFF, "its result is 0.100 off"), (NAN, "its result is nan off"),
+        (FAILING, "RuntimeError: out of resource: shared memory"),
+    ]  # fmt: skip
+
+
+def test_calls_read_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_bench, "OUTLAST", 8 * 1024)
+    product = Product(16, 32, torch.float16)
+    call, calls = CpuBench(product).calls(Job(product, 3, (None,), None))
+    assert calls == 8
+    found = [call(at, None) for at in range(9)]
+    assert torch.equal(found[8], found[0])
+    assert not any(torch.equal(found[at], found[0]) for at in range(1, 8))
+    assert found[0].shape == (3, 16)
+
+
+def test_experts_are_as_many_as_memory_holds() -> None:
+    some = Product(768, 2048, torch.bfloat16, experts=128)
+    assert held_experts(some) == 128
+    assert weight_bytes(some) == 3 * 128 * 768 * 2048 * 2
+    large = Product(2048, 7168, torch.bfloat16, experts=256)
+    assert weight_bytes(large) <= MOST_EXPERTS
+    assert held_experts(large) == MOST_EXPERTS // (3 * 2048 * 7168 * 2)
+    assert held_experts(Product(1 << 15, 1 << 15, torch.bfloat16, experts=8)) == 1
+    assert weight_bytes(Product(8, 4, torch.bfloat16, gated=True)) == 2 * 2 * 8 * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "product",
+    [Product(2048, 1024, torch.bfloat16), Product(1536, 1024, torch.float16, gated=True),
+     Product(512, 1024, torch.bfloat16, experts=16)],
+    ids=str,
+)  # fmt: skip
+def test_every_way_of_a_product_is_timed(product: Product) -> None:
+    device = torch.device("cuda", 0)
+    jobs = jobs_of(product, chip_of(device))
+    told: list[tuple[Way, str]] = []
+    found = measure(jobs, device, None, lambda job, way, why: told.append((way, why)), lambda at, total: None)
+    assert told == []
+    for job, times in zip(jobs, found, strict=True):
+        assert set(times) == set(job.ways)
+        assert all(0.1 < time < 1e5 for time in times.values())
+
+
+@pytest.mark.gpu
+def test_tiles_have_the_same_bits() -> None:
+    """Whatever tiling is chosen, a row is the same."""
+    device, product = torch.device("cuda", 0), Product(1024, 2048, torch.bfloat16)
+    weight, x = (torch.randn(rows, 2048, device=device).mul_(2048**-0.5).bfloat16() for rows in (1024, 300))
+    ways = {way for rows in (1, 16, 32, 64, 256, 1024) for way in candidates(product, rows, chip_of(device))}
+    tiles = [way for way in ways if isinstance(way, Tiling)]
+    first = linear_triton.multiply_by(tiles[0], x, weight, None, gated=False)
+    for way in tiles[1:]:
+        assert torch.equal(linear_triton.multiply_by(way, x, weight, None, gated=False), first), way
+    assert not any(isinstance(way, ExpertTiling) for way in ways)
