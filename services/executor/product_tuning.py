@@ -26,7 +26,7 @@ from penstock.services.supervisor.sd_notify import progress
 
 log = logging.getLogger(__name__)
 
-SHOWN = ("NVIDIA H200",)  # whose invariant products were compared bit by bit
+SHOWN = ("NVIDIA H100", "NVIDIA H200")  # whose invariant products were compared bit by bit
 
 
 def log_chip(device: torch.device, *, invariant: bool) -> None:
