@@ -25,9 +25,10 @@ from torch import Tensor
 from benchmarks import report
 from benchmarks.limits import CHIPS
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.attention_device import attend_pages, chunk_attention
+from penstock.kernels.attention_device import attend_pages, chunk_attention, launches, shape_of
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.attention_triton import attend_tiles
+from penstock.kernels.chip import chip_of
 from penstock.kernels.norm import add_norm
 from penstock.kernels.records import AttentionBatch, AttentionOptions, Rotation
 from penstock.kernels.rope import rotate_and_store
@@ -44,6 +45,13 @@ DECODES = [(batch, context) for batch in (1, 8, 64, 256) for context in (128, 51
 PREFILLS = [(1024, 1024), (8192, 8192), (32768, 32768), (512, 8192)]  # new tokens, context
 RAGGED = [(1, 16 + (3001 * row) % 2000) for row in range(64)]
 MIXED = [(1, 1024)] * 64 + [(2048, 2048)]
+PREFIXES: dict[str, list[tuple[int, int]]] = {  # rows that begin with so many keys of their own tenant's
+    "64 behind 4096": [(64, 4096)],
+    "256 behind 4096": [(256, 4096)],
+    "2 x 32 behind 2048": [(32, 2048)] * 2,
+    "2 x 32 behind 8192": [(32, 8192)] * 2,
+    "8 x 8 behind 1024, 64 alone": [(8, 1024)] * 8 + [(1, 768)] * 64,
+}
 
 Rows = Sequence[tuple[int, int]]  # queries and context of each row
 
@@ -117,22 +125,29 @@ class Pages:
         self.k, self.v = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
         self.order = torch.randperm(slots // BLOCK, device="cuda").int() + 1
 
-    def batches(self, rows: Rows) -> list[AttentionBatch]:
-        """As many batches of these rows, over blocks of their own, as there are blocks or as outlast the cache."""
+    def batches(self, rows: Rows, tenants: Sequence[tuple[int, int]] = ()) -> list[AttentionBatch]:
+        """As many batches of these rows, over blocks of their own, as there are blocks or as outlast the cache.
+
+        tenants: how many rows begin with the same keys, and with how many, in the order of the rows.
+        """
         wide = -(-max(context for _, context in rows) // BLOCK)
-        held = 4 * KV_HEADS * DIM * sum(context for _, context in rows)
+        held = attention_work(rows, tenants)[0]
         copies = max(1, min(len(self.order) // (wide * len(rows)), -(-CACHE // held)))
         starts = torch.tensor([0, *accumulate(count for count, _ in rows)], dtype=torch.int32, device="cuda")
         context = torch.tensor([context for _, context in rows], dtype=torch.int32, device="cuda")
-        tables = self.order[: copies * wide * len(rows)].view(copies, len(rows), wide)
+        tables = self.order[: copies * wide * len(rows)].view(copies, len(rows), wide).clone()
+        first = 0
+        for count, prefix in tenants:
+            tables[:, first : first + count, : prefix // BLOCK] = tables[:, first : first + 1, : prefix // BLOCK]
+            first += count
         longest = max(count for count, _ in rows), max(context for _, context in rows)
         slots = torch.arange(len(rows), dtype=torch.int32, device="cuda")
         return [AttentionBatch(starts, context, slots, table, starts, *longest) for table in tables]
 
 
-def attention_work(rows: Rows) -> tuple[int, int]:
-    """Bytes and FLOPs of one layer's attention: keys below the diagonal count."""
-    keys = sum(context for _, context in rows)
+def attention_work(rows: Rows, tenants: Sequence[tuple[int, int]] = ()) -> tuple[int, int]:
+    """Bytes and FLOPs of one layer's attention: keys below the diagonal count, those that rows share once as bytes."""
+    keys = sum(context for _, context in rows) - sum((count - 1) * prefix for count, prefix in tenants)
     queries = sum(count for count, _ in rows)
     pairs = sum(count * context - count * (count - 1) // 2 for count, context in rows)
     return 4 * keys * KV_HEADS * DIM + 4 * queries * HEADS * DIM, 4 * pairs * HEADS * DIM
@@ -160,9 +175,12 @@ def name_of(tiling: Tiling) -> str:
 
 
 def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figure]:
-    """The product's choice, the same held invariant, and in a sweep other forms."""
+    """The product's choice, the same held invariant, for rows that share keys the kernel that reads them for each row,
+    and in a sweep other forms.
+    """
+    tenants = PREFIXES.get(name, [])
     counters = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")  # a sweep cuts more tiles than the product does
-    batches = [replace(batch, arrivals=counters) for batch in pages.batches(rows)]
+    batches = [replace(batch, arrivals=counters) for batch in pages.batches(rows, tenants)]
     fixed = [replace(batch, invariant=True) for batch in batches]
     q = torch.randn(sum(count for count, _ in rows), HEADS, DIM, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
@@ -172,6 +190,9 @@ def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figu
         "own": lambda at: attend_pages(q, pages.k, pages.v, batches[at], OPTIONS),
         "invariant": lambda at: attend_pages(q, pages.k, pages.v, fixed[at], OPTIONS),
     }
+    by_row = launches(shape_of(q, pages.k, batches[0], 0), invariant=False, num_sms=chip_of(q.device).num_sms)[0]
+    if tenants and by_row is not None:
+        calls["each row for itself"] = lambda at: attend_tiles(q, pages.k, pages.v, out, batches[at], OPTIONS, by_row)
     if sweep:
         chunks = chunk_attention(q, pages.k, OPTIONS)
         if chunks is not None:
@@ -187,7 +208,7 @@ def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figu
             taken = timed(attend, len(batches))
         except triton.runtime.errors.OutOfResources:  # more shared memory than the chip has
             continue
-        yield figure("attention", name, taken, attention_work(rows), chosen=form == "own", form=form)
+        yield figure("attention", name, taken, attention_work(rows, tenants), chosen=form == "own", form=form)
 
 
 def pointwise(pages: Pages, tokens: int) -> Iterator[Figure]:
@@ -231,6 +252,10 @@ def shapes() -> dict[str, Rows]:
     """Batches of attention by name."""
     found: dict[str, Rows] = {f"decode {batch} x {context}": [(1, context)] * batch for batch, context in DECODES}
     found |= {f"prefill {count} of {context}": [(count, context)] for count, context in PREFILLS}
+    found |= {
+        name: [(1, prefix + 1 + 37 * row % 255) for count, prefix in tenants for row in range(count)]
+        for name, tenants in PREFIXES.items()
+    }
     return found | {"decode 64, 16 to 2015": RAGGED, "64 decodes at 1024, prefill 2048": MIXED}
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import gluon
+from penstock.kernels.attention_prefix import attend_prefixes, schedule_of, serves
 from penstock.kernels.attention_tiling import (
     LOW,
     PACKED,
@@ -28,8 +29,6 @@ from penstock.kernels.attention_triton import attend_tiles
 from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
-SharedAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, AttentionOptions], Tensor]
-COUNTERS = 1 << 13  # rows times key-value heads whose parts streamed attention can count
 ChunkAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, AttentionOptions, int], None]
 
 
@@ -43,12 +42,9 @@ def attend_pages(
     shape = shape_of(q, k_pages, batch, options.window)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     by_row, chunks, shortest = launches(shape, batch.invariant, chip_of(q.device).num_sms)
-    schedule = None
-    stream = shared_attention(q, k_pages, batch, options)
-    if stream is not None:
-        schedule = stream(q, k_pages, v_pages, out, batch, options)
     if by_row is not None:
-        attend_tiles(q, k_pages, v_pages, out, batch, options, by_row, schedule=schedule)
+        prefixes = attend_prefixes(q, k_pages, v_pages, batch, options) if serves(q, k_pages, batch, options) else None
+        attend_tiles(q, k_pages, v_pages, out, batch, options, by_row, prefixes=prefixes)
     if chunks is not None:
         general = batch.invariant or wants_split_k(shape, chip_of(q.device).num_sms)
         attend = None if general else chunk_attention(q, k_pages, options)
@@ -86,23 +82,8 @@ def chunk_attention(q: Tensor, k_pages: Tensor, options: AttentionOptions) -> Ch
 
 def prepare_pages(q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: AttentionOptions) -> None:
     """`kernels.attention.prepare_attention` on a GPU: the schedule of rows that may share a prefix."""
-    if shared_attention(q, k_pages, batch, options) is not None:
-        from penstock.kernels.attention_stream import schedule_of
-
-        schedule_of(batch, k_pages.shape[1], q.shape[1] // k_pages.shape[2])
-
-
-def shared_attention(
-    q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: AttentionOptions
-) -> SharedAttention | None:
-    """The kernel for rows that share a prefix, if the batch, the device and the sizes are such as it takes."""
-    if not chip_of(q.device).runs_triton:
-        return None
-    stream = gluon.load("attention_stream")
-    attend: SharedAttention | None = None
-    if stream is not None and stream.serves(q, k_pages, batch, options):
-        attend = stream.attend_stream
-    return attend
+    if serves(q, k_pages, batch, options):
+        schedule_of(q, k_pages, batch)
 
 
 def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> Shape:
@@ -114,4 +95,4 @@ def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> 
 
 def arrival_counters(device: torch.device) -> Tensor:
     """Zeros for `AttentionBatch.arrivals`, enough for any batch: the kernels leave them zero."""
-    return torch.zeros(max(COUNTERS, WAVES * chip_of(device).num_sms), dtype=torch.int32, device=device)
+    return torch.zeros(WAVES * chip_of(device).num_sms, dtype=torch.int32, device=device)

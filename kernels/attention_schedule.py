@@ -3,8 +3,8 @@
 Chunks are cut into tiles of queries, which are listed: most rows of a step in a CUDA graph have none, and a program
 that searched all rows for its tile would take as long as many a tile does.
 
-For streamed attention rows of one query are cut into units of keys. Leading blocks that all rows have in common, as
-prefix reuse leaves them, are units of their own: those are attended by many rows at once, so that they are read once.
+Rows of one query that begin with the same blocks, as prefix reuse leaves them, stand together in groups. The keys that
+a group has in common are attended by all of its rows at once (`kernels.attention_prefix`), in splits of some units.
 """
 
 from __future__ import annotations
@@ -18,33 +18,55 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch
 
 ROWS = 256  # whose tiles are listed at once: one kernel serves steps of any number of rows
-HEADER = 3  # units that rows share; groups of rows; the first row that is served
-FEW_ROWS = 4  # rows from which a shared prefix is worth reading once
-SHORT = 4  # units from which it is
-BLOCKS = 32  # of the tables that are compared at once
+SHORT = 4  # units from which a common prefix is worth a tile of its own
+FEWEST = 2  # units of a split
+BLOCKS = 32  # of a table that are compared at once
+COLUMNS = 16  # rows that every row is compared with at once
+LONER = 1 << 30  # the prefix of a row that shares none, plus its number; block numbers are less
+
+# A schedule: the header, then lists.
+HEADER: tl.constexpr = tl.constexpr(3)  # groups; splits of all groups; units of a split
+PREFIX: tl.constexpr = tl.constexpr(0)  # by row: units that it shares; only these are there where no group is
+PLACE: tl.constexpr = tl.constexpr(1)  # by row: where its result of the first split stands
+STEP: tl.constexpr = tl.constexpr(2)  # by row: how far behind it the next one stands
+ORDER: tl.constexpr = tl.constexpr(3)  # rows, those of a group beside each other
+FIRST: tl.constexpr = tl.constexpr(4)  # by group: where its rows begin in that order
+MEMBERS: tl.constexpr = tl.constexpr(5)  # by group: how many rows it has
+STARTS: tl.constexpr = tl.constexpr(6)  # by group: splits of those before it
+LISTS = 7
+UNIT: tl.constexpr = tl.constexpr(64)  # keys that are shared or not, and of one iteration over them
 
 
-def schedule_units(batch: AttentionBatch, block_size: int, keys: int, together: int) -> Tensor:
-    """int32 [3 + rows + 1]: the header, then how many units the rows before each one have of their own.
+def schedule_prefixes(
+    batch: AttentionBatch, block_size: int, together: int, kv_heads: int, programs: int, least: int
+) -> Tensor:
+    """int32 [HEADER + LISTS * rows], see above; no group where sharing would save fewer than `least` reads of a unit.
 
-    keys: of a unit. together: rows whose queries fit one tile. Served are the rows of one query that have keys.
+    Units are a multiple of the block size. together: rows whose queries fit one tile. Served are the rows of one
+    query that have keys; each keeps one of its own. Splits are such that there are about as many as programs, for so
+    many key-value heads.
     """
     rows = len(batch.context)
-    found = torch.empty(HEADER + rows + 1, dtype=torch.int32, device=batch.context.device)
+    found = torch.empty(HEADER.value + LISTS * rows, dtype=torch.int32, device=batch.context.device)
     pdl = chip_of(found.device).pdl
+    tile = max(COLUMNS, triton.next_power_of_2(rows))
+    wide = max(tile // ROWS, 1)  # more threads have fewer registers each
     schedule_kernel[(1,)](
         batch.query_start, batch.context, batch.slots, batch.block_tables, found, rows, batch.block_tables.stride(0),
-        TILE=triton.next_power_of_2(rows), BLOCK_SIZE=block_size, KEYS=keys, TOGETHER=together, FEW_ROWS=FEW_ROWS,
-        SHORT=SHORT, BLOCKS=BLOCKS, PDL=pdl, num_warps=8, launch_pdl=pdl,
+        programs, kv_heads, least,
+        TILE=tile, BLOCK_SIZE=block_size, TOGETHER=together,
+        SHORT=SHORT, FEWEST=FEWEST, BLOCKS=BLOCKS // wide, COLUMNS=COLUMNS // wide, LONER=LONER, PDL=pdl,
+        num_warps=8 * wide, launch_pdl=pdl,
     )  # fmt: skip
     return found
 
 
 def tiles_of(batch: AttentionBatch, tokens: int, queries: int, shortest: int) -> Tensor:
     """The list of a step's tiles, launched when it is asked for first: see `list_tiles`."""
-    found = batch.tiles.get((queries, shortest))
+    key = tokens, queries, shortest
+    found = batch.tiles.get(key)
     if found is None:
-        found = batch.tiles[queries, shortest] = list_tiles(batch, tokens, queries, shortest)
+        found = batch.tiles[key] = list_tiles(batch, tokens, queries, shortest)
     return found
 
 
@@ -92,55 +114,156 @@ def tiles_kernel(
 
 
 @triton.jit
-def shared_blocks(slot, served, first, most, tables, stride, TILE: tl.constexpr, BLOCKS: tl.constexpr):
-    """How many leading blocks, at most so many, are the same in the tables of all rows that are served."""
+def count_equal(own, others, rows, COLUMNS: tl.constexpr):
+    """How many of the rows have the value that each has, itself among them. others: where all rows' values stand."""
+    counts = tl.zeros([own.shape[0], COLUMNS], tl.int32)
+    for start in range(0, rows, COLUMNS):
+        other = start + tl.arange(0, COLUMNS)
+        value = tl.load(others + other, mask=other < rows, other=-1)
+        counts += (own[:, None] == value[None, :]).to(tl.int32)
+    return tl.sum(counts, 1)
+
+
+@triton.jit
+def choose_prefixes(
+    lines, most, scratch, rows,
+    BLOCK_SIZE: tl.constexpr, TOGETHER: tl.constexpr, SHORT: tl.constexpr, COLUMNS: tl.constexpr,
+    LONER: tl.constexpr,
+):  # fmt: skip
+    """Which of the prefixes of SHORT, twice, four times as many units spares each row most: its last block, LONER plus
+    the row for none, and its units. Rows with one block in common are taken to share those before it.
+    """
+    row = tl.arange(0, lines.shape[0])
+    chosen = LONER + row
+    units = tl.zeros_like(row)
+    best = tl.zeros([lines.shape[0]], tl.float32)
+    level = SHORT
+    twins = 2
+    while twins > 1:
+        deep = most >= level
+        block = tl.load(lines + (level * UNIT // BLOCK_SIZE - 1), mask=deep, other=0)
+        block = tl.where(deep, block, LONER + row)
+        tl.debug_barrier()
+        tl.store(scratch + row, block, mask=row < rows)
+        tl.debug_barrier()
+        alike = tl.maximum(count_equal(block, scratch, rows, COLUMNS), 1)
+        spared = level * (1.0 - tl.cdiv(alike, TOGETHER).to(tl.float32) / alike.to(tl.float32))
+        better = spared > best
+        chosen = tl.where(better, block, chosen)
+        units = tl.where(better, level, units)
+        best = tl.where(better, spared, best)
+        level *= 2
+        twins = tl.max(alike, 0)
+    return chosen, units
+
+
+@triton.jit
+def rank_rows(chosen, scratch, rows, COLUMNS: tl.constexpr):
+    """Of each row: how many rows come before its equals, how many equals do before itself, and how many there are."""
+    row = tl.arange(0, chosen.shape[0])
+    less = tl.zeros([chosen.shape[0], COLUMNS], tl.int32)
+    before, equal = less, less
+    tl.debug_barrier()
+    tl.store(scratch + row, chosen, mask=row < rows)
+    tl.debug_barrier()
+    for start in range(0, rows, COLUMNS):
+        other = start + tl.arange(0, COLUMNS)
+        value = tl.load(scratch + other, mask=other < rows, other=2147483647)
+        same = chosen[:, None] == value[None, :]
+        less += (value[None, :] < chosen[:, None]).to(tl.int32)
+        before += (same & (other[None, :] < row[:, None])).to(tl.int32)
+        equal += same.to(tl.int32)
+    return tl.sum(less, 1), tl.sum(before, 1), tl.sum(equal, 1)
+
+
+@triton.jit
+def common_blocks(lines, models, limit, BLOCKS: tl.constexpr):
+    """How many leading blocks, at most so many, each line has in common with its model."""
     lanes = tl.arange(0, BLOCKS)
-    lines = tables + slot.to(tl.int64) * stride
-    row = tl.arange(0, TILE)
-    model = tables + tl.sum(tl.where(row == first, slot, 0), 0).to(tl.int64) * stride
-    common = most
-    start = 0
-    while start < common:
-        there = start + lanes < most
-        wanted = tl.load(model + start + lanes, mask=there, other=0)
-        held = tl.load(lines[:, None] + start + lanes[None, :], mask=served[:, None] & there[None, :], other=0)
-        differs = served[:, None] & there[None, :] & (held != wanted[None, :])
-        common = tl.minimum(common, tl.min(tl.min(tl.where(differs, start + lanes[None, :], most), 1), 0))
-        start += BLOCKS
-    return common
+    first = limit[:, None] + tl.zeros_like(lanes)[None, :]  # that differs
+    for start in range(0, tl.max(limit, 0), BLOCKS):
+        at = (start + lanes)[None, :]
+        there = at < limit[:, None]
+        held = tl.load(lines[:, None] + at, mask=there, other=0)
+        wanted = tl.load(models[:, None] + at, mask=there, other=0)
+        first = tl.where(held != wanted, tl.minimum(first, at), first)
+    return tl.min(first, 1)
+
+
+@triton.jit
+def least_of_group(values, lead, members):
+    """The least of the values that stand at the places lead .. lead + members - 1."""
+    least = tl.load(values + lead, mask=members > 0, other=0)
+    for at in range(1, tl.max(members, 0)):
+        least = tl.minimum(least, tl.load(values + lead + at, mask=at < members, other=2147483647))
+    return least
 
 
 @triton.jit(
-    do_not_specialize=("rows", "stride"),
+    do_not_specialize=("rows", "stride", "programs", "kv_heads", "least"),
     do_not_specialize_on_alignment=("query_start", "context", "slots", "tables"),
 )
 def schedule_kernel(
-    query_start, context, slots, tables, found, rows, stride,
-    TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, TOGETHER: tl.constexpr, FEW_ROWS: tl.constexpr,
-    SHORT: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
+    query_start, context, slots, tables, found, rows, stride, programs, kv_heads, least,
+    TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOGETHER: tl.constexpr, SHORT: tl.constexpr,
+    FEWEST: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, LONER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """All rows of a step in one program. A row keeps a key of its own at least."""
+    """All rows of a step in one program; threads hand values to each other through the schedule's own memory."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+    prefix = found + HEADER
+    order, scratch = prefix + ORDER * rows, prefix + STARTS * rows
     row = tl.arange(0, TILE)
     real = row < rows
     count = tl.load(query_start + row + 1, mask=real, other=0) - tl.load(query_start + row, mask=real, other=0)
     length = tl.load(context + row, mask=real, other=0)
     slot = tl.load(slots + row, mask=real, other=0)
-    served = (count == 1) & (length > 0)
-    first = tl.min(tl.where(served, row, TILE), 0)
-    last = tl.max(tl.where(served, row, -1), 0)
-    most = tl.min(tl.where(served, (length - 1) // KEYS, 1 << 30), 0)
-    if (tl.sum(served.to(tl.int32), 0) < FEW_ROWS) | (most < SHORT):
-        most = 0
-    shared = shared_blocks(slot, served, first, most * KEYS // BLOCK_SIZE, tables, stride, TILE, BLOCKS)
-    units = shared * BLOCK_SIZE // KEYS
-    if units < SHORT:
-        units = 0
-    own = tl.where(served, tl.cdiv(length - units * KEYS, KEYS), 0)
-    tl.store(found, units)
-    tl.store(found + 1, last // TOGETHER + 1)
-    tl.store(found + 2, first)
-    tl.store(found + 3, 0)
-    tl.store(found + 4 + row, tl.cumsum(own, 0), mask=real)
+    most = tl.where(count == 1, (length - 1) // UNIT, 0)
+    lines = tables + slot.to(tl.int64) * stride
+    chosen, units = choose_prefixes(lines, most, scratch, rows, BLOCK_SIZE, TOGETHER, SHORT, COLUMNS, LONER)
+    groups = 0
+    splits = 0
+    common = tl.zeros_like(row)
+    if tl.max(units, 0) > 0:
+        less, before, equal = rank_rows(chosen, scratch, rows, COLUMNS)
+        equal = tl.maximum(equal, 1)
+        size = tl.cdiv(equal, tl.cdiv(equal, TOGETHER))
+        nth = before % size
+        place = less + before
+        lead = place - nth
+        members = tl.minimum(size, less + equal - lead)
+        tl.store(order + place, row, mask=real)
+        tl.debug_barrier()
+        model = tl.load(slots + tl.load(order + lead, mask=real, other=0)).to(tl.int64)
+        limit = tl.where(members > 1, tl.minimum(2 * units, most), 0)  # twice as many were not worth more
+        same = common_blocks(lines, tables + model * stride, limit * (UNIT // BLOCK_SIZE), BLOCKS)
+        tl.store(prefix + place, same // (UNIT // BLOCK_SIZE), mask=real)
+        tl.debug_barrier()
+        common = least_of_group(prefix, lead, tl.where(real, members, 0))
+        common = tl.where(common >= SHORT, common, 0)
+        leads = (nth == 0) & (common > 0)
+        if tl.sum(tl.where(leads, common * (members - 1), 0), 0) >= least:
+            shared = tl.sum(tl.where(leads, common, 0), 0)
+            span = tl.maximum(tl.cdiv(shared * kv_heads, programs), FEWEST)
+            cut = tl.where(leads, tl.cdiv(common, span), 0)
+            groups = tl.sum(leads.to(tl.int32), 0)
+            splits = tl.sum(cut, 0)
+            group = tl.cumsum(leads.to(tl.int32), 0) - 1
+            tl.store(found + 2, span)
+            tl.store(prefix + FIRST * rows + group, lead, mask=leads)
+            tl.store(prefix + MEMBERS * rows + group, members, mask=leads)
+            tl.store(scratch + group, tl.cumsum(cut, 0) - cut, mask=leads)
+            results = cut * members
+            tl.store(prefix + PLACE * rows + place, tl.cumsum(results, 0) - results, mask=leads)
+            tl.debug_barrier()
+            base = tl.load(prefix + PLACE * rows + lead, mask=common > 0, other=0)
+            tl.debug_barrier()
+            tl.store(prefix + PLACE * rows + row, base + nth, mask=real)
+            tl.store(prefix + STEP * rows + row, members, mask=real)
+        else:
+            common = tl.zeros_like(row)
+    tl.debug_barrier()  # what stood here for others has been read
+    tl.store(prefix + row, common, mask=real)
+    tl.store(found, groups)
+    tl.store(found + 1, splits)

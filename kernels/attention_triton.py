@@ -16,23 +16,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention_schedule import most_tiles, tiles_of
+from penstock.kernels.attention_schedule import HEADER, PLACE, PREFIX, STEP, UNIT, most_tiles, tiles_of
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.chip import chip_of
-from penstock.kernels.records import AttentionBatch, AttentionOptions
+from penstock.kernels.records import AttentionBatch, AttentionOptions, SharedPrefixes
 
 LOG2_E = math.log2(math.e)
 
 
 def attend_tiles(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, out: Tensor, batch: AttentionBatch, options: AttentionOptions,
-    tiling: Tiling, shortest: int = 1, schedule: Tensor | None = None,
+    tiling: Tiling, shortest: int = 1, prefixes: SharedPrefixes | None = None,
 ) -> None:  # fmt: skip
     """One launch, which writes `out  # [tokens, heads, dim]` for the rows that it serves.
 
     These are, with `tiling.by_row`, those whose queries fit one tile, else those of at least `shortest` queries. A row
-    without keys gives zeros; tokens past the last row's end are left alone. With a schedule (`attention_schedule`) the
-    kernel returns at once if rows share a prefix.
+    without keys gives zeros; tokens past the last row's end are left alone. Rows of one query begin behind
+    the keys that others have attended to with them, and add the results of those.
     """
     tokens, heads, dim = q.shape
     rows, kv_heads = len(batch.context), k_pages.shape[2]
@@ -59,15 +59,15 @@ def attend_tiles(
         scale = 2 * scale / options.softcap  # of the exponent in tanh
     pdl = chip_of(q.device).pdl
     attention_kernel[(kv_heads, tiles, tiling.programs) if tiling.by_row else (tiles, kv_heads, tiling.programs)](
-        q, k_pages, v_pages, out, partials, lses, arrivals, batch.context if schedule is None else schedule,
-        listed, batch.query_start, batch.context, batch.slots, batch.block_tables,
+        q, k_pages, v_pages, out, partials, lses, arrivals, *(prefixes or (batch.context, lses, lses)), listed,
+        batch.query_start, batch.context, batch.slots, batch.block_tables,
         batch.block_tables.stride(0), q.stride(0), places, scale, q if sinks is None else sinks,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
         BLOCK_SIZE=k_pages.shape[1], WINDOW=options.window, BY_ROW=tiling.by_row, SPLIT_K=tiling.programs > 1,
         SPLIT_KEYS=tiling.split_keys, MIN_ITERATIONS=max(tiling.min_split_keys // tiling.block_n, 1),
         BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
         COMBINE_M=triton.next_power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.block_m,
-        SOFTCAP=options.softcap * LOG2_E, SINKS=sinks is not None, SKIP_IF_SHARED=schedule is not None, PDL=pdl,
+        SOFTCAP=options.softcap * LOG2_E, SINKS=sinks is not None, SHARED=prefixes is not None, PDL=pdl,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -166,7 +166,7 @@ def attend_split(
             q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, first, clear,
             STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True,
         )  # fmt: skip
-    masked = tl.maximum(clear, tl.minimum((lowest + 1) // BLOCK_N * BLOCK_N, end))
+    masked = clear + tl.maximum(tl.minimum(lowest + 1, end) - clear, 0) // BLOCK_N * BLOCK_N
     sums, row_max, row_sum = attend_keys(
         q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, clear, masked,
         STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False,
@@ -268,14 +268,37 @@ def write_combined(
 
 
 @triton.jit
+def add_prefix(
+    found, lse, schedule, partials, lses, row, rows, head, real, HEADS: tl.constexpr, DIM: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+):  # fmt: skip
+    """Add to a row's result, the mean and its weight's logarithm, what was found about the keys that it shares."""
+    lists = schedule + HEADER + row
+    splits = tl.cdiv(tl.load(lists + PREFIX * rows), tl.load(schedule + 2))
+    place, step = tl.load(lists + PLACE * rows), tl.load(lists + STEP * rows)
+    dims = tl.arange(0, DIM_TILE)
+    row_max, row_sum = lse, tl.full(lse.shape, 1.0, tl.float32)
+    for first in range(0, splits, 4):
+        for at in tl.static_range(4):  # independent loads
+            split = tl.full(lse.shape, first + at, tl.int32)
+            held = (place + split * step).to(tl.int64) * HEADS + head
+            there = real & (split < splits)
+            shared = tl.load(lses + held, mask=there, other=float("-inf"))
+            places = partials + held[:, None] * DIM + dims[None, :]
+            partial = tl.load(places, mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
+            found, row_max, row_sum = combine(found, row_max, row_sum, partial, shared)
+    return found / row_sum[:, None], row_max + tl.log2(row_sum)
+
+
+@triton.jit
 def split_keys(
-    lowest, end, WINDOW: tl.constexpr, SPLIT_KEYS: tl.constexpr, MIN_ITERATIONS: tl.constexpr, BLOCK_N: tl.constexpr
+    first, lowest, end,
+    WINDOW: tl.constexpr, SPLIT_KEYS: tl.constexpr, MIN_ITERATIONS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first key that a tile sees, where its first split begins, the keys of a split, and how many splits there are.
 
-    lowest: position of the tile's first query; end: one past that of its last.
+    first: key that it would begin with; lowest: position of the tile's first query; end: one past that of its last.
     """
-    first = 0
     if WINDOW > 0:
         first = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     if SPLIT_KEYS > 0:
@@ -292,12 +315,12 @@ def split_keys(
     do_not_specialize_on_alignment=("arrivals", "schedule", "tiles", "query_start", "context", "slots", "block_tables"),
 )
 def attention_kernel(
-    q, k_pages, v_pages, out, partials, lses, arrivals, schedule, tiles, query_start, context, slots,
-    block_tables, table_stride, q_stride, places, scale, sinks,
+    q, k_pages, v_pages, out, partials, lses, arrivals, schedule, shared, shared_lses, tiles, query_start, context,
+    slots, block_tables, table_stride, q_stride, places, scale, sinks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT_K: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     MIN_ITERATIONS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMBINE_M: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SKIP_IF_SHARED: tl.constexpr, PDL: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile over some splits of its keys. scale, SOFTCAP: see `attend_keys`. sinks: fp32 [heads], read if SINKS.
 
@@ -305,6 +328,7 @@ def attention_kernel(
     split, or 0 where the programs of a tile divide its keys evenly, with at least MIN_ITERATIONS iterations each.
     SPLIT_K: several programs take the splits in turn. partials: fp32 [tiles, kv_heads, places, rows, dim]; lses: the
     same without dim. arrivals: int32 [tiles, kv_heads] counts the programs that are done, and is left zero.
+    SHARED: rows of one query add what `shared` holds by the schedule, see `kernels.attention_prefix`.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = BLOCK_M // GROUP
@@ -312,9 +336,6 @@ def attention_kernel(
         if SPLIT_K:  # few programs, which leave SMs to the next kernel
             tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    if SKIP_IF_SHARED:  # noqa: SIM102 - `and` of the language evaluates both sides
-        if tl.load(schedule) > 0:
-            return
     kv_head, tile, row, start, count, first_query, served = find_tile(tiles, query_start, QUERIES, BY_ROW)
     length = tl.load(context + row)
     slot = tl.load(slots + row)
@@ -322,7 +343,10 @@ def attention_kernel(
         return
     lowest = length - count + first_query  # position of the tile's first query
     end = lowest + tl.minimum(QUERIES, count - first_query)
-    first, base, size, splits = split_keys(lowest, end, WINDOW, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
+    first = 0
+    if SHARED:
+        first = tl.load(schedule + HEADER + PREFIX * tl.num_programs(1) + row) * UNIT
+    first, base, size, splits = split_keys(first, lowest, end, WINDOW, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
     own = tl.program_id(2)
     if own >= splits:
         return
@@ -364,6 +388,12 @@ def attention_kernel(
             q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1, low, tl.minimum(low + size, end),
             BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP,
         )  # fmt: skip
+        if SHARED:  # noqa: SIM102 - as above
+            if (own == 0) & (first > 0):
+                partial, lse = add_prefix(
+                    partial, lse, schedule, shared, shared_lses, row, tl.num_programs(1), head, real,
+                    HEADS, DIM, DIM_TILE,
+                )  # fmt: skip
         if SPLIT_K and splits > 1:
             store_partial(partials, lses, held + own * BLOCK_M, partial, lse, real, DIM, DIM_TILE)
         else:

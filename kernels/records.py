@@ -101,6 +101,14 @@ class AttentionOptions:
         return not self.softcap and self.sinks is None
 
 
+class SharedPrefixes(NamedTuple):
+    """What a layer's rows have found about the keys that they share, see `kernels.attention_prefix`."""
+
+    schedule: Tensor  # int32, see `kernels.attention_schedule`
+    partials: Tensor  # fp32 [results, heads, dim]
+    lses: Tensor  # fp32 [results, heads], base-2 logarithms of their weights
+
+
 @dataclass(frozen=True)
 class AttentionBatch:
     """Rows of one step, made anew for each. A row's queries are its latest tokens; each sees the keys up to its own."""
@@ -117,9 +125,9 @@ class AttentionBatch:
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
     spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
     # What attention finds out on the device likewise, see kernels.attention_schedule: of rows that share a prefix, by
-    # block size and rows of a tile, and the tiles of chunks, by their queries and the fewest of a row.
-    schedules: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
-    tiles: dict[tuple[int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    # all that the schedule follows from, and the tiles of chunks, by the tokens, a tile's queries and a row's fewest.
+    schedules: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    tiles: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

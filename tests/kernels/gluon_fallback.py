@@ -27,7 +27,7 @@ def launched() -> list[str]:
 
 
 def launched_anew() -> list[str]:
-    for module in gluon.MODULES | {"penstock.kernels.attention_parts"}:
+    for module in gluon.MODULES:
         sys.modules.pop(module, None)
     gluon.load.cache_clear()
     return launched()

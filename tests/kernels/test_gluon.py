@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-GENERAL = {"attention_kernel", "tile_kernel", "vector_kernel", "tma_kernel", "tiles_kernel", "activation_kernel"}
+GENERAL = {
+    "attention_kernel", "prefix_kernel", "schedule_kernel", "tile_kernel", "vector_kernel", "tma_kernel",
+    "tiles_kernel", "activation_kernel",
+}  # fmt: skip
 IN_GLUON = {
     "attention_hopper": "chunk_kernel",
-    "attention_stream": "stream_kernel",
     "linear_hopper": "pipelined_kernel",
 }
-SCHEDULE = {"schedule_kernel"}  # of the streamed kernel alone
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +33,12 @@ def launched(run: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_hopper_is_served_by_gluon(launched: dict[str, Any]) -> None:
-    assert launched["all"] == GENERAL | SCHEDULE | set(IN_GLUON.values())
+    assert launched["all"] == GENERAL | set(IN_GLUON.values())
 
 
 @pytest.mark.parametrize("module", IN_GLUON)
 def test_one_that_is_given_up_is_launched_no_more_and_the_others_are(module: str, launched: dict[str, Any]) -> None:
-    missing = {IN_GLUON[module]} | (SCHEDULE if module == "attention_stream" else set())
-    assert launched[module] == launched["all"] - missing
+    assert launched[module] == launched["all"] - {IN_GLUON[module]}
 
 
 @pytest.mark.parametrize("state", ["none", "renamed"])
