@@ -225,25 +225,26 @@ def first_weight(sinks, head, real, SINKS: tl.constexpr):
 
 @triton.jit
 def combine_splits(
-    partials, lses, row_max, row_sum, splits,
-    BLOCK_M: tl.constexpr, COMBINE_M: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, AT_ONCE: tl.constexpr,
+    partials, lses, row_max, row_sum, splits, place, step, real,
+    DIM: tl.constexpr, DIM_TILE: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """The weighted mean of a tile's splits for its first rows: fp32 [rows, dim], and [rows] its sum of weights.
+    """The weighted sum of splits for some rows: fp32 [rows, dim], and [rows] their running maximum and sum of weights.
 
-    row_max, row_sum: fp32 [rows], see `first_weight`.
+    row_max, row_sum: fp32 [rows], see `first_weight`. place: int32 [rows], where the rows' first splits stand, of those
+    that are real; step: from one split to the next.
     """
-    tile_rows = tl.arange(0, COMBINE_M)
     dims = tl.arange(0, DIM_TILE)
-    found = tl.zeros([COMBINE_M, DIM_TILE], tl.float32)
+    found = tl.zeros([place.shape[0], DIM_TILE], tl.float32)
     for first in range(0, splits, AT_ONCE):
-        for step in tl.static_range(AT_ONCE):  # independent loads
-            split = tl.full([COMBINE_M], first + step, tl.int32)
-            at = split * BLOCK_M + tile_rows
-            lse = tl.load(lses + at, mask=split < splits, other=float("-inf"))
-            held = (split < splits)[:, None] & (dims < DIM)[None, :]
+        for nth in tl.static_range(AT_ONCE):  # independent loads
+            split = tl.full(place.shape, first + nth, tl.int32)
+            at = place + split * step
+            there = real & (split < splits)
+            lse = tl.load(lses + at, mask=there, other=float("-inf"))
+            held = there[:, None] & (dims < DIM)[None, :]
             partial = tl.load(partials + at[:, None] * DIM + dims[None, :], mask=held, other=0.0)
             found, row_max, row_sum = combine(found, row_max, row_sum, partial, lse)
-    return found, row_sum
+    return found, row_max, row_sum
 
 
 @triton.jit
@@ -259,35 +260,48 @@ def write_combined(
     head = kv_head * GROUP + tile_rows % GROUP
     real = (tile_rows < QUERIES * GROUP) & (query < count)
     row_max, row_sum = first_weight(sinks, head, real, SINKS)
-    found, row_sum = combine_splits(
-        partials, lses, row_max, row_sum, splits, BLOCK_M, COMBINE_M, DIM, DIM_TILE, 8 if COMBINE_M <= 8 else 2
-    )  # fmt: skip
+    found, row_max, row_sum = combine_splits(
+        partials, lses, row_max, row_sum, splits, tile_rows, BLOCK_M, real, DIM, DIM_TILE, 8 if COMBINE_M <= 8 else 2
+    )
     found = found / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
     places = ((start + query).to(tl.int64) * HEADS + head)[:, None] * DIM + dims[None, :]
     tl.store(out + places, found.to(out.dtype.element_ty), mask=real[:, None] & (dims < DIM)[None, :])
 
 
 @triton.jit
+def add_sinks(found, lse, sinks, head, real):
+    """A row's mean with its head's sink in the softmax."""
+    row_max, row_sum = first_weight(sinks, head, real, True)
+    found, row_max, row_sum = combine(tl.zeros_like(found), row_max, row_sum, found, lse)
+    return found / row_sum[:, None]
+
+
+@triton.jit
+def shared_units(schedule, row):
+    """How many units a row shares: see `attention_schedule.schedule_prefixes`. Tiles of the grid are rows."""
+    return tl.load(schedule + HEADER + PREFIX * tl.num_programs(1) + row)
+
+
+@triton.jit
 def add_prefix(
-    found, lse, schedule, partials, lses, row, rows, head, real, HEADS: tl.constexpr, DIM: tl.constexpr,
+    found, lse, schedule, partials, lses, row, head, real, HEADS: tl.constexpr, DIM: tl.constexpr,
     DIM_TILE: tl.constexpr,
 ):  # fmt: skip
     """Add to a row's result, the mean and its weight's logarithm, what was found about the keys that it shares."""
-    lists = schedule + HEADER + row
-    splits = tl.cdiv(tl.load(lists + PREFIX * rows), tl.load(schedule + 2))
-    place, step = tl.load(lists + PLACE * rows), tl.load(lists + STEP * rows)
-    dims = tl.arange(0, DIM_TILE)
-    row_max, row_sum = lse, tl.full(lse.shape, 1.0, tl.float32)
-    for first in range(0, splits, 4):
-        for at in tl.static_range(4):  # independent loads
-            split = tl.full(lse.shape, first + at, tl.int32)
-            held = (place + split * step).to(tl.int64) * HEADS + head
-            there = real & (split < splits)
-            shared = tl.load(lses + held, mask=there, other=float("-inf"))
-            places = partials + held[:, None] * DIM + dims[None, :]
-            partial = tl.load(places, mask=there[:, None] & (dims < DIM)[None, :], other=0.0)
-            found, row_max, row_sum = combine(found, row_max, row_sum, partial, shared)
-    return found / row_sum[:, None], row_max + tl.log2(row_sum)
+    units = shared_units(schedule, row)
+    if units > 0:
+        rows = tl.num_programs(1)
+        splits = tl.cdiv(units, tl.load(schedule + 2))
+        lists = schedule + HEADER + row
+        place, step = tl.load(lists + PLACE * rows) * HEADS + head, tl.load(lists + STEP * rows) * HEADS
+        row_max, row_sum = tl.full(lse.shape, float("-inf"), tl.float32), tl.zeros(lse.shape, tl.float32)
+        shared, row_max, row_sum = combine_splits(
+            partials, lses, row_max, row_sum, splits, place, step, real, DIM, DIM_TILE, 4 if lse.shape[0] <= 16 else 1
+        )
+        found, row_max, row_sum = combine(shared, row_max, row_sum, found, lse)
+        found = found / row_sum[:, None]
+        lse = row_max + tl.log2(row_sum)
+    return found, lse
 
 
 @triton.jit
@@ -343,9 +357,7 @@ def attention_kernel(
         return
     lowest = length - count + first_query  # position of the tile's first query
     end = lowest + tl.minimum(QUERIES, count - first_query)
-    first = 0
-    if SHARED:
-        first = tl.load(schedule + HEADER + PREFIX * tl.num_programs(1) + row) * UNIT
+    first = shared_units(schedule, row) * UNIT if SHARED else 0
     first, base, size, splits = split_keys(first, lowest, end, WINDOW, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
     own = tl.program_id(2)
     if own >= splits:
@@ -388,19 +400,15 @@ def attention_kernel(
             q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1, low, tl.minimum(low + size, end),
             BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP,
         )  # fmt: skip
-        if SHARED:  # noqa: SIM102 - as above
-            if (own == 0) & (first > 0):
-                partial, lse = add_prefix(
-                    partial, lse, schedule, shared, shared_lses, row, tl.num_programs(1), head, real,
-                    HEADS, DIM, DIM_TILE,
-                )  # fmt: skip
+        if SHARED and own == 0:
+            partial, lse = add_prefix(
+                partial, lse, schedule, shared, shared_lses, row, head, real, HEADS, DIM, DIM_TILE
+            )
         if SPLIT_K and splits > 1:
             store_partial(partials, lses, held + own * BLOCK_M, partial, lse, real, DIM, DIM_TILE)
         else:
             if SINKS:
-                row_max, row_sum = first_weight(sinks, head, real, SINKS)
-                partial, row_max, row_sum = combine(tl.zeros_like(partial), row_max, row_sum, partial, lse)
-                partial = partial / row_sum[:, None]
+                partial = add_sinks(partial, lse, sinks, head, real)
             tl.store(out + out_places, partial.to(out.dtype.element_ty), mask=real[:, None] & in_head)
     if SPLIT_K and (SPLIT_KEYS > 0 or splits > 1):  # noqa: SIM102 - `and` of the language evaluates both sides
         if arrives_last(arrivals + tile * KV_HEADS + kv_head, tl.minimum(splits, tl.num_programs(2))):
