@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import pytest
 import torch
 
 from penstock.engine_core.embedded import demo_folder, draft_folder
+from penstock.engine_core.execution import product_bench, product_tuning
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.kernels.chip import chip_of
+from penstock.kernels.linear_plans import plans_of
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan
 from tests.matrix.engine import Answers, Cell, Engine, Prompt
@@ -91,6 +93,27 @@ def test_a_draft_model_gives_the_same_tokens(name: str, dtype: torch.dtype) -> N
     if engine.runner.draft_graphs is not None:
         assert engine.runner.draft_graphs.captures.waiting == ()
         assert engine.runner.draft_graphs.replays > found.drafts / 64
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_measured_products_give_the_same_tokens(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the first start on a chip that nobody has measured."""
+    expected, device = base(dtype), torch.device("cuda", 0)
+    monkeypatch.setattr(product_tuning, "SMALLEST", 0)
+    plans_of.cache_clear()
+    try:
+        plans = plans_of(device)
+        assert Engine(BASE, demo_folder(), dtype=dtype, device="cuda").answer(prompts()) == expected
+        measure = partial(
+            product_bench.measure, device=device, compilers=None, dropped=lambda *why: None, progress=lambda *at: None
+        )
+        products = product_tuning.untuned(plans)
+        assert products
+        product_tuning.tune(plans, products, measure, "any")
+        assert not product_tuning.untuned(plans)
+        assert Engine(BASE, demo_folder(), dtype=dtype, device="cuda").answer(prompts()) == expected
+    finally:
+        plans_of.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from penstock.engine_core.execution import product_bench
 from penstock.engine_core.execution.product_bench import MOST_EXPERTS, ProductBench, held_experts, measure, weight_bytes
-from penstock.engine_core.execution.product_tuning import Job, jobs_of
+from penstock.engine_core.execution.product_tuning import Job, jobs_of, tune
 from penstock.kernels import linear_triton
 from penstock.kernels.chip import chip_of
+from penstock.kernels.linear import gated_linear, linear
+from penstock.kernels.linear_plans import Plans
 from penstock.kernels.linear_tilings import ExpertTiling, Product, Tiling, VectorTiling, Way, candidates
 
 GOOD, OFF, NAN, FAILING = (VectorTiling(1, 32, warps) for warps in (1, 2, 4, 8))
@@ -90,6 +93,27 @@ def test_every_way_of_a_product_is_timed(product: Product) -> None:
     for job, times in zip(jobs, found, strict=True):
         assert set(times) == set(job.ways)
         assert all(0.1 < time < 1e5 for time in times.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gated", [False, True])
+def test_measured_plans_give_the_product(gated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, product = torch.device("cuda", 0), Product(1024, 1536, torch.bfloat16, gated)
+    plans = Plans(chip_of(device))
+    monkeypatch.setattr(linear_triton, "plans_of", lambda device: plans)
+    run = partial(measure, device=device, compilers=None, dropped=lambda *why: None, progress=lambda *at: None)
+    found, choices = tune(plans, [product], run, "any")
+    assert [plan.product for plan in found.plans] == [product]
+    assert all(choice.microseconds < float("inf") for choice in choices)
+    weight = torch.randn(1024 * (1 + gated), 1536, device=device).mul_(1536**-0.5).bfloat16()
+    for rows in (1, 3, 8, 20, 64, 100, 300, 3000):
+        x = torch.randn(rows, 1536, device=device).bfloat16()
+        expected = x.double() @ weight.double().T
+        if gated:
+            gate, up = expected.bfloat16().double().chunk(2, dim=1)
+            expected = gate * gate.sigmoid() * up
+        made = (gated_linear if gated else linear)(x, weight)
+        torch.testing.assert_close(made.double(), expected, rtol=2**-5, atol=2**-4)
 
 
 @pytest.mark.gpu
