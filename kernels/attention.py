@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.kernels.chip import chip_of
-from penstock.kernels.records import AttentionBatch, AttentionOptions, Span
+from penstock.kernels.records import AttentionBatch, AttentionOptions, Span, Spans
 
-GROUP_KEYS = 2048  # keys gathered at once for rows of one query: what stays in a core's cache measures best
+GROUP_NUMBERS = 1 << 19  # gathered at once for rows of one query: what stays in a core's cache measures best
 QUERY_PIECE = 256  # queries of a chunk taken at once: bounds the mask, and skips keys that lie in their future
 
 
@@ -51,17 +51,18 @@ def attend_spans(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, options: AttentionOptions
 ) -> Tensor:
     """The plain-torch reference of `paged_attention`: it reads the rows' lengths on the host, once per step."""
-    key = k_pages.shape[1], options.window
+    key = *k_pages.shape[1:], options.window
     spans = batch.spans.get(key)
     if spans is None:
         spans = batch.spans[key] = cut_spans(batch, *key)
-    if len(spans) == 1:
-        return attend(q, k_pages, v_pages, spans[0], options)
-    return torch.cat([attend(q[span.tokens], k_pages, v_pages, span, options) for span in spans])
+    found = [attend(q[span.tokens], k_pages, v_pages, span, spans.memory, options) for span in spans.spans]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def cut_spans(batch: AttentionBatch, block_size: int, window: int) -> tuple[Span, ...]:
-    """The batch in order: rows of one query in groups of at most GROUP_KEYS padded keys, longer rows one by one."""
+def cut_spans(batch: AttentionBatch, block_size: int, kv_heads: int, dim: int, window: int) -> Spans:
+    """The batch in order: rows of one query in groups, whose padded keys are at most GROUP_NUMBERS numbers; longer rows
+    one by one."""
+    most = GROUP_NUMBERS // (kv_heads * dim)
     starts: list[int] = batch.query_start.tolist()
     context: list[int] = batch.context.tolist()
     spans = []
@@ -73,11 +74,12 @@ def cut_spans(batch: AttentionBatch, block_size: int, window: int) -> tuple[Span
         if queries == 1:
             while row < rows and starts[row + 1] - starts[row] == 1:
                 longest = max(longest, context[row])
-                if (row + 1 - first) * min(longest, window or longest) > GROUP_KEYS:
+                if (row + 1 - first) * min(longest, window or longest) > most:
                     break
                 row += 1
         spans.append(cut_span(batch, slice(first, row), starts[first], queries, context[first:row], block_size, window))
-    return tuple(spans)
+    keys = max((span.slots.numel() for span in spans), default=0)
+    return Spans(tuple(spans), torch.empty(2, keys, kv_heads, dim, device=batch.context.device))
 
 
 def cut_span(
@@ -105,9 +107,11 @@ def cut_span(
     )
 
 
-def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, span: Span, options: AttentionOptions) -> Tensor:
-    """Attention of the span's own queries: q `[tokens, heads, dim]`."""
-    k, v = gather_pages(k_pages, span.slots), gather_pages(v_pages, span.slots)  # [rows, kv_heads, keys, dim]
+def attend(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, span: Span, memory: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Attention of the span's own queries: q `[tokens, heads, dim]`. memory: as `Spans` has it."""
+    k, v = gather_pages(k_pages, span.slots, memory[0]), gather_pages(v_pages, span.slots, memory[1])
     if span.queries == 1:
         grouped = q.float().reshape(len(q), k.shape[1], -1, q.shape[2])  # a group's heads take the place of queries
         return attend_heads(grouped, k, v, span.seen, options).flatten(1, 2).to(q.dtype)
@@ -148,7 +152,12 @@ def attend_heads(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, options: 
     return (scores.softmax(-1)[..., : k.shape[2]] @ v).view(q.shape)
 
 
-def gather_pages(pages: Tensor, slots: Tensor) -> Tensor:
-    """Keys or values at `slots  # [rows, keys]` as fp32 `[rows, kv_heads, keys, dim]`."""
-    found = pages.flatten(0, 1).index_select(0, slots.flatten()).float()
-    return found.view(*slots.shape, *pages.shape[2:]).transpose(1, 2)
+def gather_pages(pages: Tensor, slots: Tensor, memory: Tensor) -> Tensor:
+    """Keys or values at `slots  # [rows, keys]` as fp32 `[rows, kv_heads, keys, dim]`, a view of the memory."""
+    flat, places = pages.flatten(0, 1), slots.flatten()
+    out = memory[: len(places)]
+    if flat.dtype is out.dtype:
+        torch.index_select(flat, 0, places, out=out)
+    else:
+        out.copy_(flat.index_select(0, places))
+    return out.view(*slots.shape, *pages.shape[2:]).transpose(1, 2)

@@ -87,6 +87,15 @@ class Span:
 
 
 @dataclass(frozen=True, eq=False)
+class Spans:
+    """A whole batch in order. All layers of a step gather into the same memory: in fresh memory the kernel of the
+    operating system would have to make every page first."""
+
+    spans: tuple[Span, ...]
+    memory: Tensor  # fp32 [2, keys of the largest span, kv_heads, dim]: keys, then values
+
+
+@dataclass(frozen=True, eq=False)
 class AttentionOptions:
     """How a layer attends. A score is scaled, then capped, then masked."""
 
@@ -123,7 +132,7 @@ class AttentionBatch:
     invariant: bool = False  # a query's result has the same bits whatever the batch and the chunk (on a GPU)
     arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
-    spans: dict[tuple[int, int], tuple[Span, ...]] = field(default_factory=dict, repr=False, compare=False)
+    spans: dict[tuple[int, ...], Spans] = field(default_factory=dict, repr=False, compare=False)
     # What attention finds out on the device likewise, see kernels.attention_schedule: of rows that share a prefix, by
     # all that the schedule follows from, and the tiles of chunks, by the tokens, a tile's queries and a row's fewest.
     schedules: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)

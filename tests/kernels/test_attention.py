@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.attention import GROUP_KEYS, QUERY_PIECE, paged_attention, write_kv
+from penstock.kernels.attention import GROUP_NUMBERS, QUERY_PIECE, paged_attention, write_kv
 from penstock.kernels.records import AttentionBatch
 from tests.kernels.scene import MIXED, Scene
 
@@ -36,17 +36,19 @@ def test_chunks_longer_than_a_piece() -> None:
 
 
 def test_many_single_rows_are_cut_into_groups() -> None:
-    rows = [(1, 200 + 7 * row) for row in range(40)]
+    rows = [(1, 200 + 7 * row) for row in range(400)]
     scene = Scene(rows, 2, 1, 4, 16)
     torch.testing.assert_close(scene.paged().double(), scene.expected(), atol=2e-6, rtol=1e-5)
-    spans = scene.batch.spans[16, 0]
+    found = scene.batch.spans[16, 1, 4, 0]
+    spans = found.spans
     assert len(spans) > 1
-    assert all(span.slots.numel() <= GROUP_KEYS for span in spans)
+    assert all(4 * span.slots.numel() <= GROUP_NUMBERS for span in spans)
+    assert found.memory.shape == (2, max(span.slots.numel() for span in spans), 1, 4)
     assert [span.tokens.start for span in spans[1:]] == [span.tokens.stop for span in spans[:-1]]
 
 
 def test_one_row_larger_than_a_group_stands_alone() -> None:
-    scene = Scene([(1, GROUP_KEYS + 5), (1, 3)], 1, 1, 4, 16)
+    scene = Scene([(1, GROUP_NUMBERS // 4 + 5), (1, 3)], 1, 1, 4, 16)
     torch.testing.assert_close(scene.paged().double(), scene.expected(), atol=2e-6, rtol=1e-5)
 
 
