@@ -92,7 +92,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ""
     dtype: Annotated[
         str,
-        Option("arithmetic type; auto: the checkpoint's on a GPU, float32 on a CPU",
+        Option("arithmetic type; auto: the checkpoint's on a GPU, on a CPU the same or float32 by a trial",
                choices=("auto", "float32", "bfloat16", "float16")),
     ] = "auto"
     load_format: Annotated[
@@ -344,7 +344,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tune: Annotated[
         bool, Option("measure how products with weights run best, where nobody has on this chip; off: rules decide")
     ] = True
-    cpu_threads: Annotated[int, Option("torch threads on a CPU; 0: one per two cores", 0, 1024)] = 0
+    cpu_threads: Annotated[int, Option("torch threads on a CPU; 0: by a trial", 0, 1024)] = 0
     rendezvous: Annotated[
         str,
         Option("where the executors of groups on several hosts meet: the first one's address, a port for each replica "

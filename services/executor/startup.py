@@ -38,11 +38,10 @@ from penstock.kernels.triton_names import set_fp_fusion
 from penstock.protocol import groups
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.links import Role
-from penstock.protocol.parts import parts_of
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.step_columns import chunk_positions
 from penstock.protocol.steps import ExecutorReady
+from penstock.services.executor import cpu_trial
 from penstock.services.executor.device import available_memory
 from penstock.services.executor.kernel_compilers import compilers
 from penstock.services.executor.loading import (
@@ -90,12 +89,15 @@ def start(
     phases.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, drafting = read_model(config, path)
-    dtype = choose_dtype(config.model.dtype, spec, device)
+    if device.type == "cpu":
+        phases.begin("trying the processor")
+    dtype = choose_dtype(config, spec, device)
     group = ALONE
     if generation is not None:
         phases.begin("meeting the other executors")
         group = begin(config, groups.place(index, config.model), generation, device)
         check_agreed(config, drafting, group)
+        dtype = torch.float32 if -group.all_min(-dtype.itemsize) > dtype.itemsize else dtype  # as all can
     folders = [path] if drafting is None else [path, draft_folder(config)]
     with ExitStack() as held:
         with compilers(device) as processes:
@@ -181,10 +183,7 @@ def take_device(config: Config, index: int) -> torch.device:
     device = choose_device(config.executor.device, index - config.executor.first_executor)
     if config.model.batch_invariant and device.type == "cpu":
         raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
-    if device.type == "cpu":
-        cores = len(os.sched_getaffinity(0)) // max(1, len(parts_of(config).get(Role.EXECUTOR, ())))
-        torch.set_num_threads(config.executor.cpu_threads or default_threads(cores))
-    else:
+    if device.type != "cpu":
         set_fp_fusion()
         torch.cuda.set_device(device)
     return device
@@ -264,15 +263,6 @@ def choose_device(option: str, place: int) -> torch.device:
     raise ConfigError("--device", option, why)
 
 
-def default_threads(cores: int) -> int:
-    """Half of the cores: the other processes need theirs, and OpenMP's threads wait for each other at every operation.
-
-    Measured on two busy cores: a decode step took 3 to 7 times as long with two threads as with one, at batch 1 and at
-    batch 64.
-    """
-    return max(1, cores // 2)
-
-
 def step_tokens(model: ModelConfig, device: torch.device) -> int:
     """Token budget of one step. On a CPU a long step would stall every stream for seconds."""
     if model.max_num_batched_tokens:
@@ -285,10 +275,11 @@ def longest_warm_chunk(model: ModelConfig, device: torch.device) -> int:
     return WARMUP_TOKENS if device.type == "cpu" else step_tokens(model, device)
 
 
-def choose_dtype(option: str, spec: ModelSpec, device: torch.device) -> torch.dtype:
-    """`auto` is the checkpoint's type on a GPU and float32 on a CPU."""
-    name = option if option != "auto" else spec.dtype if device.type == "cuda" else "float32"
-    kind = getattr(torch, name)
+def choose_dtype(config: Config, spec: ModelSpec, device: torch.device) -> torch.dtype:
+    """`auto` is the checkpoint's type on a GPU, and what a trial says on a CPU, whose threads are set here."""
+    if device.type == "cpu":
+        return cpu_trial.choose(config, spec)
+    kind = getattr(torch, spec.dtype if config.model.dtype == "auto" else config.model.dtype)
     assert isinstance(kind, torch.dtype)
     return kind
 

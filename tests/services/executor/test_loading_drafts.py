@@ -28,7 +28,7 @@ SPEC = read_spec(demo_folder())
 def config(model: str, tokens: int = 3, method: str = "draft_model") -> Config:
     asked = {"method": method, "model": model, "num_speculative_tokens": tokens}
     return Config(
-        model=ModelConfig(max_num_seqs=4, max_model_len=LENGTH, max_num_batched_tokens=64),
+        model=ModelConfig(dtype="float32", max_num_seqs=4, max_model_len=LENGTH, max_num_batched_tokens=64),
         scheduler=SchedulerConfig(speculative_config=json.dumps(asked)),
         executor=ExecutorConfig(device="cpu", cpu_threads=1),
     )

@@ -30,7 +30,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def config(folder: Path, **options: object) -> Config:
-    model = ModelConfig(model=str(folder), max_num_seqs=2, max_model_len=256, max_num_batched_tokens=64, **options)  # type: ignore[arg-type]
+    given = {"dtype": "float32", "max_num_seqs": 2, "max_model_len": 256, "max_num_batched_tokens": 64} | options
+    model = ModelConfig(model=str(folder), **given)  # type: ignore[arg-type]
     return Config(model=model, executor=ExecutorConfig(device="cpu", cpu_threads=1))
 
 

@@ -9,12 +9,11 @@ import torch
 from msgspec import structs
 
 from penstock.engine_core.models.spec import read_spec
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
+from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.services.executor.startup import (
     choose_device,
     choose_dtype,
-    default_threads,
     start,
     step_tokens,
     take_device,
@@ -30,7 +29,7 @@ def folder(tmp_path: Path) -> str:
     return str(write_folder(tmp_path / "tiny"))
 
 
-def config(folder: str, *, kv_cache_memory: int = 0, max_model_len: int = 0, dtype: str = "auto") -> Config:
+def config(folder: str, *, kv_cache_memory: int = 0, max_model_len: int = 0, dtype: str = "float32") -> Config:
     return Config(
         model=ModelConfig(
             model=folder, load_format="dummy", max_num_seqs=4, max_num_batched_tokens=64, max_model_len=max_model_len,
@@ -112,26 +111,11 @@ def test_a_host_has_a_gpu_for_each_of_its_own_executors(
         take_device(config, 7)
 
 
-def test_the_executors_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[int] = []
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    for parts in ("", "executor:2-3"):
-        config = Config(model=ModelConfig(tensor_parallel_size=4), executor=ExecutorConfig(device="cpu"),
-                        run=RunConfig(parts=parts))  # fmt: skip
-        take_device(config, 2)
-    assert threads == [default_threads(4), default_threads(8)]
-
-
 def test_types(folder: str) -> None:
     spec = read_spec(Path(folder))
-    assert choose_dtype("auto", spec, torch.device("cpu")) is torch.float32
-    assert choose_dtype("auto", spec, torch.device("cuda")) is torch.bfloat16
-    assert choose_dtype("float16", spec, torch.device("cpu")) is torch.float16
-
-
-def test_half_of_the_cores_but_one_at_least() -> None:
-    assert [default_threads(cores) for cores in (1, 2, 3, 16)] == [1, 1, 1, 8]
+    gpu = torch.device("cuda")
+    assert choose_dtype(Config(), spec, gpu) is torch.bfloat16
+    assert choose_dtype(Config(model=ModelConfig(dtype="float16")), spec, gpu) is torch.float16
 
 
 def test_the_budget_of_a_step_follows_the_device_and_holds_every_row() -> None:

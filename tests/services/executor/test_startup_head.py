@@ -19,7 +19,7 @@ from penstock.services.executor.startup import start
 
 def config(**asked: object) -> Config:
     return Config(
-        model=ModelConfig(max_num_seqs=4, max_model_len=256, max_num_batched_tokens=64),
+        model=ModelConfig(dtype="float32", max_num_seqs=4, max_model_len=256, max_num_batched_tokens=64),
         scheduler=SchedulerConfig(speculative_config=json.dumps({"method": "eagle", **asked})),
         executor=ExecutorConfig(device="cpu", cpu_threads=1),
     )

@@ -48,7 +48,7 @@ def peer(incarnation: int = 1, epoch: int = 5) -> Peer:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     model = str(write_folder(tmp_path_factory.mktemp("models") / "tiny"))
-    options = ModelConfig(model=model, load_format="dummy", max_num_seqs=4, max_num_batched_tokens=64)
+    options = ModelConfig(model=model, load_format="dummy", dtype="float32", max_num_seqs=4, max_num_batched_tokens=64)
     return start(Config(model=options, executor=ExecutorConfig(device="cpu", cpu_threads=1)), 0)
 
 
