@@ -53,6 +53,17 @@ CELLS = {
 }
 
 
+@pytest.mark.parametrize("name", ["overlap", "chunks"])
+def test_the_canary_passes_in_bfloat16(name: str, expected: list[tuple[list[int], list[int]]]) -> None:
+    """What `--dtype auto` may choose on a CPU: the certain answers are those of fp32."""
+    stops = (*json.loads((demo_folder() / "generation_config.json").read_text())["eos_token_id"],)
+    sampling = Sampling(temperature=0.0, max_tokens=LONGEST, eos_token_ids=stops)
+    certain = expected[: -len(HEROES)]
+    engine = Engine(CELLS[name], demo_folder(), dtype=torch.bfloat16)
+    answers = engine.answer([Prompt(token_ids=tuple(ids), sampling=sampling) for ids, _ in certain])
+    assert [answers[number, 0] for number in range(len(certain))] == [out for _, out in certain]
+
+
 @pytest.mark.parametrize("name", CELLS)
 def test_fifty_prompts_give_transformers_tokens(name: str, expected: list[tuple[list[int], list[int]]]) -> None:
     stops = (*json.loads((demo_folder() / "generation_config.json").read_text())["eos_token_id"],)
