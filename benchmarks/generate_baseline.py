@@ -13,11 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.services.bench.serve import length
 from penstock.services.bench.workload import Workload, requests
@@ -97,10 +98,14 @@ def measure(model: torch.nn.Module, workload: Workload) -> Figures:
 
 
 def load(path: str, dtype: str = "float32", device: str = "cpu") -> torch.nn.Module:
-    """The model as transformers loads it."""
+    """The model as transformers loads it; with weights of its own making where the folder has none."""
     transformers.utils.logging.set_verbosity_error()
-    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)).to(device)
-    return model.eval()
+    kind = getattr(torch, dtype)
+    if any(Path(path).glob("*.safetensors")):
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(path, dtype=kind)
+    else:
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=kind)
+    return model.to(device).eval()
 
 
 def compare(path: str, workloads: Iterable[Workload], dtype: str = "float32", device: str = "cpu") -> list[Figures]:

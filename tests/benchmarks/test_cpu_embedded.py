@@ -66,13 +66,25 @@ def test_a_run_with_prefix_hits_writes_nothing(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(cpu_embedded, "generate", lambda *given: [found.generate] * 2)
     monkeypatch.setattr(signal, "signal", lambda *given: None)
     output = tmp_path / "found.json"
-    assert cpu_embedded.main(["--output", str(output)]) == 1
+    once = ["--turns", "1", "--generate-dtypes", "float32"]
+    assert cpu_embedded.main(["--output", str(output), *once]) == 1
     assert not output.exists()
-    assert cpu_embedded.main(["--output", str(output)]) == 0
+    assert cpu_embedded.main(["--output", str(output), *once]) == 0
     record = json.loads(output.read_text())
     assert set(record["cached_tokens"].values()) == {0}
     assert len(msgspec.convert(record["comparisons"], list[Comparison])) == 2
-    assert record["command"] == f"python -m benchmarks.cpu_embedded --output {output}"
+    assert record["command"] == f"python -m benchmarks.cpu_embedded --output {output} {' '.join(once)}"
+
+
+def test_the_faster_type_and_the_middle_turn_count() -> None:
+    found = comparison()
+    slow, fast = (msgspec.structs.replace(found.generate, output_tokens_per_second=rate) for rate in (2.0, 3.0))
+    assert cpu_embedded.faster([[slow, fast], [fast, slow]]) == [fast, fast]
+    turns = [[msgspec.structs.replace(found, ratio=ratio)] for ratio in (3.0, 1.0, 2.0)]
+    (chosen,) = cpu_embedded.middle(turns)
+    assert (chosen.ratio, chosen.turns) == (2.0, [3.0, 1.0, 2.0])
+    (lower,) = cpu_embedded.middle(turns[:2])
+    assert lower.ratio == 1.0
 
 
 def test_the_table() -> None:
