@@ -43,7 +43,7 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
         raise ConfigError("--device", config.executor.device, "only a GPU's products are measured, and here is none")
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, _ = read_model(config, path)
-    dtype = choose_dtype(config.model.dtype, spec, device)
+    dtype = choose_dtype(config, spec, device)
     group = Group(size=config.model.tensor_parallel_size)  # the first of so many ranks, which exchanges nothing
     with compilers(device) as processes:
         model = registry.build(
