@@ -188,6 +188,7 @@ def aliases() -> str:
 PROBE: Mapping[str, object] = {  # a config.json that asks for all that a family has
     "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 8, "vocab_size": 64,
     "intermediate_size": 64, "num_experts": 8, "use_sliding_window": True, "max_window_layers": 0,
+    "use_qk_norm": True, "residual_multiplier": 0.5,
     "sliding_window": 1 << 24, # Llama's reader refuses one that would hide a key
 }  # fmt: skip
 
@@ -197,7 +198,7 @@ def families() -> str:
     rows = []
     for family in registry().values():
         found = family.read(ConfigFile(Path("config.json"), PROBE, family.defaults))
-        classes = [code(family.architecture), *([code(family.wrapper)] if family.wrapper else ())]
+        classes = map(code, (family.architecture, *family.wrappers))
         rows.append([family.name, " ".join(classes), code(family.base), ", ".join(layer_options(found))])
     return table(["Family", "Architecture", "Embedding model", "Beyond Llama's layers"], rows)
 

@@ -58,7 +58,6 @@ def rotate_heads(
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
     assert all(part.stride(1) == dim and part.stride(2) == 1 for part in (q, k, v))
-    assert q.stride(0) == k.stride(0) == v.stride(0)
     assert k_pages.is_contiguous()
     assert v_pages.is_contiguous()
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
@@ -66,7 +65,8 @@ def rotate_heads(
     pdl = chip_of(q.device).pdl
     programs = triton.cdiv(heads, HEADS_TILE) + 2 * triton.cdiv(kv_heads, HEADS_TILE)
     rotate_kernel[(tokens, programs)](
-        q, k, v, out, k_pages, v_pages, slot_mapping, rotation.cos, rotation.sin, query, key, q.stride(0), eps,
+        q, k, v, out, k_pages, v_pages, slot_mapping, rotation.cos, rotation.sin, query, key,
+        q.stride(0), k.stride(0), v.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF_TILE=triton.next_power_of_2(dim // 2),
         HEADS_TILE=HEADS_TILE, NORMS=norms is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def turn_heads(
 
 @triton.jit(do_not_specialize_on_alignment=("slot_mapping",))
 def rotate_kernel(
-    q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_weight, key_weight, stride, eps,
+    q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_weight, key_weight, q_stride, k_stride, v_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_TILE: tl.constexpr, HEADS_TILE: tl.constexpr,
     NORMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -115,13 +115,13 @@ def rotate_kernel(
     if tile < QUERY_TILES:
         head = tile * HEADS_TILE + lanes
         turn_heads(
-            q + token * stride, out + token * (HEADS * DIM), query_weight, cos, sin, eps, head, head < HEADS,
+            q + token * q_stride, out + token * (HEADS * DIM), query_weight, cos, sin, eps, head, head < HEADS,
             DIM, HALF_TILE, NORMS,
         )  # fmt: skip
     elif tile < QUERY_TILES + KEY_TILES:
         head = (tile - QUERY_TILES) * HEADS_TILE + lanes
         turn_heads(
-            k + token * stride, k_pages + slot, key_weight, cos, sin, eps, head, head < KV_HEADS,
+            k + token * k_stride, k_pages + slot, key_weight, cos, sin, eps, head, head < KV_HEADS,
             DIM, HALF_TILE, NORMS,
         )  # fmt: skip
     else:
@@ -129,4 +129,4 @@ def rotate_kernel(
         dims = tl.arange(0, 2 * HALF_TILE)
         held = (head < KV_HEADS)[:, None] & (dims < DIM)[None, :]
         places = head[:, None] * DIM + dims[None, :]
-        tl.store(v_pages + slot + places, tl.load(v + token * stride + places, mask=held, other=0.0), mask=held)
+        tl.store(v_pages + slot + places, tl.load(v + token * v_stride + places, mask=held, other=0.0), mask=held)

@@ -143,7 +143,8 @@ def refuse_unread_rope(file: ConfigFile, key: str, values: Any) -> None:
     """The same of rotary settings, those of each kind of layer among them."""
     if not isinstance(values, Mapping):
         return
-    read = ROPE_READ | FACTORS if "longrope" in (values.get("rope_type"), values.get("type")) else ROPE_READ
+    kinds = values.get("rope_type"), values.get("type")
+    read = ROPE_READ | FACTORS if {"longrope", "su", "yarn"}.intersection(filter(None, map(str, kinds))) else ROPE_READ
     for name, value in values.items():
         if isinstance(value, Mapping):
             refuse_unread_rope(file, key, value)

@@ -84,7 +84,8 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     chosen: int  # experts of a token
     scores: str = "softmax"  # or "sigmoid" of the router's logits
     normalised: bool = False  # shares of the chosen add up to one, before `scale`
-    bias: str = ""  # the tensor that is added to the scores for the choice alone; empty: none
+    bias: str = ""  # the tensor of the MLP that is added to the scores for the choice alone; empty: none
+    bias_dims: int = 1  # of that tensor, the last of which counts experts
     scale: float = 1.0
 
 

@@ -73,9 +73,11 @@ class SparseMlp:
         return found.add_(shared)
 
     def destinations(self) -> Destinations:
+        """By names within the MLP."""
         yield from self.router.destinations()
         if self.routing.bias is not None:
-            yield self.spec.routing.bias, Destination(self.routing.bias, (self.spec.count,))
+            shape = (1,) * (self.spec.routing.bias_dims - 1) + (self.spec.count,)
+            yield self.spec.routing.bias, Destination(self.routing.bias.view(shape), shape)
         if self.shared is not None:
             yield from prefixed(f"{self.spec.shared_name}.", self.shared.destinations())
         if self.shared_gate is not None:

@@ -47,7 +47,8 @@ def read_attention(file: ConfigFile, rope: RopeSpec | None = None, **options: An
 
 def read_mlp(file: ConfigFile, key: str = "intermediate_size", **options: Any) -> MlpSpec:
     """options: of the spec; without an activation the file may name none but silu."""
-    options.setdefault("activation", read_activation(file))
+    if "activation" not in options:
+        options["activation"] = read_activation(file)
     return MlpSpec(width=file.integer(key), **options)
 
 
@@ -95,6 +96,22 @@ def read_kinds(file: ConfigFile, default: Iterable[str]) -> list[str]:
     return kinds
 
 
+def by_kind(kinds: Iterable[str], full: AttentionSpec, sliding: AttentionSpec) -> list[AttentionSpec]:
+    """The attention of layers of these kinds."""
+    return [sliding if kind == SLIDING else full for kind in kinds]
+
+
+def read_ropes(file: ConfigFile, local: str = "rope_theta") -> tuple[RopeSpec, RopeSpec]:
+    """The rotary positions of full and of sliding layers. In files without settings by kind those of sliding layers are
+    not stretched, and have the base of the key `local`."""
+    settings = file.get("rope_parameters")
+    if isinstance(settings, dict) and FULL in settings and file.get("rope_scaling") is None:
+        base = file.number(local, 10000.0, low=2.0)
+        sliding = read_rope(file, SLIDING) if isinstance(settings.get(SLIDING), dict) else RopeSpec(theta=base)
+        return read_rope(file, FULL), sliding
+    return read_rope(file), RopeSpec(theta=file.number(local, 10000.0, low=2.0))
+
+
 def sparse_layers(file: ConfigFile, layers: int) -> tuple[bool, ...]:
     """Which layers have experts: every so many-th, the first of each turn being its last, but those that are to have
     one MLP alone."""
@@ -105,12 +122,12 @@ def sparse_layers(file: ConfigFile, layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % step == 0 and layer not in plain for layer in range(layers))
 
 
-def read_rope(file: ConfigFile, kind: str = "", partial: float = 1.0, *, interleaved: bool = False) -> RopeSpec:
+def read_rope(file: ConfigFile, kind: str = "", partial: float | None = None, *, interleaved: bool = False) -> RopeSpec:
     """Rotary settings from `rope_parameters`, or from `rope_theta` and `rope_scaling`.
 
     Where both stand, `rope_scaling` wins, as it does in transformers. Frequencies themselves are `rope.rope_table`'s.
     kind: of the layers, for families that have settings by kind. partial: the share of a head that is turned where the
-    file is silent; a family that does not expect the key turns whole heads.
+    file is silent; None: the family turns whole heads.
     """
     values = file.get("rope_scaling") or file.get("rope_parameters") or {}
     if not isinstance(values, dict):
@@ -118,14 +135,17 @@ def read_rope(file: ConfigFile, kind: str = "", partial: float = 1.0, *, interle
     values = values.get(kind, values) if kind else values
     rope = ConfigFile(file.path, values)
     name = rope.get("rope_type") or rope.get("type") or "default"
+    if name == "su" or (name == "yarn" and rope.get("long_factor")):  # what longrope was called first
+        name = "longrope"
     if any(isinstance(value, dict) for value in values.values()) or name not in ROPE_KINDS:
         known = ", ".join(ROPE_KINDS)
         raise ModelError(f"{file.path}: rope scaling {values!r} is not known; one rope_type of {known} is expected")
     theta = rope.number("rope_theta", file.number("rope_theta", 10000.0, low=2.0), low=2.0)
     common: dict[str, Any] = {"kind": name, "theta": theta, "interleaved": interleaved}
-    share = rope.number("partial_rotary_factor", file.number("partial_rotary_factor", partial, high=1.0), high=1.0)
+    share = file.number("partial_rotary_factor", 1.0 if partial is None else partial, high=1.0)
+    share = rope.number("partial_rotary_factor", share, high=1.0)
     if share != 1.0:
-        if partial == 1.0 and not file.defaults.get("partial_rotary_factor"):
+        if partial is None:
             where = rope if rope.get("partial_rotary_factor") is not None else file
             raise where.error("partial_rotary_factor", "Penstock rotates whole heads (1.0) in this family")
         common["dim"] = rotated(file, share)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engine_core.models.config_file import ConfigFile, read_json, refuse_unread
+from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile, read_json, refuse_unread
 from penstock.engine_core.models.families import Body, Family, families
 from penstock.engine_core.models.foreign import beside, foreign
 from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LayerSpec, MlpSpec, NormSpec
@@ -30,6 +30,7 @@ TEXT = "text_config"  # where a model of text and images has the numbers of its 
 # Keys beside TEXT that are about the whole model.
 OUTER = ("tie_word_embeddings", "dtype", "torch_dtype", "quantization_config", "quantization", "auto_map")
 TOKENS = ("bos_token_id", "eos_token_id")
+MROPE = "mrope"  # also how its settings begin
 # Tensors beside the text half of a model of text and images or sound.
 ENCODERS = (
     *("visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_adapter.", "vision_language_adapter."),
@@ -110,13 +111,28 @@ def read_spec(folder: Path) -> ModelSpec:
 
 
 def text_half(file: ConfigFile, family: Family) -> ConfigFile:
-    """The numbers under TEXT of a model of text and images; of others the file itself."""
-    inner = file.values.get(TEXT)
-    if not family.wrapper or not isinstance(inner, dict):
+    """Of a model of text and images the numbers of the text half; of others the file itself.
+
+    Raises ModelError where the text half is another family's. A token of text has one position, so that rotary
+    positions of images' axes (mRoPE: Qwen2-VL, 2024) are ordinary ones.
+    """
+    named, inner = file.get("architectures"), file.values.get(TEXT)
+    if not (isinstance(named, list) and any(name in family.wrappers for name in named)):
         return file
-    outer = {key: file.values[key] for key in OUTER if key in file.values}
-    tokens = {key: file.values[key] for key in TOKENS if file.values.get(key) is not None}
-    return ConfigFile(file.path, {**inner, **outer, **tokens})
+    if isinstance(inner, dict):
+        kind, known = inner.get("model_type"), (family.name, *family.texts)
+        if kind is not None and kind not in known:
+            raise ModelError(f"{file.path}: {TEXT} is of {kind!r}; Penstock serves {' and '.join(known)} in {named[0]}")
+        outer = {key: file.values[key] for key in OUTER if key in file.values}
+        tokens = {key: file.values[key] for key in TOKENS if file.values.get(key) is not None}
+        values = {**inner, **outer, **tokens}
+    else:
+        values = dict(file.values)
+    for key in ROPE_KEYS:
+        if isinstance(rope := values.get(key), dict):
+            values[key] = {name: "default" if value == MROPE else value
+                           for name, value in rope.items() if not name.startswith(MROPE)}  # fmt: skip
+    return ConfigFile(file.path, values)
 
 
 def with_layout(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
@@ -164,7 +180,7 @@ def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) 
         bos_token_id=next(iter(file.token_ids("bos_token_id")), None),
         eos_token_ids=file.token_ids("eos_token_id"),
         names=family.names,
-        unread=(*body.unread, *(ENCODERS if family.wrapper else ())),
+        unread=(*body.unread, *(ENCODERS if family.wrappers else ())),
     )
     refuse_unread(file, (*family.ignored, *known), family.same)
     return spec
@@ -185,7 +201,7 @@ def read_family(file: ConfigFile) -> Family:
     if architectures is None and str(file.get("model_type")) in known:
         return known[str(file.get("model_type"))]
     classes = {name: family for family in known.values()
-               for name in (family.architecture, family.base, family.wrapper) if name}  # fmt: skip
+               for name in (family.architecture, family.base, *family.wrappers)}  # fmt: skip
     for name in architectures if isinstance(architectures, list) else ():
         if isinstance(name, str) and name in classes:
             return classes[name]

@@ -34,6 +34,13 @@ def leftover(spec: ModelSpec, others: Collection[str] = ()) -> re.Pattern[str]:
     return re.compile("|".join([LEFTOVER.pattern, *unread, *others]))
 
 
+def unread_tensors(spec: ModelSpec, names: Collection[str]) -> dict[str, int]:
+    """How many of these tensors are part of the checkpoint and not of what is served, by the beginnings of their
+    names."""
+    found = {start: sum(name.removeprefix(PREFIX).startswith(start) for name in names) for start in spec.unread}
+    return {start: count for start, count in found.items() if count}
+
+
 def stored_name(spec: ModelSpec, name: str) -> str:
     """A tensor's name in the checkpoint."""
     for ours, theirs in spec.names:
@@ -112,7 +119,7 @@ def expert_shapes(experts: ExpertSpec, hidden: int) -> Iterator[tuple[str, Shape
     width = experts.width
     yield "mlp.gate.weight", (experts.count, hidden)
     if experts.routing.bias:
-        yield experts.routing.bias, (experts.count,)
+        yield f"mlp.{experts.routing.bias}", (1,) * (experts.routing.bias_dims - 1) + (experts.count,)
     if experts.shared is not None:
         yield from mlp_shapes(f"mlp.{experts.shared_name}", experts.shared, hidden)
     if experts.shared_gate:

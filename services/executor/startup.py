@@ -33,6 +33,8 @@ from penstock.engine_core.models.memory_estimate import (
 )
 from penstock.engine_core.models.sharding import check_ranks, rank_spec, stage_layers
 from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.tensors import unread_tensors
+from penstock.engine_core.models.weight_files import read_names
 from penstock.kernels.chip import chip_of
 from penstock.kernels.triton_names import set_fp_fusion
 from penstock.protocol import groups
@@ -143,6 +145,8 @@ def start(
         load_seconds=time.monotonic() - began,
     )
     log_loaded(ready, options, shape, draft)
+    if left := unread_tensors(spec, read_names(path)):
+        logs.info(log, "left_unread", tensors=left, reason="encoders and draft layers are not served")
     for reason in wrong_output(config):
         logs.warning(log, "output_is_wrong", reason=reason)
     return Engine(runner, ready, warm)

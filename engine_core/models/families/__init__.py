@@ -40,7 +40,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     read: Callable[[ConfigFile], Body]
     defaults: Mapping[str, Any]
-    wrapper: str = ""  # a class that has the family's text model beside encoders of images or sound
+    wrappers: tuple[str, ...] = ()  # classes that have the family's text model beside encoders of images or sound
+    texts: tuple[str, ...] = ()  # the text model's `model_type` in these, where it is not `name`
     names: tuple[tuple[str, str], ...] = ()  # parts of tensor names as `models.tensors` has them, and the checkpoint's
     ignored: tuple[str, ...] = ()  # keys that the family's code in transformers does not read either
     same: tuple[str, ...] = ()  # keys whose true says what the family does anyway

@@ -42,6 +42,7 @@ FAMILIES = (
         base="MistralModel",
         read=read,
         defaults={**DEFAULTS, "sliding_window": 4096},
+        wrappers=("Mistral3ForConditionalGeneration",),
         ignored=IGNORED,
     ),
     Family(

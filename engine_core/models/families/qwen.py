@@ -14,6 +14,7 @@ from penstock.engine_core.models.reading import (
     FULL,
     SLIDING,
     alike,
+    by_kind,
     read_attention,
     read_kinds,
     read_layers,
@@ -39,6 +40,20 @@ def read_qwen3_moe(file: ConfigFile) -> Body:
     return Body(layers=alike(file, attention, read_experts(file), read_norm(file)))
 
 
+def read_qwen2_moe(file: ConfigFile) -> Body:
+    """Beside the experts there is one for all tokens, weighed by a gate of its own."""
+    attention = read_attention(file, qkv_bias=file.flag("qkv_bias", True))
+    layers, first = read_layers(file), file.integer("max_window_layers", 28, low=0)
+    slides = file.flag("use_sliding_window")
+    kinds = read_kinds(
+        file, (SLIDING if slides and layer % 2 == 0 and layer < first else FULL for layer in range(layers))
+    )
+    sliding = structs.replace(attention, window=file.integer("sliding_window") if slides else 0)
+    shared = read_mlp(file, "shared_expert_intermediate_size")
+    mlps = read_experts(file, shared=shared, shared_gate=True)
+    return Body(layers=alike(file, by_kind(kinds, attention, sliding), mlps, read_norm(file)))
+
+
 def normed(file: ConfigFile) -> dict[str, Any]:
     """Qwen 3's options of attention."""
     bias = file.flag("attention_bias")
@@ -53,7 +68,7 @@ def windowed(file: ConfigFile, **options: Any) -> list[AttentionSpec]:
     first = layers if file.get("layer_types") is not None else file.integer("max_window_layers", 28, low=0)
     kinds = read_kinds(file, (SLIDING if layer >= first else FULL for layer in range(layers)))
     sliding = structs.replace(attention, window=file.integer("sliding_window"))
-    return [sliding if kind == SLIDING else attention for kind in kinds]
+    return by_kind(kinds, attention, sliding)
 
 
 def read_experts(file: ConfigFile, **options: Any) -> list[MlpSpec | ExpertSpec]:
@@ -83,8 +98,27 @@ FAMILIES = (
         base="Qwen2Model",
         read=read_qwen2,
         defaults={**WINDOW, "num_key_value_heads": 32},
+        wrappers=("Qwen2_5_VLForConditionalGeneration",),
+        texts=("qwen2_5_vl_text",),
         ignored=(*IGNORED, "attention_bias"),
         same=("qkv_bias",),
+    ),
+    Family(
+        name="qwen2_moe",
+        architecture="Qwen2MoeForCausalLM",
+        base="Qwen2MoeModel",
+        read=read_qwen2_moe,
+        defaults={
+            **WINDOW,
+            "num_key_value_heads": 16,
+            "num_experts": 60,
+            "num_local_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "decoder_sparse_step": 1,
+        },
+        ignored=IGNORED,
     ),
     Family(
         name="qwen3",
@@ -92,6 +126,8 @@ FAMILIES = (
         base="Qwen3Model",
         read=read_qwen3,
         defaults={**WINDOW, "num_key_value_heads": 32, "head_dim": 128},
+        wrappers=("Qwen3VLForConditionalGeneration",),
+        texts=("qwen3_vl_text",),
         ignored=IGNORED,
         same=NORMS,
     ),

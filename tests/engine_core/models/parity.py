@@ -18,6 +18,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.tensors import check_weights, tensor_shapes
 from penstock.kernels.records import AttentionBatch
 
 VOCAB = 160
@@ -45,6 +46,9 @@ def write_checkpoint(folder: Path, config: PreTrainedConfig, dtype: torch.dtype 
             torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         else:
             torch.nn.init.normal_(parameter, mean=0.0 if name.endswith("bias") else 1.0, std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.3)
     model.to(dtype).save_pretrained(folder, **save)
 
 
@@ -144,7 +148,10 @@ def check_parity(folder: Path, config: PreTrainedConfig, *, block_size: int = 8,
     reference = theirs(folder)
     prompts = random_prompts(3)
     expected = reference(torch.tensor(prompts)).logits
-    run = PagedRun(ours(folder), prompts, block_size)
+    model = ours(folder)
+    check_weights(folder, model.spec)  # as before a start, by names and shapes alone
+    assert tensor_shapes(model.spec) == {name: place.shape for name, place in model.destinations().items()}
+    run = PagedRun(model, prompts, block_size)
     run.prefill()
     for sequence, logits in zip(run.sequences, expected, strict=True):
         torch.testing.assert_close(torch.cat(sequence.logits), logits, atol=1e-4, rtol=0)

@@ -9,7 +9,7 @@ from penstock.engine_core.models.families import families
 
 def test_every_class_names_one_family() -> None:
     classes = Counter(
-        name for family in families().values() for name in (family.architecture, family.base, family.wrapper) if name
+        name for family in families().values() for name in (family.architecture, family.base, *family.wrappers)
     )
     assert {name for name, count in classes.items() if count > 1} == set()
     assert all(name == family.name for name, family in families().items())

@@ -1,0 +1,92 @@
+"""Every family in the cells of the matrix: the same tokens, greedy and sampled, from pieces of prompts, cached
+prefixes, drafts by n-gram and a pool that preempts, and from two ranks and two stages.
+
+Tiny random checkpoints, fp32 over gloo on a CPU; parity with transformers is tests/engine_core/models/families/.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedConfig
+
+from benchmarks.structured_engine import Ask, Cell, Engine
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.models.families import families
+from penstock.protocol.messages import Sampling
+from tests.engine_core.grammar.vocabulary import tokens
+from tests.engine_core.models.parity import SIZES, VOCAB, write_checkpoint
+from tests.matrix.test_speculation import Outputs
+from tests.ranks import Ranks, Size
+
+FOLDER = Path(__file__).parents[1] / "engine_core" / "models" / "families"
+Case = tuple[type[PreTrainedConfig], dict[str, Any]]
+PLAIN = Cell(depth=1, prefix_caching=False, block_size=8)
+MIXED = Cell(method="ngram", block_size=8, blocks=34, expected_share=0.0, budget=24, max_num_seqs=8)
+GROUPS: tuple[Size, ...] = (2, (1, 2))
+
+
+def cases() -> dict[str, Case]:
+    """The first case of each family's own test."""
+    found: dict[str, Case] = {}
+    for path in sorted(FOLDER.glob("test_*.py")):
+        for case in getattr(
+            importlib.import_module(f"tests.engine_core.models.families.{path.stem}"), "CASES", {}
+        ).values():
+            if isinstance(case, tuple):
+                found.setdefault(case[0].model_type, case)
+    return found
+
+
+CASES = cases()
+
+
+def asks() -> list[Ask]:
+    """Prompts that repeat themselves and begin alike."""
+    rng = random.Random(5)
+    shared, words = [rng.randrange(3, VOCAB) for _ in range(20)], [rng.randrange(3, VOCAB) for _ in range(6)]
+    return [
+        Ask(
+            token_ids=(*shared, *(rng.randrange(3, VOCAB) for _ in range(number)), *words * 3),
+            sampling=Sampling(temperature=0.8 * (number % 2), max_tokens=20, ignore_eos=True, seed=number),
+        )
+        for number in range(6)
+    ]
+
+
+def answers(group: Group, folder: Path, cell: Cell) -> Outputs:
+    """Of the member that answers; nothing of another."""
+    torch.set_num_threads(1)
+    found = Engine(folder, tokens(), cell, group=group).answer(asks())
+    return {key: answer.token_ids for key, answer in found.items()}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    found = Ranks(GROUPS, tmp_path_factory.mktemp("families"))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_the_same_tokens(family: str, ranks: Ranks, tmp_path: Path) -> None:
+    kind, options = CASES[family]
+    write_checkpoint(tmp_path, kind(**{**SIZES, **options}))
+    expected = answers(ALONE, tmp_path, PLAIN)
+    assert len({tuple(output) for output in expected.values()}) > 1
+    assert answers(ALONE, tmp_path, MIXED) == expected
+    for size in GROUPS:
+        for found in filter(None, ranks.run(size, answers, tmp_path, PLAIN)):
+            assert found == expected, size
+
+
+def test_every_family_has_a_case() -> None:
+    """Llama, Mistral and Qwen have cells of their own; see test_rank_families.py."""
+    older = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
+    assert set(families()) - older == set(CASES)
