@@ -49,8 +49,11 @@ from penstock.kernels.attention import paged_attention, prepare_attention  # noq
 from penstock.kernels.exchange import Inboxes  # noqa: E402
 from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
 from penstock.kernels.experts import expert_mlp, route  # noqa: E402
+from penstock.kernels.experts_triton import multiply_sorted  # noqa: E402
 from penstock.kernels.linear import gated_linear, linear  # noqa: E402
 from penstock.kernels.linear_plans import plans_of  # noqa: E402
+from penstock.kernels.linear_tilings import ExpertTiling, Product, candidates, shared_bytes  # noqa: E402
+from penstock.kernels.linear_triton import multiply_by  # noqa: E402
 from penstock.kernels.logprobs import token_logprobs  # noqa: E402
 from penstock.kernels.norm import add_norm, layer_norm, rms_norm  # noqa: E402
 from penstock.kernels.records import (  # noqa: E402
@@ -100,11 +103,11 @@ MODELS = (
     Model("Llama-3.1-8B", 4096, 14336, 32, 8, 128, 128256),
     Model("Qwen2.5-7B", 3584, 18944, 28, 4, 128, 152064, bias=True),
     Model("Phi-3-mini", 3072, 8192, 32, 32, 96, 32064, window=2047),
-    Model("Phi-2", 2560, 10240, 32, 32, 80, 51200, bias=True),
+    Model("Phi-2", 2560, 10240, 32, 32, 80, 51200),
     Model("Gemma-2-9B", 3584, 14336, 16, 8, 256, 256000, window=4096, softcap=50.0),
     Model("Gemma-3-1B", 1152, 6912, 4, 1, 256, 262144, window=512, norms=True),
     Model("Gemma-3-27B", 5376, 21504, 32, 16, 128, 262208, window=1024, norms=True),
-    Model("gpt-oss-20b", 2880, 2880, 64, 8, 64, 201088, experts=32, chosen=4, window=128, sinks=True, bias=True),
+    Model("gpt-oss-20b", 2880, 2880, 64, 8, 64, 201088, experts=32, chosen=4, window=128, sinks=True),
     Model("Qwen3-30B-A3B", 2048, 768, 32, 4, 128, 151936, experts=128, chosen=8, norms=True),
     Model("heads of 192", 2048, 1408, 16, 16, 192, 102400, experts=64, chosen=6),
     Model("heads of 512", 4096, 8192, 8, 1, 512, 32000),
@@ -122,8 +125,8 @@ ATTENDED = (
     "heads of 192",
     "heads of 512",
 )
-SAMPLED = ("Phi-2", "gpt-oss-20b", "Gemma-3-27B")
-NORMED = ("Qwen3-0.6B", "Phi-2", "Llama-3.1-8B", "Gemma-3-1B", "gpt-oss-20b", "Gemma-3-27B")
+SAMPLED = ("Phi-2", "Gemma-3-27B")
+NORMED = ("Qwen3-0.6B", "Phi-2", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b", "Gemma-3-27B")
 INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B")
 
 
@@ -134,6 +137,7 @@ class Launch(NamedTuple):
     name: str
     specialization: str  # as Triton's `preload` takes it
     label: str  # what tells it from the kernel's others, the same on every chip that cuts alike
+    most: int | None = None  # bytes of shared memory that the product's own rule reckons with
 
 
 def memory(*shape: int, kind: torch.dtype = torch.bfloat16) -> Tensor:
@@ -153,7 +157,9 @@ def collected(chip: Chip) -> Iterator[dict[str, Launch]]:
         given = labelled(compile)
         launch = read_launch(fn, compile)
         assert launch is not None
-        found[f"{fn.module}.{fn.name} {given}"] = Launch(fn.module, fn.name, launch.specialization, given)
+        key = f"{fn.module}.{fn.name} {given}"
+        if key not in found:
+            found[key] = Launch(fn.module, fn.name, launch.specialization, given)
         return True
 
     driver.set_active(ChipDriver(chip))
@@ -180,7 +186,10 @@ def labelled(compile: dict[str, Any]) -> str:
 
 def launches(chip: Chip) -> dict[str, Launch]:
     """Every kernel that the product would launch on the chip, by name and label."""
+    plans_of.cache_clear()  # it asks for a device's chip once
     with collected(chip) as found:
+        for key, most in tables(chip, found):
+            found[key] = found[key]._replace(most=most)
         for model in MODELS:
             products(model)
             if model.name in NORMED:
@@ -190,7 +199,6 @@ def launches(chip: Chip) -> dict[str, Launch]:
             if model.name in SAMPLED:
                 sampling(model)
         slots()
-        tables(chip)
     return found
 
 
@@ -232,7 +240,7 @@ def norms(model: Model) -> None:
 
 
 def experts(model: Model, x: Tensor) -> None:
-    bias = memory(model.experts, kind=torch.float32) if model.bias else None
+    bias = memory(model.experts, kind=torch.float32) if model.sinks else None
     routing = Routing(model.chosen, normalised=True, sigmoid=bias is not None, bias=bias)
     routes = route(memory(len(x), model.experts), routing)
     gate_up = memory(model.experts, 2 * model.width, model.hidden)
@@ -285,5 +293,22 @@ def slots() -> None:
     changes_triton.launch_changes(numbers(4096), SlotMemory(numbers(SLOTS, LONG), tables, numbers(NUMBERS, SLOTS)))
 
 
-def tables(chip: Chip) -> None:
-    """Rows of the tilings' tables that no model above asks for: whatever shape asks for them, they are compiled."""
+def tables(chip: Chip, found: dict[str, Launch]) -> Iterator[tuple[str, int]]:
+    """Launch every way of a product that tuning may try on the chip, whatever shape it is for. Gives the launches, and
+    the bytes of shared memory that `shared_bytes` reckons with."""
+    for gated in (False, True):
+        product = Product(14336, 4096, torch.bfloat16, gated)
+        weight = memory(2 * product.width if gated else product.width, product.inputs)
+        for rows in ROWS:
+            for way in candidates(product, rows, chip):
+                before = set(found)
+                multiply_by(way, memory(rows, product.inputs), weight, None, gated=gated)
+                tiles = (key for key in found.keys() - before if "activation" not in key)
+                yield from ((key, shared_bytes(way, chip, gated=gated)) for key in tiles)
+    mixture = Product(1024, 2048, torch.bfloat16, experts=32)
+    for rows in ROWS:
+        routes = route(memory(rows, 32), Routing(4, normalised=True))
+        gate_up, down = memory(32, 2 * mixture.width, mixture.inputs), memory(32, mixture.inputs, mixture.width)
+        for way in candidates(mixture, rows, chip):
+            assert isinstance(way, ExpertTiling)
+            multiply_sorted(memory(rows, mixture.inputs), routes, gate_up, down, 0, way)

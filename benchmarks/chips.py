@@ -124,6 +124,9 @@ def problems(every: Launches, table: Table) -> Iterator[str]:
                 yield f"{name_of(launch)} {launch.label}: not compiled for {chip}: run python -m benchmarks.chips"
             elif text := exceeded(CHIPS[chip], row):
                 yield f"{name_of(launch)} {launch.label}: {text}"
+            elif launch.most and row.shared > launch.most:
+                reckoned = f"{row.shared} bytes of shared memory, and shared_bytes() reckons with {launch.most}"
+                yield f"{name_of(launch)} {launch.label}: takes {reckoned} on {chip}"
 
 
 def sample(every: Launches, count: int) -> list[tuple[Launch, str]]:
