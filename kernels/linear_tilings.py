@@ -236,7 +236,8 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
         return 0  # a few words for each warp
     outputs = way.outputs * (2 if gated and way.gated else 1)
     stages = way.stages if 90 <= chip.capability < 120 else way.stages - 1
-    return stages * itemsize * way.inputs * (way.rows + outputs) + BARRIERS
+    stored = itemsize * way.rows * TALL if way.flat else 0  # a tile is written while the next one is loaded
+    return stages * itemsize * way.inputs * (way.rows + outputs) + stored + BARRIERS
 
 
 def fits(way: Way, product: Product, chip: Chip) -> bool:
