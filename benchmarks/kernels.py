@@ -37,11 +37,13 @@ HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16  # Llama-3.1-8B
 HIDDEN, INTERMEDIATE = 4096, 14336
 READ = CHIPS["H200"].bytes_per_second
 MATRIX = CHIPS["H200"].flops_per_second
-OPTIONS = AttentionOptions(DIM**-0.5)
 CACHE = 256 << 20  # bytes that calls go through before one repeats: several times the second-level cache
 CALLS = 12  # in a graph, at least
 REPLAYS = 3
 DECODES = [(batch, context) for batch in (1, 8, 64, 256) for context in (128, 512, 2048, 8192)]
+DIMS = (64, 80, 96, 192, 256, 512)  # of other heads; decoding alone, but for those that TALL has too
+TALL = (128, 256)
+WINDOWS = (128, 1024, 4096)
 PREFILLS = [(1024, 1024), (8192, 8192), (32768, 32768), (512, 8192)]  # new tokens, context
 RAGGED = [(1, 16 + (3001 * row) % 2000) for row in range(64)]
 MIXED = [(1, 1024)] * 64 + [(2048, 2048)]
@@ -120,18 +122,19 @@ def replayed(graph: torch.cuda.CUDAGraph, replays: int) -> float:
 class Pages:
     """Random keys and values, enough for the largest shape, and the order in which their blocks are handed out."""
 
-    def __init__(self, slots: int) -> None:
-        shape = slots // BLOCK + 1, BLOCK, KV_HEADS, DIM
+    def __init__(self, slots: int, dim: int = DIM) -> None:
+        shape = slots // BLOCK + 1, BLOCK, KV_HEADS, dim
         self.k, self.v = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
         self.order = torch.randperm(slots // BLOCK, device="cuda").int() + 1
 
-    def batches(self, rows: Rows, tenants: Sequence[tuple[int, int]] = ()) -> list[AttentionBatch]:
+    def batches(self, rows: Rows, tenants: Sequence[tuple[int, int]] = (), window: int = 0) -> list[AttentionBatch]:
         """As many batches of these rows, over blocks of their own, as there are blocks or as outlast the cache.
 
-        tenants: how many rows begin with the same keys, and with how many, in the order of the rows.
+        tenants: how many rows begin with the same keys, and with how many, in the order of the rows. Batches of a
+        window, which is little of the keys, share pages of which each reads others.
         """
         wide = -(-max(context for _, context in rows) // BLOCK)
-        held = attention_work(rows, tenants)[0]
+        held, _ = attention_work(rows, tenants, self.k.shape[3], window)
         copies = max(1, min(len(self.order) // (wide * len(rows)), -(-CACHE // held)))
         starts = torch.tensor([0, *accumulate(count for count, _ in rows)], dtype=torch.int32, device="cuda")
         context = torch.tensor([context for _, context in rows], dtype=torch.int32, device="cuda")
@@ -140,17 +143,25 @@ class Pages:
         for count, prefix in tenants:
             tables[:, first : first + count, : prefix // BLOCK] = tables[:, first : first + 1, : prefix // BLOCK]
             first += count
+        if window:
+            tables = torch.stack([tables[0].flatten().roll(at * 5003).view_as(tables[0]) for at in range(CALLS)])
         longest = max(count for count, _ in rows), max(context for _, context in rows)
         slots = torch.arange(len(rows), dtype=torch.int32, device="cuda")
         return [AttentionBatch(starts, context, slots, table, starts, *longest) for table in tables]
 
 
-def attention_work(rows: Rows, tenants: Sequence[tuple[int, int]] = ()) -> tuple[int, int]:
-    """Bytes and FLOPs of one layer's attention: keys below the diagonal count, those that rows share once as bytes."""
-    keys = sum(context for _, context in rows) - sum((count - 1) * prefix for count, prefix in tenants)
+def attention_work(
+    rows: Rows, tenants: Sequence[tuple[int, int]] = (), dim: int = DIM, window: int = 0
+) -> tuple[int, int]:
+    """Bytes and FLOPs of one layer's attention: keys below the diagonal and within the window count, those that rows
+    share once as bytes.
+    """
+    reach = window or 1 << 30
+    keys = sum(min(context, reach + count - 1) for count, context in rows)
+    keys -= sum((count - 1) * prefix for count, prefix in tenants)
     queries = sum(count for count, _ in rows)
-    pairs = sum(count * context - count * (count - 1) // 2 for count, context in rows)
-    return 4 * keys * KV_HEADS * DIM + 4 * queries * HEADS * DIM, 4 * pairs * HEADS * DIM
+    pairs = sum(min(place + 1, reach) for count, context in rows for place in range(context - count, context))
+    return 4 * keys * KV_HEADS * dim + 4 * queries * HEADS * dim, 4 * pairs * HEADS * dim
 
 
 def tilings(rows: Rows) -> list[Tiling]:
@@ -174,33 +185,34 @@ def name_of(tiling: Tiling) -> str:
     return f"{kind} {size} split {tiling.programs} warps {tiling.warps} stages {tiling.stages}"
 
 
-def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figure]:
+def attention(pages: Pages, name: str, rows: Rows, sweep: bool, window: int = 0) -> Iterator[Figure]:
     """The product's choice, the same held invariant, for rows that share keys the kernel that reads them for each row,
     and in a sweep other forms.
     """
-    tenants = PREFIXES.get(name, [])
+    tenants, dim = PREFIXES.get(name, []), pages.k.shape[3]
+    options = AttentionOptions(dim**-0.5, window)
     counters = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")  # a sweep cuts more tiles than the product does
-    batches = [replace(batch, arrivals=counters) for batch in pages.batches(rows, tenants)]
+    batches = [replace(batch, arrivals=counters) for batch in pages.batches(rows, tenants, window)]
     fixed = [replace(batch, invariant=True) for batch in batches]
-    q = torch.randn(sum(count for count, _ in rows), HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+    q = torch.randn(sum(count for count, _ in rows), HEADS, dim, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(q)
     for batch in (*batches, *fixed):
-        attend_pages(q, pages.k, pages.v, batch, OPTIONS)  # what a step finds out for all of its layers is not timed
+        attend_pages(q, pages.k, pages.v, batch, options)  # what a step finds out for all of its layers is not timed
     calls: dict[str, Callable[[int], object]] = {
-        "own": lambda at: attend_pages(q, pages.k, pages.v, batches[at], OPTIONS),
-        "invariant": lambda at: attend_pages(q, pages.k, pages.v, fixed[at], OPTIONS),
+        "own": lambda at: attend_pages(q, pages.k, pages.v, batches[at], options),
+        "invariant": lambda at: attend_pages(q, pages.k, pages.v, fixed[at], options),
     }
-    by_row = launches(shape_of(q, pages.k, batches[0], 0), invariant=False, num_sms=chip_of(q.device).num_sms)[0]
+    by_row = launches(shape_of(q, pages.k, batches[0], window), invariant=False, chip=chip_of(q.device))[0]
     if tenants and by_row is not None:
-        calls["each row for itself"] = lambda at: attend_tiles(q, pages.k, pages.v, out, batches[at], OPTIONS, by_row)
+        calls["each row for itself"] = lambda at: attend_tiles(q, pages.k, pages.v, out, batches[at], options, by_row)
     if sweep:
-        chunks = chunk_attention(q, pages.k, OPTIONS)
+        chunks = chunk_attention(q, pages.k, options)
         if chunks is not None:
-            calls["Hopper"] = lambda at: chunks(q, pages.k, pages.v, out, batches[at], OPTIONS, 1)
+            calls["Hopper"] = lambda at: chunks(q, pages.k, pages.v, out, batches[at], options, 1)
         for tiling in tilings(rows):
 
             def call(at: int, tiling: Tiling = tiling) -> None:
-                attend_tiles(q, pages.k, pages.v, out, batches[at], OPTIONS, tiling)
+                attend_tiles(q, pages.k, pages.v, out, batches[at], options, tiling)
 
             calls[name_of(tiling)] = call
     for form, attend in calls.items():
@@ -208,7 +220,9 @@ def attention(pages: Pages, name: str, rows: Rows, sweep: bool) -> Iterator[Figu
             taken = timed(attend, len(batches))
         except triton.runtime.errors.OutOfResources:  # more shared memory than the chip has
             continue
-        yield figure("attention", name, taken, attention_work(rows, tenants), chosen=form == "own", form=form)
+        yield figure(
+            "attention", name, taken, attention_work(rows, tenants, dim, window), chosen=form == "own", form=form
+        )
 
 
 def pointwise(pages: Pages, tokens: int) -> Iterator[Figure]:
@@ -259,6 +273,19 @@ def shapes() -> dict[str, Rows]:
     return found | {"decode 64, 16 to 2015": RAGGED, "64 decodes at 1024, prefill 2048": MIXED}
 
 
+def other_heads(sweep: bool) -> Iterator[Figure]:
+    """Attention of heads of other sizes, and of windows: 64 rows whose keys fill no cache."""
+    for dim in sorted({*DIMS, *TALL}):
+        pages = Pages(64 * 8192, dim)
+        for context in (2048, 8192) if dim != DIM else ():
+            yield from attention(pages, f"decode 64 x {context}, heads of {dim}", [(1, context)] * 64, sweep)
+        for window in WINDOWS if dim in TALL else ():
+            name = f"decode 64 x 8192, heads of {dim}, window {window}"
+            yield from attention(pages, name, [(1, 8192)] * 64, sweep, window)
+        if dim in TALL and dim != DIM:
+            yield from attention(pages, f"prefill 8192 of 8192, heads of {dim}", [(8192, 8192)], sweep)
+
+
 def line(found: Figure) -> str:
     mark = "*" if found.chosen else " "
     return (
@@ -271,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels")
     parser.add_argument("--sweep", action="store_true", help="other tilings of attention too")
     parser.add_argument("--only", default="", help="shapes of attention whose name begins so, and nothing else")
+    parser.add_argument("--heads", action="store_true", help="heads of other sizes and windows too")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/kernels.json"))
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
@@ -282,6 +310,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for tokens in (1, 64, 256, 8192) if not options.only else ():
         figures += pointwise(pages, tokens)
     del pages
+    if options.heads:
+        figures += other_heads(options.sweep)
     copied, multiplied = limits()
     results = Report(
         chip=torch.cuda.get_device_name(), torch=str(torch.__version__), triton=triton.__version__,

@@ -16,17 +16,17 @@ from penstock.kernels import gluon
 from penstock.kernels.attention_prefix import attend_prefixes, schedule_of, serves
 from penstock.kernels.attention_tiling import (
     LOW,
-    PACKED,
     WAVES,
     Shape,
     Tiling,
     invariant_tiling,
     low_tiling,
+    packed_lines,
     tall_tiling,
     wants_split_k,
 )
 from penstock.kernels.attention_triton import attend_tiles
-from penstock.kernels.chip import chip_of
+from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 ChunkAttention = Callable[[Tensor, Tensor, Tensor, Tensor, AttentionBatch, AttentionOptions, int], None]
@@ -39,14 +39,14 @@ def attend_pages(
 
     A row without keys gives zeros; tokens past the last row's end are left unwritten.
     """
-    shape = shape_of(q, k_pages, batch, options.window)
+    shape, chip = shape_of(q, k_pages, batch, options.window), chip_of(q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    by_row, chunks, shortest = launches(shape, batch.invariant, chip_of(q.device).num_sms)
+    by_row, chunks, shortest = launches(shape, batch.invariant, chip)
     if by_row is not None:
         prefixes = attend_prefixes(q, k_pages, v_pages, batch, options) if serves(q, k_pages, batch, options) else None
         attend_tiles(q, k_pages, v_pages, out, batch, options, by_row, prefixes=prefixes)
     if chunks is not None:
-        general = batch.invariant or wants_split_k(shape, chip_of(q.device).num_sms)
+        general = batch.invariant or wants_split_k(shape, chip)
         attend = None if general else chunk_attention(q, k_pages, options)
         if attend is not None:
             attend(q, k_pages, v_pages, out, batch, options, shortest)
@@ -56,17 +56,17 @@ def attend_pages(
 
 
 @lru_cache(maxsize=256)  # a step's layers ask the same
-def launches(shape: Shape, invariant: bool, num_sms: int) -> tuple[Tiling | None, Tiling | None, int]:
+def launches(shape: Shape, invariant: bool, chip: Chip) -> tuple[Tiling | None, Tiling | None, int]:
     """How rows of few queries are cut, how chunks are, and the fewest queries of what the latter launch serves."""
     if invariant:
-        tiling = invariant_tiling(shape, num_sms)
+        tiling = invariant_tiling(shape, chip)
         return (tiling, None, 1) if tiling.by_row else (None, tiling, 1)
-    if shape.max_query * shape.group <= max(PACKED, shape.group):
-        return low_tiling(shape, shape.max_query, num_sms), None, 1
+    if shape.max_query * shape.group <= packed_lines(shape, chip):
+        return low_tiling(shape, shape.max_query, chip), None, 1
     if shape.rows == 1:
-        return None, tall_tiling(shape, num_sms), 1
-    few = max(LOW // shape.group, 1)
-    return low_tiling(shape, few, num_sms), tall_tiling(shape, num_sms), few + 1
+        return None, tall_tiling(shape, chip), 1
+    low = low_tiling(shape, max(LOW // shape.group, 1), chip)
+    return low, tall_tiling(shape, chip), low.block_m // shape.group + 1
 
 
 def chunk_attention(q: Tensor, k_pages: Tensor, options: AttentionOptions) -> ChunkAttention | None:

@@ -173,7 +173,7 @@ def prefix_kernel(
         q_tile = tl.load(q + q_places, mask=real[:, None] & in_head, other=0.0)
         found, row_max, row_sum = attend_keys(
             q_tile, k_pages + kv_head * DIM, v_pages + kv_head * DIM,
-            block_tables + tl.load(slots + lead).to(tl.int64) * table_stride, tile_rows, scale,
+            block_tables + tl.load(slots + lead).to(tl.int64) * table_stride, tile_rows, 0, scale,
             tl.zeros([BLOCK_M, DIM_TILE], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32),
             tl.zeros([BLOCK_M], tl.float32), split * span * UNIT, end * UNIT,
             KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, 0, UNIT, SOFTCAP, False,

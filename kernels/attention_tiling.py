@@ -1,13 +1,20 @@
 """How a batch of attention is cut into programs: sizes on the host decide alone, so that nothing waits for the device.
 
-The numbers are the best of `benchmarks.kernels --sweep` on an H200.
+The tiles stand in attention_tilings.json, in the order of preference: the best of `benchmarks.kernels --sweep` on an
+H200 first. The first that the chip has the shared memory for is taken.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
+import msgspec
 import torch
+
+from penstock.kernels.chip import Chip
+from penstock.protocol.errors import ConfigError
 
 LOW = 16  # rows of the lowest tile that the matrix units take
 PACKED = 64  # rows up to which all queries of a sequence are packed into one tile
@@ -21,6 +28,30 @@ MIN_SPLIT_KEYS = 128  # fewest keys that are worth a program
 MAX_PROGRAMS = 64
 INVARIANT_SPLIT_KEYS = 512  # fewest keys of a split whose bounds may not depend on the batch
 MAX_INVARIANT_SPLITS = 128  # splits of the longest sequence: each takes memory for its partial results
+PARTIAL_BYTES = 256 << 20  # that the partial results of a layer may take
+WIDEST = 512  # numbers of a head
+RESIDENT = 2  # low tiles that an SM wants at once: one waits for its keys while another multiplies
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """A tile for heads of up to `dim` numbers of `item` bytes."""
+
+    kind: str  # low, few, packed: of a sequence's queries; short, long: of a chunk's
+    item: int
+    dim: int
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+    def shared_bytes(self, dim: int, chip: Chip) -> int:
+        """That a program takes for heads of `dim`, or a little less: keys and values of the iterations in flight, the
+        queries, the weights."""
+        buffers = max((self.stages - 1) // 2, 1)  # an iteration's blocks are looked up one iteration before its keys
+        if self.block_m >= 64 and self.item == 2 and chip.capability in (90, 100):  # products are waited for later
+            buffers += 1
+        width = max(LOW, power_of_2(dim))
+        return (2 * buffers * self.block_n * width + self.block_m * (width + self.block_n)) * self.item + 1024
 
 
 @dataclass(frozen=True)
@@ -67,46 +98,110 @@ def power_of_2(least: int) -> int:
     return 1 << max(least - 1, 0).bit_length()
 
 
-def low_tiling(shape: Shape, queries: int, num_sms: int) -> Tiling:
+@lru_cache(maxsize=1)
+def rows() -> tuple[Row, ...]:
+    """All of them, those of a kind in the order of preference."""
+    return msgspec.json.decode(Path(__file__).with_name("attention_tilings.json").read_bytes(), type=tuple[Row, ...])
+
+
+@lru_cache(maxsize=256)
+def find_row(kinds: tuple[str, ...], lines: int, dim: int, item: int, chip: Chip) -> Row | None:
+    """The first row, of the first kind that has one, whose tiles hold so many lines and fit the chip. A low tile fits
+    RESIDENT times if any does.
+    """
+    found = []
+    for kind in kinds:
+        wide = [row for row in rows() if row.kind == kind and row.item == item and row.dim >= dim]
+        narrowest = min((row.dim for row in wide), default=0)
+        found += [row for row in wide if row.dim == narrowest and row.block_m >= lines]
+    room = chip.shared_memory or 1 << 30  # Triton's interpreter knows no limit
+    for programs in (RESIDENT if kinds[-1] == "low" else 1, 1):
+        for row in found:
+            if programs * row.shared_bytes(dim, chip) <= room:
+                return row
+    return None
+
+
+def cut(kinds: tuple[str, ...], lines: int, shape: Shape, chip: Chip) -> Tiling:
+    """A tile of at least so many lines. Raises ConfigError if the chip has no room for one."""
+    item = shape.dtype.itemsize
+    row = find_row(kinds, lines, shape.dim, item, chip)
+    if row is None:
+        problem = f"with {shape.group} heads to a key-value head and {item} bytes a number their attention needs more"
+        memory = f"than the {chip.shared_memory} bytes of shared memory of {chip.name}"
+        raise ConfigError("head_dim", shape.dim, f"{problem} {memory}; heads may have {WIDEST} numbers, in bfloat16")
+    return Tiling(row.block_m, row.block_n, 1, row.warps, row.stages)
+
+
+def packed_lines(shape: Shape, chip: Chip) -> int:
+    """Lines up to which all queries of a sequence are packed into one tile."""
+    item = shape.dtype.itemsize
+    fit = (lines for lines in (PACKED, PACKED // 2) if find_row(("packed", "short"), lines, shape.dim, item, chip))
+    return max(next(fit, LOW), shape.group)
+
+
+def low_tiling(shape: Shape, queries: int, chip: Chip) -> Tiling:
     """A tile for each row of up to `queries`; keys are cut where rows are too few for the device."""
-    need = power_of_2(queries * shape.group)
-    if need > LOW:  # heights between measure no better
-        programs = split_programs(shape, shape.rows, WAVES, num_sms)
-        return fitted(Tiling(max(PACKED, need), 64, programs, 4, 4, True), shape)
-    if shape.rows * shape.kv_heads * FEW_TILES <= num_sms:
-        return fitted(Tiling(LOW, 128, split_programs(shape, shape.rows, 1, num_sms), 4, 3, True), shape)
-    return fitted(Tiling(LOW, 64, split_programs(shape, shape.rows, WAVES, num_sms), 2, 4, True), shape)
-
-
-def tall_tiling(shape: Shape, num_sms: int) -> Tiling:
-    """Tiles of up to 128 rows over all sequences."""
-    need = power_of_2(shape.group)
-    if shape.max_query < LONG_CHUNK:
-        block_m, block_n, warps = max(64, need), 64, 4 if need <= 64 else 8
+    lines, waves = power_of_2(queries * shape.group), WAVES
+    if lines > LOW:
+        tiling = cut(("packed", "short"), lines, shape, chip)
+    elif shape.rows * shape.kv_heads * FEW_TILES <= chip.num_sms:
+        tiling, waves = cut(("few", "low"), lines, shape, chip), 1
     else:
-        block_m, block_n, warps = max(128, need), 128, 8
-    tiles = min(shape.tokens, shape.tokens // (block_m // shape.group) + shape.rows)
-    return fitted(Tiling(block_m, block_n, split_programs(shape, tiles, TALL_WAVES, num_sms), warps, 3), shape)
+        tiling = cut(("low",), lines, shape, chip)
+    return replace(tiling, programs=split_programs(shape, shape.rows, waves, chip), by_row=True)
 
 
-def wants_split_k(shape: Shape, num_sms: int) -> bool:
+def tall_tiling(shape: Shape, chip: Chip) -> Tiling:
+    """Tiles of up to 128 rows over all sequences."""
+    kinds = ("short",) if shape.max_query < LONG_CHUNK else ("long", "short")
+    tiling = cut(kinds, power_of_2(shape.group), shape, chip)
+    return replace(tiling, programs=split_programs(shape, tall_tiles(shape, tiling), TALL_WAVES, chip))
+
+
+def tall_tiles(shape: Shape, tiling: Tiling) -> int:
+    """A bound of the tiles of all sequences."""
+    return min(shape.tokens, shape.tokens // (tiling.block_m // shape.group) + shape.rows)
+
+
+def wants_split_k(shape: Shape, chip: Chip) -> bool:
     """Whether chunks are so short, and see so many keys, that splitting keys gains more than Hopper's instructions."""
     tiles = -(-shape.tokens * shape.group // 128)
-    return tiles * shape.kv_heads * FEW_CHUNKS <= num_sms and shape.reach >= LONG_REACH
+    return tiles * shape.kv_heads * FEW_CHUNKS <= chip.num_sms and shape.reach >= LONG_REACH
 
 
-def invariant_tiling(shape: Shape, num_sms: int) -> Tiling:
+def invariant_tiling(shape: Shape, chip: Chip) -> Tiling:
     """The form in which a query's result has the same bits whatever the batch, the chunk and the number of programs.
 
     All that orders its arithmetic follows from the sizes of the heads: iterations, tiles, where splits begin. Only the
-    number of programs, which take splits in turn, follows the batch.
+    number of programs, which take splits in turn, follows the batch. One program keeps its results to itself, so that
+    one it is where partial results would take too much memory.
     """
-    block_m = max(PACKED, power_of_2(shape.group))
-    by_row = shape.max_query * shape.group <= block_m
-    tiles = shape.rows if by_row else min(shape.tokens, shape.tokens // (block_m // shape.group) + shape.rows)
-    split_keys = invariant_split_keys(shape.longest)
-    programs = min(split_programs(shape, tiles, WAVES, num_sms), -(-shape.reach // split_keys))
-    return fitted(Tiling(block_m, 64, programs, 4, 3, by_row, split_keys), shape)
+    tiling = cut(("short",), power_of_2(shape.group), shape, chip)
+    by_row = shape.max_query * shape.group <= tiling.block_m
+    tiles = shape.rows if by_row else tall_tiles(shape, tiling)
+    tiling = replace(tiling, by_row=by_row, split_keys=invariant_split_keys(shape.longest))
+    programs = min(split_programs(shape, tiles, WAVES, chip), -(-shape.reach // tiling.split_keys))
+    tiling = replace(tiling, programs=programs)
+    return tiling if partial_bytes(shape, tiling, tiles) <= PARTIAL_BYTES else replace(tiling, programs=1)
+
+
+def partial_bytes(shape: Shape, tiling: Tiling, tiles: int) -> int:
+    """Of the partial results of so many tiles."""
+    if tiling.programs == 1:
+        return 0
+    lines = tile_lines(tiling, shape.group, shape.max_query)
+    return tiles * shape.kv_heads * most_splits(tiling, shape.reach + tiling.block_n) * lines * (shape.dim + 1) * 4
+
+
+def tile_lines(tiling: Tiling, group: int, max_query: int) -> int:
+    """Lines of a tile that have partial results."""
+    return group * min(tiling.block_m // group, max_query) if tiling.by_row else tiling.block_m
+
+
+def most_splits(tiling: Tiling, reach: int) -> int:
+    """Splits of a tile that sees so many keys, wherever they begin."""
+    return -(-reach // tiling.split_keys) + 1 if tiling.split_keys else tiling.programs
 
 
 def invariant_split_keys(longest: int) -> int:
@@ -117,16 +212,7 @@ def invariant_split_keys(longest: int) -> int:
     return max(INVARIANT_SPLIT_KEYS, power_of_2(-(-longest // MAX_INVARIANT_SPLITS)))
 
 
-def split_programs(shape: Shape, tiles: int, waves: int, num_sms: int) -> int:
+def split_programs(shape: Shape, tiles: int, waves: int, chip: Chip) -> int:
     """Programs for each tile so that each SM has about `waves` of them."""
-    return max(1, min(waves * num_sms // (tiles * shape.kv_heads), -(-shape.reach // MIN_SPLIT_KEYS), MAX_PROGRAMS))
-
-
-def fitted(tiling: Tiling, shape: Shape) -> Tiling:
-    """The same within the shared memory, for wide elements or large heads."""
-    size = shape.dtype.itemsize
-    if size < 4 and shape.dim <= 128:
-        return tiling
-    block_n = (64 if shape.dim > 128 else 128) // size
-    block_m = min(tiling.block_m, max(PACKED, power_of_2(shape.group)))
-    return replace(tiling, block_m=block_m, block_n=block_n, warps=4 if block_m <= LOW else 8, stages=2)
+    wanted = waves * chip.num_sms // (tiles * shape.kv_heads)
+    return max(1, min(wanted, -(-shape.reach // MIN_SPLIT_KEYS), MAX_PROGRAMS))

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.attention_schedule import HEADER, PLACE, PREFIX, STEP, UNIT, most_tiles, tiles_of
-from penstock.kernels.attention_tiling import Tiling
+from penstock.kernels.attention_tiling import Tiling, most_splits, power_of_2, tile_lines
 from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions, SharedPrefixes
 
@@ -44,12 +44,13 @@ def attend_tiles(
     listed, tiles = batch.query_start, rows
     if not tiling.by_row:
         listed, tiles = tiles_of(batch, tokens, queries, shortest), most_tiles(rows, tokens, queries, shortest)
+    lines = tile_lines(tiling, group, batch.max_query)
     partials, lses, arrivals, places = out, out, batch.query_start, 1
     if tiling.programs > 1:
         window = options.window
         reach = min(batch.max_context, window + queries + tiling.block_n) if window else batch.max_context
-        places = -(-reach // tiling.split_keys) + 1 if tiling.split_keys else tiling.programs
-        shape = tiles * kv_heads, places, tiling.block_m
+        places = most_splits(tiling, reach)
+        shape = tiles * kv_heads, places, lines
         partials = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
         lses = torch.empty(*shape, dtype=torch.float32, device=q.device)
         arrivals = arrivals.new_zeros(tiles * kv_heads) if batch.arrivals is None else batch.arrivals
@@ -61,12 +62,12 @@ def attend_tiles(
     attention_kernel[(kv_heads, tiles, tiling.programs) if tiling.by_row else (tiles, kv_heads, tiling.programs)](
         q, k_pages, v_pages, out, partials, lses, arrivals, *(prefixes or (batch.context, lses, lses)), listed,
         batch.query_start, batch.context, batch.slots, batch.block_tables,
-        batch.block_tables.stride(0), q.stride(0), places, scale, q if sinks is None else sinks,
+        batch.block_tables.stride(0), q.stride(0), places, lines, scale, q if sinks is None else sinks,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
         BLOCK_SIZE=k_pages.shape[1], WINDOW=options.window, BY_ROW=tiling.by_row, SPLIT_K=tiling.programs > 1,
         SPLIT_KEYS=tiling.split_keys, MIN_ITERATIONS=max(tiling.min_split_keys // tiling.block_n, 1),
         BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
-        COMBINE_M=triton.next_power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.block_m,
+        COMBINE_M=power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.block_m,
         SOFTCAP=options.softcap * LOG2_E, SINKS=sinks is not None, SHARED=prefixes is not None, PDL=pdl,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
@@ -94,7 +95,7 @@ def find_tile(tiles, query_start, QUERIES: tl.constexpr, BY_ROW: tl.constexpr):
 
 @triton.jit
 def attend_keys(
-    q, k_pages, v_pages, table, position, scale, found, row_max, row_sum, first, end,
+    q, k_pages, v_pages, table, position, lowest, scale, found, row_max, row_sum, first, end,
     STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -110,6 +111,8 @@ def attend_keys(
         places = start + tl.arange(0, BLOCK_N)  # [keys]
         if MASKED:
             there = places < end
+            if WINDOW > 0:
+                there = there & (places > lowest - WINDOW)
             blocks = tl.load(table + places // BLOCK_SIZE, mask=there, other=0)
         else:
             there = places >= 0
@@ -161,18 +164,18 @@ def attend_split(
     clear = first
     if WINDOW > 0:
         after = highest + 1 - WINDOW  # first key that the last query sees
-        clear = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(after, 0), BLOCK_N) * BLOCK_N, first), end)
+        clear = tl.minimum(first + tl.cdiv(tl.maximum(after - first, 0), BLOCK_N) * BLOCK_N, end)
         sums, row_max, row_sum = attend_keys(
-            q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, first, clear,
+            q, k_pages, v_pages, table, position, lowest, scale, sums, row_max, row_sum, first, clear,
             STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True,
         )  # fmt: skip
     masked = clear + tl.maximum(tl.minimum(lowest + 1, end) - clear, 0) // BLOCK_N * BLOCK_N
     sums, row_max, row_sum = attend_keys(
-        q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, clear, masked,
+        q, k_pages, v_pages, table, position, lowest, scale, sums, row_max, row_sum, clear, masked,
         STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False,
     )  # fmt: skip
     sums, row_max, row_sum = attend_keys(
-        q, k_pages, v_pages, table, position, scale, sums, row_max, row_sum, masked, end,
+        q, k_pages, v_pages, table, position, lowest, scale, sums, row_max, row_sum, masked, end,
         STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True,
     )  # fmt: skip
     whole = tl.where(row_sum > 0, row_sum, 1.0)
@@ -249,8 +252,8 @@ def combine_splits(
 
 @triton.jit
 def write_combined(
-    out, partials, lses, sinks, splits, start, count, first_query, kv_head,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_M: tl.constexpr, COMBINE_M: tl.constexpr,
+    out, partials, lses, sinks, splits, lines, start, count, first_query, kv_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, COMBINE_M: tl.constexpr,
     DIM: tl.constexpr, DIM_TILE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Combine all splits of a tile and write the result."""
@@ -261,7 +264,7 @@ def write_combined(
     real = (tile_rows < QUERIES * GROUP) & (query < count)
     row_max, row_sum = first_weight(sinks, head, real, SINKS)
     found, row_max, row_sum = combine_splits(
-        partials, lses, row_max, row_sum, splits, tile_rows, BLOCK_M, real, DIM, DIM_TILE, 8 if COMBINE_M <= 8 else 2
+        partials, lses, row_max, row_sum, splits, tile_rows, lines, real, DIM, DIM_TILE, 8 if COMBINE_M <= 8 else 2
     )
     found = found / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
     places = ((start + query).to(tl.int64) * HEADS + head)[:, None] * DIM + dims[None, :]
@@ -314,8 +317,9 @@ def split_keys(
     first: key that it would begin with; lowest: position of the tile's first query; end: one past that of its last.
     """
     if WINDOW > 0:
-        first = tl.maximum(lowest - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    if SPLIT_KEYS > 0:
+        first = tl.maximum(lowest - WINDOW + 1, 0)
+    if SPLIT_KEYS > 0:  # iterations begin at multiples of BLOCK_N, whichever queries a tile has
+        first = first // BLOCK_N * BLOCK_N
         size = SPLIT_KEYS
         base = first // SPLIT_KEYS * SPLIT_KEYS
     else:
@@ -325,12 +329,12 @@ def split_keys(
 
 
 @triton.jit(
-    do_not_specialize=("table_stride", "places"),
+    do_not_specialize=("table_stride", "places", "lines"),
     do_not_specialize_on_alignment=("arrivals", "schedule", "tiles", "query_start", "context", "slots", "block_tables"),
 )
 def attention_kernel(
     q, k_pages, v_pages, out, partials, lses, arrivals, schedule, shared, shared_lses, tiles, query_start, context,
-    slots, block_tables, table_stride, q_stride, places, scale, sinks,
+    slots, block_tables, table_stride, q_stride, places, lines, scale, sinks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT_K: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     MIN_ITERATIONS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMBINE_M: tl.constexpr,
@@ -340,7 +344,7 @@ def attention_kernel(
 
     BY_ROW: tiles are sequences, and key-value heads are neighbours in the grid; else tiles are. SPLIT_KEYS: keys of a
     split, or 0 where the programs of a tile divide its keys evenly, with at least MIN_ITERATIONS iterations each.
-    SPLIT_K: several programs take the splits in turn. partials: fp32 [tiles, kv_heads, places, rows, dim]; lses: the
+    SPLIT_K: several programs take the splits in turn. partials: fp32 [tiles, kv_heads, places, lines, dim]; lses: the
     same without dim. arrivals: int32 [tiles, kv_heads] counts the programs that are done, and is left zero.
     SHARED: rows of one query add what `shared` holds by the schedule, see `kernels.attention_prefix`.
     """
@@ -349,18 +353,19 @@ def attention_kernel(
     if PDL:
         if SPLIT_K:  # few programs, which leave SMs to the next kernel
             tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+        if SHARED or not BY_ROW:  # the previous kernel may have made the schedule, or the list of tiles
+            tl.extra.cuda.gdc_wait()
     kv_head, tile, row, start, count, first_query, served = find_tile(tiles, query_start, QUERIES, BY_ROW)
     length = tl.load(context + row)
     slot = tl.load(slots + row)
-    if not served:
-        return
     lowest = length - count + first_query  # position of the tile's first query
     end = lowest + tl.minimum(QUERIES, count - first_query)
     first = shared_units(schedule, row) * UNIT if SHARED else 0
     first, base, size, splits = split_keys(first, lowest, end, WINDOW, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
     own = tl.program_id(2)
-    if own >= splits:
+    if PDL and BY_ROW and not SHARED:  # the rows were there before the previous kernel, which is the rotation
+        tl.extra.cuda.gdc_wait()
+    if (not served) | (own >= splits):
         return
     tile_rows = tl.arange(0, BLOCK_M)
     query = first_query + tile_rows // GROUP  # [tile rows], within the sequence
@@ -376,7 +381,7 @@ def attention_kernel(
     k_pages += kv_head * DIM
     v_pages += kv_head * DIM
     table = block_tables + slot.to(tl.int64) * table_stride
-    held = (tile * KV_HEADS + kv_head).to(tl.int64) * places * BLOCK_M  # row of the tile's first partial
+    held = (tile * KV_HEADS + kv_head).to(tl.int64) * places * lines  # row of the tile's first partial
     if SPLIT_KEYS > 0:
         found = tl.zeros([BLOCK_M, DIM_TILE], tl.float32)
         row_max, row_sum = first_weight(sinks, head, real, SINKS)
@@ -388,7 +393,7 @@ def attention_kernel(
                 BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP,
             )  # fmt: skip
             if SPLIT_K:
-                store_partial(partials, lses, held + split * BLOCK_M, partial, lse, real, DIM, DIM_TILE)
+                store_partial(partials, lses, held + split * lines, partial, lse, real, DIM, DIM_TILE)
             else:
                 found, row_max, row_sum = combine(found, row_max, row_sum, partial, lse)
         if not SPLIT_K:
@@ -405,7 +410,7 @@ def attention_kernel(
                 partial, lse, schedule, shared, shared_lses, row, head, real, HEADS, DIM, DIM_TILE
             )
         if SPLIT_K and splits > 1:
-            store_partial(partials, lses, held + own * BLOCK_M, partial, lse, real, DIM, DIM_TILE)
+            store_partial(partials, lses, held + own * lines, partial, lse, real, DIM, DIM_TILE)
         else:
             if SINKS:
                 partial = add_sinks(partial, lse, sinks, head, real)
@@ -413,6 +418,6 @@ def attention_kernel(
     if SPLIT_K and (SPLIT_KEYS > 0 or splits > 1):  # noqa: SIM102 - `and` of the language evaluates both sides
         if arrives_last(arrivals + tile * KV_HEADS + kv_head, tl.minimum(splits, tl.num_programs(2))):
             write_combined(
-                out, partials + held * DIM, lses + held, sinks, splits, start, count, first_query, kv_head,
-                HEADS, GROUP, QUERIES, BLOCK_M, COMBINE_M, DIM, DIM_TILE, SINKS,
+                out, partials + held * DIM, lses + held, sinks, splits, lines, start, count, first_query, kv_head,
+                HEADS, GROUP, QUERIES, COMBINE_M, DIM, DIM_TILE, SINKS,
             )  # fmt: skip

@@ -17,6 +17,7 @@ CONTEXT_BYTES = 960 << 20  # of the CUDA context, kernels and libraries
 ACTIVATION_SHARE = 1.6  # of a layer's own activations are alive at the worst moment, or kept beside graphs
 LOGIT_LINES = 5.4  # fp32 rows of a vocabulary per entry: logits, sampling's buffers, penalty counts
 DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
+SPLIT_BYTES = 256 << 20  # of batch-invariant attention at most, whose keys are cut: kernels/attention_tiling.py
 FLOAT = 4  # bytes
 ITEM_BYTES: Mapping[str, int] = {"float32": FLOAT, "bfloat16": 2, "float16": 2}
 
@@ -97,6 +98,7 @@ class StepShape:
     max_num_seqs: int
     max_model_len: int
     item_bytes: int
+    invariant: bool = False
 
 
 def weights(spec: ModelSpec) -> int:
@@ -121,7 +123,7 @@ def step_bytes(spec: ModelSpec, step: StepShape) -> int:
     activations = step.tokens * widest * step.item_bytes
     lines = (step.max_num_seqs + step.max_num_seqs // DRAFTED) * spec.vocab_size * FLOAT
     tables = step.max_num_seqs * step.max_model_len * FLOAT
-    return int(ACTIVATION_SHARE * activations + LOGIT_LINES * lines) + tables
+    return int(ACTIVATION_SHARE * activations + LOGIT_LINES * lines) + tables + SPLIT_BYTES * step.invariant
 
 
 def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:

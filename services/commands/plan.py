@@ -135,7 +135,7 @@ def plan(config: Config, gpu: str) -> Plan:
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
     length = folder.model_length(spec, config.model)
     tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)
-    step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype])
+    step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype], config.model.batch_invariant)
     ranks, stages = config.model.tensor_parallel_size, config.model.pipeline_parallel_size
     check_ranks(spec, ranks)
     draft = planned_draft(config, spec)
@@ -205,7 +205,8 @@ def stage_share(
     needed = step_bytes(msgspec.structs.replace(part, vocab_size=spec.vocab_size), step)  # each GPU has all logits
     if drafting is not None:
         held += drafting.weights * step.item_bytes
-        needed += step_bytes(drafting.layers, dataclasses.replace(step, max_model_len=0))  # over the same tables
+        more = dataclasses.replace(step, max_model_len=0, invariant=False)  # over the same tables, in turn
+        needed += step_bytes(drafting.layers, more)
     return Share(shape, planned_blocks(config, shape, total, held, other, needed, step.tokens), held, needed, other)
 
 

@@ -19,7 +19,7 @@ from penstock.kernels.attention_device import (
     shape_of,
 )
 from penstock.kernels.attention_tiling import WAVES
-from penstock.kernels.chip import chip_of
+from penstock.kernels.chip import CHIPS, chip_of
 from penstock.kernels.records import AttentionBatch
 from tests.cuda import no_synchronization
 from tests.kernels.scene import MIXED, Rows, Scene
@@ -126,7 +126,7 @@ def replace_context(scene: Scene, row: int, context: int) -> Scene:
 def test_a_mixture_takes_two_launches_of_rows_that_complete_each_other() -> None:
     def launched(rows: Rows, invariant: bool = False) -> tuple[bool, bool, int]:
         scene = Scene(rows, 8, 2, 16, 16)
-        by_row, chunks, shortest = launches(shape_of(scene.q, scene.k_pages, scene.batch, 0), invariant, 132)
+        by_row, chunks, shortest = launches(shape_of(scene.q, scene.k_pages, scene.batch, 0), invariant, CHIPS["sm_90"])
         if by_row is not None and chunks is not None:
             assert by_row.block_m // 4 == shortest - 1
         return by_row is not None, chunks is not None, shortest

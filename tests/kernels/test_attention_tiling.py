@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
+from penstock.kernels.attention_device import launches
+from penstock.kernels.attention_schedule import most_tiles
 from penstock.kernels.attention_tiling import (
     INVARIANT_SPLIT_KEYS,
     MAX_INVARIANT_SPLITS,
     MAX_PROGRAMS,
     MIN_SPLIT_KEYS,
+    PARTIAL_BYTES,
     Shape,
     Tiling,
     invariant_split_keys,
     invariant_tiling,
     low_tiling,
+    partial_bytes,
     power_of_2,
+    rows,
     tall_tiling,
     wants_split_k,
 )
+from penstock.kernels.chip import CHIPS, Chip
+from penstock.protocol.errors import ConfigError
 from tests.kernels.scene import Rows
 
-NUM_SMS = 132
-SHARED_MEMORY = 227 << 10  # bytes that a program has on Hopper
+BATCHES: tuple[Rows, ...] = (
+    *([(queries, 5000)] * count for queries in (1, 4, 16, 64, 500, 5000) for count in (1, 64)),
+    [(1, 100), (500, 500)],
+)
+COUNTS = (1, 8, 32, 33, 256)  # rows of a batch
+H200 = CHIPS["sm_90"]
 
 
 def shape(rows: Rows, window: int = 0, heads: int = 32, dim: int = 128, dtype: torch.dtype = torch.bfloat16) -> Shape:
@@ -33,7 +45,7 @@ def shape(rows: Rows, window: int = 0, heads: int = 32, dim: int = 128, dtype: t
 
 
 def low(rows: Rows, window: int = 0, heads: int = 32) -> Tiling:
-    return low_tiling(shape(rows, window, heads), max(n for n, _ in rows), NUM_SMS)
+    return low_tiling(shape(rows, window, heads), max(n for n, _ in rows), H200)
 
 
 def test_few_long_rows_are_split_and_many_are_not() -> None:
@@ -42,23 +54,23 @@ def test_few_long_rows_are_split_and_many_are_not() -> None:
     assert low([(1, 8192)] * 256).programs == 1
     assert low([(1, 64)]).programs == 1
     assert low([(1, 8192)], window=MIN_SPLIT_KEYS - 1).programs == 1
-    assert tall_tiling(shape([(8192, 8192)]), NUM_SMS).programs == 1
-    assert tall_tiling(shape([(16, 32768)]), NUM_SMS).programs > 1
+    assert tall_tiling(shape([(8192, 8192)]), H200).programs == 1
+    assert tall_tiling(shape([(16, 32768)]), H200).programs > 1
 
 
 def test_few_rows_fill_the_device_too() -> None:
     """A graph is cut for its batch size with the longest context that it may meet."""
-    for rows in (1, 2, 4, 8, 16, 32, 64, 256):
-        programs = low([(1, 40960)] * rows).programs * rows * 8
-        assert programs > NUM_SMS * 0.9, rows
+    for count in (1, 2, 4, 8, 16, 32, 64, 256):
+        programs = low([(1, 40960)] * count).programs * count * 8
+        assert programs > H200.num_sms * 0.9, count
 
 
 def test_short_chunks_that_see_much_are_cut_and_others_are_not() -> None:
-    assert wants_split_k(shape([(32, 4096)]), NUM_SMS)
-    assert wants_split_k(shape([(128, 4224)]), NUM_SMS)
-    assert not wants_split_k(shape([(128, 8192)] * 2), NUM_SMS)
-    assert not wants_split_k(shape([(100, 100)]), NUM_SMS)
-    assert not wants_split_k(shape([(512, 8192)]), NUM_SMS)
+    assert wants_split_k(shape([(32, 4096)]), H200)
+    assert wants_split_k(shape([(128, 4224)]), H200)
+    assert not wants_split_k(shape([(128, 8192)] * 2), H200)
+    assert not wants_split_k(shape([(100, 100)]), H200)
+    assert not wants_split_k(shape([(512, 8192)]), H200)
 
 
 def test_the_queries_of_a_row_are_packed_into_one_tile() -> None:
@@ -70,14 +82,14 @@ def test_the_queries_of_a_row_are_packed_into_one_tile() -> None:
 
 
 def test_tiles_are_tall_where_rows_have_many_queries() -> None:
-    assert tall_tiling(shape([(1, 100), (500, 500)]), NUM_SMS).block_m == 64
-    assert tall_tiling(shape([(1, 100), (5000, 5000)]), NUM_SMS).block_m == 128
-    assert tall_tiling(shape([(30, 100)], heads=8 * 71), NUM_SMS).block_m == 128
+    assert tall_tiling(shape([(1, 100), (500, 500)]), H200).block_m == 64
+    assert tall_tiling(shape([(1, 100), (5000, 5000)]), H200).block_m == 128
+    assert tall_tiling(shape([(30, 100)], heads=8 * 71), H200).block_m == 128
 
 
 def test_what_orders_the_arithmetic_of_the_invariant_form_follows_from_the_heads_alone() -> None:
     forms = [
-        invariant_tiling(shape(rows, window), NUM_SMS)
+        invariant_tiling(shape(rows, window), H200)
         for rows in ([(1, 5)], [(1, 9000)] * 3, [(1, 700)] * 256, [(5000, 9000), (1, 4)], [(16, 300)], [(17, 300)])
         for window in (0, 1000)
     ]
@@ -86,40 +98,99 @@ def test_what_orders_the_arithmetic_of_the_invariant_form_follows_from_the_heads
     assert INVARIANT_SPLIT_KEYS % forms[0].block_n == 0
     assert {form.programs for form in forms} != {1}
     assert {form.by_row for form in forms} == {True, False}
-    wide = invariant_tiling(shape([(1, 9000)], dtype=torch.float32), NUM_SMS)
+    wide = invariant_tiling(shape([(1, 9000)], dtype=torch.float32), H200)
     assert wide.split_keys == INVARIANT_SPLIT_KEYS
     assert wide.block_n < forms[0].block_n
+    assert INVARIANT_SPLIT_KEYS % max(row.block_n for row in rows()) == 0
 
 
 def test_partial_results_of_the_invariant_form_are_bounded_whatever_the_longest_sequence() -> None:
     """Of a million keys they were 16.6 GB. Shares follow from the server's longest sequence, never from the batch."""
     assert [invariant_split_keys(longest) for longest in (0, 4096, 65536)] == [INVARIANT_SPLIT_KEYS] * 3
     assert invariant_split_keys(65537) == 2 * INVARIANT_SPLIT_KEYS
-    for longest in (1 << 17, 1_000_000, 10_000_000):
-        batches = [[(1, context)] * rows for rows in (1, 8, 32, 33, 256) for context in (100, longest)]
-        forms = [invariant_tiling(replace(shape(rows), longest=longest), NUM_SMS) for rows in batches]
-        assert len({form.split_keys for form in forms}) == 1
+    for longest, dim, heads in product((1 << 17, 1_000_000, 10_000_000), (128, 512), (8, 64, 256)):
+        batches = [
+            [(queries, context)] * count for queries in (1, 8, 500) for count in COUNTS for context in (100, longest)
+        ]
+        shapes = [replace(shape(batch, heads=heads, dim=dim), longest=longest) for batch in batches]
+        forms = [invariant_tiling(one, H200) for one in shapes]
+        assert len({(form.block_m, form.block_n, form.split_keys) for form in forms}) == 1
         assert longest / forms[0].split_keys <= MAX_INVARIANT_SPLITS
         assert forms[0].split_keys % forms[0].block_n == 0
-        for rows, form in zip(batches, forms, strict=True):
-            places = longest // form.split_keys + 2
-            floats = len(rows) * 8 * places * form.block_m * 128 if form.programs > 1 else 0
-            assert 4 * floats < 1.2e9, (longest, len(rows))
+        assert max(map(stored, shapes, forms)) <= PARTIAL_BYTES
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+def stored(shape: Shape, form: Tiling) -> int:
+    """Bytes of fp32 parts, by the definition: a line of `dim` numbers and one more for each split of each tile."""
+    if form.programs == 1:
+        return 0
+    queries = form.block_m // shape.group
+    tiles = shape.rows if form.by_row else most_tiles(shape.rows, shape.tokens, queries, 1)
+    lines = min(queries, shape.max_query) * shape.group if form.by_row else form.block_m
+    splits = -(-shape.reach // form.split_keys) + 1 if form.split_keys else form.programs
+    return 4 * tiles * shape.kv_heads * splits * lines * (shape.dim + 1)
+
+
+def test_partial_results_of_any_form_take_less_than_a_gigabyte_at_a_million_keys() -> None:
+    for chip, dim, heads in product(CHIPS.values(), (64, 128, 256, 512), (8, 64)):
+        for queries, count in product((1, 4, 700, 5000), COUNTS):
+            one = replace(shape([(queries, 1_000_000)] * count, heads=heads, dim=dim), longest=1_000_000)
+            for form in (low_tiling(one, queries, chip) if queries < 8 else None, tall_tiling(one, chip)):
+                assert form is None or stored(one, form) <= 256 << 20
+
+
+def test_one_program_to_a_tile_where_partial_results_would_take_too_much() -> None:
+    one = replace(shape([(16, 1_000_000)] * 16, dim=512), longest=1_000_000)
+    form = invariant_tiling(one, H200)
+    assert form.programs == 1
+    assert partial_bytes(one, replace(form, programs=2), 16) > PARTIAL_BYTES
+    assert invariant_tiling(replace(one, rows=1, tokens=16), H200).programs > 1
+
+
+@pytest.mark.parametrize("chip", CHIPS.values(), ids=CHIPS)
+@pytest.mark.parametrize("dim", [64, 80, 96, 112, 128, 192, 256, 512])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("rows", [[(1, 100)], [(16, 100)], [(500, 500)], [(5000, 5000)]], ids=str)
-@pytest.mark.parametrize("choose", [tall_tiling, invariant_tiling, lambda shape, count: low_tiling(shape, 1, count)])
-def test_a_tile_fits_the_shared_memory(rows: Rows, dtype: torch.dtype, dim: int, choose: object) -> None:
-    """Keys and values of one turn are held at most twice, and the queries once."""
-    assert callable(choose)
-    for heads in (8, 32, 256):
-        tiling = choose(shape(rows, 0, heads, dim, dtype), NUM_SMS)
-        held = (4 * tiling.block_n + tiling.block_m) * dim * dtype.itemsize
-        assert held <= SHARED_MEMORY, tiling
-        assert tiling.block_n >= 16
-        assert tiling.block_m >= heads // 8
+def test_any_heads_are_served_within_the_shared_memory(chip: Chip, dtype: torch.dtype, dim: int) -> None:
+    """Keys and values of an iteration, the queries, the weights. Only groups of 64 of the widest heads need more."""
+    for group, batch, invariant in product((1, 3, 4, 5, 7, 12, 16, 64), BATCHES, (False, True)):
+        if group == 64 and dim * dtype.itemsize > 512 and chip.shared_memory < 200 << 10:
+            continue
+        one = shape(batch, 0, 8 * group, dim, dtype)
+        by_row, chunks, _ = launches(one, invariant, chip)
+        for form in filter(None, (by_row, chunks)):
+            held = (2 * form.block_n + form.block_m) * power_of_2(dim) * dtype.itemsize
+            assert held <= chip.shared_memory, form
+            assert form.block_n >= 16
+            assert form.block_m >= group
+
+
+def test_low_tiles_leave_room_for_another() -> None:
+    """Wide heads in large tiles are fastest on a chip that has room for two of them, in small ones on others."""
+    wide = shape([(1, 8192)] * 64, dim=256)
+    assert low_tiling(wide, 1, H200).block_n == 64
+    assert low_tiling(wide, 1, CHIPS["sm_89"]).block_n == 16
+    assert low_tiling(wide, 1, CHIPS["sm_80"]).block_n == 64
+
+
+def test_heads_that_no_chip_has_room_for_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"576 is not allowed.*heads may have 512 numbers"):
+        low_tiling(shape([(1, 100)], dim=576), 1, H200)
+    with pytest.raises(ConfigError, match=r"64 heads.*101376 bytes of shared memory of NVIDIA L4"):
+        tall_tiling(shape([(90, 100)], heads=8 * 64, dim=512, dtype=torch.float32), CHIPS["sm_89"])
+
+
+def test_tiles_of_an_h200_are_those_that_measured_best() -> None:
+    def form(tiling: Tiling) -> tuple[int, ...]:
+        return tiling.block_m, tiling.block_n, tiling.warps, tiling.stages
+
+    many = [(1, 2048)] * 64
+    assert form(low(many)) == (16, 64, 2, 4)
+    assert form(low([(1, 2048)])) == (16, 128, 4, 3)
+    assert form(low([(8, 2048)] * 64)) == (64, 64, 4, 4)
+    assert form(tall_tiling(shape([(500, 500)]), H200)) == (64, 64, 4, 3)
+    assert form(tall_tiling(shape([(5000, 5000)]), H200)) == (128, 128, 8, 3)
+    assert form(invariant_tiling(shape(many), H200)) == (64, 64, 4, 3)
+    assert form(low_tiling(shape(many, dim=512), 1, H200)) == (16, 32, 4, 3)
 
 
 def test_powers_of_2() -> None:

@@ -5,7 +5,9 @@ Tiles are small, so that rows of a few keys reach every path and border.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +97,40 @@ def test_a_tile_for_each_row(rows: Rows, split_keys: int, programs: int, device:
 def test_windows(rows: Rows, programs: int, split_keys: int, window: int, device: str) -> None:
     by_row = rows[0][0] == 1
     check(Scene(rows, 4, 2, 16, 8), device, form(16, programs, by_row=by_row, split_keys=split_keys), window)
+
+
+@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (3, 0), (2, 32)])
+@pytest.mark.parametrize("window", [1, 20, 33])
+def test_keys_before_the_window_are_not_read(window: int, programs: int, split_keys: int, device: str) -> None:
+    """They are not numbers here, which a weight of zero would keep."""
+    scene = Scene([(1, 64), (1, 70), (3, 90), (1, 5)], 4, 2, 16, 8)
+    for row, (queries, context) in enumerate(scene.rows):
+        gone = torch.arange(max(0, context - queries + 1 - window))
+        for pages in (scene.k_pages, scene.v_pages):
+            pages[scene.tables[row][gone // 8].long(), gone % 8] = math.nan
+    check(scene, device, form(16, programs, by_row=True, split_keys=split_keys), window)
+
+
+@pytest.mark.parametrize("split_keys", [0, 32])
+@pytest.mark.parametrize(("heads", "max_query"), [(4, 1), (6, 3)])
+def test_partial_results_take_no_more_lines_than_hold_something(
+    heads: int, max_query: int, split_keys: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def empty(*sizes: int, **options: Any) -> torch.Tensor:
+        made.append(sizes)
+        return torch.full(sizes, math.nan, **options)
+
+    scene = Scene([(max_query, 60), (1, 90)], heads, 2, 16, 8)
+    out = torch.empty(scene.q.shape, device=device)
+    monkeypatch.setattr(torch, "empty", empty)
+    moved = scene.on(device)
+    tiling = form(16, 3, by_row=True, split_keys=split_keys)
+    attend_tiles(moved.q, moved.k_pages, moved.v_pages, out, moved.batch, moved.options(), tiling)
+    splits = 90 // 32 + 2 if split_keys else 3
+    assert made == [(4, splits, heads // 2 * max_query, 16), (4, splits, heads // 2 * max_query)]
+    torch.testing.assert_close(out.cpu().double(), scene.expected(), atol=3e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("softcap", "sinks"), [(1.5, False), (0.0, True), (1.5, True)])

@@ -13,6 +13,7 @@ from penstock.engine_core.execution.dummy_runs import FAR, largest_step, long_co
 from penstock.engine_core.execution.input_batch import SlotSizes
 from penstock.kernels.attention_device import launches
 from penstock.kernels.attention_tiling import Shape
+from penstock.kernels.chip import CHIPS
 from penstock.protocol.step_columns import integers
 from tests.engine_core.execution.harness import (
     GREEDY,
@@ -52,7 +53,7 @@ def test_late_steps_reach_the_longest_context_with_keys_cut(slots: int, length: 
     assert rows == sorted({min(count, slots) for count in (1, 8, 32)})
     if slots == 256:
         shapes = [Shape(count, count, 1, length, 32, 8, 128, torch.bfloat16, 0, length) for count in rows]
-        assert all(launches(shape, True, 132)[0].programs > 1 for shape in shapes)  # type: ignore[union-attr]
+        assert all(launches(shape, True, CHIPS["sm_90"])[0].programs > 1 for shape in shapes)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("slots", "length", "tokens"), [(256, 4096, 8192), (8, 128, 100), (1, 16, 8), (4, 2, 4)])
@@ -68,7 +69,7 @@ def test_crowded_steps_take_every_form_that_a_large_step_takes(heads: int, kv_he
 
     def forms(counts: Sequence[int]) -> set[tuple[object, ...]]:
         shape = Shape(len(counts), sum(counts), max(counts), max(counts), heads, kv_heads, 128, torch.bfloat16)
-        by_row, _, _ = launches(shape, False, 132)
+        by_row, _, _ = launches(shape, False, CHIPS["sm_90"])
         if by_row is None:
             return set()
         return {(by_row.block_m, by_row.block_n, by_row.warps, by_row.programs > 1, max(counts) == 1)}

@@ -25,6 +25,7 @@ from penstock.engine_core.models.memory_estimate import (
     weights,
 )
 from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.kernels.attention_tiling import PARTIAL_BYTES
 
 COMMON = {"rms_norm_eps": 1e-5, "max_position_embeddings": 256, "hidden_act": "silu", "torch_dtype": "bfloat16"}
 SMALL = {**COMMON, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -93,6 +94,12 @@ def test_weights_of_experts_and_those_of_them_that_a_token_does_not_go_to(
     step = StepShape(512, 4, 256, 2)
     wider = with_experts(spec, msgspec.structs.replace(experts, width=400))
     assert step_bytes(wider, step) > step_bytes(spec, step)
+
+
+def test_partial_results_of_batch_invariant_attention_are_counted(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, LLAMA_8B)
+    plain, invariant = (StepShape(512, 4, 256, 2, invariant) for invariant in (False, True))
+    assert step_bytes(spec, invariant) - step_bytes(spec, plain) == PARTIAL_BYTES
 
 
 def test_published_mixtures(tmp_path: Path) -> None:
