@@ -43,7 +43,7 @@ class ChipDriver:
 
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
-from penstock.kernels import attention_device, changes_triton, gather  # noqa: E402
+from penstock.kernels import attention_device, attention_tiling, attention_triton, changes_triton, gather  # noqa: E402
 from penstock.kernels.activation import activate  # noqa: E402
 from penstock.kernels.attention import paged_attention, prepare_attention  # noqa: E402
 from penstock.kernels.exchange import Inboxes  # noqa: E402
@@ -198,6 +198,7 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 attention(model)
             if model.name in SAMPLED:
                 sampling(model)
+        attention_rows(chip)
         slots()
     return found
 
@@ -264,6 +265,21 @@ def attention(model: Model) -> None:
             q = memory(tokens, model.heads, model.dim)
             prepare_attention(q, pages, batch, options)
             paged_attention(q, pages, pages, batch, options)
+
+
+def attention_rows(chip: Chip) -> None:
+    """Every row of attention's table that fits the chip, for heads of its own size."""
+    options = AttentionOptions(1.0)
+    for row in attention_tiling.rows():
+        if row.item == 2 and row.shared_bytes(row.dim, chip) <= chip.shared_memory:
+            by_row = row.kind not in ("short", "long")
+            tiling = attention_tiling.Tiling(row.block_m, row.block_n, 8, row.warps, row.stages, by_row)
+            q, pages = memory(64, 8, row.dim), memory(1 << 12, BLOCK_SIZE, 1, row.dim)
+            batch = AttentionBatch(
+                numbers(65), numbers(64), numbers(64), numbers(SLOTS, LONG // BLOCK_SIZE), memory(64, kind=torch.int64),
+                1, LONG,
+            )  # fmt: skip
+            attention_triton.attend_tiles(q, pages, pages, q, batch, options, tiling)
 
 
 def sampling(model: Model) -> None:
