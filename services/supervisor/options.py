@@ -36,6 +36,7 @@ TITLES: Mapping[str, str] = {
 METAVARS: Mapping[type, str] = {str: "TEXT", int: "N", float: "X"}
 ALL_OPTIONS = "all"  # --help=all
 EMPTY = "empty"  # a default that is no text
+MOST_CHOICES = 12  # that the page of often used options lists
 OFTEN = "options that are often used"
 ARGUMENT_ERROR = re.compile(r"argument (-[^\s:/]+).*?: (.*)")  # argparse's messages: about one option,
 NEEDED = re.compile(r"the following arguments are required: (.*)")  # one that is missing,
@@ -149,7 +150,7 @@ def default_text(field: Field) -> str:
 
 
 def help_text(field: Field, *, brief: bool = False) -> str:
-    """An option's help: its meaning, default, allowed values; `brief`: the first of these with choices alone."""
+    """An option's help: its meaning, default, allowed values; `brief`: the first of these with a few choices alone."""
     value = default_text(field)
     if not brief:
         text, notes = field.option.help, [f"default {value}", field.allowed]
@@ -157,7 +158,10 @@ def help_text(field: Field, *, brief: bool = False) -> str:
         text, *clauses = field.option.help.split("; ")
         told = [one.partition(": ")[2] for one in clauses if one.startswith(f"{value}: ")]
         default = told[0] if told else "" if value == EMPTY else value
-        notes = [default and f"default: {default}", field.allowed if field.option.choices else ""]
+        listed = field.allowed if field.option.choices else ""
+        if len(field.option.choices) > MOST_CHOICES:
+            listed = f"--help={field.name.replace('_', '-')} lists {len(field.option.choices)}"
+        notes = [default and f"default: {default}", listed]
     if field.option.secret:
         notes.append(f"or ${field.variable}")
     notes = [note for note in notes if note]
