@@ -75,7 +75,7 @@ def chunk_attention(q: Tensor, k_pages: Tensor, options: AttentionOptions) -> Ch
         return None
     hopper = gluon.load("attention_hopper")
     attend: ChunkAttention | None = None
-    if hopper is not None and hopper.serves(q, k_pages, options):
+    if hopper is not None and hopper.serves(q, k_pages, options, chip_of(q.device)):
         attend = hopper.attend_chunks
     return attend
 

@@ -14,6 +14,7 @@ WARMUP_TOKENS = 8
 FAR = 1024  # a context whose keys are split over several programs
 SHORT = (2, 4, 8, 16, 32)  # tokens of short rows: the heads that share keys decide the height of their tiles
 LATE = (1, 8, 32)  # rows whose keys are cut into the most splits, by the number of key-value heads
+LITTLE = 128  # tokens of a chunk whose tiles are too few for a GPU, and so are smaller ones
 BESIDE = (1, 11)  # rows of one token beside a chunk: few, and more; a third number is all slots
 
 
@@ -63,7 +64,10 @@ def mixed_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
     short = [[count] * min(slots, longest // count) for count in SHORT if count <= min(longest, length)]
     chunk = min(longest // 2, length)
     beside = sorted({min(tokens, slots - 1, longest - chunk) for tokens in (*BESIDE, slots)})
-    return [dummy_step(sizes, counts, greedy) for counts in (*short, *([chunk] + [1] * tokens for tokens in beside))]
+    little = [min(LITTLE, longest, length)]
+    return [
+        dummy_step(sizes, counts, greedy) for counts in (little, *short, *([chunk] + [1] * tokens for tokens in beside))
+    ]
 
 
 def long_context_steps(sizes: SlotSizes) -> list[StepPlan]:

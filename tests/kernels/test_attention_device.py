@@ -44,8 +44,13 @@ def error(scene: Scene, found: Tensor, row: int, window: int) -> float:
     q = scene.q[start : start + queries].double().transpose(0, 1)
     sides = (side[row].to(scene.q.device).double() for side in (scene.k, scene.v))
     k, v = (side.transpose(0, 1).repeat_interleave(group, 0) for side in sides)
-    scores = (q @ k.transpose(1, 2) * scene.q.shape[2] ** -0.5).masked_fill(~seen, -torch.inf)
-    expected = (scores.softmax(-1) @ v).transpose(0, 1)
+    scores = q @ k.transpose(1, 2) * scene.q.shape[2] ** -0.5
+    if scene.softcap:
+        scores = scene.softcap * torch.tanh(scores / scene.softcap)
+    scores = scores.masked_fill(~seen, -torch.inf)
+    sinks = torch.full(q.shape[:1], -torch.inf) if scene.sinks is None else scene.sinks.double()
+    weights = torch.cat((scores, sinks.to(q.device)[:, None, None].expand(-1, queries, 1)), dim=2).softmax(-1)
+    expected = (weights[:, :, :-1] @ v).transpose(0, 1)
     return float((found[start : start + queries].double() - expected).norm() / expected.norm())
 
 

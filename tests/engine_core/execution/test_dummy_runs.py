@@ -12,6 +12,7 @@ from penstock.engine_core.execution.cuda_graphs import MIXED_MOST
 from penstock.engine_core.execution.dummy_runs import FAR, largest_step, long_context_steps, mixed_steps, warmup_steps
 from penstock.engine_core.execution.input_batch import SlotSizes
 from penstock.kernels.attention_device import launches
+from penstock.kernels.attention_hopper import form_of, forms_of
 from penstock.kernels.attention_tiling import Shape
 from penstock.kernels.chip import CHIPS
 from penstock.protocol.step_columns import integers
@@ -85,6 +86,16 @@ def test_crowded_steps_take_every_form_that_a_large_step_takes(heads: int, kv_he
             counts = [chance.randint(1, 8192 - rows)] + [1] * (rows - 1)
         if sum(counts) > MIXED_MOST:
             assert forms(counts) <= compiled, counts
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (32, 8), (64, 8), (8, 8), (8, 1), (32, 2)])
+def test_crowded_steps_have_a_chunk_of_few_tiles(heads: int, kv_heads: int) -> None:
+    """It takes another form of the chunk kernel, which no other step compiles where there are no graphs."""
+    plans = mixed_steps(SlotSizes(256, 8192, 16, VOCABULARY), 8192)
+    chunks = [integers(plan.chunks).reshape(-1, 4)[:, 2].tolist() for plan in plans]
+    alone = [counts[0] for counts in chunks if len(counts) == 1]
+    forms = {form_of(128, 0, kv_heads * -(-count * heads // kv_heads // 128), 132) for count in alone}
+    assert forms_of(128)[1] in forms
 
 
 @pytest.mark.parametrize("length", [1, 2, 128, 4096])
