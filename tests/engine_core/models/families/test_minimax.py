@@ -11,7 +11,7 @@ from tests.engine_core.models.parity import SIZES, check_parity
 CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "partly rotated": (
         MiniMaxM2Config,
-        {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8},
+        {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "rotary_dim": 8, "num_key_value_heads": 1},
     ),
     "whole heads": (MiniMaxM2Config, {"head_dim": 24, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
