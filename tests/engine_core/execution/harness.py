@@ -28,11 +28,13 @@ def tiny_spec() -> ModelSpec:
     return small_spec(layers=2, vocab_size=VOCABULARY, max_position=LENGTH, longest=LENGTH)
 
 
-def tiny_model() -> Decoder:
+def tiny_model(*, packed: bool = True) -> Decoder:
+    """On the CPU. Packed weights cannot be copied from."""
     model = registry.build(tiny_spec(), torch.float32, torch.device("cpu"), LENGTH)
     with torch.inference_mode():
         loading.load(model, Path(), "dummy", seed=3)
-        pack(model.destinations())
+        if packed:
+            pack(model.destinations())
     return model
 
 

@@ -62,7 +62,7 @@ def gpu_model() -> Decoder:
     model = registry.build(tiny_spec(), torch.float32, torch.device("cuda"), LENGTH)
     with torch.inference_mode():
         loading.load(model, Path(), "dummy")
-        sources = tiny_model().destinations()
+        sources = tiny_model(packed=False).destinations()
         for name, destination in model.destinations().items():
             source = sources[name].tensor
             assert destination.tensor is not None
