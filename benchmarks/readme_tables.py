@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,43 @@ def invariant() -> str:
         with_it, without = slow["8b", row.name].value or 0.0, plain["8b", row.name].value or 0.0
         lines.append([row.name, rows.number(with_it), rows.number(without), f"{100 * (1 - with_it / without):.0f} %"])
     return table(["`--batch-invariant`, 8B", "tok/s", "without", "price"], lines)
+
+
+def plans() -> str:
+    """8B with the plans that ship, with plans measured at the start, and on a chip that is simulated."""
+    shipped = {one["row"]: statistics.median(one["new"]) for one in result("in_turns_8b_h200.json")["rows"]}
+    anew, small = (rows.read(RESULTS / "h200" / folder) for folder in ("measured_anew", "simulated"))
+    lines = []
+    for row in (row for row in ALL if ("8b", row.name) in small):
+        found = shipped[row.name], *(records["8b", row.name].value or 0.0 for records in (anew, small))
+        lines.append([row.name, UNITS[row.figure], *map(rows.number, found)])
+    return table(["8B", "figure", "plans that ship", "measured at the start", "simulated chip"], lines)
+
+
+def turns() -> str:
+    """Two trees in turns: the median of each, and by how much the later one is better."""
+    lines = [
+        [one["model"].upper(), one["row"], one["unit"], rows.number(statistics.median(one["old"])),
+         rows.number(statistics.median(one["new"])), f"{one['better']:+.1f} %"]
+        for name in ("8b", "0.6b") for one in result(f"in_turns_{name}_h200.json")["rows"]
+    ]  # fmt: skip
+    return table(["Shape", "Row", "figure", "before", "after", "better by"], lines)
+
+
+def other_heads() -> str:
+    """Decoding attention of 64 rows: its share of the speed of a copy in the same run."""
+    report = result("kernels_h200.json")
+    dims, whole = (64, 80, 96, 128, 192, 256, 512), report["copy_bytes_per_second"]
+    shares = {one["shape"]: one["bytes"] / (one["microseconds"] * 1e-6) / whole for one in report["figures"]
+              if one["kernel"] == "attention" and one["chosen"]}  # fmt: skip
+    lines = []
+    for title, keys, end in (
+        ("2,048 keys", 2048, ""), ("8,192 keys", 8192, ""),
+        *((f"a window of {window:,} of 8,192 keys", 8192, f", window {window}") for window in (4096, 1024, 128)),
+    ):  # fmt: skip
+        names = (f"decode 64 x {keys}" + (f", heads of {dim}" if dim != 128 or end else "") + end for dim in dims)
+        lines.append([title, *(f"{100 * shares[name]:.0f} %" if name in shares else "" for name in names)])
+    return table(["Heads of", *map(str, dims)], lines)
 
 
 def experts() -> str:
@@ -252,7 +290,8 @@ def theirs(record: Record) -> str:
 BLOCKS: Blocks = {
     "highlights": highlights,
     "cpu-embedded": cpu_embedded, "scheduler": scheduler, "h200-serving": lambda: h200()[0],
-    "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts, "scaling": gpus,
+    "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
+    "heads": other_heads, "turns": turns, "plans": plans, "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
     "speculation": speculation, "schema-drafts": drafts, "schemas": schemas, "faults": faults,
 }  # fmt: skip
