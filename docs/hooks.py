@@ -21,6 +21,7 @@ from penstock.engine_core.models.families import families as registry
 from penstock.engine_core.models.layer_spec import NO_ROPE
 from penstock.engine_core.models.reading import ROPE_KINDS
 from penstock.engine_core.models.weight_files import STORED_TYPES
+from penstock.kernels.chip import CHIPS
 from penstock.protocol.config import ApiConfig, Config, Field, fields
 from penstock.services.metrics.definitions import METRICS, Kind
 from penstock.services.metrics.exposition import VLLM
@@ -285,10 +286,36 @@ def elsewhere() -> str:
     )
 
 
+COMPILED = Path(__file__).parents[1] / "benchmarks" / "results" / "chips.json"
+# Of each architecture: GPUs that have it, and whether kernels ran on one of them or were only compiled.
+ARCHITECTURES: Mapping[str, tuple[str, bool]] = {
+    "sm_80": ("A100, A30", False), "sm_86": ("A10, A40, RTX 3090", False), "sm_89": ("L4, L40S, RTX 4090", False),
+    "sm_90": ("H100, H200", True), "sm_100": ("B200", False), "sm_120": ("RTX 5090, RTX PRO 6000", False),
+}  # fmt: skip
+
+
+def chips() -> str:
+    """Each architecture, what its GPUs have, and what was compiled for it, of benchmarks/results/chips.json."""
+    rows = []
+    kernels = json.loads(COMPILED.read_text())
+    for name, chip in CHIPS.items():
+        gpus, ran = ARCHITECTURES[name]
+        forms = [[taken[name][0] for taken in kernel["rows"].values() if name in taken] for kernel in kernels.values()]
+        most = max(shared for found in forms for shared in found)
+        features = [word for word, has in (("TMA", chip.tma), ("PDL", chip.pdl), ("WGMMA", chip.wgmma)) if has]
+        rows.append([
+            gpus, code(name), "run" if ran else "compiled", f"{sum(map(bool, forms))} kernels in "
+            f"{sum(map(len, forms))} forms", f"{most / 1024:.0f} of {chip.shared_memory / 1024:.0f} KiB",
+            ", ".join(features) or "none",
+        ])  # fmt: skip
+    heads = ["GPUs", "Architecture", "Kernels were", "Compiled", "Shared memory of the largest", "Beyond Ampere"]
+    return table(heads, rows)
+
+
 GENERATED: Mapping[str, Callable[[], str]] = {
     "options": options, "http": http, "metrics": metrics, "metrics-vllm": aliases, "families": families,
     "flags-vllm": functools.partial(flags_of, "vllm"), "flags-sglang": functools.partial(flags_of, "sglang"),
-    "formats": formats, "foreign-formats": elsewhere,
+    "formats": formats, "foreign-formats": elsewhere, "chips": chips,
 }  # fmt: skip
 
 

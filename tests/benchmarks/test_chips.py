@@ -1,0 +1,96 @@
+"""Every kernel fits every chip of the README: what the product would launch on each is in the file of compiled kernels,
+from the sources as they are, within the chip's limits; and a sample of it compiles anew to the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import triton
+
+from benchmarks.chip_table import REGISTERS, Row, Source, Table, exceeded, read, write
+from penstock.kernels.chip import CHIPS
+
+L4 = CHIPS["sm_89"]
+
+
+def run(*arguments: str, cache: Path) -> tuple[int, list[str]]:
+    """`python -m benchmarks.chips` in a process of its own: Triton's interpreter is chosen once for a process."""
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environ["TRITON_CACHE_DIR"] = str(cache)
+    command = [sys.executable, "-m", "benchmarks.chips", *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_every_kernel_is_compiled_for_every_chip_and_fits(tmp_path: Path) -> None:
+    assert run("--check", cache=tmp_path) == (0, [])
+
+
+def test_the_file_has_every_chip() -> None:
+    table = read()
+    assert {chip for rows in table.rows.values() for taken in rows.values() for chip in taken} == set(CHIPS)
+    assert table.sources.keys() == table.rows.keys()
+
+
+def test_what_does_not_fit_or_was_not_compiled_is_found(tmp_path: Path) -> None:
+    """A row of more shared memory than the chip has; one that is not there; a kernel of another source."""
+    table = read()
+    names = [name for name in table.rows if all("sm_89" in taken for taken in table.rows[name].values())]
+    large, missing, changed = (
+        next(name for name in names if word in name) for word in ("norm", "activ", "gather_kernel")
+    )
+    label, taken = next(iter(table.rows[large].items()))
+    taken["sm_89"] = taken["sm_89"]._replace(shared=119 << 10)
+    lost = next(iter(table.rows[missing]))
+    del table.rows[missing][lost]["sm_89"]
+    path = tmp_path / "chips.json"
+    write(path, Table({**table.sources, changed: Source("another", "3.9.0")}, table.rows))
+    code, said = run("--check", "--sample", "0", "--file", str(path), cache=tmp_path)
+    assert (code, sorted(said)) == (1, sorted((
+        f"{large} {label}: takes {119 << 10} bytes of shared memory, and NVIDIA L4 has {99 << 10}",
+        f"{missing} {lost}: not compiled for sm_89: run python -m benchmarks.chips",
+        f"{changed}: its source has changed since it was compiled: run python -m benchmarks.chips",
+    )))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (Row(99 << 10, 128, 256, 0), ""),
+        (
+            Row((99 << 10) + 1, 32, 128, 0),
+            f"takes {(99 << 10) + 1} bytes of shared memory, and NVIDIA L4 has {99 << 10}",
+        ),
+        (Row(0, 255, 256, 0), ""),
+        (Row(0, 129, 512, 0), f"takes {136 * 512} registers, and a multiprocessor of NVIDIA L4 has {REGISTERS}"),
+    ],
+)
+def test_limits(row: Row, expected: str) -> None:
+    assert exceeded(L4, row) == expected
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "chips.json"
+    assert read(path) == Table({}, {})
+    table = Table(
+        {"k": Source("d", "3.9.0")}, {"k": {"b": {"sm_80": Row(1, 2, 3, 4)}, "a": {"sm_90": Row(5, 6, 7, 8)}}}
+    )
+    write(path, table)
+    assert read(path) == table
+    assert list(json.loads(path.read_text())["k"]["rows"]) == ["a", "b"]
+
+
+@pytest.mark.long
+def test_every_kernel_compiles_anew(tmp_path: Path) -> None:
+    """With the Triton that is installed, within every chip's limits; with that of the file, to what the file has."""
+    path = tmp_path / "chips.json"
+    assert run("--all", "--file", str(path), cache=tmp_path) == (0, [])
+    held, found = read(), read(path)
+    for name in (name for name, source in held.sources.items() if source.triton == triton.__version__):
+        assert found.rows[name] == held.rows[name]
