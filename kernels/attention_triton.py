@@ -407,8 +407,7 @@ def attention_kernel(
         )  # fmt: skip
         if SHARED and own == 0:
             partial, lse = add_prefix(
-                partial, lse, schedule, shared, shared_lses, row, head, real, HEADS, DIM, DIM_TILE
-            )
+                partial, lse, schedule, shared, shared_lses, row, head, real, HEADS, DIM, DIM_TILE)  # fmt: skip
         if SPLIT_K and splits > 1:
             store_partial(partials, lses, held + own * lines, partial, lse, real, DIM, DIM_TILE)
         else:
