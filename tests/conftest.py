@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, settings
 
 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
-    os.environ.setdefault("PENSTOCK_DTYPE", "float32")  # a CPU's own choice is measured, so it depends on the machine
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are taken: a worker runs on each
 

@@ -28,6 +28,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(torch, "set_num_threads", found.append)
     monkeypatch.setattr(cpu_trial, "has_bfloat16", lambda: True)
     monkeypatch.setattr(cpu_trial, "own_cores", lambda config: 8)
+    monkeypatch.setattr(cpu_trial, "LARGE", 1)
     return found
 
 
@@ -126,6 +127,13 @@ def test_a_float32_checkpoint_and_a_processor_without_bfloat16_stay_in_float32(m
     for dtype in ("float32", "float16"):
         assert cpu_trial.types_of(msgspec.structs.replace(SPEC, dtype=dtype)) == ("float32",)
     monkeypatch.setattr(cpu_trial, "has_bfloat16", lambda: False)
+    assert cpu_trial.types_of(SPEC) == ("float32",)
+
+
+def test_a_small_model_stays_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded model's, and so the same on every processor."""
+    monkeypatch.undo()
+    monkeypatch.setattr(cpu_trial, "has_bfloat16", lambda: True)
     assert cpu_trial.types_of(SPEC) == ("float32",)
 
 
