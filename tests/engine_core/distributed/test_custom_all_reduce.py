@@ -21,6 +21,7 @@ from penstock.engine_core.distributed.custom_all_reduce import (
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.loading import load
+from penstock.engine_core.models.layer_spec import NormSpec
 from penstock.engine_core.models.layers import Norm, Placement
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
@@ -65,7 +66,9 @@ def normed(group: Group, folder: Path) -> list[tuple[bool, Tensor, Tensor]]:
     found = []
     with opened(group, WIDTH, torch.float32, folder) as exchange:
         norm = Norm(
-            WIDTH, EPS, Placement(torch.float32, torch.device("cpu"), replace(group, exchange=exchange.up_to(3)))
+            WIDTH,
+            NormSpec(eps=EPS),
+            Placement(torch.float32, torch.device("cpu"), replace(group, exchange=exchange.up_to(3))),
         )
         for seed, rows in enumerate((3, 4, 1)):
             parts, residual, weight = drawn(seed, group.size, rows, WIDTH, torch.float32)

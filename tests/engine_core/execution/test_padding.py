@@ -26,7 +26,7 @@ def padded(size: int) -> tuple[Decoder, ModelSpec]:
     model = registry.build(spec, torch.float32, torch.device("cpu"), LENGTH)
     with torch.inference_mode():
         loading.load(model, Path(), "dummy", seed=3)
-        sources = tiny_model().destinations()
+        sources = tiny_model(packed=False).destinations()
         for name, destination in model.destinations().items():
             source, target = sources[name].tensor, destination.tensor
             assert source is not None

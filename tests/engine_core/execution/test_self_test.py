@@ -71,7 +71,7 @@ def test_a_canary_that_cannot_be_read_is_refused(tmp_path: Path, canary: Any) ->
 
 
 def test_the_runner_finds_damage_and_forgets_the_probe(tmp_path: Path) -> None:
-    model = tiny_model()
+    model = tiny_model(packed=False)
     runner, probe = tiny_runner(model), read_probe(tmp_path, VOCABULARY, LENGTH)
     assert trouble(runner, probe) == ""
     life = Life(prompt=(1, 2, 3), blocks=(1,))

@@ -102,6 +102,7 @@ def test_a_model_without_an_end_has_no_structures(tmp_path: Path) -> None:
 def vocabulary_without_end():
     class Endless:
         eos = None
+        special = frozenset[int]()
 
     return Endless()
 
