@@ -17,6 +17,7 @@ from huggingface_hub import constants
 
 from penstock import LLM
 from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.models.families import families
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import tensor_shapes
 from penstock.engine_core.models.weight_files import INDEX, SINGLE
@@ -33,9 +34,7 @@ SHAPES = tensor_shapes(read_spec(demo_folder()))
 NORM = "model.norm.weight"
 EMBEDDING = "model.embed_tokens.weight"
 SIZES = {"F64": 8, "F32": 4, "BF16": 2, "I8": 1}
-SERVED = (
-    "LlamaForCausalLM, MistralForCausalLM, MixtralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM"
-)
+SERVED = ", ".join(family.architecture for family in families().values())
 READS = "Penstock reads safetensors, so take the model that"
 LAYOUT = "a model is a folder with config.json, *.safetensors and tokenizer.json, as the Hugging Face hub has them"
 PICKLED = "is pickled, which runs code when it is read: Penstock reads safetensors only, so convert it"
