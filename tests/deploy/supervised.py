@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -55,6 +56,20 @@ class Supervised:
         self._environ = environ
         self._notices = notices
         self._ready: set[int] = set()
+        threading.Thread(target=self._listen, name="notices", daemon=True).start()
+
+    def _listen(self) -> None:
+        """Take every notice as it comes: the kernel keeps ten, and a process drops its own where there is no room."""
+        while True:
+            try:
+                select.select([self._notices], [], [], 1.0)
+                found = self._notices.receive()
+            except (OSError, ValueError):  # closed
+                return
+            for notice in found:
+                self.url = notice.fields.get("X_PENSTOCK_URL", self.url)
+                if notice.ready:
+                    self._ready.add(notice.pid)
 
     def control(self, *words: str) -> str:
         """What `supervisorctl` prints."""
@@ -80,11 +95,7 @@ class Supervised:
         taken; their pids."""
         deadline = time.monotonic() + LIMIT
         while True:
-            select.select([self._notices], [], [], 0.05)
-            for notice in self._notices.receive():
-                self.url = notice.fields.get("X_PENSTOCK_URL", self.url)
-                if notice.ready:
-                    self._ready.add(notice.pid)
+            select.select([], [], [], 0.05)
             pids = self.pids()
             whole = len(pids) == len(self.roles) and self._ready >= set(pids.values())
             if whole and not any((old or {}).get(role) == pids[role] for role in fresh) and self.answers():
