@@ -1,8 +1,8 @@
 """How products with weights are cut: the ways there are, and which one a product of so many rows takes.
 
-A product has a plan, which is measured (`kernels.tuning`) or made by the rules below: the best of
+A product has a plan, which is measured (`engine_core.execution.product_tuning`) or made by the rules below: the best of
 `python -m benchmarks.linear_kernels --sweep` on an H200, fitted to the chip. An invariant product always follows the
-rules. Its rows are the same to the last bit in every `Tiling`, which was shown on an H200.
+rules. Its rows are the same to the last bit in every `Tiling`, which was shown on H100 and H200.
 """
 
 from __future__ import annotations

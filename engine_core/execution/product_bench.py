@@ -17,6 +17,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from penstock.engine_core.execution.all_reduce_tuning import replay_microseconds
 from penstock.engine_core.execution.compilation import UncompiledKernel, load_kernel, prewarm
 from penstock.engine_core.execution.cuda_graphs import Memory
 from penstock.engine_core.execution.product_tuning import Dropped, Job
@@ -113,15 +114,7 @@ class ProductBench:
     def microseconds(self, calls: Callable[[], object]) -> float:
         """The time of some calls in a graph."""
         graph, _ = self.memory.capture(calls, run=False)
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        took: list[float] = []
-        for _ in range(1 + REPLAYS):
-            began.record()
-            graph.replay()
-            ended.record()
-            ended.synchronize()
-            took.append(began.elapsed_time(ended) * 1e3)
-        return min(took[1:])
+        return replay_microseconds(graph, REPLAYS)
 
 
 def weight_bytes(product: Product) -> int:
