@@ -1,0 +1,183 @@
+"""Quantized weights as products read them, whatever the file said: one layout for each kind of arithmetic.
+
+A weight is `[outputs, inputs]`, or `[experts, outputs, inputs]` of a mixture. Each layout has its rows one behind the
+other, so that parts of a fused weight are slices of one memory. Packed values lie with the lowest bits first.
+
+The arithmetic, to which every kernel is held:
+
+- `Float8Weight` and `Int8Weight` with activations: a row of x is divided by its scale and rounded to the weight's type,
+  sums are fp32, and are multiplied with the scales of row and weight; in blocks each block of inputs by itself.
+- everything else is a product with `dequantized` in x's type: fp32 arithmetic, rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+FLOAT8 = torch.float8_e4m3fn
+LARGEST = {FLOAT8: 448.0, torch.int8: 127.0}
+SMALLEST = 1e-12  # scale of a row, so that a row of zeros has one
+FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # E2M1's values by its three lowest bits; the highest is the sign
+EXPONENT_BIAS = 127  # of E8M0, OCP Microscaling Formats 1.0
+
+# How a row of x becomes 8 bits: not at all, with a scale for each row, for each block of inputs of a row, or with the
+# scale that the checkpoint gives.
+Activations: TypeAlias = Literal["none", "row", "block", "static"]
+
+
+@dataclass(frozen=True, eq=False)
+class Float8Weight:
+    """E4M3 with a scale for each output, or for each block of outputs and inputs."""
+
+    values: Tensor  # e4m3 [..., outputs, inputs]
+    scales: Tensor  # fp32 [..., outputs], or [..., ceil(outputs / rows), ceil(inputs / columns)] of a block
+    block: tuple[int, int] | None = None  # rows and columns of a block, (128, 128) in every published checkpoint
+    activations: Activations = "row"  # "block" where the weight has blocks, or "none"
+    input_scale: Tensor | None = None  # fp32 [1], of "static"
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        scales = self.scales[..., None]
+        if self.block is not None:
+            scales = spread_blocks(self.scales, self.block, self.shape)
+        return (self.values.float() * scales).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Weight:
+    """Integers of 8 bits with a scale for each output, for rows that are integers, too (W8A8)."""
+
+    values: Tensor  # int8 [..., outputs, inputs]
+    scales: Tensor  # fp32 [..., outputs]
+    activations: Activations = "row"  # or "static"
+    input_scale: Tensor | None = None  # fp32 [1], of "static"
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.values.shape
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        return (self.values.float() * self.scales[..., None]).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedWeight:
+    """Integers of 4 or 8 bits with a scale, and perhaps a zero point, for each group of inputs: (value - zero) * scale.
+
+    order: the input of x that each input of the weight is multiplied with, where groups are not runs of x's inputs.
+    """
+
+    bits: int
+    group: int  # inputs of a scale; all of them where a scale is an output's
+    values: Tensor  # uint8 [..., outputs, inputs * bits / 8]
+    scales: Tensor  # 16-bit or fp32 [..., outputs, inputs / group]
+    zeros: Tensor | None = None  # uint8 [..., outputs, inputs / group]; None: 2 ** (bits - 1)
+    order: Tensor | None = None  # int32 [inputs]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.values.shape[:-1], self.values.shape[-1] * 8 // self.bits))
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """In the order of the weight's inputs, not of x's."""
+        values = (unpacked(self.values) if self.bits == 4 else self.values).float()
+        zeros = 2.0 ** (self.bits - 1) if self.zeros is None else self.zeros.float()[..., None]
+        groups = values.view(*self.scales.shape, self.group)
+        return ((groups - zeros) * self.scales.float()[..., None]).flatten(-2).to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Float4Weight:
+    """E2M1 with a scale for each group of inputs: MXFP4 has powers of two of 32 inputs, NVFP4 E4M3 of 16 and one fp32
+    scale for all."""
+
+    values: Tensor  # uint8 [..., outputs, inputs / 2]
+    scales: Tensor  # uint8 exponents (E8M0) or e4m3 [..., outputs, inputs / group]
+    group: int  # 32 or 16
+    factors: Tensor | None = None  # fp32 [..., outputs], multiplied with the scales; of NVFP4
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((*self.values.shape[:-1], self.values.shape[-1] * 2))
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        codes = unpacked(self.values).int()
+        table = torch.tensor((*FLOAT4, *(-value for value in FLOAT4)), device=self.values.device)
+        if self.scales.dtype is torch.uint8:
+            scales = torch.exp2(self.scales.float() - EXPONENT_BIAS)
+        else:
+            scales = self.scales.float()
+        if self.factors is not None:
+            scales = scales * self.factors[..., None]
+        return (table[codes].view(*scales.shape, self.group) * scales[..., None]).flatten(-2).to(dtype)
+
+
+QuantizedWeight: TypeAlias = Float8Weight | Int8Weight | GroupedWeight | Float4Weight
+
+
+def unpacked(values: Tensor) -> Tensor:
+    """Two numbers of 4 bits from each byte, the lower first: uint8 [..., n] -> [..., 2 n]."""
+    return torch.stack((values & 15, values >> 4), -1).flatten(-2)
+
+
+def packed_pairs(codes: Tensor) -> Tensor:
+    """Two numbers of 4 bits in each byte, the first in the lower: uint8 [..., 2 n] -> [..., n]."""
+    return codes[..., 0::2] | codes[..., 1::2] << 4
+
+
+def spread_blocks(scales: Tensor, block: tuple[int, int], shape: torch.Size) -> Tensor:
+    """The scale of each number of a matrix of this shape, whose last blocks may be cut."""
+    rows, columns = block
+    return scales.repeat_interleave(rows, -2)[..., : shape[-2], :].repeat_interleave(columns, -1)[..., : shape[-1]]
+
+
+def quantize_rows(x: Tensor, kind: torch.dtype, block: int = 0, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`[rows, inputs]` in e4m3 or int8, and fp32 scales `[rows, 1]`, or `[rows, ceil(inputs / block)]` by blocks.
+
+    A scale is the largest number of its row or block over the type's largest; `scale  # fp32 [1]` is given for all.
+    Integers are rounded to the nearest, of two the even; what is beyond the type's largest becomes it.
+    """
+    largest, rows = LARGEST[kind], x.float()
+    if scale is not None:
+        scales = scale.expand(len(x), 1)
+        divisors = scales
+    elif block:
+        padded = pad(rows, (0, -x.shape[1] % block))
+        scales = (padded.view(len(x), -1, block).abs().amax(-1) / largest).clamp_min(SMALLEST)
+        divisors = scales.repeat_interleave(block, 1)[:, : x.shape[1]]
+    else:
+        scales = (rows.abs().amax(1, keepdim=True) / largest).clamp_min(SMALLEST)
+        divisors = scales
+    found = (rows / divisors).clamp(-largest, largest)
+    return (found.round() if kind is torch.int8 else found).to(kind), scales
+
+
+def rounded_rows(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """x as a product with the weight sees it, in x's type or fp32: rounded as its activations are, in the order of the
+    weight's inputs. A product of it with the dequantized weight is the reference of every kernel."""
+    if isinstance(weight, GroupedWeight):
+        return x if weight.order is None else x[:, weight.order]
+    if isinstance(weight, Float4Weight) or weight.activations == "none":
+        return x
+    block = weight.block[1] if isinstance(weight, Float8Weight) and weight.block is not None else 0
+    block = block if weight.activations == "block" else 0
+    values, scales = quantize_rows(x, weight.values.dtype, block, weight.input_scale)
+    spread = scales.repeat_interleave(block, 1)[:, : x.shape[1]] if block else scales
+    return values.float() * spread
+
+
+def multiply_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    """`[rows, inputs] -> [rows, outputs]` in x's type: the arithmetic of a product, in fp32 throughout."""
+    rows = rounded_rows(x, weight)
+    exact = rows is not x or rows.dtype is torch.float32
+    kind = torch.float32 if exact and not isinstance(weight, GroupedWeight) else x.dtype
+    found = rows.float() @ weight.dequantized(kind).float().T
+    return (found if bias is None else found + bias.float()).to(x.dtype)
