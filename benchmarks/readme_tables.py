@@ -19,10 +19,11 @@ def result(name: str) -> Any:
     return json.loads((RESULTS / name).read_bytes())
 
 
-def cpu_embedded() -> str:
+def cpu(file: str) -> str:
+    """Penstock beside `generate` on a CPU."""
     heads = ["Output tokens per second", "Penstock, over HTTP", "transformers `generate`, one padded batch", "ratio",
              "`generate`, one by one", "ratio"]  # fmt: skip
-    report = result("cpu_embedded.json")
+    report = result(file)
     comparisons = report["comparisons"]
     alone = rate(comparisons[0]["generate"])
     lines = []
@@ -289,7 +290,8 @@ def theirs(record: Record) -> str:
 
 BLOCKS: Blocks = {
     "highlights": highlights,
-    "cpu-embedded": cpu_embedded, "scheduler": scheduler, "h200-serving": lambda: h200()[0],
+    "cpu-embedded": lambda: cpu("cpu_embedded.json"), "cpu-06b": lambda: cpu("cpu_06b.json"),
+    "scheduler": scheduler, "h200-serving": lambda: h200()[0],
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
     "heads": other_heads, "turns": turns, "plans": plans, "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
