@@ -153,8 +153,60 @@ MIXTRAL = Shape(
         "vocab_size": 32000,
     },
 )
+FP8_CHANNELS: Mapping[str, Any] = {  # as llm-compressor writes it: a scale for each output, and one for each row of x
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False},
+            "input_activations": {
+                "num_bits": 8, "type": "float", "strategy": "token", "symmetric": True, "dynamic": True,
+            },
+        },
+    },
+    "ignore": ["lm_head"],
+}  # fmt: skip
+FP8_BLOCKS: Mapping[str, Any] = {  # as Qwen publishes it
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "modules_to_not_convert": ["lm_head"],
+}
+W4A16: Mapping[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True,
+                "dynamic": False,
+            },
+            "input_activations": None,
+        },
+    },
+    "ignore": ["lm_head"],
+}  # fmt: skip
+
+
+def quantized(shape: Shape, name: str, title: str, how: Mapping[str, Any]) -> Shape:
+    """The shape with quantized weights."""
+    return Shape(name, title, {**shape.config, "quantization_config": how})
+
+
+QUANTIZED = (
+    quantized(EIGHT, "8b-fp8", "8B in FP8", FP8_CHANNELS),
+    quantized(EIGHT, "8b-fp8-blocks", "8B in FP8, blocks of 128", FP8_BLOCKS),
+    quantized(EIGHT, "8b-w4a16", "8B in W4A16", W4A16),
+    quantized(SEVENTY, "70b-w4a16", "70B in W4A16", W4A16),
+    quantized(QWEN_MOE, "30b-a3b-fp8", "30B of which 3B in FP8, blocks of 128", FP8_BLOCKS),
+)
 SMOKE = Shape("smoke", "smoke", json.loads((demo_folder() / "config.json").read_bytes()))  # for a try on a CPU
-SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (EIGHT, SMALL, QWEN_MOE, MIXTRAL, SMOKE)}
+SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (EIGHT, SMALL, QWEN_MOE, MIXTRAL, *QUANTIZED, SMOKE)}
 
 
 def make_folder(shape: Shape, place: Path) -> Path:
