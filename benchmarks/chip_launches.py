@@ -58,9 +58,11 @@ from penstock.kernels.logprobs import token_logprobs  # noqa: E402
 from penstock.kernels.norm import add_norm, layer_norm, rms_norm  # noqa: E402
 from penstock.kernels.records import (  # noqa: E402
     NUMBERS,
+    Activation,
     AttentionBatch,
     AttentionOptions,
     Entries,
+    ExpertBiases,
     HeadNorms,
     InputRows,
     Routing,
@@ -224,11 +226,11 @@ def norms(model: Model) -> None:
     weight, x = memory(model.hidden), memory(8, model.hidden)
     rms_norm(x, weight, 1e-6)
     add_norm(x, x, weight, 1e-6)
-    activate(memory(8, 2 * model.width), "gelu_tanh" if model.name.startswith("Gemma") else "silu")
+    activate(memory(8, 2 * model.width), Activation("gelu_tanh" if model.name.startswith("Gemma") else "silu"))
     if model.name == "Phi-2":
         layer_norm(x, weight, weight, 1e-6)
         add_norm(x, x, weight, 1e-6, weight)
-        activate(memory(8, model.width), "gelu_tanh", gated=False)
+        activate(memory(8, model.width), Activation("gelu_tanh"), gated=False)
     wide = (model.heads + 2 * model.kv_heads) * model.dim
     rotation = gather_rotation(memory(LONG, model.dim, kind=torch.float32), memory(8, kind=torch.int64))
     q, k, v = memory(8, wide).view(8, -1, model.dim).split((model.heads, model.kv_heads, model.kv_heads), dim=1)
@@ -245,7 +247,11 @@ def experts(model: Model, x: Tensor) -> None:
     routing = Routing(model.chosen, normalised=True, sigmoid=bias is not None, bias=bias)
     routes = route(memory(len(x), model.experts), routing)
     gate_up = memory(model.experts, 2 * model.width, model.hidden)
-    expert_mlp(x, routes, gate_up, memory(model.experts, model.hidden, model.width), first=0)
+    down = memory(model.experts, model.hidden, model.width)
+    expert_mlp(x, routes, gate_up, down)
+    if model.sinks:
+        biases = ExpertBiases(memory(model.experts, 2 * model.width), memory(model.experts, model.hidden))
+        expert_mlp(x, routes, gate_up, down, biases=biases, activation=Activation("silu", 1.702, 7.0, 1.0))
 
 
 def attention(model: Model) -> None:

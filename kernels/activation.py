@@ -6,23 +6,40 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels.chip import chip_of
+from penstock.kernels.records import Activation
 
-KINDS = ("silu", "gelu_tanh")
+KINDS = ("silu", "gelu_tanh", "gelu", "relu2")
+SILU = Activation()
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of a fused product `[tokens, 2 * width]`, gate first. Returns `[tokens, width]`."""
-    return activate(gate_up, "silu")
+    return activate(gate_up, SILU)
 
 
-def activate(product: Tensor, kind: str, *, gated: bool = True) -> Tensor:
+def activate(product: Tensor, activation: Activation, *, gated: bool = True) -> Tensor:
     """activation(gate) * up of a fused product `[tokens, 2 * width]`, gate first: `[tokens, width]`. Without a gate the
-    activation of `[tokens, width]`. kind: of KINDS; gelu_tanh is the approximation of Hendrycks and Gimpel, 2016.
+    activation of `[tokens, width]`.
+
+    gelu_tanh is the approximation of Hendrycks and Gimpel, 2016; relu2 squares (Primer: So et al., 2021); a slope of
+    1.702, a limit and a shift of 1 are gpt-oss's.
     """
     if chip_of(product.device).runs_triton:
         from penstock.kernels.activation_triton import activate_rows
 
-        return activate_rows(product, kind, gated=gated)
-    gate = product.chunk(2, dim=-1)[0] if gated else product
-    found = functional.silu(gate) if kind == "silu" else functional.gelu(gate, approximate="tanh")
-    return found.mul_(product[..., gate.shape[-1] :]) if gated else found
+        return activate_rows(product, activation, gated=gated)
+    if not gated:
+        return activated(product, activation)
+    gate, up = product.chunk(2, dim=-1)
+    if activation.limit:
+        gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
+    return activated(gate, activation).mul_(up + activation.shift if activation.shift else up)
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    """The function alone, in memory of its own."""
+    if activation.kind == "relu2":
+        return functional.relu(x).square_()
+    if activation.kind != "silu":
+        return functional.gelu(x, approximate="tanh" if activation.kind == "gelu_tanh" else "none")
+    return functional.silu(x) if activation.slope == 1.0 else (x * activation.slope).sigmoid_().mul_(x)

@@ -1,4 +1,4 @@
-"""Activations of the MLP in Triton: one pass over the product."""
+"""Activations of the MLP in Triton: one pass over the product, or where a product ends."""
 
 from __future__ import annotations
 
@@ -9,37 +9,70 @@ from torch import Tensor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
+from penstock.kernels.records import Activation
 
 TILE = 1024
 
 
-def activate_rows(product: Tensor, kind: str, *, gated: bool) -> Tensor:
+def activate_rows(product: Tensor, activation: Activation, *, gated: bool) -> Tensor:
     """`kernels.activation.activate` by the kernel."""
     tokens, width = product.shape[0], product.shape[1] // (2 if gated else 1)
     assert product.stride(1) == 1
     out = torch.empty(tokens, width, dtype=product.dtype, device=product.device)
     pdl = chip_of(product.device).pdl
     activation_kernel[(tokens, triton.cdiv(width, TILE))](
-        product, out, product.stride(0), WIDTH=width, TILE=TILE, SILU=kind == "silu", GATED=gated, PDL=pdl,
-        launch_pdl=pdl,
+        product, out, product.stride(0), WIDTH=width, TILE=TILE, GATED=gated, KIND=activation.kind,
+        SLOPE=activation.slope, LIMIT=activation.limit, SHIFT=activation.shift, PDL=pdl, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
 @triton.jit
+def activated(x, KIND: tl.constexpr, SLOPE: tl.constexpr):
+    """The function alone; NaN stays NaN."""
+    if KIND == "relu2":
+        found = tl.where(x < 0.0, 0.0, x) * x
+    elif KIND == "gelu":
+        found = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        slope = x * SLOPE
+        if KIND == "gelu_tanh":
+            # 0.5 (1 + tanh z) is the sigmoid of 2 z, and the approximation has z = sqrt(2 / pi) (x + 0.044715 x^3).
+            slope = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        found = x / (1.0 + tl.exp(-tl.maximum(slope, -80.0)))  # beyond it nothing is left
+    return found
+
+
+@triton.jit
+def gate_values(
+    gate, up, KIND: tl.constexpr = "silu", SLOPE: tl.constexpr = 1.0, LIMIT: tl.constexpr = 0.0,
+    SHIFT: tl.constexpr = 0.0,
+):  # fmt: skip
+    """activation(gate) * (up + SHIFT) in fp32, of values within LIMIT."""
+    gate = gate.to(tl.float32)
+    up = up.to(tl.float32)
+    if LIMIT:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    if SHIFT:
+        up += SHIFT
+    return activated(gate, KIND, SLOPE) * up
+
+
+@triton.jit
 def activation_kernel(
-    product, out, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr,
-    PDL: tl.constexpr,
+    product, out, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
+    SLOPE: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Part of one row, in fp32, rounded once."""
     begin_pdl(PDL)
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * TILE + tl.arange(0, TILE)
     there = places < WIDTH
-    gate = tl.load(product + row * stride + places, mask=there, other=0.0).to(tl.float32)
-    # 0.5 (1 + tanh z) is the sigmoid of 2 z, where the approximation of GELU has z = sqrt(2 / pi) (x + 0.044715 x^3).
-    slope = gate if SILU else 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    found = gate / (1.0 + tl.exp(-tl.maximum(slope, -80.0)))  # beyond it nothing is left
+    gate = tl.load(product + row * stride + places, mask=there, other=0.0)
     if GATED:
-        found *= tl.load(product + row * stride + WIDTH + places, mask=there, other=0.0).to(tl.float32)
+        up = tl.load(product + row * stride + WIDTH + places, mask=there, other=0.0)
+        found = gate_values(gate, up, KIND, SLOPE, LIMIT, SHIFT)
+    else:
+        found = activated(gate.to(tl.float32), KIND, SLOPE)
     tl.store(out + row * WIDTH + places, found.to(out.dtype.element_ty), mask=there)

@@ -10,13 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import SILU, activate
 from penstock.kernels.chip import chip_of
-from penstock.kernels.records import Routes, Routing
+from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
+
+NO_BIASES = ExpertBiases()
 
 
-def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int = 0) -> Tensor:
-    """The sum over a token's experts of share * down(silu(gate(x)) * up(x)): `[tokens, hidden] -> [tokens, hidden]`.
+def expert_mlp(
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int = 0, biases: ExpertBiases = NO_BIASES,
+    activation: Activation = SILU,
+) -> Tensor:  # fmt: skip
+    """The sum over a token's experts of share * down(activation(gate(x)) * up(x)): `[tokens, hidden]`, as x.
 
     gate_up is `[held, 2 * width, hidden]`, gate first, and down `[held, hidden, width]`, of experts `first` and after.
     Sums are fp32, the result has x's type. On a GPU a token's is to the last bit the same whatever others there are.
@@ -24,7 +29,7 @@ def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, firs
     if chip_of(x.device).runs_triton:
         from penstock.kernels.experts_triton import multiply_experts
 
-        return multiply_experts(x, routes, gate_up, down, first=first)
+        return multiply_experts(x, routes, gate_up, down, first, biases, activation)
     total = torch.zeros(x.shape, dtype=torch.float32)
     pairs = routes.experts.flatten() - first
     order = pairs.argsort(stable=True)  # pairs of a token and an expert, expert by expert
@@ -35,7 +40,9 @@ def expert_mlp(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, firs
         own = order[end : end + count]
         end += count
         tokens = own // routes.experts.shape[1]
-        found = linear(silu_mul(linear(x[tokens], gate_up[expert])), down[expert])
+        gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
+        inner = activate(linear(x[tokens], gate_up[expert], gate_up_bias), activation)
+        found = linear(inner, down[expert], down_bias)
         total.index_add_(0, tokens, found * routes.shares.flatten()[own, None])
     return total.to(x.dtype)
 

@@ -17,35 +17,41 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from penstock.kernels.activation import SILU
+from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.chip import chip_of
+from penstock.kernels.experts import NO_BIASES
 from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling
-from penstock.kernels.linear_triton import add_product, gate_values, load_tile, load_tma_tile, tma_compatible
-from penstock.kernels.records import Routes
+from penstock.kernels.linear_triton import add_product, load_tile, load_tma_tile, tma_compatible
+from penstock.kernels.records import Activation, ExpertBiases, Routes
 from penstock.kernels.routing_triton import Schedule, sort_pairs
 
 COLUMNS = 1024  # of a token's sum in one program
 
 
-def multiply_experts(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int) -> Tensor:
+def multiply_experts(
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, biases: ExpertBiases, activation: Activation
+) -> Tensor:
     """`kernels.experts.expert_mlp` on a GPU."""
     _, hidden, width = down.shape
     plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, False))
     tiling = plan.way(routes.experts.numel() / routes.total)
     assert isinstance(tiling, ExpertTiling)
-    return multiply_sorted(x, routes, gate_up, down, first, tiling)
+    return multiply_sorted(x, routes, gate_up, down, first, tiling, biases, activation)
 
 
 def multiply_sorted(
-    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, tiling: ExpertTiling
-) -> Tensor:
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, tiling: ExpertTiling,
+    biases: ExpertBiases = NO_BIASES, activation: Activation = SILU,
+) -> Tensor:  # fmt: skip
     """The products of the tokens of each expert together."""
     held, hidden, _ = down.shape
     tokens, chosen = routes.experts.shape
     schedule = sort_pairs(routes.experts, first, held, tiling.down.rows)
-    inner = multiply_tiles(x, gate_up, schedule, tiling.gate_up, chosen, gated=True)
-    lines = multiply_tiles(inner, down, schedule, tiling.down, 1, gated=False)
+    inner = multiply_tiles(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation)
+    lines = multiply_tiles(inner, down, biases.down, schedule, tiling.down, 1, None)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     pdl = chip_of(x.device).pdl
     sum_kernel[(tokens, triton.cdiv(hidden, COLUMNS))](
@@ -56,13 +62,17 @@ def multiply_sorted(
 
 
 def multiply_tiles(
-    x: Tensor, weight: Tensor, schedule: Schedule, tiling: Tiling, chosen: int, *, gated: bool
-) -> Tensor:
-    """A row for each pair: row pair // chosen of x times its expert. Rows of experts not held stay unset."""
+    x: Tensor, weight: Tensor, bias: Tensor | None, schedule: Schedule, tiling: Tiling, chosen: int,
+    gate: Activation | None,
+) -> Tensor:  # fmt: skip
+    """A row for each pair: row pair // chosen of x times its expert, of which the gate is taken if there is one. Rows
+    of experts not held stay unset."""
     held, outputs, inputs = weight.shape
-    width = outputs // 2 if gated else outputs
+    width = outputs // 2 if gate is not None else outputs
+    kind, slope, limit, shift = gate or SILU
     assert x.stride(1) == 1
     assert weight.is_contiguous()
+    assert bias is None or bias.is_contiguous()
     lines = weight.view(held * outputs, inputs)
     tma = tiling.tma and tma_compatible(lines)
     out = torch.empty(len(schedule.order), width, dtype=x.dtype, device=x.device)
@@ -70,10 +80,11 @@ def multiply_tiles(
     pdl = chip_of(x.device).pdl
     expert_kernel[(columns * len(schedule.tiles),)](
         x, TensorDescriptor(lines, list(lines.shape), [inputs, 1], [tiling.outputs, tiling.inputs])
-        if tma else lines,
+        if tma else lines, lines if bias is None else bias,
         schedule.order, schedule.tiles, schedule.total, out, width, inputs, x.stride(0), columns,
         CHOSEN=chosen, ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAP_AB=tiling.swap_ab,
-        GATED=gated, TMA=tma, EVEN=inputs % tiling.inputs == 0, PDL=pdl,
+        GATED=gate is not None, KIND=kind, SLOPE=slope, LIMIT=limit, SHIFT=shift, BIAS=bias is not None,
+        TMA=tma, EVEN=inputs % tiling.inputs == 0, PDL=pdl,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -107,9 +118,10 @@ def sum_kernel(
 
 @triton.jit
 def expert_kernel(
-    x, weight, order, tiles, count, out, width, inputs, x_stride, columns,
+    x, weight, bias, order, tiles, count, out, width, inputs, x_stride, columns,
     CHOSEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAP_AB: tl.constexpr,
-    GATED: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, KIND: tl.constexpr, SLOPE: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
+    BIAS: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile, if there is one: pairs of an expert. Rows past the last pair or output repeat it."""
     if PDL:
@@ -149,7 +161,12 @@ def expert_kernel(
     if SWAP_AB:
         sums = sums.trans()
         ups = ups.trans()
+    if BIAS:
+        sums += tl.load(bias + top + output, mask=output < width, other=0.0).to(tl.float32)[None, :]
     if GATED:
-        sums = gate_values(sums, ups, out.dtype.element_ty)
+        if BIAS:
+            ups += tl.load(bias + top + width + output, mask=output < width, other=0.0).to(tl.float32)[None, :]
+        TYPE: tl.constexpr = out.dtype.element_ty  # as the host rounds
+        sums = gate_values(sums.to(TYPE), ups.to(TYPE), KIND, SLOPE, LIMIT, SHIFT)
     real = (line < size)[:, None] & (output < width)[None, :]
     tl.store(out + pair[:, None] * width + output[None, :], sums.to(out.dtype.element_ty), mask=real)

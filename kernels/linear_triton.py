@@ -23,6 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.kernels import gluon
 from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
@@ -122,13 +123,6 @@ def tma_compatible(matrix: Tensor) -> bool:
 
 
 @triton.jit
-def gate_values(gate, up, TYPE: tl.constexpr):
-    """silu(gate) * up of values that are rounded first."""
-    gate = gate.to(TYPE).to(tl.float32)
-    return gate / (1.0 + tl.exp(-gate)) * up.to(TYPE).to(tl.float32)
-
-
-@triton.jit
 def vector_kernel(
     x, weight, bias, out, width, inputs,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
@@ -167,7 +161,7 @@ def vector_kernel(
         up = tl.sum(up_sums, 1)
         if BIAS:
             up += tl.load(bias + width + output, mask=real, other=0.0).to(tl.float32)
-        found = gate_values(found, up, out.dtype.element_ty)
+        found = gate_values(found.to(out.dtype.element_ty), up.to(out.dtype.element_ty))
     tl.store(out + output, found.to(out.dtype.element_ty), mask=real)
 
 
@@ -186,7 +180,7 @@ def store_tile(
     if GATED:
         if BIAS:
             ups += tl.load(bias + width + output, mask=real, other=0.0).to(tl.float32)[None, :]
-        sums = gate_values(sums, ups, out.dtype.element_ty)
+        sums = gate_values(sums.to(out.dtype.element_ty), ups.to(out.dtype.element_ty))
     targets = out + row.to(tl.int64)[:, None] * width + output[None, :]
     tl.store(targets, sums.to(out.dtype.element_ty), mask=(row < rows)[:, None] & real[None, :])
 

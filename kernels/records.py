@@ -57,6 +57,22 @@ class HeadNorms(NamedTuple):
     eps: float
 
 
+class Activation(NamedTuple):
+    """Of an MLP: of its gate, by which `up` is multiplied, or without a gate of its one product."""
+
+    kind: str = "silu"  # of kernels.activation.KINDS
+    slope: float = 1.0  # of silu: x * sigmoid(slope * x)
+    limit: float = 0.0  # a gate is at most so large before that, and `up` is within it on both sides; 0: any
+    shift: float = 0.0  # added to `up`
+
+
+class ExpertBiases(NamedTuple):
+    """Of the experts' products, in their type."""
+
+    gate_up: Tensor | None = None  # [held, 2 * width], gate first
+    down: Tensor | None = None  # [held, hidden]
+
+
 class Routing(NamedTuple):
     """How experts are chosen, and their shares."""
 

@@ -9,7 +9,7 @@ from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpe
 from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, prefixed, spread, whole
 from penstock.kernels.activation import activate
 from penstock.kernels.experts import expert_mlp, route
-from penstock.kernels.records import Routing
+from penstock.kernels.records import Activation, Routing
 
 
 class Mlp:
@@ -20,6 +20,7 @@ class Mlp:
         gate_up = tuple(spread(name, spec.width, placement) for name in names)
         fused = "gate_up_proj" if spec.fused else ""
         self.spec = spec
+        self.activation = Activation(spec.activation)
         self.gate_up = Linear(gate_up, hidden, placement, bias=spec.bias, fused=fused)
         down = (whole("down_proj", hidden),)
         self.down = Linear(down, spec.width, placement, bias=spec.bias, split_inputs=True)
@@ -28,7 +29,7 @@ class Mlp:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
         if self.spec.gated and self.spec.activation == "silu":
             return self.down.forward(self.gate_up.forward_gated(x))
-        return self.down.forward(activate(self.gate_up.forward(x), self.spec.activation, gated=self.spec.gated))
+        return self.down.forward(activate(self.gate_up.forward(x), self.activation, gated=self.spec.gated))
 
     def destinations(self) -> Destinations:
         yield from self.gate_up.destinations()

@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.activation import SILU
 from penstock.kernels.experts import expert_mlp, route
-from penstock.kernels.records import Routes, Routing
+from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
 from tests.engine_core.models.parity import without_mkldnn
+from tests.kernels.test_activation import CLAMPED
+from tests.kernels.test_activation import exact as exact_activation
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +24,25 @@ def weights(experts: int, hidden: int, width: int, dtype: torch.dtype = torch.fl
     return (gate_up * hidden**-0.5).to(dtype), (down * width**-0.5).to(dtype)
 
 
-def exact(x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int = 0) -> Tensor:
+def biases_of(gate_up: Tensor, down: Tensor) -> ExpertBiases:
+    """Random ones of these weights."""
+    return ExpertBiases(*(torch.randn(weight.shape[:2]).to(weight) for weight in (gate_up, down)))
+
+
+def exact(
+    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int = 0, biases: ExpertBiases | None = None,
+    activation: Activation = SILU,
+) -> Tensor:  # fmt: skip
     """In double precision, token by token."""
     found = torch.zeros(x.shape, dtype=torch.float64)
     for token, values in enumerate(x.double()):
         for expert, share in zip(routes.experts[token].tolist(), routes.shares[token].double(), strict=True):
             if 0 <= expert - first < len(down):
-                gate, up = (gate_up[expert - first].double() @ values).chunk(2)
-                found[token] += share * (down[expert - first].double() @ (gate * gate.sigmoid() * up))
+                own = expert - first
+                inner = gate_up[own].double() @ values
+                gate, up = (inner if biases is None else inner + biases.gate_up[own].double()).chunk(2)
+                outer = down[own].double() @ exact_activation(gate, activation, up)
+                found[token] += share * (outer if biases is None else outer + biases.down[own].double())
     return found
 
 
@@ -39,6 +53,16 @@ def test_reference(tokens: int, first: int, held: int) -> None:
     x, routes = torch.randn(tokens, 24), route(torch.randn(tokens, 8), Routing(3, True))
     found = expert_mlp(x, routes, gate_up, down, first=first)
     torch.testing.assert_close(found.double(), exact(x, routes, gate_up, down, first), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [Activation("gelu_tanh"), CLAMPED], ids=str)
+def test_biases_and_other_gates(activation: Activation) -> None:
+    gate_up, down = weights(8, 24, 12)
+    biases = biases_of(gate_up, down)
+    x, routes = 4 * torch.randn(9, 24), route(torch.randn(9, 8), Routing(3, True))
+    found = expert_mlp(x, routes, gate_up, down, biases=biases, activation=activation)
+    expected = exact(x, routes, gate_up, down, 0, biases, activation)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_sums_are_single_precision() -> None:

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from penstock.kernels.experts import expert_mlp, route
+from penstock.kernels.activation import SILU
+from penstock.kernels.experts import NO_BIASES, expert_mlp, route
 from penstock.kernels.experts_triton import multiply_experts, multiply_sorted
 from penstock.kernels.linear_tilings import BY_MEAN, ExpertTiling, Tiling
-from penstock.kernels.records import Routes, Routing
+from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
 from penstock.kernels.routing_triton import route_rows
-from tests.kernels.test_experts import exact, weights
+from tests.kernels.test_activation import CLAMPED
+from tests.kernels.test_experts import biases_of, exact, weights
 
 PLAIN = ExpertTiling(Tiling(16, 16, 32, 4, 2), Tiling(16, 32, 16, 4, 2))
 SWAP_AB = ExpertTiling(Tiling(16, 32, 16, 4, 2, swap_ab=True), Tiling(16, 16, 32, 4, 2, swap_ab=True))
@@ -74,6 +76,23 @@ def test_products(way: str, scene: str, device: str) -> None:
         x, routes, gate_up, down = operands(tokens, chosen, dtype, device)
         found = multiply(x, routes, gate_up, down, 0, WAYS[way])
         check(found, x, routes, gate_up, down)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("activation", [Activation("gelu_tanh"), CLAMPED], ids=str)
+@pytest.mark.parametrize("way", ["swap_ab", "tma"])
+def test_biases_and_other_gates(way: str, activation: Activation, device: str) -> None:
+    """The width is no multiple of a tile's outputs, and some experts are held alone."""
+    for dtype in types(device)[-1:]:
+        x, routes, gate_up, down = operands(7, CHOSEN, dtype, device)
+        own = slice(1, 3)
+        gate_up, down = gate_up[own], down[own]
+        biases = ExpertBiases(*(bias.to(device) for bias in biases_of(gate_up.cpu(), down.cpu())))
+        found = multiply_sorted(3 * x, routes, gate_up, down, 1, WAYS[way], biases, activation)
+        host = ExpertBiases(*(bias.cpu() for bias in biases))
+        expected = exact(3 * x.cpu(), on_host(routes), gate_up.cpu(), down.cpu(), 1, host, activation)
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double().cpu(), expected, rtol=16 * eps, atol=64 * eps)
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -147,7 +166,7 @@ def test_nothing_waits_for_the_device(tokens: int, device: str) -> None:
     logits = torch.randn(tokens, COUNT, device=device)
     with Waits():
         routes = route_rows(logits, Routing(CHOSEN, True))
-        found = multiply_experts(x, routes, gate_up, down, first=0)
+        found = multiply_experts(x, routes, gate_up, down, 0, NO_BIASES, SILU)
     check(found, x, routes, gate_up, down)
 
 
