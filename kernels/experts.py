@@ -12,14 +12,15 @@ from torch.nn.functional import linear
 
 from penstock.kernels.activation import SILU, activate
 from penstock.kernels.chip import chip_of
+from penstock.kernels.quantized import QuantizedWeight, expert_of, multiply_reference
 from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
 
 NO_BIASES = ExpertBiases()
 
 
 def expert_mlp(
-    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, *, first: int = 0, biases: ExpertBiases = NO_BIASES,
-    activation: Activation = SILU,
+    x: Tensor, routes: Routes, gate_up: Tensor | QuantizedWeight, down: Tensor | QuantizedWeight, *, first: int = 0,
+    biases: ExpertBiases = NO_BIASES, activation: Activation = SILU,
 ) -> Tensor:  # fmt: skip
     """The sum over a token's experts of share * down(activation(gate(x)) * up(x)): `[tokens, hidden]`, as x.
 
@@ -34,17 +35,25 @@ def expert_mlp(
     pairs = routes.experts.flatten() - first
     order = pairs.argsort(stable=True)  # pairs of a token and an expert, expert by expert
     end = int((pairs < 0).sum())
-    for expert, count in enumerate(torch.bincount(pairs[order[end:]], minlength=len(down))[: len(down)].tolist()):
+    held = down.shape[0]
+    for expert, count in enumerate(torch.bincount(pairs[order[end:]], minlength=held)[:held].tolist()):
         if not count:
             continue
         own = order[end : end + count]
         end += count
         tokens = own // routes.experts.shape[1]
         gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
-        inner = activate(linear(x[tokens], gate_up[expert], gate_up_bias), activation)
-        found = linear(inner, down[expert], down_bias)
+        inner = activate(expert_linear(x[tokens], gate_up, expert, gate_up_bias), activation)
+        found = expert_linear(inner, down, expert, down_bias)
         total.index_add_(0, tokens, found * routes.shares.flatten()[own, None])
     return total.to(x.dtype)
+
+
+def expert_linear(x: Tensor, weight: Tensor | QuantizedWeight, expert: int, bias: Tensor | None) -> Tensor:
+    """The product with one expert's matrix on a CPU."""
+    if isinstance(weight, Tensor):
+        return linear(x, weight[expert], bias)
+    return multiply_reference(x, expert_of(weight, expert), bias)
 
 
 def route(logits: Tensor, routing: Routing) -> Routes:

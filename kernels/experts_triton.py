@@ -25,14 +25,16 @@ from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling
 from penstock.kernels.linear_triton import add_product, load_tile, load_tma_tile, tma_compatible
+from penstock.kernels.quantized import QuantizedWeight
 from penstock.kernels.records import Activation, ExpertBiases, Routes
 from penstock.kernels.routing_triton import Schedule, sort_pairs
 
+Weight = Tensor | QuantizedWeight
 COLUMNS = 1024  # of a token's sum in one program
 
 
 def multiply_experts(
-    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, biases: ExpertBiases, activation: Activation
+    x: Tensor, routes: Routes, gate_up: Weight, down: Weight, first: int, biases: ExpertBiases, activation: Activation
 ) -> Tensor:
     """`kernels.experts.expert_mlp` on a GPU."""
     _, hidden, width = down.shape
@@ -43,7 +45,7 @@ def multiply_experts(
 
 
 def multiply_sorted(
-    x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, first: int, tiling: ExpertTiling,
+    x: Tensor, routes: Routes, gate_up: Weight, down: Weight, first: int, tiling: ExpertTiling,
     biases: ExpertBiases = NO_BIASES, activation: Activation = SILU,
 ) -> Tensor:  # fmt: skip
     """The products of the tokens of each expert together."""
@@ -62,7 +64,7 @@ def multiply_sorted(
 
 
 def multiply_tiles(
-    x: Tensor, weight: Tensor, bias: Tensor | None, schedule: Schedule, tiling: Tiling, chosen: int,
+    x: Tensor, weight: Weight, bias: Tensor | None, schedule: Schedule, tiling: Tiling, chosen: int,
     gate: Activation | None,
 ) -> Tensor:  # fmt: skip
     """A row for each pair: row pair // chosen of x times its expert, of which the gate is taken if there is one. Rows
@@ -71,6 +73,7 @@ def multiply_tiles(
     width = outputs // 2 if gate is not None else outputs
     kind, slope, limit, shift = gate or SILU
     assert x.stride(1) == 1
+    assert isinstance(weight, Tensor)
     assert weight.is_contiguous()
     assert bias is None or bias.is_contiguous()
     lines = weight.view(held * outputs, inputs)

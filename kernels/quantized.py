@@ -12,7 +12,7 @@ The arithmetic, to which every kernel is held:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -121,6 +121,12 @@ class Float4Weight:
 
 
 QuantizedWeight: TypeAlias = Float8Weight | Int8Weight | GroupedWeight | Float4Weight
+
+
+def expert_of(weight: QuantizedWeight, expert: int) -> QuantizedWeight:
+    """The matrix of one expert. What has no experts' axis, an order and a scale of rows, is all experts'."""
+    parts = {name: getattr(weight, name, None) for name in ("values", "scales", "zeros", "factors")}
+    return replace(weight, **{name: part[expert] for name, part in parts.items() if part is not None})
 
 
 def unpacked(values: Tensor) -> Tensor:

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from penstock.kernels.activation import SILU
 from penstock.kernels.experts import expert_mlp, route
+from penstock.kernels.quantized import expert_of, rounded_rows
 from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
 from tests.engine_core.models.parity import without_mkldnn
+from tests.kernels.quantized_experts import LAYOUTS, quantized
 from tests.kernels.test_activation import CLAMPED
 from tests.kernels.test_activation import exact as exact_activation
 
@@ -84,3 +86,19 @@ def test_a_row_of_nan_stays_alone() -> None:
     others = [0, 1, 2, 4, 5]
     torch.testing.assert_close(found[others], expected[others])
     assert found[3].isnan().all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_quantized_experts_are_products_of_rounded_rows(layout: str) -> None:
+    gate_up, down = quantized(layout, (4, 256, 192)), quantized(layout, (4, 192, 128))
+    x, routes = torch.randn(5, 192), route(torch.randn(5, 4), Routing(2, True))
+    found = expert_mlp(x, routes, gate_up, down, first=0)
+    expected = torch.zeros(5, 192, dtype=torch.float64)
+    for token in range(5):
+        for expert, share in zip(routes.experts[token].tolist(), routes.shares[token].double(), strict=True):
+            one, two = expert_of(gate_up, expert), expert_of(down, expert)
+            gate, up = (rounded_rows(x[token, None], one).double() @ one.dequantized(torch.float64).T).chunk(2, 1)
+            inner = (gate * gate.sigmoid() * up).float()
+            expected[token] += share * (rounded_rows(inner, two).double() @ two.dequantized(torch.float64).T)[0]
+    # An inner number at the edge of two of 8 bits may fall to the other.
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=2e-2 if "8_" in layout else 1e-4)
