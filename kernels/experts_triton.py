@@ -38,7 +38,7 @@ def multiply_experts(
 ) -> Tensor:
     """`kernels.experts.expert_mlp` on a GPU."""
     _, hidden, width = down.shape
-    plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, False))
+    plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, "", False))
     tiling = plan.way(routes.experts.numel() / routes.total)
     assert isinstance(tiling, ExpertTiling)
     return multiply_sorted(x, routes, gate_up, down, first, tiling, biases, activation)

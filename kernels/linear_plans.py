@@ -21,7 +21,7 @@ from penstock.kernels.linear_tilings import Plan, Product, Way, fits, ruled
 log = logging.getLogger(__name__)
 
 SHIPPED = "measured"  # the folder beside this file
-Key = tuple[int, int, torch.dtype, bool, int, bool]  # fields of a product, and whether it is invariant
+Key = tuple[int, int, torch.dtype, bool, int, str, bool]  # fields of a product, and whether it is invariant
 
 
 class MeasuredPlan(msgspec.Struct, frozen=True):
@@ -33,10 +33,11 @@ class MeasuredPlan(msgspec.Struct, frozen=True):
     ways: tuple[tuple[float, Way], ...]  # each for up to so many rows, ascending
     gated: bool = False
     experts: int = 0
+    weight: str = ""
 
     @property
     def product(self) -> Product:
-        return Product(self.width, self.inputs, getattr(torch, self.dtype), self.gated, self.experts)
+        return Product(self.width, self.inputs, getattr(torch, self.dtype), self.gated, self.experts, self.weight)
 
 
 class MeasuredTable(msgspec.Struct, frozen=True):
@@ -62,8 +63,8 @@ class Plans:
         """The plan of a product, the same object until something is learned."""
         found = self._found.get(key)
         if found is None:
-            width, inputs, dtype, gated, experts, invariant = key
-            product = Product(width, inputs, dtype, gated, experts)
+            width, inputs, dtype, gated, experts, weight, invariant = key
+            product = Product(width, inputs, dtype, gated, experts, weight)
             found = None if invariant else self.measured.get(product)
             if found is None:
                 found = ruled(product, self.chip, invariant=invariant)

@@ -95,9 +95,10 @@ class Product(msgspec.Struct, frozen=True):
 
     width: int  # outputs, or half of a gated weight's
     inputs: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # of rows and results
     gated: bool = False
     experts: int = 0  # of a mixture, whose gated MLPs from `inputs` to `width` and back are one product
+    weight: str = ""  # format of a quantized weight, as `kernels.quantized_linear.kind_of` names it
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, inv
 def way_of(x: Tensor, weight: Tensor, gated: bool, invariant: bool) -> Way:
     """How the product's plan cuts it."""
     outputs, inputs = weight.shape
-    plan = plans_of(x.device).find((outputs // 2 if gated else outputs, inputs, x.dtype, gated, 0, invariant))
+    plan = plans_of(x.device).find((outputs // 2 if gated else outputs, inputs, x.dtype, gated, 0, "", invariant))
     return plan.way(len(x))
 
 

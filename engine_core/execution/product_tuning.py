@@ -102,7 +102,7 @@ def measured(product: Product, choices: Iterable[Choice]) -> MeasuredPlan:
     ]
     return MeasuredPlan(
         product.width, product.inputs, "float16" if product.dtype == torch.float16 else "bfloat16",
-        tuple((one.rows, one.way) for one in kept), product.gated, product.experts,
+        tuple((one.rows, one.way) for one in kept), product.gated, product.experts, product.weight,
     )  # fmt: skip
 
 
@@ -114,7 +114,8 @@ def folder_of(root: Path, chip: Chip, triton: str) -> Path:
 
 def file_name(plan: MeasuredPlan) -> str:
     kind = f"experts{plan.experts}" if plan.experts else "gated" if plan.gated else "linear"
-    return slug(f"{kind}-{plan.width}x{plan.inputs}-{plan.dtype}.json")
+    weight = f"-{plan.weight}" if plan.weight else ""
+    return slug(f"{kind}-{plan.width}x{plan.inputs}-{plan.dtype}{weight}.json")
 
 
 def slug(text: str) -> str:

@@ -15,7 +15,7 @@ from penstock.kernels.linear_tilings import PipelinedTiling, Plan, Product, Tili
 H200 = CHIPS["sm_90"]
 BF16 = torch.bfloat16
 PRODUCT = Product(4096, 4096, BF16)
-KEY = (4096, 4096, BF16, False, 0)
+KEY = (4096, 4096, BF16, False, 0, "")
 MEASURED = MeasuredPlan(
     4096, 4096, "bfloat16", ((1, VectorTiling(4, 512, 4)), (8, PipelinedTiling(8, 2, 3)), (2048, None))
 )
@@ -36,7 +36,10 @@ def test_measured_plans_come_before_the_rules() -> None:
     found = plans.find((*KEY, False))
     assert found == Plan((1, 8, 2048), (VectorTiling(4, 512, 4), PipelinedTiling(8, 2, 3), None))
     assert plans.find((*KEY, False)) is found, "asked once"
-    for other in ((4096, 4096, torch.float16, False, 0), (4096, 4096, BF16, True, 0), (4096, 8192, BF16, False, 0)):
+    for other in (
+        (4096, 4096, torch.float16, False, 0, ""), (4096, 4096, BF16, True, 0, ""), (4096, 8192, BF16, False, 0, ""),
+        (4096, 4096, BF16, False, 0, "fp8"),
+    ):  # fmt: skip
         assert plans.find((*other, False)) == ruled(Product(*other), H200, invariant=False)
 
 
@@ -48,7 +51,7 @@ def test_invariant_products_are_never_measured() -> None:
 
 def test_what_asked_is_known_in_its_order() -> None:
     plans = Plans(H200, [table(MEASURED)])
-    keys = [(size, 4096, BF16, False, 0) for size in (6144, 4096, 1024)]
+    keys = [(size, 4096, BF16, False, 0, "") for size in (6144, 4096, 1024)]
     for key in (*keys, *keys):
         plans.find((*key, False))
     assert list(plans.asked) == [Product(*key) for key in keys]

@@ -45,7 +45,7 @@ FAST = Tiling(64, 128, 128, 4, 4, tma=True, gated=False)
 def asked(*products: Product, chip: str = "sm_90") -> Plans:
     plans = Plans(CHIPS[chip])
     for one in products:
-        plans.find((one.width, one.inputs, one.dtype, one.gated, one.experts, False))
+        plans.find((one.width, one.inputs, one.dtype, one.gated, one.experts, one.weight, False))
     return plans
 
 
@@ -114,7 +114,7 @@ def test_a_plan_has_the_fastest_ways() -> None:
     first, ring = ruled(PRODUCT, H200, invariant=False).way(1), PipelinedTiling(8, 2, 3)
     assert [plan.ways for plan in found.plans] == [((1, first), (8, ring), (2048, None))]
     assert [(one.rows, one.microseconds) for one in choices[1:]] == [(rows, 1.0) for rows in ROWS[1:]]
-    plan = plans.find((4096, 4096, BF16, False, 0, False))
+    plan = plans.find((4096, 4096, BF16, False, 0, "", False))
     assert [plan.way(rows) for rows in (1, 2, 8, 9, 10**6)] == [first, ring, ring, None, None]
 
 

@@ -43,7 +43,7 @@ def test_the_products_of_a_rank_are_measured_anew(
     def compile_steps(model: object, options: object, tokens: int, draft: None, compilers: object) -> None:
         seen.append(options)
         for width in (4096, 32):
-            plans.find((width, 4096, BF16, False, 0, False))
+            plans.find((width, 4096, BF16, False, 0, "", False))
         plans.measured[WIDE] = plans.asked[WIDE]
 
     def measure(

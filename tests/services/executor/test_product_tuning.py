@@ -50,8 +50,8 @@ def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Plans:
     monkeypatch.setattr(product_tuning, "plans_of", lambda device: found)
     monkeypatch.setattr(product_tuning, "kept", lambda: (tmp_path / "kept", "3.6.0"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    found.find((4096, 4096, BF16, False, 0, False))
-    found.find((64, 64, BF16, False, 0, False))
+    found.find((4096, 4096, BF16, False, 0, "", False))
+    found.find((64, 64, BF16, False, 0, "", False))
     return found
 
 
@@ -85,7 +85,7 @@ def test_what_is_unknown_is_measured_once_and_kept(
     assert {"products_measured", "way_left_out"} <= set(events(caplog))
     assert not tuned(DEVICE, None, phases), "nothing is left"
     later = Plans(L4)
-    later.find((4096, 4096, BF16, False, 0, False))
+    later.find((4096, 4096, BF16, False, 0, "", False))
     monkeypatch.setattr(product_tuning, "plans_of", lambda device: later)
     take_measured(DEVICE)
     assert later.measured == plans.measured
@@ -123,7 +123,7 @@ def test_without_memory_the_rules_decide(plans: Plans, measuring: Measuring, cap
 
 def test_a_cpu_measures_nothing(monkeypatch: pytest.MonkeyPatch, measuring: Measuring) -> None:
     plans = Plans(replace(L4, vendor="cpu"))
-    plans.find((4096, 4096, BF16, False, 0, False))
+    plans.find((4096, 4096, BF16, False, 0, "", False))
     monkeypatch.setattr(product_tuning, "plans_of", lambda device: plans)
     take_measured(DEVICE)
     assert not tuned(DEVICE, None, StartupPhases())
