@@ -137,7 +137,7 @@ def measure(
     copies = max(1, min(24, -(-OUTLAST // (2 * size))))
     weights = [memory[at * size : (at + 1) * size].view(product.outputs, product.inputs) for at in range(copies)]
     x = torch.randn(rows, product.inputs, dtype=torch.bfloat16, device="cuda")
-    plans, key = plans_of(x.device), (product.width, product.inputs, x.dtype, product.gated, 0)
+    plans, key = plans_of(x.device), (product.width, product.inputs, x.dtype, product.gated, 0, "")
     own, fixed = (plans.find((*key, invariant)).way(rows) for invariant in (False, True))
     ways = [None, own, fixed, *(candidates(rows, product.gated) if sweep else ())]
     exact = None

@@ -162,7 +162,7 @@ def quantize_rows(x: Tensor, kind: torch.dtype, block: int = 0, scale: Tensor | 
     else:
         scales = (rows.abs().amax(1, keepdim=True) / largest).clamp_min(SMALLEST)
         divisors = scales
-    found = (rows / divisors).clamp(-largest, largest)
+    found = (rows * (1 / divisors)).clamp(-largest, largest)
     return (found.round() if kind is torch.int8 else found).to(kind), scales
 
 

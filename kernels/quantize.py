@@ -1,0 +1,46 @@
+"""Rows of x as products with 8-bit weights take them: e4m3 or integers, and scales that depend on the row alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.chip import chip_of
+from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedWeight, quantize_rows
+
+
+class QuantizedRows(NamedTuple):
+    """Rows that a kernel before the product has rounded already."""
+
+    values: Tensor  # e4m3 or int8 [rows, inputs]
+    scales: Tensor  # fp32 [rows, 1], or [rows, ceil(inputs / block)]
+
+
+@dataclass(frozen=True, eq=False)
+class RowFormat:
+    """What a product wants its rows to be, as `quantize_rows` takes it."""
+
+    kind: torch.dtype
+    block: int = 0
+    scale: Tensor | None = None  # fp32 [1], given for all rows
+
+
+def row_format(weight: QuantizedWeight | Tensor) -> RowFormat | None:
+    """What the weight wants its rows to be; None: as they are."""
+    if not isinstance(weight, Float8Weight | Int8Weight) or weight.activations == "none":
+        return None
+    if isinstance(weight, Float8Weight) and weight.block is not None and weight.activations == "block":
+        return RowFormat(weight.values.dtype, weight.block[1])
+    return RowFormat(weight.values.dtype, scale=weight.input_scale if weight.activations == "static" else None)
+
+
+def quantize(x: Tensor, form: RowFormat) -> QuantizedRows:
+    """`[rows, inputs]` in the format. The kernel's values and scales are the reference's to the bit."""
+    if chip_of(x.device).runs_triton:
+        from penstock.kernels.quantize_triton import quantize_rows as quantize_on_gpu
+
+        return quantize_on_gpu(x, form)
+    return QuantizedRows(*quantize_rows(x, form.kind, form.block, form.scale))

@@ -1,0 +1,102 @@
+"""Rounds rows to 8 bits in Triton: in a kernel of its own, and in those of the norm and the gate before a product.
+
+A row's scale and values depend on the row alone. They are those of `kernels.quantized.quantize_rows` to the bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.chip import chip_of
+from penstock.kernels.launch import begin_pdl
+from penstock.kernels.quantize import QuantizedRows, RowFormat
+from penstock.kernels.quantized import SMALLEST as SMALLEST_SCALE
+
+SMALLEST = tl.constexpr(SMALLEST_SCALE)
+ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: a sum with it is rounded to an integer, of two the even
+BLOCKS_TILE = 1024  # inputs of a program where scales are of blocks
+
+
+def empty_rows(rows: int, inputs: int, form: RowFormat, device: torch.device) -> QuantizedRows:
+    """Memory for rows in a format; the scales are the given one where there is one."""
+    values = torch.empty(rows, inputs, dtype=form.kind, device=device)
+    if form.scale is not None:
+        return QuantizedRows(values, form.scale.expand(rows, 1))
+    blocks = triton.cdiv(inputs, form.block) if form.block else 1
+    return QuantizedRows(values, torch.empty(rows, blocks, dtype=torch.float32, device=device))
+
+
+def row_tile(inputs: int, form: RowFormat) -> int:
+    """Inputs of a program: all of a row that has one scale."""
+    whole: int = triton.next_power_of_2(inputs)
+    return min(whole, BLOCKS_TILE) if form.block or form.scale is not None else whole
+
+
+def row_warps(tile: int) -> int:
+    return min(16, max(4, tile // 512))
+
+
+def quantize_rows(x: Tensor, form: RowFormat) -> QuantizedRows:
+    """`kernels.quantize.quantize` by the kernel."""
+    rows, inputs = x.shape
+    assert x.stride(1) == 1
+    found = empty_rows(rows, inputs, form, x.device)
+    tile = row_tile(inputs, form)
+    pdl = chip_of(x.device).pdl
+    quantize_kernel[(rows, triton.cdiv(inputs, tile))](
+        x, *found, x.stride(0), WIDTH=inputs, TILE=tile, BLOCK=form.block, STATIC=form.scale is not None, PDL=pdl,
+        num_warps=row_warps(tile), launch_pdl=pdl,
+    )  # fmt: skip
+    return found
+
+
+@triton.jit
+def larger(one, other):
+    """NaN where either is."""
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def store_rounded(
+    values, row, first, out, scales,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STATIC: tl.constexpr,
+):  # fmt: skip
+    """Part of a row from `first` on, fp32 and 0 beyond its end, rounded to out's type; its scales are written, but
+    where they are given (STATIC). BLOCK: inputs of a scale; 0: the part is a row and has one."""
+    INTEGERS: tl.constexpr = out.dtype.element_ty == tl.int8
+    LARGEST: tl.constexpr = 127.0 if INTEGERS else 448.0
+    SIZE: tl.constexpr = BLOCK if BLOCK > 0 else TILE
+    parts = tl.reshape(values, [TILE // SIZE, SIZE])
+    if STATIC:
+        scale = tl.zeros([TILE // SIZE], tl.float32) + tl.load(scales)
+    else:
+        scale = tl.maximum(
+            tl.div_rn(tl.reduce(tl.abs(parts), 1, larger), LARGEST), SMALLEST, propagate_nan=tl.PropagateNan.ALL
+        )
+        BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK if BLOCK > 0 else 1
+        block = first // SIZE + tl.arange(0, TILE // SIZE)
+        tl.store(scales + row * BLOCKS + block, scale, mask=block < BLOCKS)
+    found = parts * tl.div_rn(1.0, scale)[:, None]
+    found = tl.minimum(tl.maximum(found, -LARGEST), LARGEST)
+    if INTEGERS:
+        found = (found + ROUNDING) - ROUNDING
+    found = tl.reshape(found, [TILE])
+    places = first + tl.arange(0, TILE)
+    tl.store(out + row * WIDTH + places, found.to(out.dtype.element_ty), mask=places < WIDTH)
+
+
+@triton.jit
+def quantize_kernel(
+    x, out, scales, x_stride,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STATIC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One row, or with scales of blocks a part of it."""
+    begin_pdl(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * TILE
+    places = first + tl.arange(0, TILE)
+    values = tl.load(x + row * x_stride + places, mask=places < WIDTH, other=0.0).to(tl.float32)
+    store_rounded(values, row, first, out, scales, WIDTH, TILE, BLOCK, STATIC)

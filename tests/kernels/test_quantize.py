@@ -1,0 +1,70 @@
+"""Rows rounded to 8 bits: kernels give the reference's values and scales, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.kernels import quantize_triton
+from penstock.kernels.quantize import RowFormat, quantize, row_format
+from penstock.kernels.quantized import FLOAT8, Float4Weight, Float8Weight, Int8Weight, quantize_rows
+
+SCALE = torch.tensor([0.03])
+FORMS = [(FLOAT8, 0, None), (torch.int8, 0, None), (FLOAT8, 32, None), (FLOAT8, 0, SCALE), (torch.int8, 0, SCALE)]
+
+
+def heavy(rows: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows whose largest numbers are far from the others, one of zeros, and one below the smallest scale."""
+    torch.manual_seed(rows * inputs)
+    x = torch.randn(rows, inputs) * torch.randn(rows, inputs).mul(2).exp()
+    x[0] = 0.0
+    x[-1] *= 1e-14
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("inputs", [32, 100, 1500])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_kernel_rounds_as_the_reference_does(
+    form: tuple[torch.dtype, int, torch.Tensor | None], inputs: int, device: str
+) -> None:
+    kind, block, scale = form
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        wide = heavy(5, inputs + 7, dtype).to(device)
+        x = wide[:, :inputs]  # rows that lie apart
+        given = None if scale is None else scale.to(device)
+        expected, scales = quantize_rows(x, kind, block, given)
+        found = quantize_triton.quantize_rows(x, RowFormat(kind, block, given))
+        assert torch.equal(found.values.view(torch.int8), expected.view(torch.int8))
+        assert torch.equal(found.scales, scales)
+
+
+@pytest.mark.parametrize("block", [0, 32])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter's
+def test_a_row_that_is_not_finite_stays_so_and_alone(bad: float, block: int, device: str) -> None:
+    for kind in (FLOAT8, torch.int8):
+        x = heavy(4, 96, torch.float32).to(device)
+        x[1, 5] = bad
+        found = quantize_triton.quantize_rows(x, RowFormat(kind, block))
+        assert not found.scales[1].isfinite().all()
+        assert found.scales[[0, 2, 3]].isfinite().all()
+
+
+def test_a_weight_says_what_its_rows_have_to_be() -> None:
+    values, scales = torch.zeros(4, 256).to(FLOAT8), torch.ones(4)
+    assert row_format(torch.zeros(4, 4)) is None
+    assert row_format(Float4Weight(torch.zeros(4, 16, dtype=torch.uint8), torch.ones(4, 1), 32)) is None
+    assert row_format(Float8Weight(values, scales, activations="none")) is None
+    assert row_format(Float8Weight(values, torch.ones(1, 2), (128, 128), "none")) is None
+    for weight, expected in (
+        (Float8Weight(values, scales), (FLOAT8, 0, None)),
+        (Float8Weight(values, torch.ones(1, 2), (128, 128), "block"), (FLOAT8, 128, None)),
+        (Float8Weight(values, scales, None, "static", SCALE), (FLOAT8, 0, SCALE)),
+        (Int8Weight(values.to(torch.int8), scales), (torch.int8, 0, None)),
+    ):
+        form = row_format(weight)
+        assert form is not None
+        assert (form.kind, form.block, form.scale) == expected
+    made = quantize(torch.ones(2, 256), RowFormat(FLOAT8, 128))
+    assert made.values.dtype == FLOAT8
+    assert made.scales.shape == (2, 2)
