@@ -62,13 +62,15 @@ def cuts(destination: Destination, target: Tensor) -> Iterator[tuple[tuple[slice
     """Which part of the stored tensor fills which part of the target. Of stacked matrices each is a part of its own: it
     passes through the host's memory alone."""
     axis, shape, first = destination.axis, destination.shape, 0
+    held = slice(destination.first, destination.first + len(target))
+    before = (held, *(slice(None),) * (axis - 1)) if axis else ()
     for run in destination.runs or (slice(destination.start, destination.start + target.shape[axis]),):
         size = len(range(run.start, run.stop, run.step or 1))
-        part, place = target.narrow(axis, first, size), (*(slice(None),) * axis, run)
+        part, place = target.narrow(axis, first, size), (*before, run)
         first += size
         if len(shape) < 3:
             yield place, part
             continue
-        start = place[0].start or 0
+        start = place[0].start
         for at in range(len(part)):
             yield (slice(start + at, start + at + 1), *place[1:]), part[at : at + 1]

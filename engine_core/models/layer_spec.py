@@ -89,13 +89,27 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
 
 
+class GateSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """activation(gate) * (up + shift), as of `kernels.records.Activation`."""
+
+    kind: str = "silu"
+    slope: float = 1.0
+    limit: float = 0.0
+    shift: float = 0.0
+
+
 class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A mixture of MLPs (Shazeer et al., 2017) of which a router picks some for each token."""
 
     count: int
     width: int  # of one expert's gate
     routing: RoutingSpec
+    gate: GateSpec = GateSpec()
+    bias: bool = False  # of the experts' products
+    router_bias: bool = False
     stacked: bool = False  # in the checkpoint a layer's experts are one tensor of gates and ups and one of downs
+    transposed: bool = False  # these are `[experts, inputs, outputs]`
+    interleaved: bool = False  # in these gates and ups take turns, else all gates come first
     shared: MlpSpec | None = None  # an MLP that every token goes through, too
     shared_name: str = "shared_expert"
     shared_gate: bool = False  # its result is multiplied with the sigmoid of a product of the token
@@ -119,6 +133,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2
     - experts.routing: softmax then choice: Qwen MoE; choice then softmax, which is the same as normalised: Mixtral,
       Granite MoE; sigmoid with a selection bias and a scale: DeepSeek-V3 (2024), GLM 4.5, MiniMax M2
+    - experts.gate clamped and shifted, bias, router_bias, transposed, interleaved: gpt-oss
     - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; with a gate: Qwen 2 MoE
     """
 

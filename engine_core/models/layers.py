@@ -64,6 +64,10 @@ class Placement:
         """A weight `[outputs, inputs]`."""
         return torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
 
+    def vectors(self, count: int, width: int) -> Tensor:
+        """Biases of several products."""
+        return torch.empty(count, width, dtype=self.dtype, device=self.device)
+
     def matrices(self, count: int, outputs: int, inputs: int) -> Tensor:
         """Several such weights, `[count, outputs, inputs]`; on a CPU their transposes are contiguous: few rows multiply
         twice as fast."""
@@ -84,6 +88,7 @@ class Destination:
     runs: tuple[slice, ...] = ()  # of the axis, one behind the other in `tensor`; empty: one, from `start`
     offset: float = 0.0  # added to what the checkpoint has
     owner: Linear | Embedding | None = None  # packs its weight once that is filled
+    first: int = 0  # of experts in one tensor that is cut along another axis, the first that is held
 
 
 Destinations = Iterator[tuple[str, Destination]]

@@ -108,7 +108,7 @@ def weights(spec: ModelSpec) -> int:
 
 def expert_weights(spec: ModelSpec, experts: ExpertSpec) -> int:
     """Of one expert."""
-    return 3 * spec.hidden * experts.width
+    return 3 * spec.hidden * experts.width + experts.bias * (2 * experts.width + spec.hidden)
 
 
 def idle_weights(spec: ModelSpec) -> int:

@@ -9,7 +9,7 @@ from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpe
 from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, prefixed, spread, whole
 from penstock.kernels.activation import activate
 from penstock.kernels.experts import expert_mlp, route
-from penstock.kernels.records import Activation, Routing
+from penstock.kernels.records import Activation, ExpertBiases, Routing
 
 
 class Mlp:
@@ -46,7 +46,7 @@ class SparseMlp:
     def __init__(self, spec: ExpertSpec, hidden: int, placement: Placement) -> None:
         self.spec = spec
         self.hidden = hidden
-        self.router = Linear((whole("gate", spec.count),), hidden, placement, bias=False)
+        self.router = Linear((whole("gate", spec.count),), hidden, placement, bias=spec.router_bias)
         bias = torch.empty(spec.count, dtype=torch.float32, device=placement.device) if spec.routing.bias else None
         self.routing = Routing(
             spec.routing.chosen, spec.routing.normalised, spec.routing.scores == "sigmoid", spec.routing.scale, bias
@@ -58,6 +58,12 @@ class SparseMlp:
         self.start = 0 if parallel else placement.rank * self.width  # in each expert's width
         self.gate_up = placement.matrices(self.held, 2 * self.width, hidden)
         self.down = placement.matrices(self.held, hidden, self.width)
+        biases: tuple[Tensor | None, Tensor | None] = (None, None)
+        if spec.bias:  # that of the downs is in one rank's partial sum
+            down = placement.vectors(self.held, hidden) if parallel or not placement.rank else None
+            biases = placement.vectors(self.held, 2 * self.width), down
+        self.biases = ExpertBiases(*biases)
+        self.activation = Activation(spec.gate.kind, spec.gate.slope, spec.gate.limit, spec.gate.shift)
         self.shared = Mlp(spec.shared, hidden, placement) if spec.shared is not None else None
         gate = (whole(f"{spec.shared_name}_gate", 1),)
         self.shared_gate = Linear(gate, hidden, placement, bias=False) if spec.shared_gate else None
@@ -65,7 +71,9 @@ class SparseMlp:
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
         routes = route(self.router.forward(x), self.routing)
-        found = expert_mlp(x, routes, self.gate_up, self.down, first=self.first)
+        found = expert_mlp(
+            x, routes, self.gate_up, self.down, first=self.first, biases=self.biases, activation=self.activation
+        )
         if self.shared is None:
             return found
         shared = self.shared.forward(x)
@@ -87,33 +95,45 @@ class SparseMlp:
 
     def single(self) -> Destinations:
         """Of tensors of one expert each."""
-        width = self.spec.width
-        inner, outer = (width, self.hidden), (self.hidden, width)
+        width, parts = self.spec.width, (slice(0, self.width), slice(self.width, None))
         for expert in range(self.spec.count):
             at = expert - self.first
             held = 0 <= at < self.held
-            gate = self.gate_up[at, : self.width] if held else None
-            up = self.gate_up[at, self.width :] if held else None
+            for name, part in zip(("gate_proj", "up_proj"), parts, strict=True):
+                weight = self.gate_up[at, part] if held else None
+                place = Destination(weight, (width, self.hidden), 0, self.start, fan_in=self.hidden)
+                yield f"experts.{expert}.{name}.weight", place
+                if self.spec.bias:
+                    bias = self.biases.gate_up[at, part] if held and self.biases.gate_up is not None else None
+                    yield f"experts.{expert}.{name}.bias", Destination(bias, (width,), 0, self.start)
             down = self.down[at] if held else None
-            prefix = f"experts.{expert}."
-            yield f"{prefix}gate_proj.weight", Destination(gate, inner, 0, self.start, fan_in=self.hidden)
-            yield f"{prefix}up_proj.weight", Destination(up, inner, 0, self.start, fan_in=self.hidden)
-            yield f"{prefix}down_proj.weight", Destination(down, outer, 1, self.start, fan_in=width)
+            place = Destination(down, (self.hidden, width), 1, self.start, fan_in=width)
+            yield f"experts.{expert}.down_proj.weight", place
+            if self.spec.bias:
+                bias = self.biases.down[at] if held and self.biases.down is not None else None
+                yield f"experts.{expert}.down_proj.bias", Destination(bias, (self.hidden,))
 
     def stacked(self) -> Destinations:
         """Of tensors of all experts."""
-        count, width = self.spec.count, self.spec.width
-        inner, outer = (count, 2 * width, self.hidden), (count, self.hidden, width)
-        if self.held < count:
-            gate_up = Destination(self.gate_up, inner, 0, self.first, fan_in=self.hidden)
-            down = Destination(self.down, outer, 0, self.first, fan_in=width)
+        spec, end = self.spec, self.start + self.width
+        if spec.interleaved:
+            runs = slice(2 * self.start, 2 * end, 2), slice(2 * self.start + 1, 2 * end, 2)
         else:
-            own = slice(self.start, self.start + self.width)
-            runs = (own, slice(width + own.start, width + own.stop))
-            gate_up = Destination(self.gate_up, inner, 1, fan_in=self.hidden, runs=runs)
-            down = Destination(self.down, outer, 2, self.start, fan_in=width)
-        yield "experts.gate_up_proj", gate_up
-        yield "experts.down_proj", down
+            runs = slice(self.start, end), slice(spec.width + self.start, spec.width + end)
+        yield "experts.gate_up_proj", self.stack(self.gate_up, 2 * spec.width, self.hidden, 1, runs)
+        yield "experts.down_proj", self.stack(self.down, self.hidden, spec.width, 2, (slice(self.start, end),))
+        if spec.bias:
+            shape = (spec.count, 2 * spec.width)
+            yield "experts.gate_up_proj_bias", Destination(self.biases.gate_up, shape, 1, first=self.first, runs=runs)
+            down = Destination(self.biases.down, (spec.count, self.hidden), 0, self.first)
+            yield "experts.down_proj_bias", down
+
+    def stack(self, held: Tensor, outputs: int, inputs: int, axis: int, runs: tuple[slice, ...]) -> Destination:
+        """A rank's `[held, outputs, inputs]`: of each expert these runs of an axis."""
+        shape = self.spec.count, outputs, inputs
+        if self.spec.transposed:
+            held, axis, shape = held.transpose(1, 2), 3 - axis, (self.spec.count, inputs, outputs)
+        return Destination(held, shape, axis, first=self.first, fan_in=inputs, runs=runs)
 
 
 def layer_mlp(layer: LayerSpec, hidden: int, placement: Placement) -> Mlp | SparseMlp:

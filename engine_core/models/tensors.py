@@ -117,21 +117,23 @@ def mlp_shapes(name: str, mlp: MlpSpec, hidden: int) -> Iterator[tuple[str, Shap
 def expert_shapes(experts: ExpertSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
     """Of a layer's router and experts."""
     width = experts.width
-    yield "mlp.gate.weight", (experts.count, hidden)
+    yield from linear("mlp.gate", experts.count, hidden, bias=experts.router_bias)
     if experts.routing.bias:
         yield f"mlp.{experts.routing.bias}", (1,) * (experts.routing.bias_dims - 1) + (experts.count,)
     if experts.shared is not None:
         yield from mlp_shapes(f"mlp.{experts.shared_name}", experts.shared, hidden)
     if experts.shared_gate:
         yield f"mlp.{experts.shared_name}_gate.weight", (1, hidden)
-    if experts.stacked:
-        yield "mlp.experts.gate_up_proj", (experts.count, 2 * width, hidden)
-        yield "mlp.experts.down_proj", (experts.count, hidden, width)
+    if not experts.stacked:
+        for expert in range(experts.count):
+            one = MlpSpec(width=width, bias=experts.bias)
+            yield from mlp_shapes(f"mlp.experts.{expert}", one, hidden)
         return
-    for expert in range(experts.count):
-        yield f"mlp.experts.{expert}.gate_proj.weight", (width, hidden)
-        yield f"mlp.experts.{expert}.up_proj.weight", (width, hidden)
-        yield f"mlp.experts.{expert}.down_proj.weight", (hidden, width)
+    for name, outputs, inputs in (("gate_up_proj", 2 * width, hidden), ("down_proj", hidden, width)):
+        matrix = (inputs, outputs) if experts.transposed else (outputs, inputs)
+        yield f"mlp.experts.{name}", (experts.count, *matrix)
+        if experts.bias:
+            yield f"mlp.experts.{name}_bias", (experts.count, outputs)
 
 
 def linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Iterator[tuple[str, Shape]]:

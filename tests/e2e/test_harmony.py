@@ -191,18 +191,21 @@ async def test_no_reasoning_apart() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random checkpoint with harmony's control tokens, whose outputs only grammars give a form."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    """A random gpt-oss with harmony's control tokens, whose outputs only grammars give a form."""
+    from transformers import GptOssConfig, GptOssForCausalLM
 
     path = tmp_path_factory.mktemp("harmony")
     made = tokenizer_of("harmony")
     torch.manual_seed(7)
-    config = LlamaConfig(
-        vocab_size=made.get_vocab_size(), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
+    config = GptOssConfig(
+        vocab_size=made.get_vocab_size(), hidden_size=64, intermediate_size=96, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024, sliding_window=32,
+        num_local_experts=4, num_experts_per_tok=2,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "truncate": False,
+                         "original_max_position_embeddings": 256},
         bos_token_id=made.token_to_id("<|startoftext|>"), eos_token_id=made.token_to_id("<|return|>"),
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(path)
+    GptOssForCausalLM(config).save_pretrained(path)
     made.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|return|>", "bos_token": "<|startoftext|>"}))
     (path / "chat_template.jinja").write_text(HARMONY)

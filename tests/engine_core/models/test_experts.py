@@ -38,6 +38,15 @@ CONFIGS: dict[str, Any] = {
 }
 
 
+LAYOUTS: dict[str, dict[str, bool]] = {
+    "single": {},
+    "single, biased": {"bias": True},
+    "stacked": {"stacked": True},
+    "transposed": {"stacked": True, "transposed": True, "bias": True},
+    "interleaved": {"stacked": True, "transposed": True, "interleaved": True, "bias": True, "router_bias": True},
+}
+
+
 def placement(rank: int = 0, size: int = 1, expert_parallel: bool = False) -> Placement:
     return Placement(torch.float32, torch.device("cpu"), Group(rank, size), expert_parallel=expert_parallel)
 
@@ -45,7 +54,7 @@ def placement(rank: int = 0, size: int = 1, expert_parallel: bool = False) -> Pl
 def checkpoint(experts: ExpertSpec = EXPERTS) -> dict[str, Tensor]:
     torch.manual_seed(5)
     return {
-        name: torch.randn(destination.shape) * destination.fan_in**-0.5
+        name: torch.randn(destination.shape) * (destination.fan_in**-0.5 if destination.fan_in else 1.0)
         for name, destination in SparseMlp(experts, MODEL.hidden, placement()).destinations()
     }
 
@@ -103,10 +112,10 @@ def test_sums_by_hand(chosen: int, normalised: bool) -> None:
 
 @pytest.mark.parametrize("expert_parallel", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("layout", ["single", "stacked"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_partial_sums_of_the_ranks_are_the_whole(layout: str, size: int, expert_parallel: bool) -> None:
-    experts = msgspec.structs.replace(EXPERTS, stacked=layout == "stacked")
-    tensors = stacked(checkpoint()) if experts.stacked else checkpoint()
+    experts = msgspec.structs.replace(EXPERTS, **LAYOUTS[layout])
+    tensors = checkpoint(experts)
     x = torch.randn(9, 12)
     expected = filled(tensors, placement(), experts).forward(x)
     ranks = [filled(tensors, placement(rank, size, expert_parallel), experts) for rank in range(size)]
@@ -122,10 +131,26 @@ def test_both_layouts_are_one_model() -> None:
     assert torch.equal(single.down, other.down)
 
 
+def test_gates_and_ups_that_take_turns_are_told_apart() -> None:
+    plain = msgspec.structs.replace(EXPERTS, **{**LAYOUTS["interleaved"], "transposed": False, "interleaved": False})
+    tensors = checkpoint(plain)
+    turned = dict(tensors)
+    for name in ("experts.gate_up_proj", "experts.gate_up_proj_bias"):
+        gate, up = tensors[name].chunk(2, dim=1)
+        turned[name] = torch.stack((gate, up), dim=2).flatten(1, 2)
+    for name in ("experts.gate_up_proj", "experts.down_proj"):
+        turned[name] = turned[name].transpose(1, 2)
+    one, other = filled(tensors, placement(), plain), filled(turned, placement(), msgspec.structs.replace(
+        plain, transposed=True, interleaved=True))  # fmt: skip
+    for name in ("gate_up", "down"):
+        assert torch.equal(getattr(one, name), getattr(other, name))
+        assert torch.equal(getattr(one.biases, name), getattr(other.biases, name))
+
+
 @pytest.mark.parametrize("expert_parallel", [False, True])
-@pytest.mark.parametrize("layout", ["single", "stacked"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_element_has_one_source(layout: str, expert_parallel: bool) -> None:
-    experts = msgspec.structs.replace(EXPERTS, stacked=layout == "stacked")
+    experts = msgspec.structs.replace(EXPERTS, **LAYOUTS[layout])
     made = SparseMlp(experts, MODEL.hidden, placement(1, 2, expert_parallel))
     for weight in (made.gate_up, made.down):
         weight.zero_()
