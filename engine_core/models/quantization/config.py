@@ -1,0 +1,62 @@
+"""What a checkpoint's configuration says about quantized weights: which matrices, and how. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from penstock.engine_core.models.config_file import ConfigFile, read_json
+from penstock.engine_core.models.quantization.compressed_tensors import read_compressed_tensors
+from penstock.engine_core.models.quantization.methods import read_awq, read_fp8, read_gptq, read_modelopt, read_mxfp4
+from penstock.engine_core.models.quantization.rules import Quantization, flattened, markers, refuse_unread_keys
+from penstock.protocol.errors import ModelError
+
+KEY = "quantization_config"
+MODELOPT_FILE = "hf_quant_config.json"
+METHODS: Mapping[str, Callable[[ConfigFile, Collection[str]], Quantization]] = {
+    "fp8": read_fp8,
+    "compressed-tensors": read_compressed_tensors,
+    "awq": read_awq,
+    "gptq": read_gptq,
+    "mxfp4": read_mxfp4,
+    "modelopt": read_modelopt,
+}
+SAME = {"modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt", "compressed_tensors": "compressed-tensors"}
+
+
+def read_quantization(file: ConfigFile, names: Collection[str] = ()) -> Quantization | None:
+    """How the weights beside this config.json are quantized; None: they are not.
+
+    names: tensors that the files hold. Where lists of the configuration are open to readings, as of the output
+    embedding and of routers, these decide. Raises ModelError naming the method or key that is not served.
+    """
+    values = file.get(KEY)
+    if file.get("quantization"):
+        raise ModelError(f"{file.path}: quantization says that the weights are MLX's; {instead()}")
+    beside = file.path.parent / MODELOPT_FILE
+    if values is None and beside.exists():
+        file = read_json(beside)
+        values = {**as_object(file, "quantization"), "quant_method": "modelopt"}
+    elif values is not None:
+        values = as_object(file, KEY)
+    if not values:
+        return None
+    method = str(values.get("quant_method") or ("modelopt" if "quant_algo" in values else "?"))
+    read = METHODS.get(SAME.get(method, method))
+    if read is None:
+        raise ModelError(f"{file.path}: {KEY} says that the weights are quantized by {method}; {instead()}")
+    section = ConfigFile(file.path, flattened(values, KEY))
+    section.get(f"{KEY}.quant_method")
+    found = read(section, names)
+    refuse_unread_keys(section)
+    return found.settled(markers(names)) if names else found
+
+
+def as_object(file: ConfigFile, key: str) -> Mapping[str, object]:
+    value = file.get(key)
+    if not isinstance(value, dict):
+        raise file.error(key, "it must be an object")
+    return value
+
+
+def instead() -> str:
+    return f"Penstock reads {', '.join(METHODS)}, so take the model in one of these, or unquantized"
