@@ -57,7 +57,8 @@ def expert_linear(x: Tensor, weight: Tensor | QuantizedWeight, expert: int, bias
 
 
 def route(logits: Tensor, routing: Routing) -> Routes:
-    """The experts of highest score of `logits  # [tokens, experts]`, of equals the first; computed in fp32.
+    """The experts of highest score of `logits  # [tokens, experts]`, of equals the first; computed in fp32. Where
+    experts are in groups (DeepSeek-V2, 2024) they are those of the token's best groups.
 
     Shares are scores without the bias, perhaps normalised. A row with NaN has some experts and shares of NaN.
     """
@@ -67,8 +68,19 @@ def route(logits: Tensor, routing: Routing) -> Routes:
         return route_rows(logits, routing)
     scores = logits.float().sigmoid() if routing.sigmoid else torch.softmax(logits, dim=-1, dtype=torch.float32)
     ranked = scores if routing.bias is None else scores + routing.bias
+    if routing.groups > 1:
+        ranked = limited(ranked, routing)
     experts = ranked.argsort(dim=-1, descending=True, stable=True)[:, : routing.chosen]
     shares = scores.gather(1, experts)
     if routing.normalised:
         shares = shares / shares.sum(dim=-1, keepdim=True)
     return Routes(experts.int(), shares if routing.scale == 1.0 else shares * routing.scale, logits.shape[1])
+
+
+def limited(ranked: Tensor, routing: Routing) -> Tensor:
+    """The scores `[tokens, experts]` of the best groups, -inf in others."""
+    grouped = ranked.unflatten(1, (routing.groups, -1))
+    scores = grouped.topk(routing.group_best, dim=-1).values.sum(dim=-1)
+    best = scores.argsort(dim=-1, descending=True, stable=True)[:, : routing.top_groups]
+    out = torch.ones_like(scores, dtype=torch.bool).scatter_(1, best, value=False)
+    return grouped.masked_fill(out[..., None], -torch.inf).flatten(1)

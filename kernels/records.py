@@ -81,6 +81,9 @@ class Routing(NamedTuple):
     sigmoid: bool = False  # scores are sigmoids of the logits, else their softmax
     scale: float = 1.0  # of the shares
     bias: Tensor | None = None  # fp32 [experts], added to the scores for the choice alone
+    groups: int = 1  # equal runs of experts
+    top_groups: int = 1  # of which those of a token are
+    group_best: int = 1  # a group counts as much as the sum of its best so many, 1 or 2
 
 
 class Routes(NamedTuple):

@@ -38,7 +38,9 @@ def route_rows(logits: Tensor, routing: Routing) -> Routes:
     pdl = chip_of(logits.device).pdl
     route_kernel[(rows,)](
         logits, logits if routing.bias is None else routing.bias, experts, shares, logits.stride(0),
-        COUNT=count, WIDE=triton.next_power_of_2(count), CHOSEN=routing.chosen,
+        SIZE=count // routing.groups, GROUPS=routing.groups, TOP_GROUPS=routing.top_groups,
+        GROUP_BEST=routing.group_best, WIDE=triton.next_power_of_2(count // routing.groups),
+        HIGH=triton.next_power_of_2(routing.groups), CHOSEN=routing.chosen,
         SLOTS=triton.next_power_of_2(routing.chosen), NORMALISED=routing.normalised, SIGMOID=routing.sigmoid,
         BIASED=routing.bias is not None, SCALE=routing.scale, PDL=pdl, num_warps=1 if count <= 256 else 4,
         launch_pdl=pdl,
@@ -71,15 +73,18 @@ def sort_pairs(experts: Tensor, first: int, held: int, rows: int) -> Schedule:
 @triton.jit
 def route_kernel(
     logits, bias, experts, shares, stride,
-    COUNT: tl.constexpr, WIDE: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, NORMALISED: tl.constexpr,
-    SIGMOID: tl.constexpr, BIASED: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, WIDE: tl.constexpr,
+    HIGH: tl.constexpr, CHOSEN: tl.constexpr, SLOTS: tl.constexpr, NORMALISED: tl.constexpr, SIGMOID: tl.constexpr,
+    BIASED: tl.constexpr, SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row. NaN makes all shares NaN, and is chosen like the least likely."""
+    """One row, whose lanes are those of HIGH groups of WIDE experts. NaN makes all shares NaN, and is chosen like the
+    least likely."""
     begin_pdl(PDL)
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, WIDE)
+    lane = tl.arange(0, HIGH * WIDE)
+    place = lane // WIDE * SIZE + lane % WIDE
     slot = tl.arange(0, SLOTS)
-    there = place < COUNT
+    there = (lane % WIDE < SIZE) & (lane < GROUPS * WIDE)
     values = tl.load(logits + row * stride + place, mask=there, other=float("-inf")).to(tl.float32)
     if SIGMOID:
         scores = tl.where(there, 1.0 / (1.0 + tl.exp(-values)), 0.0)
@@ -88,24 +93,47 @@ def route_kernel(
         highest = tl.max(tl.where(values == values, values, float("-inf")), 0)
         scores = tl.exp(values - highest)
         total = tl.sum(scores, 0)
+    left = values
+    if BIASED or GROUP_BEST > 1:  # scores are added to something
+        left = tl.where(there, scores if SIGMOID else scores / total, float("-inf"))
     if BIASED:
-        ranked = scores if SIGMOID else scores / total
-        left = ranked + tl.load(bias + place, mask=there, other=float("-inf"))
-    else:
-        left = values
+        left += tl.load(bias + place, mask=there, other=0.0)
     left = tl.where(left == left, left, float("-inf"))
+    if GROUPS > 1:
+        left = limit_groups(tl.reshape(left, [HIGH, WIDE]), GROUPS, TOP_GROUPS, GROUP_BEST, HIGH, WIDE)
+        left = tl.reshape(left, [HIGH * WIDE])
     chosen = tl.zeros([SLOTS], tl.float32)
     found = tl.zeros([SLOTS], tl.int32)
     for at in tl.static_range(CHOSEN):
         _, expert = tl.max(left, 0, return_indices=True)  # of equals the first
-        left = tl.where(place == expert, float("-inf"), left)
-        score = tl.sum(tl.where(place == expert, scores, 0.0), 0)
+        left = tl.where(lane == expert, float("-inf"), left)
+        score = tl.sum(tl.where(lane == expert, scores, 0.0), 0)
         chosen = tl.where(slot == at, score, chosen)
-        found = tl.where(slot == at, expert, found)
+        found = tl.where(slot == at, expert // WIDE * SIZE + expert % WIDE, found)
     if NORMALISED:
         total = tl.where(total == total, tl.sum(chosen, 0), total)  # NaN stays NaN
     tl.store(experts + row * CHOSEN + slot, found, mask=slot < CHOSEN)
     tl.store(shares + row * CHOSEN + slot, chosen / total * SCALE, mask=slot < CHOSEN)
+
+
+@triton.jit
+def limit_groups(
+    ranked, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, HIGH: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """`ranked  # [groups, experts]` of the best groups, of equals the first; -inf in others."""
+    group = tl.arange(0, HIGH)
+    scores, best = tl.max(ranked, 1, return_indices=True)
+    if GROUP_BEST == 2:
+        expert = tl.arange(0, WIDE)
+        scores += tl.max(tl.where(expert[None, :] == best[:, None], float("-inf"), ranked), 1)
+    scores = tl.where(group < GROUPS, scores, float("-inf"))
+    kept = tl.zeros([HIGH], tl.int32)
+    for _ in tl.static_range(TOP_GROUPS):
+        _, top = tl.max(scores, 0, return_indices=True)
+        kept = tl.where(group == top, 1, kept)
+        scores = tl.where(group == top, float("-inf"), scores)
+    return tl.where(kept[:, None] != 0, ranked, float("-inf"))
 
 
 @triton.jit

@@ -87,6 +87,9 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     bias: str = ""  # the tensor of the MLP that is added to the scores for the choice alone; empty: none
     bias_dims: int = 1  # of that tensor, the last of which counts experts
     scale: float = 1.0
+    groups: int = 1  # of experts, from the best `top_groups` of which a token's are
+    top_groups: int = 1
+    group_best: int = 1  # a group counts as much as the sum of its best so many
 
 
 class GateSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +135,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2
     - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2
     - experts.routing: softmax then choice: Qwen MoE; choice then softmax, which is the same as normalised: Mixtral,
-      Granite MoE; sigmoid with a selection bias and a scale: DeepSeek-V3 (2024), GLM 4.5, MiniMax M2
+      Granite MoE; sigmoid with a selection bias and a scale: DeepSeek-V3 (2024), GLM 4.5, MiniMax M2;
+      groups by their best expert: DeepSeek-V2 (2024), by their best two: DeepSeek-V3
     - experts.gate clamped and shifted, bias, router_bias, transposed, interleaved: gpt-oss
     - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; with a gate: Qwen 2 MoE
     """

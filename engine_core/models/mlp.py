@@ -48,9 +48,11 @@ class SparseMlp:
         self.hidden = hidden
         self.router = Linear((whole("gate", spec.count),), hidden, placement, bias=spec.router_bias)
         bias = torch.empty(spec.count, dtype=torch.float32, device=placement.device) if spec.routing.bias else None
+        own = spec.routing
         self.routing = Routing(
-            spec.routing.chosen, spec.routing.normalised, spec.routing.scores == "sigmoid", spec.routing.scale, bias
-        )
+            own.chosen, own.normalised, own.scores == "sigmoid", own.scale, bias, own.groups, own.top_groups,
+            own.group_best,
+        )  # fmt: skip
         parallel = placement.expert_parallel
         self.held = placement.share(spec.count) if parallel else spec.count
         self.first = placement.rank * self.held if parallel else 0

@@ -122,6 +122,17 @@ def sparse_layers(file: ConfigFile, layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % step == 0 and layer not in plain for layer in range(layers))
 
 
+def read_groups(file: ConfigFile, count: int) -> dict[str, int]:
+    """Groups of experts as DeepSeek-V3 has them, as options of RoutingSpec."""
+    groups = file.integer("n_group", 1, high=count)
+    if count % groups or (groups > 1 and count < 2 * groups):
+        raise file.error("n_group", f"groups must be of equal size, at least two of the {count} experts each")
+    top = file.integer("topk_group", 1, high=groups)
+    if file.integer("num_experts_per_tok", 8) > count // groups * top:
+        raise file.error("topk_group", f"so few groups have fewer than num_experts_per_tok of the {count} experts")
+    return {"groups": groups, "top_groups": top, "group_best": 2} if groups > 1 else {}
+
+
 def read_rope(file: ConfigFile, kind: str = "", partial: float | None = None, *, interleaved: bool = False) -> RopeSpec:
     """Rotary settings from `rope_parameters`, or from `rope_theta` and `rope_scaling`.
 

@@ -43,6 +43,20 @@ def test_a_bias_decides_who_is_chosen_and_not_the_shares(sigmoid: bool) -> None:
     torch.testing.assert_close(shared.shares.sum(1), torch.full((9,), 2.5))
 
 
+@pytest.mark.parametrize("best", [1, 2])
+@pytest.mark.parametrize(("experts", "groups", "top"), [(32, 8, 3), (20, 4, 1), (24, 3, 3), (160, 8, 3)])
+def test_groups_limit_the_choice(experts: int, groups: int, top: int, best: int) -> None:
+    """As DeepSeek-V2 (the best of a group) and V3 (the sum of the best two) have it, group by group."""
+    logits, bias = torch.randn(9, experts), torch.randn(experts) * 0.3
+    found = route(logits, Routing(4, False, True, 1.0, bias, groups, top, best))
+    size = experts // groups
+    for row, ranked in enumerate((logits.sigmoid() + bias).tolist()):
+        sums = [sum(sorted(ranked[at * size :][:size])[-best:]) for at in range(groups)]
+        kept = sorted(range(groups), key=lambda at: -sums[at])[:top]
+        allowed = [at for at in range(experts) if at // size in kept]
+        assert found.experts[row].tolist() == sorted(allowed, key=lambda at: -ranked[at])[:4]
+
+
 def test_of_equals_the_first() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     assert route(logits, Routing(3, True)).experts.tolist() == [[1, 2, 4], [0, 1, 2]]

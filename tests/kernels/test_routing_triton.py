@@ -50,6 +50,22 @@ def test_scores_biases_and_scales(normalised: bool, sigmoid: bool, biased: bool,
     torch.testing.assert_close(found.shares.cpu(), expected.shares, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("best", [1, 2])
+@pytest.mark.parametrize(("experts", "groups", "top"), [(32, 8, 3), (20, 4, 1), (24, 3, 3), (160, 8, 3)])
+def test_groups_limit_the_choice(experts: int, groups: int, top: int, best: int, device: str) -> None:
+    for sigmoid in (True, False):
+        logits, bias = torch.randn(5, experts) * 2, torch.randn(experts) * 0.3 - 1
+        logits[0, 3] = torch.nan
+        routing = Routing(4, True, sigmoid, 2.5, bias if sigmoid else None, groups, top, best)
+        expected = route(logits, routing)
+        found = route_rows(logits.to(device), routing._replace(bias=bias.to(device) if sigmoid else None))
+        assert torch.equal(found.experts.cpu()[1:], expected.experts[1:])
+        torch.testing.assert_close(found.shares.cpu(), expected.shares, rtol=1e-5, atol=1e-7, equal_nan=True)
+        assert found.shares[0].isnan().all()
+        assert ((found.experts >= 0) & (found.experts < experts)).all()
+
+
 def test_of_equals_the_first(device: str) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 1.0, 3.0], [0.0] * 5, [-2.0, -1.0, -1.0, -9.0, -1.0]], device=device)
     assert route_rows(logits, Routing(3, True)).experts.tolist() == [[1, 2, 4], [0, 1, 2], [1, 2, 4]]

@@ -7,7 +7,15 @@ from msgspec import structs
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body, Family
 from penstock.engine_core.models.layer_spec import ExpertSpec, NormNames, RoutingSpec
-from penstock.engine_core.models.reading import alike, read_attention, read_layers, read_mlp, read_norm, read_rope
+from penstock.engine_core.models.reading import (
+    alike,
+    read_attention,
+    read_groups,
+    read_layers,
+    read_mlp,
+    read_norm,
+    read_rope,
+)
 
 SANDWICH = NormNames(attention_output="post_self_attn_layernorm", mlp_output="post_mlp_layernorm")
 
@@ -37,17 +45,15 @@ def read_glm4_moe(file: ConfigFile) -> Body:
 
 
 def read_experts(file: ConfigFile) -> ExpertSpec:
-    """As in DeepSeek-V3, without groups."""
+    """As in DeepSeek-V3."""
     count = file.integer("n_routed_experts", 128, high=4096)
-    for key in ("n_group", "topk_group"):
-        if file.integer(key, 1) != 1:
-            raise file.error(key, "Penstock chooses among all experts (1)")
     routing = RoutingSpec(
         chosen=file.integer("num_experts_per_tok", 8, high=count),
         scores="sigmoid",
         normalised=file.flag("norm_topk_prob", True),
         bias="gate.e_score_correction_bias",
         scale=file.number("routed_scaling_factor", 1.0),
+        **read_groups(file, count),
     )
     one, number = read_mlp(file, "moe_intermediate_size"), file.integer("n_shared_experts", 1)
     return ExpertSpec(

@@ -43,6 +43,16 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "first_k_dense_replace": 0,
         },
     ),
+    "glm4_moe, groups": (
+        Glm4MoeConfig,
+        {
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "n_group": 4,
+            "topk_group": 2,
+        },
+    ),
 }
 
 
