@@ -79,7 +79,7 @@ def route(logits: Tensor, routing: Routing) -> Routes:
 
 def limited(ranked: Tensor, routing: Routing) -> Tensor:
     """The scores `[tokens, experts]` of the best groups, -inf in others."""
-    grouped = ranked.unflatten(1, (routing.groups, -1))
+    grouped = ranked.view(len(ranked), routing.groups, -1)
     scores = grouped.topk(routing.group_best, dim=-1).values.sum(dim=-1)
     best = scores.argsort(dim=-1, descending=True, stable=True)[:, : routing.top_groups]
     out = torch.ones_like(scores, dtype=torch.bool).scatter_(1, best, value=False)

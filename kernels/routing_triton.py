@@ -100,7 +100,7 @@ def route_kernel(
         left += tl.load(bias + place, mask=there, other=0.0)
     left = tl.where(left == left, left, float("-inf"))
     if GROUPS > 1:
-        left = limit_groups(tl.reshape(left, [HIGH, WIDE]), GROUPS, TOP_GROUPS, GROUP_BEST, HIGH, WIDE)
+        left = limit_groups(tl.reshape(left, [HIGH, WIDE]), TOP_GROUPS, GROUP_BEST, HIGH, WIDE)
         left = tl.reshape(left, [HIGH * WIDE])
     chosen = tl.zeros([SLOTS], tl.float32)
     found = tl.zeros([SLOTS], tl.int32)
@@ -118,8 +118,7 @@ def route_kernel(
 
 @triton.jit
 def limit_groups(
-    ranked, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, HIGH: tl.constexpr,
-    WIDE: tl.constexpr,
+    ranked, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """`ranked  # [groups, experts]` of the best groups, of equals the first; -inf in others."""
     group = tl.arange(0, HIGH)
@@ -127,7 +126,6 @@ def limit_groups(
     if GROUP_BEST == 2:
         expert = tl.arange(0, WIDE)
         scores += tl.max(tl.where(expert[None, :] == best[:, None], float("-inf"), ranked), 1)
-    scores = tl.where(group < GROUPS, scores, float("-inf"))
     kept = tl.zeros([HIGH], tl.int32)
     for _ in tl.static_range(TOP_GROUPS):
         _, top = tl.max(scores, 0, return_indices=True)
