@@ -12,6 +12,7 @@ from penstock.kernels.launch import begin_pdl
 from penstock.kernels.records import Activation
 
 TILE = 1024
+SILU = tl.constexpr("silu")  # the default of a kernel: Triton 3.6 takes no bare string there
 
 
 def activate_rows(product: Tensor, activation: Activation, *, gated: bool) -> Tensor:
@@ -45,16 +46,16 @@ def activated(x, KIND: tl.constexpr, SLOPE: tl.constexpr):
 
 @triton.jit
 def gate_values(
-    gate, up, KIND: tl.constexpr = "silu", SLOPE: tl.constexpr = 1.0, LIMIT: tl.constexpr = 0.0,
+    gate, up, KIND: tl.constexpr = SILU, SLOPE: tl.constexpr = 1.0, LIMIT: tl.constexpr = 0.0,
     SHIFT: tl.constexpr = 0.0,
 ):  # fmt: skip
     """activation(gate) * (up + SHIFT) in fp32, of values within LIMIT."""
     gate = gate.to(tl.float32)
     up = up.to(tl.float32)
-    if LIMIT:
+    if LIMIT != 0.0:
         gate = tl.where(gate > LIMIT, LIMIT, gate)
         up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-    if SHIFT:
+    if SHIFT != 0.0:
         up += SHIFT
     return activated(gate, KIND, SLOPE) * up
 
