@@ -10,16 +10,29 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions, Span, Spans
 
 GROUP_NUMBERS = 1 << 19  # gathered at once for rows of one query: what stays in a core's cache measures best
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0  # number in e4m3
 QUERY_PIECE = 256  # queries of a chunk taken at once: bounds the mask, and skips keys that lie in their future
 
 
-def write_kv(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(
+    k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
+) -> None:
     """Put `k, v  # [tokens, kv_heads, dim]` into `pages  # [blocks, block_size, kv_heads, dim]` at their slots.
 
     Several tokens may share a slot only in the scratch block 0, where any of them may win.
+    kv_scales: of pages in e4m3, see `AttentionOptions`.
     """
+    if kv_scales is not None:
+        k, v = (quantized(part, scale).view(torch.uint8) for part, scale in zip((k, v), kv_scales, strict=True))
+        k_pages, v_pages = k_pages.view(torch.uint8), v_pages.view(torch.uint8)
     k_pages.flatten(0, 1).index_copy_(0, slot_mapping, k)
     v_pages.flatten(0, 1).index_copy_(0, slot_mapping, v)
+
+
+def quantized(x: Tensor, scale: Tensor) -> Tensor:
+    """`x  # [tokens, heads, dim]` over its head's scale in e4m3, the nearest that there is; NaN stays NaN."""
+    return (x.float() * (1.0 / scale)[:, None]).clamp_(-LARGEST, LARGEST).to(E4M3)
 
 
 def paged_attention(
@@ -29,6 +42,7 @@ def paged_attention(
 
     Pages are `[blocks, block_size, kv_heads, dim]`; heads share keys in groups of heads / kv_heads. Arithmetic is fp32.
     What stands in the pages behind a row's end is never read. On a GPU it is a kernel that waits for nothing.
+    Pages may be in e4m3, with the options' scales.
     """
     if chip_of(q.device).runs_triton:
         from penstock.kernels.attention_device import attend_pages
@@ -111,7 +125,8 @@ def attend(
     q: Tensor, k_pages: Tensor, v_pages: Tensor, span: Span, memory: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Attention of the span's own queries: q `[tokens, heads, dim]`. memory: as `Spans` has it."""
-    k, v = gather_pages(k_pages, span.slots, memory[0]), gather_pages(v_pages, span.slots, memory[1])
+    k_scale, v_scale = (None, None) if options.kv_scales is None else options.kv_scales
+    k, v = gather_pages(k_pages, span.slots, memory[0], k_scale), gather_pages(v_pages, span.slots, memory[1], v_scale)
     if span.queries == 1:
         grouped = q.float().reshape(len(q), k.shape[1], -1, q.shape[2])  # a group's heads take the place of queries
         return attend_heads(grouped, k, v, span.seen, options).flatten(1, 2).to(q.dtype)
@@ -152,12 +167,15 @@ def attend_heads(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, options: 
     return (scores.softmax(-1)[..., : k.shape[2]] @ v).view(q.shape)
 
 
-def gather_pages(pages: Tensor, slots: Tensor, memory: Tensor) -> Tensor:
-    """Keys or values at `slots  # [rows, keys]` as fp32 `[rows, kv_heads, keys, dim]`, a view of the memory."""
+def gather_pages(pages: Tensor, slots: Tensor, memory: Tensor, scale: Tensor | None) -> Tensor:
+    """Keys or values at `slots  # [rows, keys]` as fp32 `[rows, kv_heads, keys, dim]`, a view of the memory. scale: of
+    pages in e4m3, [kv_heads]."""
     flat, places = pages.flatten(0, 1), slots.flatten()
     out = memory[: len(places)]
     if flat.dtype is out.dtype:
         torch.index_select(flat, 0, places, out=out)
-    else:
+    elif scale is None:
         out.copy_(flat.index_select(0, places))
+    else:
+        out.copy_(flat.view(torch.uint8).index_select(0, places).view(E4M3)).mul_(scale[:, None])
     return out.view(*slots.shape, *pages.shape[2:]).transpose(1, 2)

@@ -90,7 +90,8 @@ def shape_of(q: Tensor, k_pages: Tensor, batch: AttentionBatch, window: int) -> 
     tokens, heads, dim = q.shape
     longest = batch.block_tables.shape[1] * k_pages.shape[1]
     rows, kv_heads = len(batch.context), k_pages.shape[2]
-    return Shape(rows, tokens, batch.max_query, batch.max_context, heads, kv_heads, dim, q.dtype, window, longest)
+    dtype = k_pages.dtype if q.element_size() == 2 else q.dtype
+    return Shape(rows, tokens, batch.max_query, batch.max_context, heads, kv_heads, dim, dtype, window, longest)
 
 
 def arrival_counters(device: torch.device) -> Tensor:

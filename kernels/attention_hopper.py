@@ -96,6 +96,7 @@ def serves(q: Tensor, k_pages: Tensor, options: AttentionOptions, chip: Chip) ->
     return (
         chip.wgmma
         and chip.tma
+        and k_pages.dtype == q.dtype
         and q.dtype in (torch.bfloat16, torch.float16)
         and 64 <= dim <= 256
         and split_dim(dim)[1] in (0, 16, 32, 64)

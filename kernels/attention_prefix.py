@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.attention_fp8 import dim_tile, paired, split_pairs
 from penstock.kernels.attention_schedule import (
     FIRST,
     HEADER,
@@ -69,7 +70,7 @@ class Grid(NamedTuple):
 
 def grid_of(q: Tensor, k_pages: Tensor) -> Grid:
     _, size, kv_heads, dim = k_pages.shape
-    unit = 2 * UNIT.value * kv_heads * dim * q.element_size()
+    unit = 2 * UNIT.value * kv_heads * dim * k_pages.element_size()
     programs = CTAS_PER_SM * chip_of(q.device).num_sms
     return Grid(size, BLOCK_M * kv_heads // q.shape[1], kv_heads, programs, -(-SAVED // unit))
 
@@ -102,13 +103,15 @@ def attend_prefixes(
     scale = options.scale * LOG2_E
     if options.softcap:
         scale = 2 * scale / options.softcap  # of the exponent in tanh
-    pdl = chip_of(q.device).pdl
+    chip = chip_of(q.device)
     prefix_kernel[(grid.programs,)](
-        q, k_pages, v_pages, partials, lses, schedule, batch.query_start, batch.slots, batch.block_tables,
+        q, *paired(k_pages, v_pages), partials, lses, schedule, batch.query_start, batch.slots, batch.block_tables,
         rows, tokens, batch.block_tables.stride(0), q.stride(0), scale,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
+        q if options.kv_scales is None else options.kv_scales,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile(dim, options),
         BLOCK_SIZE=grid.block_size, BLOCK_M=BLOCK_M, SOFTCAP=options.softcap * LOG2_E,
-        LAUNCHED=launched, PDL=pdl, num_warps=WARPS, num_stages=STAGES, launch_pdl=pdl,
+        LAUNCHED=launched, ASM=chip.runs_triton, PDL=chip.pdl, num_warps=WARPS, num_stages=STAGES,
+        launch_pdl=chip.pdl,
     )  # fmt: skip
     return SharedPrefixes(schedule, partials, lses)
 
@@ -132,15 +135,19 @@ def find_group(starts, split, groups):
 )
 def prefix_kernel(
     q, k_pages, v_pages, partials, lses, schedule, query_start, slots, block_tables,
-    rows, tokens, table_stride, q_stride, scale,
+    rows, tokens, table_stride, q_stride, scale, kv_scales,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, SOFTCAP: tl.constexpr, LAUNCHED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, SOFTCAP: tl.constexpr, LAUNCHED: tl.constexpr, ASM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Splits of groups, each for one key-value head. scale, SOFTCAP: see `attention_triton.attend_keys`.
+    kv_scales: see `attention_triton.attention_kernel`.
 
     LAUNCHED: the schedule is the kernel's before this one. partials: fp32 [results, heads, dim]; lses: without dim.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
+    PAIRS: tl.constexpr = k_pages.dtype.element_ty == tl.int16
+    WIDE: tl.constexpr = DIM // 2 if PAIRS else DIM
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         if LAUNCHED:
@@ -171,13 +178,21 @@ def prefix_kernel(
         head = kv_head * GROUP + tile_rows % GROUP
         q_places = token[:, None] * q_stride + head[:, None] * DIM + dims[None, :]
         q_tile = tl.load(q + q_places, mask=real[:, None] & in_head, other=0.0)
-        found, row_max, row_sum = attend_keys(
-            q_tile, k_pages + kv_head * DIM, v_pages + kv_head * DIM,
-            block_tables + tl.load(slots + lead).to(tl.int64) * table_stride, tile_rows, 0, scale,
-            tl.zeros([BLOCK_M, DIM_TILE], tl.float32), tl.full([BLOCK_M], float("-inf"), tl.float32),
+        q_second = q_tile
+        own_scale = scale
+        if PAIRS:
+            q_tile, q_second = split_pairs(q_tile)
+            own_scale = scale * tl.load(kv_scales + kv_head)
+        nothing = tl.zeros([BLOCK_M, q_tile.shape[1]], tl.float32)
+        found, second, row_max, row_sum = attend_keys(
+            q_tile, q_second, k_pages + kv_head * WIDE, v_pages + kv_head * WIDE,
+            block_tables + tl.load(slots + lead).to(tl.int64) * table_stride, tile_rows, 0, own_scale,
+            nothing, nothing, tl.full([BLOCK_M], float("-inf"), tl.float32),
             tl.zeros([BLOCK_M], tl.float32), split * span * UNIT, end * UNIT,
-            KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, 0, UNIT, SOFTCAP, False,
+            KV_HEADS * WIDE, WIDE, BLOCK_SIZE, 0, UNIT, SOFTCAP, False, ASM,
         )  # fmt: skip
+        if PAIRS:
+            found = tl.interleave(found, second) * tl.load(kv_scales + KV_HEADS + kv_head)
         place = tl.load(prefix + PLACE * rows + row, mask=real, other=0) + split * members
         place = place.to(tl.int64) * HEADS + head
         tl.store(

@@ -37,7 +37,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     """A tile for heads of up to `dim` numbers of `item` bytes."""
 
     kind: str  # low, few, packed: of a sequence's queries; short, long: of a chunk's
-    item: int
+    item: int  # 1: keys and values, of which products take copies in 2 bytes, as queries are
     dim: int
     block_m: int
     block_n: int
@@ -51,7 +51,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         if self.block_m >= 64 and self.item == 2 and chip.capability in (90, 100):  # products are waited for later
             buffers += 1
         width = max(LOW, power_of_2(dim))
-        return (2 * buffers * self.block_n * width + self.block_m * (width + self.block_n)) * self.item + 1024
+        keys, queries = 2 * buffers * self.block_n * width, self.block_m * (width + self.block_n)
+        return keys * self.item + queries * max(self.item, 2) + 1024
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Shape:
     heads: int
     kv_heads: int
     dim: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # of keys and values; of queries in fp32
     window: int = 0
     longest: int = 0  # keys that the block tables have room for: the same for every batch of a server
 

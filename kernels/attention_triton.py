@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.attention_fp8 import dim_tile, paired, split_pairs, unpack
 from penstock.kernels.attention_schedule import HEADER, PLACE, PREFIX, STEP, UNIT, most_tiles, tiles_of
 from penstock.kernels.attention_tiling import Tiling, most_splits, power_of_2, tile_lines
 from penstock.kernels.chip import chip_of
@@ -58,18 +59,19 @@ def attend_tiles(
     scale, sinks = options.scale * LOG2_E, options.sinks
     if options.softcap:
         scale = 2 * scale / options.softcap  # of the exponent in tanh
-    pdl = chip_of(q.device).pdl
+    chip = chip_of(q.device)
     attention_kernel[(kv_heads, tiles, tiling.programs) if tiling.by_row else (tiles, kv_heads, tiling.programs)](
-        q, k_pages, v_pages, out, partials, lses, arrivals, *(prefixes or (batch.context, lses, lses)), listed,
+        q, *paired(k_pages, v_pages), out, partials, lses, arrivals, *(prefixes or (batch.context, lses, lses)), listed,
         batch.query_start, batch.context, batch.slots, batch.block_tables,
         batch.block_tables.stride(0), q.stride(0), places, lines, scale, q if sinks is None else sinks,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=max(16, triton.next_power_of_2(dim)),
+        q if options.kv_scales is None else options.kv_scales,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile(dim, options),
         BLOCK_SIZE=k_pages.shape[1], WINDOW=options.window, BY_ROW=tiling.by_row, SPLIT_K=tiling.programs > 1,
         SPLIT_KEYS=tiling.split_keys, MIN_ITERATIONS=max(tiling.min_split_keys // tiling.block_n, 1),
         BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
         COMBINE_M=power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.block_m,
-        SOFTCAP=options.softcap * LOG2_E, SINKS=sinks is not None, SHARED=prefixes is not None, PDL=pdl,
-        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
+        SOFTCAP=options.softcap * LOG2_E, SINKS=sinks is not None, SHARED=prefixes is not None,
+        ASM=chip.runs_triton, PDL=chip.pdl, num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=chip.pdl,
     )  # fmt: skip
 
 
@@ -95,16 +97,19 @@ def find_tile(tiles, query_start, QUERIES: tl.constexpr, BY_ROW: tl.constexpr):
 
 @triton.jit
 def attend_keys(
-    q, k_pages, v_pages, table, position, lowest, scale, found, row_max, row_sum, first, end,
-    STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
+    q, q_second, k_pages, v_pages, table, position, lowest, scale, found, second, row_max, row_sum, first, end,
+    STRIDE: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Carry the softmax of a tile on over keys first .. end - 1. Unless MASKED every row sees all of them.
 
     found: fp32 [rows, dim], unnormalised. row_max, row_sum: fp32 [rows], the largest score so far and the sum of
     weights. scale: positive, of the scores, in base 2; with SOFTCAP, which is in base 2 too, of the exponent in tanh.
-    Fused operations are written out, so that MASKED rounds no differently.
+    Where pages hold pairs (see `paired`), q and found have their first numbers, q_second and `second` the others; a
+    head has DIM pairs, and STRIDE counts pairs. Fused operations are written out, so that MASKED rounds no differently.
     """
+    PAIRS: tl.constexpr = k_pages.dtype.element_ty == tl.int16
+    DIM_TILE: tl.constexpr = q.shape[1]
     dims = tl.arange(0, DIM_TILE)
     in_head = dims < DIM
     for start in range(first, end, BLOCK_N):
@@ -126,7 +131,11 @@ def attend_keys(
         else:
             k = tl.load(k_places)
             v = tl.load(v_places)
-        scores = tl.dot(q, k, input_precision="ieee")  # [rows, keys]
+        if PAIRS:
+            scores = tl.dot(q, unpack(k, 0, q.dtype, ASM), input_precision="ieee")
+            scores = tl.dot(q_second, unpack(k, 1, q.dtype, ASM), scores, input_precision="ieee")
+        else:
+            scores = tl.dot(q, k, input_precision="ieee")  # [rows, keys]
         level_scale = scale
         if SOFTCAP > 0:
             scores = 1.0 - 2.0 / (tl.exp2(scores * scale) + 1.0)  # tanh
@@ -143,21 +152,31 @@ def attend_keys(
         weights = tl.exp2(tl.fma(scores, tl.full(scores.shape, level_scale, tl.float32), -level[:, None]))
         alpha = tl.exp2(row_max - level)
         row_sum = tl.fma(row_sum, alpha, tl.sum(weights, 1))
-        found = tl.dot(weights.to(v.dtype), v, found * alpha[:, None], input_precision="ieee")
+        weights = weights.to(q.dtype)
+        if PAIRS:
+            found = tl.dot(weights, unpack(v, 0, q.dtype, ASM), found * alpha[:, None], input_precision="ieee")
+            second = tl.dot(weights, unpack(v, 1, q.dtype, ASM), second * alpha[:, None], input_precision="ieee")
+        else:
+            found = tl.dot(weights, v, found * alpha[:, None], input_precision="ieee")
         row_max = highest
-    return found, row_max, row_sum
+    return found, second, row_max, row_sum
 
 
 @triton.jit
 def attend_split(
-    q, k_pages, v_pages, table, position, scale, lowest, highest, first, end,
+    q, k_pages, v_pages, table, position, scale, v_scale, lowest, highest, first, end,
     BLOCK_M: tl.constexpr, STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile over keys first .. end - 1 alone: fp32 [rows, dim], and [rows] the base-2 logarithm of
     its weight, -inf for a row that sees none. lowest, highest: positions of the tile's first and last query.
     """
-    sums = tl.zeros([BLOCK_M, DIM_TILE], tl.float32)
+    PAIRS: tl.constexpr = k_pages.dtype.element_ty == tl.int16
+    q_second = q
+    if PAIRS:
+        q, q_second = split_pairs(q)
+    sums = tl.zeros([BLOCK_M, q.shape[1]], tl.float32)
+    second = sums
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     # Between `clear` and `masked` every query of the tile sees every key.
@@ -165,20 +184,22 @@ def attend_split(
     if WINDOW > 0:
         after = highest + 1 - WINDOW  # first key that the last query sees
         clear = tl.minimum(first + tl.cdiv(tl.maximum(after - first, 0), BLOCK_N) * BLOCK_N, end)
-        sums, row_max, row_sum = attend_keys(
-            q, k_pages, v_pages, table, position, lowest, scale, sums, row_max, row_sum, first, clear,
-            STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True,
+        sums, second, row_max, row_sum = attend_keys(
+            q, q_second, k_pages, v_pages, table, position, lowest, scale, sums, second, row_max, row_sum, first, clear,
+            STRIDE, DIM, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
         )  # fmt: skip
     masked = clear + tl.maximum(tl.minimum(lowest + 1, end) - clear, 0) // BLOCK_N * BLOCK_N
-    sums, row_max, row_sum = attend_keys(
-        q, k_pages, v_pages, table, position, lowest, scale, sums, row_max, row_sum, clear, masked,
-        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False,
+    sums, second, row_max, row_sum = attend_keys(
+        q, q_second, k_pages, v_pages, table, position, lowest, scale, sums, second, row_max, row_sum, clear, masked,
+        STRIDE, DIM, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False, ASM,
     )  # fmt: skip
-    sums, row_max, row_sum = attend_keys(
-        q, k_pages, v_pages, table, position, lowest, scale, sums, row_max, row_sum, masked, end,
-        STRIDE, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True,
+    sums, second, row_max, row_sum = attend_keys(
+        q, q_second, k_pages, v_pages, table, position, lowest, scale, sums, second, row_max, row_sum, masked, end,
+        STRIDE, DIM, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
     )  # fmt: skip
     whole = tl.where(row_sum > 0, row_sum, 1.0)
+    if PAIRS:
+        sums = tl.interleave(sums, second) * v_scale
     return sums / whole[:, None], row_max + tl.log2(whole)
 
 
@@ -334,13 +355,14 @@ def split_keys(
 )
 def attention_kernel(
     q, k_pages, v_pages, out, partials, lses, arrivals, schedule, shared, shared_lses, tiles, query_start, context,
-    slots, block_tables, table_stride, q_stride, places, lines, scale, sinks,
+    slots, block_tables, table_stride, q_stride, places, lines, scale, sinks, kv_scales,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT_K: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     MIN_ITERATIONS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMBINE_M: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile over some splits of its keys. scale, SOFTCAP: see `attend_keys`. sinks: fp32 [heads], read if SINKS.
+    kv_scales: see `kernels.records.AttentionOptions`, read of pages that hold pairs.
 
     BY_ROW: tiles are sequences, and key-value heads are neighbours in the grid; else tiles are. SPLIT_KEYS: keys of a
     split, or 0 where the programs of a tile divide its keys evenly, with at least MIN_ITERATIONS iterations each.
@@ -350,6 +372,7 @@ def attention_kernel(
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = BLOCK_M // GROUP
+    WIDE: tl.constexpr = DIM // 2 if k_pages.dtype.element_ty == tl.int16 else DIM  # elements of a head's page
     if PDL:
         if SPLIT_K:  # few programs, which leave SMs to the next kernel
             tl.extra.cuda.gdc_launch_dependents()
@@ -378,8 +401,12 @@ def attention_kernel(
     q_places = token[:, None] * q_stride + head[:, None] * DIM + dims[None, :]
     q_tile = tl.load(q + q_places, mask=real[:, None] & in_head, other=0.0)
     out_places = (token * HEADS + head)[:, None] * DIM + dims[None, :]
-    k_pages += kv_head * DIM
-    v_pages += kv_head * DIM
+    v_scale = 1.0
+    if k_pages.dtype.element_ty == tl.int16:
+        scale *= tl.load(kv_scales + kv_head)
+        v_scale = tl.load(kv_scales + KV_HEADS + kv_head)
+    k_pages += kv_head * WIDE
+    v_pages += kv_head * WIDE
     table = block_tables + slot.to(tl.int64) * table_stride
     held = (tile * KV_HEADS + kv_head).to(tl.int64) * places * lines  # row of the tile's first partial
     if SPLIT_KEYS > 0:
@@ -388,9 +415,9 @@ def attention_kernel(
         for split in range(own, splits, tl.num_programs(2)):
             low = base + split * SPLIT_KEYS
             partial, lse = attend_split(
-                q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1,
+                q_tile, k_pages, v_pages, table, position, scale, v_scale, lowest, end - 1,
                 tl.maximum(low, first), tl.minimum(low + SPLIT_KEYS, end),
-                BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP,
+                BLOCK_M, KV_HEADS * WIDE, WIDE, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
             )  # fmt: skip
             if SPLIT_K:
                 store_partial(partials, lses, held + split * lines, partial, lse, real, DIM, DIM_TILE)
@@ -402,8 +429,9 @@ def attention_kernel(
     else:
         low = base + own * size
         partial, lse = attend_split(
-            q_tile, k_pages, v_pages, table, position, scale, lowest, end - 1, low, tl.minimum(low + size, end),
-            BLOCK_M, KV_HEADS * DIM, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP,
+            q_tile, k_pages, v_pages, table, position, scale, v_scale, lowest, end - 1,
+            low, tl.minimum(low + size, end),
+            BLOCK_M, KV_HEADS * WIDE, WIDE, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
         )  # fmt: skip
         if SHARED and own == 0:
             partial, lse = add_prefix(

@@ -122,6 +122,7 @@ class AttentionOptions:
     window: int = 0  # a query's latest keys that it sees, its own among them; 0: all before it
     softcap: float = 0.0  # a score x becomes softcap * tanh(x / softcap); 0: none
     sinks: Tensor | None = None  # fp32 [heads], a logit that takes part in each softmax and has no value
+    kv_scales: Tensor | None = None  # fp32 [2, kv_heads], what keys and values in e4m3 pages are multiplied with
 
     @property
     def plain(self) -> bool:

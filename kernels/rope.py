@@ -30,18 +30,18 @@ def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
 
 def rotate_and_store(
     q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor,
-    norms: HeadNorms | None = None,
+    norms: HeadNorms | None = None, kv_scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Rotated queries `[tokens, heads, dim]`; rotated keys, and values, are written to their slots of the pages.
 
     q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product. Norms precede the rotation.
-    On a GPU it is one kernel, which rounds once.
+    kv_scales: of pages in e4m3, see `AttentionOptions`. On a GPU it is one kernel, which rounds once.
     """
     if chip_of(q.device).runs_triton:
         from penstock.kernels.rope_triton import rotate_heads
 
-        return rotate_heads(q, k, v, rotation, k_pages, v_pages, slot_mapping, norms)
+        return rotate_heads(q, k, v, rotation, k_pages, v_pages, slot_mapping, norms, kv_scales)
     if norms is not None:
         q, k = rms_norm(q, norms.query, norms.eps), rms_norm(k, norms.key, norms.eps)
-    write_kv(apply_rope(k, rotation), v, k_pages, v_pages, slot_mapping)
+    write_kv(apply_rope(k, rotation), v, k_pages, v_pages, slot_mapping, kv_scales)
     return apply_rope(q, rotation)

@@ -52,7 +52,7 @@ def rotation_kernel(table, positions, cos, sin, HALF: tl.constexpr, TILE: tl.con
 
 def rotate_heads(
     q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor,
-    norms: HeadNorms | None,
+    norms: HeadNorms | None, kv_scales: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """`kernels.rope.rotate_and_store` by the kernel."""
     tokens, heads, dim = q.shape
@@ -66,7 +66,7 @@ def rotate_heads(
     programs = triton.cdiv(heads, HEADS_TILE) + 2 * triton.cdiv(kv_heads, HEADS_TILE)
     rotate_kernel[(tokens, programs)](
         q, k, v, out, k_pages, v_pages, slot_mapping, rotation.cos, rotation.sin, query, key,
-        q.stride(0), k.stride(0), v.stride(0), eps,
+        q if kv_scales is None else kv_scales, q.stride(0), k.stride(0), v.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF_TILE=triton.next_power_of_2(dim // 2),
         HEADS_TILE=HEADS_TILE, NORMS=norms is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
@@ -74,10 +74,21 @@ def rotate_heads(
 
 
 @triton.jit
+def as_stored(x, scales, head, there, TYPE: tl.constexpr):
+    """Some heads `[heads, numbers]` as they are stored: see `kernels.attention.quantized`."""
+    if tl.float8e4nv == TYPE:
+        x = x.to(tl.float32) * tl.div_rn(1.0, tl.load(scales + head, mask=there, other=1.0))[:, None]
+        x = tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(TYPE)
+
+
+@triton.jit
 def turn_heads(
-    source, target, weight, cos, sin, eps, head, there, DIM: tl.constexpr, HALF_TILE: tl.constexpr, NORM: tl.constexpr
+    source, target, scales, weight, cos, sin, eps, head, there,
+    DIM: tl.constexpr, HALF_TILE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """Some heads `[heads]` of one token, from source to target, turned by its angles; computed in fp32."""
+    TYPE: tl.constexpr = target.dtype.element_ty
     HALF: tl.constexpr = DIM // 2
     pairs = tl.arange(0, HALF_TILE)
     held = there[:, None] & (pairs < HALF)[None, :]  # [heads, pairs]
@@ -90,13 +101,14 @@ def turn_heads(
         right *= gain[:, None] * tl.load(weight + HALF + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)[None, :]
     c = tl.load(cos + pairs, mask=pairs < HALF, other=0.0)[None, :]
     s = tl.load(sin + HALF + pairs, mask=pairs < HALF, other=0.0)[None, :]
-    tl.store(target + places, (left * c - right * s).to(target.dtype.element_ty), mask=held)
-    tl.store(target + places + HALF, (right * c + left * s).to(target.dtype.element_ty), mask=held)
+    tl.store(target + places, as_stored(left * c - right * s, scales, head, there, TYPE), mask=held)
+    tl.store(target + places + HALF, as_stored(right * c + left * s, scales, head, there, TYPE), mask=held)
 
 
 @triton.jit(do_not_specialize_on_alignment=("slot_mapping",))
 def rotate_kernel(
-    q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_weight, key_weight, q_stride, k_stride, v_stride, eps,
+    q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_weight, key_weight, kv_scales,
+    q_stride, k_stride, v_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_TILE: tl.constexpr, HEADS_TILE: tl.constexpr,
     NORMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -115,13 +127,13 @@ def rotate_kernel(
     if tile < QUERY_TILES:
         head = tile * HEADS_TILE + lanes
         turn_heads(
-            q + token * q_stride, out + token * (HEADS * DIM), query_weight, cos, sin, eps, head, head < HEADS,
-            DIM, HALF_TILE, NORMS,
+            q + token * q_stride, out + token * (HEADS * DIM), kv_scales, query_weight, cos, sin, eps, head,
+            head < HEADS, DIM, HALF_TILE, NORMS,
         )  # fmt: skip
     elif tile < QUERY_TILES + KEY_TILES:
         head = (tile - QUERY_TILES) * HEADS_TILE + lanes
         turn_heads(
-            k + token * k_stride, k_pages + slot, key_weight, cos, sin, eps, head, head < KV_HEADS,
+            k + token * k_stride, k_pages + slot, kv_scales, key_weight, cos, sin, eps, head, head < KV_HEADS,
             DIM, HALF_TILE, NORMS,
         )  # fmt: skip
     else:
@@ -129,4 +141,6 @@ def rotate_kernel(
         dims = tl.arange(0, 2 * HALF_TILE)
         held = (head < KV_HEADS)[:, None] & (dims < DIM)[None, :]
         places = head[:, None] * DIM + dims[None, :]
-        tl.store(v_pages + slot + places, tl.load(v + token * v_stride + places, mask=held, other=0.0), mask=held)
+        values = tl.load(v + token * v_stride + places, mask=held, other=0.0)
+        values = as_stored(values, kv_scales + KV_HEADS, head, head < KV_HEADS, v_pages.dtype.element_ty)
+        tl.store(v_pages + slot + places, values, mask=held)

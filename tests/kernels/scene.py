@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from penstock.kernels.attention import paged_attention, write_kv
+from penstock.kernels.attention import E4M3, paged_attention, write_kv
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 Rows = list[tuple[int, int]]  # queries and context of each row
@@ -16,12 +16,23 @@ Rows = list[tuple[int, int]]  # queries and context of each row
 MIXED: Rows = [(1, 5), (7, 7), (1, 1), (1, 33), (5, 21), (1, 16), (1, 17), (20, 20)]
 
 
+def rounded(x: Tensor, scales: Tensor) -> Tensor:
+    """`x  # [tokens, heads, dim]` as pages in e4m3 hold it: four bits of each, from 2**-9 to 448 of the scale."""
+    x = x.double() / scales.double()[:, None]
+    exponent = x.abs().clamp(min=2.0**-6).log2().floor()
+    step = 2.0 ** (exponent - 3)
+    return (x / step).round().mul(step).clamp(-448, 448) * scales.double()[:, None]
+
+
 class Scene:
-    """Random keys and values of some rows, put into shuffled pages whose every other slot is not a number."""
+    """Random keys and values of some rows, put into shuffled pages whose every other slot is not a number.
+
+    fp8: pages in e4m3, with scales of each head; a few keys and values are beyond what they reach.
+    """
 
     def __init__(
         self, rows: Rows, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype = torch.float32,
-        *, softcap: float = 0.0, sinks: bool = False,
+        *, softcap: float = 0.0, sinks: bool = False, fp8: bool = False,
     ) -> None:  # fmt: skip
         random = torch.Generator().manual_seed(len(rows) * 1009 + block_size)
         self.rows = rows
@@ -34,12 +45,18 @@ class Scene:
         blocks = 1 + len(rows) * wide
         self.tables = (torch.randperm(blocks - 1, generator=random) + 1).int().view(len(rows), wide)
         shape = blocks, block_size, kv_heads, dim
-        self.k_pages, self.v_pages = (torch.full(shape, math.nan, dtype=dtype) for _ in range(2))
+        self.kv_scales = torch.rand(2, kv_heads, generator=random) / 64 + 1 / 128 if fp8 else None
+        stored = E4M3 if fp8 else dtype
+        self.k_pages, self.v_pages = (torch.full(shape, math.nan, dtype=dtype).to(stored) for _ in range(2))
         new = []
         for row, (queries, context) in enumerate(rows):
             positions = torch.arange(context)
             slots = self.tables[row][positions // block_size].long() * block_size + positions % block_size
-            write_kv(self.k[row], self.v[row], self.k_pages, self.v_pages, slots)
+            write_kv(self.k[row], self.v[row], self.k_pages, self.v_pages, slots, self.kv_scales)
+            if self.kv_scales is not None:
+                self.k[row], self.v[row] = (
+                    rounded(side[row], scale) for side, scale in zip((self.k, self.v), self.kv_scales, strict=True)
+                )
             new.append(slots[context - queries :])
         starts = [0, *torch.tensor([n for n, _ in rows]).cumsum(0).tolist()]
         self.batch = AttentionBatch(
@@ -56,7 +73,7 @@ class Scene:
         return paged_attention(self.q, self.k_pages, self.v_pages, self.batch, self.options(window))
 
     def options(self, window: int = 0) -> AttentionOptions:
-        return AttentionOptions(self.q.shape[2] ** -0.5, window, self.softcap, self.sinks)
+        return AttentionOptions(self.q.shape[2] ** -0.5, window, self.softcap, self.sinks, self.kv_scales)
 
     def expected(self, window: int = 0) -> Tensor:
         group = self.q.shape[1] // self.k[0].shape[1]
@@ -80,6 +97,7 @@ class Scene:
         moved = copy.copy(self)
         moved.q, moved.k_pages, moved.v_pages = (x.to(device) for x in (self.q, self.k_pages, self.v_pages))
         moved.sinks = None if self.sinks is None else self.sinks.to(device)
+        moved.kv_scales = None if self.kv_scales is None else self.kv_scales.to(device)
         moved.batch = AttentionBatch(
             query_start=self.batch.query_start.to(device),
             context=self.batch.context.to(device),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.attention import GROUP_NUMBERS, QUERY_PIECE, paged_attention, write_kv
+from penstock.kernels.attention import GROUP_NUMBERS, QUERY_PIECE, paged_attention, quantized, write_kv
 from penstock.kernels.records import AttentionBatch
 from tests.kernels.scene import MIXED, Scene
 
@@ -27,6 +27,19 @@ def test_mixed_batch_is_attention(block_size: int, window: int, heads: int, kv_h
 def test_softcaps_and_sinks(softcap: float, sinks: bool, window: int, heads: int, kv_heads: int) -> None:
     scene = Scene(MIXED, heads, kv_heads, 8, 16, softcap=softcap, sinks=sinks)
     torch.testing.assert_close(scene.paged(window).double(), scene.expected(window), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (6, 1.5)])
+def test_pages_in_e4m3(window: int, softcap: float) -> None:
+    scene = Scene(MIXED, 6, 2, 8, 16, softcap=softcap, sinks=softcap > 0, fp8=True)
+    torch.testing.assert_close(scene.paged(window).double(), scene.expected(window), atol=4e-6, rtol=1e-5)
+
+
+def test_numbers_beyond_e4m3_are_its_largest_and_no_number_stays_none() -> None:
+    x = torch.tensor([[[1e9, -1e9, 5.0, torch.nan]], [[448.0, 0.0, -1e-9, torch.inf]]])
+    found = quantized(x, torch.tensor([0.5])).float()
+    expected = torch.tensor([[[448.0, -448.0, 10.0, torch.nan]], [[448.0, 0.0, 0.0, 448.0]]])
+    torch.testing.assert_close(found, expected, equal_nan=True)
 
 
 def test_chunks_longer_than_a_piece() -> None:

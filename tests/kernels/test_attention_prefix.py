@@ -84,15 +84,17 @@ def hold(scene: Scene, groups: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "block_size", "prefixes"), [(4, 2, 16, 16, 1), (6, 2, 24, 32, 2), (8, 1, 32, 8, 2)]
+    ("heads", "kv_heads", "dim", "block_size", "prefixes", "fp8"),
+    [(4, 2, 16, 16, 1, False), (6, 2, 24, 32, 2, False), (8, 1, 32, 8, 2, False), (6, 2, 24, 32, 2, True)],
 )
 def test_by_the_interpreter(
-    heads: int, kv_heads: int, dim: int, block_size: int, prefixes: int, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    heads: int, kv_heads: int, dim: int, block_size: int, prefixes: int, fp8: bool, device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """Every key of every row exactly once, in fp32, with capped scores and sinks too: which no GPU is needed for."""
     monkeypatch.setattr(attention_prefix, "TYPES", (torch.float32,))
     monkeypatch.setattr(attention_prefix, "CTAS_PER_SM", 7)
-    scene = tenants(prefixes, heads, kv_heads, dim, block_size, torch.float32, 256)
+    scene = tenants(prefixes, heads, kv_heads, dim, block_size, torch.float32, 256, fp8=fp8)
     if prefixes == 2:
         scene.softcap, scene.sinks = 3.0, torch.randn(heads)
     moved = scene.on(device)
@@ -103,8 +105,9 @@ def test_by_the_interpreter(
 
 
 def tenants(
-    prefixes: int, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype, longer: int
-) -> Scene:
+    prefixes: int, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype, longer: int,
+    *, fp8: bool = False,
+) -> Scene:  # fmt: skip
     """Seven rows of each tenant, whose prefixes get longer, in any order among rows that share nothing; and padding."""
     random = Random(prefixes)
     rows = random.sample(range(7 * prefixes + 5), 7 * prefixes + 5)
@@ -112,7 +115,7 @@ def tenants(
     lengths = {row: blocks * block_size for group, blocks in families for row in group}
     loners = iter((1, 63, 64, 300, 17))
     contexts = [lengths[row] + random.randint(1, 100) if row in lengths else next(loners) for row in range(len(rows))]
-    scene = Scene([(1, context) for context in contexts], heads, kv_heads, dim, block_size, dtype)
+    scene = Scene([(1, context) for context in contexts], heads, kv_heads, dim, block_size, dtype, fp8=fp8)
     share(scene, *families)
     pad(scene, 9)
     return scene
@@ -145,11 +148,13 @@ def test_a_shared_prefix(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "block_size", "dtype"), SHAPES[:5])
 @pytest.mark.parametrize("prefixes", [1, 2, 5])
+@pytest.mark.parametrize("fp8", [False, True])
 def test_prefixes_of_several_tenants(
-    heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype, prefixes: int
+    heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype, prefixes: int, fp8: bool
 ) -> None:
     together = BLOCK_M * kv_heads // heads
-    hold(tenants(prefixes, heads, kv_heads, dim, block_size, dtype, 320), prefixes * -(-7 // together))
+    scene = tenants(prefixes, heads, kv_heads, dim, block_size, dtype, 320, fp8=fp8)
+    hold(scene, prefixes * -(-7 // together))
 
 
 @pytest.mark.gpu

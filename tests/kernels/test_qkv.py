@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels.attention import E4M3, LARGEST
 from penstock.kernels.records import HeadNorms, Rotation
 from penstock.kernels.rope import apply_rope, gather_rotation, rotate_and_store
 from penstock.kernels.rope_triton import rotate_heads
@@ -30,6 +31,7 @@ class Product:
         self.rotation = gather_rotation(torch.cat((angles.cos(), angles.sin()), 1), positions)
         blocks = tokens // block_size + 2
         self.slots = torch.randperm((blocks - 1) * block_size, generator=random)[:tokens] + block_size
+        self.kv_scales = torch.rand(2, kv_heads, generator=random) / 256 + 1 / 512  # numbers beyond 448 are among them
         shape = blocks, block_size, kv_heads, dim
         self.pages = tuple(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))
         weights = (torch.randn(dim, generator=random).to(dtype) for _ in range(2))
@@ -87,10 +89,27 @@ def test_kernel(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, normed:
     pages = [side.to(device) for side in product.pages]
     found = rotate_heads(
         *fused.split((heads, kv_heads, kv_heads), 1), Rotation(*(part.to(device) for part in product.rotation)),
-        *pages, product.slots.to(device), norms,
+        *pages, product.slots.to(device), norms, None,
     )  # fmt: skip
     product.pages = tuple(side.cpu() for side in pages)
     product.check(found.cpu(), normed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_both_write_the_same_e4m3(dtype: torch.dtype, device: str) -> None:
+    """Angles of zero, so that both round the same numbers."""
+    product = Product(5, 4, 2, 32, dtype)
+    rotation = Rotation(torch.ones(5, 1, 32), torch.zeros(5, 1, 32))
+    sides = [[side.to(E4M3).to(place) for side in product.pages] for place in ("cpu", device)]
+    fused = torch.cat((product.q, product.k, product.v), 1)
+    scales = product.kv_scales
+    rotate_and_store(*fused.split((4, 2, 2), 1), rotation, *sides[0], product.slots, None, scales)
+    turned = Rotation(*(part.to(device) for part in rotation))
+    slots = product.slots.to(device)
+    rotate_heads(*fused.to(device).split((4, 2, 2), 1), turned, *sides[1], slots, None, scales.to(device))
+    for expected, found in zip(*sides, strict=True):
+        assert torch.equal(found.cpu().view(torch.uint8), expected.view(torch.uint8))
+        assert (expected.float().abs() == LARGEST).any()
 
 
 @pytest.mark.gpu
