@@ -28,7 +28,8 @@ def read_compressed_tensors(file: ConfigFile, names: Collection[str]) -> Quantiz
     """Rules in the library's order: what is ignored, modules that groups name, and classes of modules last."""
     del names
     groups = file.get(f"{KEY}.config_groups")
-    if not isinstance(groups, Mapping) or not groups:
+    kv_scheme = read_kv_scheme(file)
+    if not isinstance(groups, Mapping) or not (groups or kv_scheme):
         raise file.error(f"{KEY}.config_groups", "an object of groups is expected")
     refuse_other_transforms(file)
     notes: list[str] = []
@@ -46,7 +47,7 @@ def read_compressed_tensors(file: ConfigFile, names: Collection[str]) -> Quantiz
     return Quantization(
         method="compressed-tensors",
         rules=(*rules, *classes),
-        kv_scheme=read_kv_scheme(file),
+        kv_scheme=kv_scheme,
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -20,7 +20,11 @@ METHODS: Mapping[str, Callable[[ConfigFile, Collection[str]], Quantization]] = {
     "mxfp4": read_mxfp4,
     "modelopt": read_modelopt,
 }
-SAME = {"modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt", "compressed_tensors": "compressed-tensors"}
+SAME: Mapping[str, str] = {
+    "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
+    "compressed_tensors": "compressed-tensors",
+}
 
 
 def read_quantization(file: ConfigFile, names: Collection[str] = ()) -> Quantization | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from penstock.engine_core.models.quantization.weight_format import Role, WeightFormat
 from penstock.kernels.quantized import (
+    EXPONENT_BIAS,
     Float4Weight,
     Float8Weight,
     GroupedWeight,
@@ -24,7 +25,7 @@ from penstock.kernels.quantized import (
 from penstock.protocol.errors import ModelError
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight columns in a word: `0, 2, 4, 6, 1, 3, 5, 7` lie there
-EXPONENT_BIAS = 127
+ONES: Mapping[int, int] = {4: 0x11111111, 8: 0x01010101}  # one in each of a word's numbers
 
 
 def read_matrix(form: WeightFormat, raw: Mapping[Role, Tensor], name: str) -> QuantizedWeight:
@@ -81,9 +82,9 @@ def read_grouped(form: WeightFormat, raw: Mapping[Role, Tensor], name: str) -> G
     else:
         assert zeros is not None
         values, scales = bytes_of(values.transpose(-1, -2)), scales.transpose(-1, -2)
-        zeros = codes_of(zeros, form.bits).transpose(-1, -2)
         if form.packing == "gptq":
-            zeros = (zeros + 1) & (2**form.bits - 1)  # stored less one
+            zeros = zeros + ONES[form.bits]  # stored less one, words as a whole: zeros borrow from their neighbours
+        zeros = codes_of(zeros, form.bits).transpose(-1, -2)
         if form.symmetric:
             if not bool((zeros == 2 ** (form.bits - 1)).all()):
                 raise ModelError(f"{name}: its zero points are not those of symmetric weights, which the config says")

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.quantization.rules import (
+    UNREAD,
     WRAPPERS,
     KvScheme,
     Quantization,
@@ -25,7 +26,8 @@ from penstock.engine_core.models.quantization.weight_format import WeightFormat
 
 KEY = "quantization_config"
 EVERY = Selector(every=True)
-KV_ALGORITHMS = {None: None, "": None, "FP8": KvScheme()}
+# Where ModelOpt puts the scales of a KV cache: beside the projections.
+MODELOPT_KV = KvScheme(keys="self_attn.k_proj.k_scale", values="self_attn.v_proj.v_scale")
 
 
 def not_converted(names: Collection[str]) -> Selector:
@@ -56,8 +58,7 @@ def read_fp8(file: ConfigFile, names: Collection[str]) -> Quantization:
         scale="weight_scale_inv" if inverse else "weight_scale",
         input_scale="activation_scale" if inverse else "input_scale",
     )
-    skipped = names_of(file, f"{KEY}.modules_to_not_convert", f"{KEY}.ignored_layers")
-    names_of(file, f"{KEY}.ignored_layers")
+    skipped = names_of(file, f"{KEY}.modules_to_not_convert") + names_of(file, f"{KEY}.ignored_layers")
     kv = f"{KEY}.kv_cache_scheme"
     expect(file, kv, (None, "static"), "Penstock serves static")
     rules = (Rule(not_converted(skipped)), Rule(EVERY, form))
@@ -86,7 +87,7 @@ def read_awq(file: ConfigFile, names: Collection[str]) -> Quantization:
         raise file.error(f"{KEY}.zero_point", "Penstock serves AWQ with zero points")
     key = f"{KEY}.q_group_size" if file.get(f"{KEY}.group_size") is None else f"{KEY}.group_size"
     form = WeightFormat(kind="grouped", packing="awq", bits=4, group=group_size(file, key, 128), symmetric=False)
-    skipped = names_of(file, f"{KEY}.modules_to_not_convert")
+    skipped = names_of(file, f"{KEY}.modules_to_not_convert") + names_of(file, f"{KEY}.ignore")
     return Quantization(method="awq", rules=(Rule(not_converted(skipped)), Rule(EVERY, form)))
 
 
@@ -112,7 +113,7 @@ def read_gptq(file: ConfigFile, names: Collection[str]) -> Quantization:
         rules.append(Rule(Selector(frozenset(("lm_head",))), form))
     skipped = names_of(file, f"{KEY}.modules_to_not_convert")
     rules += (Rule(not_converted(skipped)), Rule(EVERY, form))
-    return Quantization(method="gptq", rules=tuple(rules), unread=(r"\.bias\Z",))
+    return Quantization(method="gptq", rules=tuple(rules), unread=(*UNREAD, r"\.bias\Z"))  # written where there is none
 
 
 def read_gptq_format(file: ConfigFile, at: str, base: WeightFormat, group: int) -> WeightFormat:
@@ -140,8 +141,7 @@ def read_mxfp4(file: ConfigFile, names: Collection[str]) -> Quantization:
 def read_modelopt(file: ConfigFile, names: Collection[str]) -> Quantization:
     """NVIDIA ModelOpt's: one algorithm for all modules, or one for each that is named."""
     del names
-    ignore = names_of(file, f"{KEY}.ignore", f"{KEY}.exclude_modules")
-    rules = [Rule(wildcards(ignore))]
+    rules = [Rule(wildcards(names_of(file, f"{KEY}.ignore") + names_of(file, f"{KEY}.exclude_modules")))]
     notes: list[str] = []
     algorithm = f"{KEY}.quant_algo"
     if file.get(algorithm) == "MIXED_PRECISION":
@@ -153,12 +153,10 @@ def read_modelopt(file: ConfigFile, names: Collection[str]) -> Quantization:
             rules.append(Rule(wildcards((name,)), modelopt_format(file, f"{at}.quant_algo", f"{at}.group_size", notes)))
     else:
         rules.append(Rule(EVERY, modelopt_format(file, algorithm, f"{KEY}.group_size", notes)))
-    key = f"{KEY}.kv_cache_quant_algo"
-    expect(file, key, tuple(KV_ALGORITHMS), "Penstock serves FP8")
     return Quantization(
         method="modelopt",
         rules=tuple(rules),
-        kv_scheme=KV_ALGORITHMS[file.get(key)] or modelopt_kv_scheme(file),
+        kv_scheme=modelopt_kv_scheme(file),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -178,13 +176,15 @@ def modelopt_format(file: ConfigFile, key: str, group: str, notes: list[str]) ->
 
 
 def modelopt_kv_scheme(file: ConfigFile) -> KvScheme | None:
-    """Of newer files, which say it as compressed-tensors does."""
-    at = f"{KEY}.kv_cache_scheme"
-    if not isinstance(file.get(at), Mapping):
-        return None
-    expect(file, f"{at}.num_bits", (8,), "Penstock serves 8")
-    expect(file, f"{at}.type", ("float",), "Penstock serves float")
-    return KvScheme()
+    """By the algorithm's name, or in newer files as compressed-tensors has it."""
+    key, at = f"{KEY}.kv_cache_quant_algo", f"{KEY}.kv_cache_scheme"
+    expect(file, key, (None, "", "FP8"), "Penstock serves FP8")
+    if isinstance(file.get(at), Mapping):
+        expect(file, f"{at}.num_bits", (8,), "Penstock serves a KV cache of 8 bits")
+        expect(file, f"{at}.type", ("float",), "Penstock serves float")
+        expect(file, f"{at}.dynamic", (None, False), "Penstock serves stored scales")
+        return MODELOPT_KV
+    return MODELOPT_KV if file.get(key) else None
 
 
 def wildcards(names: Collection[str]) -> Selector:

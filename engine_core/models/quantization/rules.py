@@ -16,6 +16,8 @@ WRAPPERS = ("model.", "language_model.", "text_model.")
 # Modules that a rule for every linear layer means only where the files say so: the embeddings and the routers.
 SPECIAL = re.compile(r"(^|\.)(lm_head|embed_tokens|gate|router|shared_expert_gate|mlp\.router\.\w+)\Z")
 MARKERS = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
+# Scales of a KV cache and of attention in FP8: read where the cache is of that type.
+UNREAD = (r"\.((q|k|v|kv|prob)_(output_)?scale|[qkv]_zero_point)\Z",)
 # Settings that only tools read, or that name what is true anyway.
 HARMLESS = re.compile(
     r"observer|damp|true_sequential|static_groups|model_name|model_file|quantizer|\.meta(\.|\Z)|tokenizer|batch_size"
@@ -60,6 +62,8 @@ class KvScheme(msgspec.Struct, frozen=True):
     """Scales of an FP8 KV cache that a checkpoint has, in tensors beside each layer's attention."""
 
     per_head: bool = False  # a scale for each key-value head, else one a layer
+    keys: str = "self_attn.k_scale"  # names within a layer
+    values: str = "self_attn.v_scale"
 
 
 class Markers(msgspec.Struct, frozen=True):
@@ -75,7 +79,7 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
     method: str  # as the configuration calls it
     rules: tuple[Rule, ...]  # the first that selects a module counts; none: it is not quantized
     kv_scheme: KvScheme | None = None
-    unread: tuple[str, ...] = ()  # patterns of tensors that such checkpoints have, and that change nothing here
+    unread: tuple[str, ...] = UNREAD  # patterns of tensors that such checkpoints have and that may be passed over
     notes: tuple[str, ...] = ()  # what is served otherwise than the checkpoint says, as sentences for the log
     quantized: frozenset[str] = frozenset()  # modules of which the files say so, against the rules
     dense: frozenset[str] = frozenset()
@@ -158,16 +162,13 @@ def refuse_unread_keys(file: ConfigFile) -> None:
         raise file.error(key, "Penstock does not know what it changes, and does not pass it over")
 
 
-def names_of(file: ConfigFile, *keys: str) -> list[str]:
-    """A list of module names under the first of these keys that has one."""
-    for key in keys:
-        value = file.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise file.error(key, "a list of module names is expected")
-        return value
-    return []
+def names_of(file: ConfigFile, key: str) -> list[str]:
+    """A list of module names, empty where there is none."""
+    value = file.get(key)
+    value = [] if value is None else value
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise file.error(key, "a list of module names is expected")
+    return value
 
 
 def group_size(file: ConfigFile, key: str, default: int | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -225,7 +225,7 @@ def nvfp4(form: WeightFormat) -> tuple[StoredPart, ...]:
     )
 
 
-STORED = {
+STORED: Mapping[Packing, Callable[[WeightFormat], tuple[StoredPart, ...]]] = {
     "plain": plain,
     "packed": packed,
     "awq": awq,
