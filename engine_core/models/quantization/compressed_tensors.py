@@ -29,6 +29,7 @@ def read_compressed_tensors(file: ConfigFile, names: Collection[str]) -> Quantiz
     del names
     groups = file.get(f"{KEY}.config_groups")
     kv_scheme = read_kv_scheme(file)
+    file.get(f"{KEY}.format")  # of groups without one
     if not isinstance(groups, Mapping) or not (groups or kv_scheme):
         raise file.error(f"{KEY}.config_groups", "an object of groups is expected")
     refuse_other_transforms(file)
@@ -43,7 +44,8 @@ def read_compressed_tensors(file: ConfigFile, names: Collection[str]) -> Quantiz
         form = read_group(file, at, notes)
         if any(target in CLASSES for target in targets):
             classes.append(Rule(Selector(every=True), form))
-        rules.append(Rule(selector([target for target in targets if target not in CLASSES]), form))
+        if named := [target for target in targets if target not in CLASSES]:
+            rules.append(Rule(selector(named), form))
     return Quantization(
         method="compressed-tensors",
         rules=(*rules, *classes),
@@ -72,7 +74,6 @@ def refuse_other_transforms(file: ConfigFile) -> None:
 def read_group(file: ConfigFile, at: str, notes: list[str]) -> WeightFormat | None:
     """The format of a group; None: its weights stay as they are."""
     key = f"{at}.format" if file.get(f"{at}.format") is not None else f"{KEY}.format"
-    file.get(f"{KEY}.format")
     if file.get(f"{at}.weights") is None:
         return None
     if file.get(f"{at}.output_activations") is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Collection, Mapping
 
@@ -144,6 +143,7 @@ def read_modelopt(file: ConfigFile, names: Collection[str]) -> Quantization:
     rules = [Rule(wildcards(names_of(file, f"{KEY}.ignore") + names_of(file, f"{KEY}.exclude_modules")))]
     notes: list[str] = []
     algorithm = f"{KEY}.quant_algo"
+    file.asked.update(key for key in file.values if key.startswith(f"{KEY}.config_groups."))  # the same in other words
     if file.get(algorithm) == "MIXED_PRECISION":
         layers = file.get(f"{KEY}.quantized_layers")
         if not isinstance(layers, Mapping) or not layers:
@@ -189,5 +189,5 @@ def modelopt_kv_scheme(file: ConfigFile) -> KvScheme | None:
 
 def wildcards(names: Collection[str]) -> Selector:
     """Names in which * stands for anything, and modules below them."""
-    patterns = [fnmatch.translate(unwrapped(name)).removesuffix(r"\Z") + r"(?:\.|\Z)" for name in names if "*" in name]
+    patterns = [re.escape(unwrapped(name)).replace(r"\*", ".*") + r"(?:\.|\Z)" for name in names if "*" in name]
     return Selector(literal([name for name in names if "*" not in name]), tuple(patterns))

@@ -14,7 +14,7 @@ from penstock.engine_core.models.quantization.weight_format import WeightFormat
 # What stands before a layer's name depends on the library that saved the model.
 WRAPPERS = ("model.", "language_model.", "text_model.")
 # Modules that a rule for every linear layer means only where the files say so: the embeddings and the routers.
-SPECIAL = re.compile(r"(^|\.)(lm_head|embed_tokens|gate|router|shared_expert_gate|mlp\.router\.\w+)\Z")
+SPECIAL = re.compile(r"(^|\.)(lm_head|embed_tokens|gate|shared_expert_gate|router(\.\w+)?)\Z")
 MARKERS = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
 # Scales of a KV cache and of attention in FP8: read where the cache is of that type.
 UNREAD = (r"\.((q|k|v|kv|prob)_(output_)?scale|[qkv]_zero_point)\Z",)
@@ -22,7 +22,7 @@ UNREAD = (r"\.((q|k|v|kv|prob)_(output_)?scale|[qkv]_zero_point)\Z",)
 HARMLESS = re.compile(
     r"observer|damp|true_sequential|static_groups|model_name|model_file|quantizer|\.meta(\.|\Z)|tokenizer|batch_size"
     r"|exllama|max_input|cache_block|dataset|block_name|module_name|modules_in_block|pad_token|backend|fuse|producer"
-    r"|\.version\Z|compression_ratio|quantization_status|dequantize|config_groups\.[^.]+\.targets|_dtype\Z|offload|pack_dtype"
+    r"|\.version\Z|compression_ratio|quantization_status|dequantize|config_groups\.[^.]+\.targets|(scale|zp|pack)_dtype\Z|offload"
     r"|\.(autoround_version|iters|nsamples|seqlen|lr|minmax_lr|enable_\w+|low_gpu_mem_usage|amp|hyb_act|uri|adapter)\Z"
 )
 
