@@ -237,6 +237,9 @@ def norms(model: Model) -> None:
     pages = memory(1024, BLOCK_SIZE, model.kv_heads, model.dim)
     own = HeadNorms(memory(model.dim), memory(model.dim), 1e-6) if model.norms else None
     rotate_and_store(q, k, v, rotation, pages, pages, memory(8, kind=torch.int64), own)
+    if own is not None:
+        rotation = rotation._replace(query_scale=memory(8, kind=torch.float32))
+        rotate_and_store(q, k, v, rotation, pages, pages, memory(8, kind=torch.int64), own._replace(turned=True))
     for ranks in (2, 8) if model.name in SAMPLED else ():
         inboxes = Inboxes(memory(ranks, kind=torch.int64), numbers(256), 0, model.hidden, torch.bfloat16)
         exchange_rows(x, x, weight, 1e-6, inboxes)
@@ -246,6 +249,7 @@ def experts(model: Model, x: Tensor) -> None:
     bias = memory(model.experts, kind=torch.float32) if model.sinks else None
     routing = Routing(model.chosen, normalised=True, sigmoid=bias is not None, bias=bias)
     routes = route(memory(len(x), model.experts), routing)
+    route(memory(len(x), model.experts), routing._replace(groups=8, top_groups=4, group_best=2))
     gate_up = memory(model.experts, 2 * model.width, model.hidden)
     down = memory(model.experts, model.hidden, model.width)
     expert_mlp(x, routes, gate_up, down)

@@ -47,6 +47,7 @@ class Rotation(NamedTuple):
 
     cos: Tensor  # [tokens, 1, dim], fp32
     sin: Tensor  # [tokens, 1, dim], fp32; the first half is negated
+    query_scale: Tensor | None = None  # fp32 [tokens], of queries alone
 
 
 class HeadNorms(NamedTuple):
@@ -55,6 +56,7 @@ class HeadNorms(NamedTuple):
     query: Tensor  # [dim]
     key: Tensor  # [dim]
     eps: float
+    turned: bool = False  # behind the rotation
 
 
 class Activation(NamedTuple):

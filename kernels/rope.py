@@ -11,14 +11,16 @@ from penstock.kernels.norm import rms_norm
 from penstock.kernels.records import HeadNorms, Rotation
 
 
-def gather_rotation(table: Tensor, positions: Tensor) -> Rotation:
-    """Rows of the model's table `[length, dim]` (cosines of dim / 2 frequencies, then their sines) at `[tokens]`."""
+def gather_rotation(table: Tensor, positions: Tensor, query_scales: Tensor | None = None) -> Rotation:
+    """Rows of the model's table `[length, dim]` (cosines of dim / 2 frequencies, then their sines) at `[tokens]`, and
+    of `query_scales  # [length]`."""
+    scale = None if query_scales is None else query_scales.index_select(0, positions)
     if chip_of(table.device).runs_triton:
         from penstock.kernels.rope_triton import rotation_rows
 
-        return rotation_rows(table, positions)
+        return rotation_rows(table, positions)._replace(query_scale=scale)
     cos, sin = table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, dim / 2]
-    return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+    return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1), scale)
 
 
 def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
@@ -34,14 +36,18 @@ def rotate_and_store(
 ) -> Tensor:  # fmt: skip
     """Rotated queries `[tokens, heads, dim]`; rotated keys, and values, are written to their slots of the pages.
 
-    q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product. Norms precede the rotation.
-    kv_scales: of pages in e4m3, see `AttentionOptions`. On a GPU it is one kernel, which rounds once.
+    q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product. kv_scales: of pages in e4m3,
+    see `AttentionOptions`. On a GPU it is one kernel, which rounds once.
     """
     if chip_of(q.device).runs_triton:
         from penstock.kernels.rope_triton import rotate_heads
 
         return rotate_heads(q, k, v, rotation, k_pages, v_pages, slot_mapping, norms, kv_scales)
-    if norms is not None:
+    if norms is not None and not norms.turned:
         q, k = rms_norm(q, norms.query, norms.eps), rms_norm(k, norms.key, norms.eps)
-    write_kv(apply_rope(k, rotation), v, k_pages, v_pages, slot_mapping, kv_scales)
-    return apply_rope(q, rotation)
+    q, k = apply_rope(q, rotation), apply_rope(k, rotation)
+    if norms is not None and norms.turned:
+        q, k = rms_norm(q, norms.query, norms.eps), rms_norm(k, norms.key, norms.eps)
+    write_kv(k, v, k_pages, v_pages, slot_mapping, kv_scales)
+    scale = rotation.query_scale
+    return q if scale is None else (q * scale[:, None, None]).to(q.dtype)

@@ -61,14 +61,17 @@ def rotate_heads(
     assert k_pages.is_contiguous()
     assert v_pages.is_contiguous()
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    query, key, eps = norms or (q, q, 0.0)
+    query, key, eps, turned = norms or (q, q, 0.0, False)
+    scale = rotation.query_scale
     pdl = chip_of(q.device).pdl
     programs = triton.cdiv(heads, HEADS_TILE) + 2 * triton.cdiv(kv_heads, HEADS_TILE)
     rotate_kernel[(tokens, programs)](
-        q, k, v, out, k_pages, v_pages, slot_mapping, rotation.cos, rotation.sin, query, key,
+        q, k, v, out, k_pages, v_pages, slot_mapping, rotation.cos, rotation.sin,
+        rotation.cos if scale is None else scale, query, key,
         q if kv_scales is None else kv_scales, q.stride(0), k.stride(0), v.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF_TILE=triton.next_power_of_2(dim // 2),
-        HEADS_TILE=HEADS_TILE, NORMS=norms is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        HEADS_TILE=HEADS_TILE, NORMS=norms is not None, TURNED=turned, SCALED=scale is not None, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -83,11 +86,23 @@ def as_stored(x, scales, head, there, TYPE: tl.constexpr):
 
 
 @triton.jit
+def norm_pairs(left, right, weight, eps, DIM: tl.constexpr, HALF_TILE: tl.constexpr):
+    """The norm of both halves of some heads, `[heads, pairs]` each."""
+    HALF: tl.constexpr = DIM // 2
+    pairs = tl.arange(0, HALF_TILE)
+    gain = tl.rsqrt(tl.sum(left * left + right * right, 1) / DIM + eps)
+    left *= gain[:, None] * tl.load(weight + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)[None, :]
+    right *= gain[:, None] * tl.load(weight + HALF + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)[None, :]
+    return left, right
+
+
+@triton.jit
 def turn_heads(
-    source, target, scales, weight, cos, sin, eps, head, there,
-    DIM: tl.constexpr, HALF_TILE: tl.constexpr, NORM: tl.constexpr,
+    source, target, scales, weight, cos, sin, eps, query_scale, head, there,
+    DIM: tl.constexpr, HALF_TILE: tl.constexpr, NORM: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Some heads `[heads]` of one token, from source to target, turned by its angles; computed in fp32."""
+    """Some heads `[heads]` of one token, from source to target, turned by its angles; computed in fp32. The norm comes
+    before that, or behind it if TURNED."""
     TYPE: tl.constexpr = target.dtype.element_ty
     HALF: tl.constexpr = DIM // 2
     pairs = tl.arange(0, HALF_TILE)
@@ -95,22 +110,28 @@ def turn_heads(
     places = head[:, None] * DIM + pairs[None, :]
     left = tl.load(source + places, mask=held, other=0.0).to(tl.float32)
     right = tl.load(source + places + HALF, mask=held, other=0.0).to(tl.float32)
-    if NORM:
-        gain = tl.rsqrt(tl.sum(left * left + right * right, 1) / DIM + eps)
-        left *= gain[:, None] * tl.load(weight + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)[None, :]
-        right *= gain[:, None] * tl.load(weight + HALF + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)[None, :]
+    if NORM and not TURNED:
+        left, right = norm_pairs(left, right, weight, eps, DIM, HALF_TILE)
     c = tl.load(cos + pairs, mask=pairs < HALF, other=0.0)[None, :]
     s = tl.load(sin + HALF + pairs, mask=pairs < HALF, other=0.0)[None, :]
-    tl.store(target + places, as_stored(left * c - right * s, scales, head, there, TYPE), mask=held)
-    tl.store(target + places + HALF, as_stored(right * c + left * s, scales, head, there, TYPE), mask=held)
+    first = left * c - right * s
+    second = right * c + left * s
+    if NORM and TURNED:
+        first, second = norm_pairs(first, second, weight, eps, DIM, HALF_TILE)
+    if SCALED:
+        scale = tl.load(query_scale)
+        first *= scale
+        second *= scale
+    tl.store(target + places, as_stored(first, scales, head, there, TYPE), mask=held)
+    tl.store(target + places + HALF, as_stored(second, scales, head, there, TYPE), mask=held)
 
 
 @triton.jit(do_not_specialize_on_alignment=("slot_mapping",))
 def rotate_kernel(
-    q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_weight, key_weight, kv_scales,
+    q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_scale, query_weight, key_weight, kv_scales,
     q_stride, k_stride, v_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_TILE: tl.constexpr, HEADS_TILE: tl.constexpr,
-    NORMS: tl.constexpr, PDL: tl.constexpr,
+    NORMS: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One token, a few heads of its queries, keys or values: the grid's second axis counts them in this order."""
     if PDL:  # in this order: when attention begins, everything but what this kernel writes is complete
@@ -127,14 +148,14 @@ def rotate_kernel(
     if tile < QUERY_TILES:
         head = tile * HEADS_TILE + lanes
         turn_heads(
-            q + token * q_stride, out + token * (HEADS * DIM), kv_scales, query_weight, cos, sin, eps, head,
-            head < HEADS, DIM, HALF_TILE, NORMS,
+            q + token * q_stride, out + token * (HEADS * DIM), kv_scales, query_weight, cos, sin, eps,
+            query_scale + token, head, head < HEADS, DIM, HALF_TILE, NORMS, TURNED, SCALED,
         )  # fmt: skip
     elif tile < QUERY_TILES + KEY_TILES:
         head = (tile - QUERY_TILES) * HEADS_TILE + lanes
         turn_heads(
-            k + token * k_stride, k_pages + slot, kv_scales, key_weight, cos, sin, eps, head, head < KV_HEADS,
-            DIM, HALF_TILE, NORMS,
+            k + token * k_stride, k_pages + slot, kv_scales, key_weight, cos, sin, eps, query_scale, head,
+            head < KV_HEADS, DIM, HALF_TILE, NORMS, TURNED, False,
         )  # fmt: skip
     else:
         head = (tile - QUERY_TILES - KEY_TILES) * HEADS_TILE + lanes

@@ -43,12 +43,15 @@ class SelfAttention:
             (whole("o_proj", hidden),), spec.heads * spec.head_dim, placement, bias=spec.output_bias, split_inputs=True
         )
         norms: tuple[Norm | None, ...] = (None, None)
-        if spec.qk_norm == "head":
+        if spec.qk_norm in ("head", "unit"):
             part = Part("", spec.head_dim, spec.head_dim, 0, parts[0].order, spec.head_dim)
             norms = tuple(Norm(spec.head_dim, layer.norm, placement, part) for _ in range(2))
         elif spec.qk_norm:
             norms = tuple(Norm(part.outputs, layer.norm, placement, part) for part in parts[:2])
         self.query_norm, self.key_norm = norms
+        if spec.qk_norm == "unit":
+            for norm in filter(None, norms):
+                norm.weight.fill_(1.0)
         self.sinks = torch.empty(self.heads, device=placement.device) if spec.sinks else None
         scale = spec.scale or spec.head_dim**-0.5
         self.options = AttentionOptions(scale, spec.window, spec.softcap, self.sinks)
@@ -59,8 +62,9 @@ class SelfAttention:
         prepare_attention(q, pages[0], batch, self.options)
         norms = None
         if self.query_norm is not None and self.key_norm is not None:
-            if self.spec.qk_norm == "head":
-                norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps)
+            if self.spec.qk_norm != "width":
+                turned = self.spec.qk_norm_turned
+                norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps, turned)
             else:
                 q, k = self.norm_width(q, k, self.query_norm, self.key_norm)
         q = rotate_and_store(q, k, v, rotation, *pages, batch.slot_mapping, norms)
@@ -89,7 +93,7 @@ class SelfAttention:
     def destinations(self) -> Destinations:
         yield from self.qkv.destinations()
         for name, norm in (("q_norm.", self.query_norm), ("k_norm.", self.key_norm)):
-            if norm is not None:
+            if norm is not None and self.spec.qk_norm != "unit":
                 yield from prefixed(name, norm.destinations())
         yield from self.output.destinations()
         if self.sinks is not None:

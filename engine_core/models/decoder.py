@@ -24,7 +24,7 @@ from penstock.engine_core.models.layers import (
     vocabulary,
 )
 from penstock.engine_core.models.mlp import layer_mlp
-from penstock.engine_core.models.rope import rope_table
+from penstock.engine_core.models.rope import query_scales, rope_table
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import stored_name
 from penstock.kernels.chip import chip_of
@@ -126,6 +126,7 @@ class Decoder:
             rope: rope_table(rope, spec.attention.head_dim, length, placement.device)
             for rope in {layer.attention.rope: None for layer in spec.blocks}
         }
+        self.query_scales = {rope: query_scales(rope, length, placement.device) for rope in self.ropes}
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
@@ -155,7 +156,9 @@ class Decoder:
             delta = self.embedding.forward(input_ids)
         else:
             delta, *aux_states = stream.unbind()
-        rotations = {rope: gather_rotation(table, positions) for rope, table in self.ropes.items()}
+        rotations = {
+            rope: gather_rotation(table, positions, self.query_scales[rope]) for rope, table in self.ropes.items()
+        }
         partial = True
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
             if count := aux_layers.count(layer):

@@ -28,6 +28,10 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     long_factor: tuple[float, ...] = ()  # the same, served beyond it
     dim: int = 0  # leading numbers of a head that are turned, the others pass; 0: all of them
     interleaved: bool = False  # number 2 i pairs with 2 i + 1 in the checkpoint, else i with i + dim / 2
+    # A query at position p is multiplied with 1 + temperature * log(1 + floor((p + temperature_shift) / length)).
+    temperature: float = 0.0
+    temperature_length: int = 1
+    temperature_shift: int = 0
 
 
 NO_ROPE = RopeSpec(kind="none")
@@ -46,7 +50,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     sinks: bool = False  # a learned logit for each head joins the softmax's sum
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: str = ""  # of queries and keys before they are turned: "head" by head, or over the whole "width"
+    qk_norm: str = ""  # of queries and keys: "head" by head, the same without a weight ("unit"), or over the "width"
+    qk_norm_turned: bool = False  # behind the rotation; not over the width
     fused: bool = False  # queries, keys and values are one tensor in the checkpoint
 
 
@@ -128,9 +133,11 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - attention.softcap: Gemma 2; attention.sinks: gpt-oss (2025), Xiao et al., 2023
     - attention.qkv_bias, output_bias: Qwen 2, Llama in transformers, Starcoder 2, Seed-OSS
     - attention.qk_norm by head: Qwen 3, Gemma 3, Exaone 4 (Dehghani et al., 2023); over the width: OLMo 2, OLMoE
+    - attention.qk_norm_turned: Hunyuan (2025); "unit": Llama 4 (2025)
     - attention.fused, mlp.fused: Phi 3, GLM 4
     - rope.dim: GPT-NeoX, Phi 4 mini, GLM 4; rope.interleaved: GPT-J, GLM 4, ERNIE 4.5; none by layer: SmolLM 3
     - rope of another base by layer: Gemma 3; stretched in some layers alone: Olmo 3
+    - rope.temperature: Llama 4 (Nakanishi, 2025), Ministral 3
     - norms: before each part: GPT-2, Llama; behind it: OLMo 2, Exaone 4; on both sides: Gemma 2, GLM 4
     - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2
     - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2

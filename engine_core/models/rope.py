@@ -25,6 +25,14 @@ def rope_table(rope: RopeSpec, head_dim: int, length: int, device: torch.device)
     return torch.cat((pad(cos, still, value=1.0), pad(sin, still)), dim=1).to(device)
 
 
+def query_scales(rope: RopeSpec, length: int, device: torch.device) -> Tensor | None:
+    """What queries of positions 0..length-1 are multiplied with, fp32 `[length]`; None: nothing (Nakanishi, 2025)."""
+    if not rope.temperature:
+        return None
+    turns = (torch.arange(length, dtype=torch.float32) + rope.temperature_shift) / rope.temperature_length
+    return (1.0 + rope.temperature * turns.floor().log1p()).to(device)
+
+
 def head_order(rope: RopeSpec, head_dim: int) -> tuple[slice, ...]:
     """Which numbers of a head in the checkpoint, in this order, make a head as the kernels want it: number i pairs with
     i + head_dim / 2. Scores do not depend on the order, which queries and keys share."""

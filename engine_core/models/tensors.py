@@ -96,7 +96,7 @@ def attention_shapes(attention: AttentionSpec, hidden: int) -> Iterator[tuple[st
     for name, outputs in (("qkv_proj", queries + 2 * pairs),) if attention.fused else parts:
         yield from linear(f"self_attn.{name}", outputs, hidden, bias=attention.qkv_bias)
     yield from linear("self_attn.o_proj", hidden, queries, bias=attention.output_bias)
-    if attention.qk_norm:
+    if attention.qk_norm and attention.qk_norm != "unit":
         wide = attention.qk_norm == "width"
         yield "self_attn.q_norm.weight", (queries if wide else attention.head_dim,)
         yield "self_attn.k_norm.weight", (pairs if wide else attention.head_dim,)

@@ -36,21 +36,22 @@ class Product:
         self.pages = tuple(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2))
         weights = (torch.randn(dim, generator=random).to(dtype) for _ in range(2))
         self.norms = HeadNorms(*weights, EPS)
+        self.scale = torch.rand(tokens, generator=random) + 0.5
 
-    def expected(self, normed: bool) -> tuple[Tensor, Tensor]:
+    def expected(self, norms: str) -> tuple[Tensor, Tensor]:
         """Turned queries and keys in double precision."""
         turned = []
         for x, weight in ((self.q, self.norms.query), (self.k, self.norms.key)):
-            x = x.double()
-            if normed:
-                x = x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
-            turned.append(apply_rope(x, Rotation(self.rotation.cos.double(), self.rotation.sin.double())))
-        return turned[0], turned[1]
+            found = normed(x.double(), weight) if norms == "before" else x.double()
+            found = apply_rope(found, Rotation(self.rotation.cos.double(), self.rotation.sin.double()))
+            turned.append(normed(found, weight) if norms == "behind" else found)
+        scale = self.rotation.query_scale
+        return turned[0] if scale is None else turned[0] * scale.double()[:, None, None], turned[1]
 
-    def check(self, q: Tensor, normed: bool) -> None:
+    def check(self, q: Tensor, norms: str) -> None:
         dtype = self.q.dtype
         tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
-        expected_q, expected_k = self.expected(normed)
+        expected_q, expected_k = self.expected(norms)
         assert q.dtype == dtype
         torch.testing.assert_close(q.double(), expected_q, **tolerance)
         k_pages, v_pages = (pages.flatten(0, 1) for pages in self.pages)
@@ -62,16 +63,29 @@ class Product:
         assert v_pages[untouched].isnan().all()
 
 
-@pytest.mark.parametrize("normed", [False, True])
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def norms_of(product: Product, where: str, device: str = "cpu") -> HeadNorms | None:
+    query, key, *_ = product.norms
+    return HeadNorms(query.to(device), key.to(device), EPS, where == "behind") if where else None
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("where", ["", "before", "behind"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (3, 1, 8)])
-def test_reference(heads: int, kv_heads: int, dim: int, normed: bool) -> None:
+def test_reference(heads: int, kv_heads: int, dim: int, where: str, scaled: bool) -> None:
     product = Product(11, heads, kv_heads, dim)
-    norms = product.norms if normed else None
+    if scaled:
+        product.rotation = product.rotation._replace(query_scale=product.scale)
+    norms = norms_of(product, where)
     q = rotate_and_store(product.q, product.k, product.v, product.rotation, *product.pages, product.slots, norms)
-    product.check(q, normed)
+    product.check(q, where)
 
 
-@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("where", ["", "before", "behind"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"),
@@ -82,17 +96,19 @@ def test_reference(heads: int, kv_heads: int, dim: int, normed: bool) -> None:
         (3, 3, 24),  # lanes past the half stay idle
     ],
 )
-def test_kernel(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, normed: bool, device: str) -> None:
+def test_kernel(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, where: str, scaled: bool, device: str) -> None:
     product = Product(5, heads, kv_heads, dim, dtype)
-    norms = HeadNorms(product.norms.query.to(device), product.norms.key.to(device), EPS) if normed else None
+    cos, sin, _ = product.rotation
+    product.rotation = Rotation(cos, sin, product.scale if scaled else None)
+    rotation = Rotation(cos.to(device), sin.to(device), product.scale.to(device) if scaled else None)
     fused = torch.cat((product.q, product.k, product.v), 1).to(device)
     pages = [side.to(device) for side in product.pages]
     found = rotate_heads(
-        *fused.split((heads, kv_heads, kv_heads), 1), Rotation(*(part.to(device) for part in product.rotation)),
-        *pages, product.slots.to(device), norms, None,
+        *fused.split((heads, kv_heads, kv_heads), 1), rotation, *pages, product.slots.to(device),
+        norms_of(product, where, device), None,
     )  # fmt: skip
     product.pages = tuple(side.cpu() for side in pages)
-    product.check(found.cpu(), normed)
+    product.check(found.cpu(), where)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -104,7 +120,7 @@ def test_both_write_the_same_e4m3(dtype: torch.dtype, device: str) -> None:
     fused = torch.cat((product.q, product.k, product.v), 1)
     scales = product.kv_scales
     rotate_and_store(*fused.split((4, 2, 2), 1), rotation, *sides[0], product.slots, None, scales)
-    turned = Rotation(*(part.to(device) for part in rotation))
+    turned = Rotation(*(part.to(device) for part in rotation[:2]))
     slots = product.slots.to(device)
     rotate_heads(*fused.to(device).split((4, 2, 2), 1), turned, *sides[1], slots, None, scales.to(device))
     for expected, found in zip(*sides, strict=True):
@@ -118,8 +134,8 @@ def test_a_gpu_is_served_by_the_kernel() -> None:
     fused = torch.cat((product.q, product.k, product.v), 1).cuda()
     pages = [side.cuda() for side in product.pages]
     with no_synchronization():
-        slots, rotation = product.slots.to("cuda", non_blocking=True), product.rotation
-        rotation = Rotation(*(part.to("cuda", non_blocking=True) for part in rotation))
+        slots, (cos, sin, _) = product.slots.to("cuda", non_blocking=True), product.rotation
+        rotation = Rotation(cos.to("cuda", non_blocking=True), sin.to("cuda", non_blocking=True))
         found = rotate_and_store(*fused.split((32, 8, 8), 1), rotation, *pages, slots)
     product.pages = tuple(side.cpu() for side in pages)
-    product.check(found.cpu(), False)
+    product.check(found.cpu(), "")

@@ -53,5 +53,6 @@ def test_scores_depend_on_distance_alone() -> None:
 def test_kernel_of_the_gather(dim: int, kind: torch.dtype, device: str) -> None:
     rows, positions = table(50, dim), torch.tensor([49, 0, 7, 7, 13], dtype=kind)
     found = rotation_rows(rows.to(device), positions.to(device))
-    for part, expected in zip(found, gather_rotation(rows, positions), strict=True):
+    for part, expected in zip(found[:2], gather_rotation(rows, positions)[:2], strict=True):
         assert torch.equal(part.cpu(), expected)
+    assert found.query_scale is None
