@@ -1,4 +1,4 @@
-"""Products of few rows with a weight, in Gluon: weights are prefetched before the rows are known.
+"""Products of few rows with a weight, in Gluon: weights are prefetched before the rows are known. Both may be e4m3.
 
 A program computes some outputs of all rows. Tiles of its weights go through a pipeline in shared memory, loaded by TMA;
 the first of them before the previous kernel has ended (PDL, `kernels.launch`), so that the memory is busy while that
@@ -22,31 +22,41 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.gluon_names import async_load, barrier
-from penstock.kernels.linear_tilings import PIPELINED_INPUTS, PipelinedTiling
+from penstock.kernels.linear_tilings import PIPELINED_BYTES, PipelinedTiling
+from penstock.kernels.quantize import QuantizedRows
 
-TILE_K = 64  # inputs of a row of swizzled shared memory, 128 bytes
-K_TILES = PIPELINED_INPUTS // TILE_K  # of one iteration; the kernel has sums for four of them
+ROW = gl.constexpr(128)  # bytes of a row of swizzled shared memory
+K_TILES = PIPELINED_BYTES // ROW.value  # of one iteration; the kernel has sums for four of them
 
 
 def multiply_pipelined(
-    x: Tensor, weight: Tensor, bias: Tensor | None, tiling: PipelinedTiling, *, gated: bool
-) -> Tensor:
-    """The product of few rows `[rows, inputs]`; x and weight must be `tma_compatible`."""
+    x: Tensor | QuantizedRows, weight: Tensor, bias: Tensor | None, tiling: PipelinedTiling, *, gated: bool,
+    scales: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The product of few rows `[rows, inputs]`; x and weight must be `tma_compatible`.
+
+    scales: fp32 [outputs] of an e4m3 weight, whose rows of x are e4m3, too.
+    """
+    out_type, given, each = x.dtype, None, ""
+    if isinstance(x, QuantizedRows):
+        each = "row" if x.scales.stride(0) else "all"
+        x, given, _ = x
     rows, inputs = x.shape
     width = weight.shape[0] // (2 if gated else 1)
     assert rows <= tiling.rows
-    layout = gl.NVMMASharedLayout(128, 16, 2)
-    outputs = 16 * tiling.warps
+    layout = gl.NVMMASharedLayout(ROW.value, 8 * x.itemsize, 2)
+    outputs, tile_k = 16 * tiling.warps, ROW.value // x.itemsize
     tiles = (
-        TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tiling.rows, TILE_K], layout),
-        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [outputs, TILE_K], layout),
+        TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tiling.rows, tile_k], layout),
+        TensorDescriptor(weight, list(weight.shape), [inputs, 1], [outputs, tile_k], layout),
     )
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    out = torch.empty(rows, width, dtype=out_type, device=x.device)
     pdl = chip_of(x.device).pdl
     pipelined_kernel[(-(-width // outputs),)](
-        *tiles, x if bias is None else bias, out, rows, width, -(-inputs // (K_TILES * TILE_K)),
-        ROWS=tiling.rows, OUTPUTS=outputs, TILE_K=TILE_K, K_TILES=K_TILES, STAGES=tiling.stages, WARPS=tiling.warps,
-        GATED=gated, BIAS=bias is not None, PDL=pdl, num_warps=tiling.warps, launch_pdl=pdl,
+        *tiles, out if given is None else given, out if scales is None else scales, out if bias is None else bias,
+        out, rows, width, -(-inputs // (K_TILES * tile_k)), ROWS=tiling.rows, OUTPUTS=outputs, TILE_K=tile_k,
+        K_TILES=K_TILES, STAGES=tiling.stages, WARPS=tiling.warps, EACH=each, GATED=gated, BIAS=bias is not None,
+        PDL=pdl, num_warps=tiling.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -63,7 +73,7 @@ def copy_stage(
     output = gl.program_id(0) * OUTPUTS
     start = iteration * (K_TILES * TILE_K)
     if WEIGHTS:
-        mbarrier.expect(ready, (PARTS * OUTPUTS + ROWS) * K_TILES * TILE_K * 2)
+        mbarrier.expect(ready, (PARTS * OUTPUTS + ROWS) * K_TILES * ROW)
         for part in gl.static_range(PARTS):
             for tile in gl.static_range(K_TILES):
                 target = tiles.index((stage * PARTS + part) * K_TILES + tile)
@@ -76,8 +86,24 @@ def copy_stage(
 @gluon.jit
 def add_tile(tiles, x_tiles, at, x_at, sums, SUMS: gl.constexpr):
     """sums + weights @ values of one tile."""
-    values = x_tiles.index(x_at).permute((1, 0)).load(gl.DotOperandLayout(1, SUMS, 2))
-    return mma_v2(tiles.index(at).load(gl.DotOperandLayout(0, SUMS, 2)), values, sums)
+    WIDTH: gl.constexpr = 32 // tiles.dtype.primitive_bitwidth
+    values = x_tiles.index(x_at).permute((1, 0)).load(gl.DotOperandLayout(1, SUMS, WIDTH))
+    return mma_v2(tiles.index(at).load(gl.DotOperandLayout(0, SUMS, WIDTH)), values, sums)
+
+
+@gluon.jit
+def scaled(
+    sums, ups, x_scales, scales, rows, width,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SUMS: gl.constexpr, EACH: gl.constexpr, GATED: gl.constexpr,
+):  # fmt: skip
+    """Finished sums by the scales of rows and outputs."""
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
+    output = gl.program_id(0) * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, SUMS))
+    of_rows = gl.load(x_scales + (row if EACH == "row" else row * 0), mask=row < rows, other=0.0)[None, :]
+    sums *= gl.load(scales + output, mask=output < width, other=0.0)[:, None] * of_rows
+    if GATED:
+        ups *= gl.load(scales + width + output, mask=output < width, other=0.0)[:, None] * of_rows
+    return sums, ups
 
 
 @gluon.jit
@@ -107,15 +133,15 @@ def store_outputs(
 
 @gluon.jit(do_not_specialize=("rows",))
 def pipelined_kernel(
-    x, weight, bias, out, rows, width, iterations,
+    x, weight, x_scales, scales, bias, out, rows, width, iterations,
     ROWS: gl.constexpr, OUTPUTS: gl.constexpr, TILE_K: gl.constexpr, K_TILES: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
+    WARPS: gl.constexpr, EACH: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """OUTPUTS outputs of all rows; GATED: of gate and up."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     PARTS: gl.constexpr = 2 if GATED else 1
-    TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    TILE: gl.constexpr = gl.NVMMASharedLayout(ROW, weight.dtype.primitive_bitwidth, 2)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
     tiles = gl.allocate_shared_memory(weight.dtype, [STAGES * PARTS * K_TILES, OUTPUTS, TILE_K], TILE)
     x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES * K_TILES, ROWS, TILE_K], TILE)
@@ -161,4 +187,6 @@ def pipelined_kernel(
             )  # fmt: skip
     sums = (sums_0 + sums_1) + (sums_2 + sums_3)
     ups = (ups_0 + ups_1) + (ups_2 + ups_3)
+    if EACH != "":
+        sums, ups = scaled(sums, ups, x_scales, scales, rows, width, ROWS, OUTPUTS, SUMS, EACH, GATED)
     store_outputs(sums, ups, bias, out, rows, width, ROWS, OUTPUTS, WARPS, SUMS, GATED, BIAS)

@@ -22,11 +22,16 @@ WIDE = 16384  # outputs of a product whose tiles fill the device however large t
 SMALL = 4096 * 1024  # elements of a weight whose product is short: launches weigh more than tiles
 WELL_FILLED = 0.8  # share of the SMs that have one of a product's tiles
 PIPELINED_ROWS = 8  # rows up to which weights are prefetched: with more, too much of what is loaded is rows
-PIPELINED_INPUTS = 256  # of an iteration
+PIPELINED_BYTES = 512  # of each row's and each output's inputs, of one iteration
 PIPELINED_STAGES = 8
 SMALLER_TILES = 0.87  # speed of tiles of 128 by 128 relative to those of 128 by 256, where both fill the device
 TALL = 128  # rows of the tallest tiles
 BARRIERS = 1 << 10  # bytes of shared memory beside the tiles, at most
+
+
+SCALED = ("fp8", "fp8_blocks", "fp8_weights", "int8")  # formats of `kernels.scaled_linear_triton`
+EIGHT_BITS = ("fp8", "fp8_blocks", "int8")  # formats whose rows have 8 bits, too
+TURN = 128  # inputs after which sums of e4m3 products become fp32, and inputs of a block
 
 
 class VectorTiling(msgspec.Struct, frozen=True, array_like=True, tag="vector"):
@@ -58,7 +63,7 @@ class PipelinedTiling(msgspec.Struct, frozen=True, array_like=True, tag="pipelin
 
     rows: int  # all of them, at least 8
     warps: int  # each of which computes 16 outputs
-    stages: int  # of the pipeline, PIPELINED_INPUTS each
+    stages: int  # of the pipeline, PIPELINED_BYTES each
 
 
 class ExpertTiling(msgspec.Struct, frozen=True, array_like=True, tag="experts"):
@@ -100,6 +105,11 @@ class Product(msgspec.Struct, frozen=True):
     experts: int = 0  # of a mixture, whose gated MLPs from `inputs` to `width` and back are one product
     weight: str = ""  # format of a quantized weight, as `kernels.quantized_linear.kind_of` names it
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number that is multiplied."""
+        return 1 if self.weight in EIGHT_BITS else self.dtype.itemsize
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -131,6 +141,8 @@ def ruled(product: Product, chip: Chip, *, invariant: bool) -> Plan:
 def choose_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -> Way:
     """The rule: how to multiply `[rows, inputs]` with a weight, on a chip that has room for it."""
     width, inputs, gated = product.width, product.inputs, product.gated
+    if product.weight in SCALED:
+        return choose_scaled_tiling(rows, product, chip, invariant=invariant)
     if product.dtype.itemsize > 2:
         return SINGLE if invariant else None
     if rows == 1 and not invariant:
@@ -148,6 +160,24 @@ def choose_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -
     return None
 
 
+def choose_scaled_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -> Way:
+    """The rule for weights of 8 bits. The library multiplies e4m3 with a scale for each row, on chips from 9.0 on."""
+    rounded = product.weight == "fp8"
+    if rows == 1 and not invariant:
+        return VectorTiling(1, 4096, 4) if product.inputs > 2048 else VectorTiling(2, 2048, 4)
+    if rows <= 16 and rounded and not invariant and chip.tma and chip.pdl:
+        height = 8 if rows <= 8 else 16
+        return pipelined_tiling(product.width, product.inputs, chip, gated=product.gated, rows=height, itemsize=1)
+    if rows <= 64:
+        height = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        return Tiling(height, 64, TURN, 4, 6, swap_ab=True, tma=True, ctas_per_sm=2)
+    if rounded and not invariant and product.dtype is torch.bfloat16 and chip.capability >= 90:
+        return None
+    if rows <= 128:
+        return Tiling(64, 64, TURN, 4, 6, tma=True, gated=False, ctas_per_sm=2)
+    return Tiling(TALL, TALL, TURN, 8, 4, tma=True, gated=False, flat=rows > 256)
+
+
 def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
     """Of one row."""
     if gated:
@@ -159,12 +189,14 @@ def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
     return VectorTiling(2, 2048, 8)
 
 
-def pipelined_tiling(width: int, inputs: int, chip: Chip, *, gated: bool) -> PipelinedTiling:
-    """Of 2 to 8 rows: as long a pipeline as lets all programs be resident at once, at least two stages."""
+def pipelined_tiling(
+    width: int, inputs: int, chip: Chip, *, gated: bool, rows: int = PIPELINED_ROWS, itemsize: int = 2
+) -> PipelinedTiling:
+    """Of few rows: as long a pipeline as lets all programs be resident at once, at least two stages."""
     programs = -(-width // (16 * chip.num_sms))  # of an SM
-    stage = 2 * PIPELINED_INPUTS * (PIPELINED_ROWS + (32 if gated else 16))
-    stages = min(chip.shared_memory // programs // stage, -(-inputs // PIPELINED_INPUTS), PIPELINED_STAGES)
-    return PipelinedTiling(PIPELINED_ROWS, 1, max(stages, 2))
+    stage = PIPELINED_BYTES * (rows + (32 if gated else 16))
+    stages = min(chip.shared_memory // programs // stage, -(-itemsize * inputs // PIPELINED_BYTES), PIPELINED_STAGES)
+    return PipelinedTiling(rows, 1, max(stages, 2))
 
 
 def low_tiling(rows: int, width: int, *, gated: bool) -> Tiling:
@@ -232,12 +264,12 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
         return max(sizes)
     if isinstance(way, PipelinedTiling):
         outputs = 16 * way.warps * (2 if gated else 1)
-        return 2 * way.stages * PIPELINED_INPUTS * (way.rows + outputs) + BARRIERS
+        return way.stages * PIPELINED_BYTES * (way.rows + outputs) + BARRIERS
     if not isinstance(way, Tiling):
         return 0  # a few words for each warp
     outputs = way.outputs * (2 if gated and way.gated else 1)
     stages = way.stages if 90 <= chip.capability < 120 else way.stages - 1
-    stored = itemsize * way.rows * TALL if way.flat else 0  # a tile is written while the next one is loaded
+    stored = max(itemsize, 2) * way.rows * TALL if way.flat else 0  # a tile is written while the next one is loaded
     return stages * itemsize * way.inputs * (way.rows + outputs) + stored + BARRIERS
 
 
@@ -248,7 +280,7 @@ def fits(way: Way, product: Product, chip: Chip) -> bool:
     parts = (way.gate_up, way.down) if isinstance(way, ExpertTiling) else (way,)
     if any(isinstance(part, Tiling) and part.tma for part in parts) and not chip.tma:
         return False
-    size = shared_bytes(way, chip, gated=product.gated or bool(product.experts), itemsize=product.dtype.itemsize)
+    size = shared_bytes(way, chip, gated=product.gated or bool(product.experts), itemsize=product.itemsize)
     return size <= chip.shared_memory
 
 

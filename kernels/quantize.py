@@ -17,6 +17,7 @@ class QuantizedRows(NamedTuple):
 
     values: Tensor  # e4m3 or int8 [rows, inputs]
     scales: Tensor  # fp32 [rows, 1], or [rows, ceil(inputs / block)]
+    dtype: torch.dtype  # of what was rounded, and of products
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,4 +44,4 @@ def quantize(x: Tensor, form: RowFormat) -> QuantizedRows:
         from penstock.kernels.quantize_triton import quantize_rows as quantize_on_gpu
 
         return quantize_on_gpu(x, form)
-    return QuantizedRows(*quantize_rows(x, form.kind, form.block, form.scale))
+    return QuantizedRows(*quantize_rows(x, form.kind, form.block, form.scale), x.dtype)

@@ -20,13 +20,13 @@ ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: a sum with it is rounded to a
 BLOCKS_TILE = 1024  # inputs of a program where scales are of blocks
 
 
-def empty_rows(rows: int, inputs: int, form: RowFormat, device: torch.device) -> QuantizedRows:
-    """Memory for rows in a format; the scales are the given one where there is one."""
-    values = torch.empty(rows, inputs, dtype=form.kind, device=device)
+def empty_rows(rows: int, inputs: int, form: RowFormat, like: Tensor) -> QuantizedRows:
+    """Memory for rows of that tensor's type in a format; the scales are the given one where there is one."""
+    values = torch.empty(rows, inputs, dtype=form.kind, device=like.device)
     if form.scale is not None:
-        return QuantizedRows(values, form.scale.expand(rows, 1))
+        return QuantizedRows(values, form.scale.expand(rows, 1), like.dtype)
     blocks = triton.cdiv(inputs, form.block) if form.block else 1
-    return QuantizedRows(values, torch.empty(rows, blocks, dtype=torch.float32, device=device))
+    return QuantizedRows(values, torch.empty(rows, blocks, dtype=torch.float32, device=like.device), like.dtype)
 
 
 def row_tile(inputs: int, form: RowFormat) -> int:
@@ -43,12 +43,12 @@ def quantize_rows(x: Tensor, form: RowFormat) -> QuantizedRows:
     """`kernels.quantize.quantize` by the kernel."""
     rows, inputs = x.shape
     assert x.stride(1) == 1
-    found = empty_rows(rows, inputs, form, x.device)
+    found = empty_rows(rows, inputs, form, x)
     tile = row_tile(inputs, form)
     pdl = chip_of(x.device).pdl
     quantize_kernel[(rows, triton.cdiv(inputs, tile))](
-        x, *found, x.stride(0), WIDTH=inputs, TILE=tile, BLOCK=form.block, STATIC=form.scale is not None, PDL=pdl,
-        num_warps=row_warps(tile), launch_pdl=pdl,
+        x, found.values, found.scales, x.stride(0), WIDTH=inputs, TILE=tile, BLOCK=form.block,
+        STATIC=form.scale is not None, PDL=pdl, num_warps=row_warps(tile), launch_pdl=pdl,
     )  # fmt: skip
     return found
 

@@ -2,15 +2,98 @@
 
 from __future__ import annotations
 
+import msgspec
+import torch
 from torch import Tensor
 
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.quantized import QuantizedWeight, multiply_reference
+from penstock.kernels.chip import chip_of
+from penstock.kernels.linear_plans import plans_of
+from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
+from penstock.kernels.quantize import QuantizedRows, quantize, row_format
+from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedWeight, multiply_reference
 
 
 def multiply_quantized(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, gated: bool = False, invariant: bool = False
+    x: Tensor | QuantizedRows,
+    weight: QuantizedWeight,
+    bias: Tensor | None = None,
+    *,
+    gated: bool = False,
+    invariant: bool = False,
 ) -> Tensor:
-    """`kernels.linear.linear`, or `gated_linear`, with a quantized weight: `[rows, inputs] -> [rows, outputs]`."""
+    """`kernels.linear.linear`, or `gated_linear`, with a quantized weight: `[rows, inputs] -> [rows, outputs]`.
+
+    x may come as `kernels.quantize.row_format` of the weight wants it.
+    """
+    kind = kind_of(weight)
+    if kind and chip_of(weight.values.device).runs_triton:
+        assert isinstance(weight, Float8Weight | Int8Weight)
+        form = row_format(weight)
+        rows = quantize(x, form) if isinstance(x, Tensor) and form is not None else x
+        way = way_of(rows, weight, kind, gated=gated, invariant=invariant)
+        return multiply_quantized_by(way, rows, weight, bias, gated=gated)
+    assert isinstance(x, Tensor)
     found = multiply_reference(x, weight, bias)
     return silu_mul(found) if gated else found
+
+
+def kind_of(weight: QuantizedWeight) -> str:
+    """The weight's format as plans know it; empty where it has no kernels here."""
+    if isinstance(weight, Int8Weight):
+        return "int8"
+    if not isinstance(weight, Float8Weight):
+        return ""
+    if weight.activations == "none":
+        return "fp8_weights"
+    return "fp8" if weight.block is None else "fp8_blocks"
+
+
+def way_of(
+    x: Tensor | QuantizedRows, weight: Float8Weight | Int8Weight, kind: str, *, gated: bool, invariant: bool
+) -> Way:
+    """How the product's plan cuts it."""
+    outputs, inputs = weight.shape
+    values = x if isinstance(x, Tensor) else x.values
+    key = outputs // 2 if gated else outputs, inputs, x.dtype, gated, 0, kind, invariant
+    return plans_of(values.device).find(key).way(len(values))
+
+
+def multiply_quantized_by(
+    way: Way, x: Tensor | QuantizedRows, weight: Float8Weight | Int8Weight, bias: Tensor | None, *, gated: bool
+) -> Tensor:
+    """The product in one way. What a way cannot do, tiles of any product do."""
+    from penstock.kernels import scaled_linear_triton as kernels
+    from penstock.kernels.linear_triton import pipelined_product, tma_compatible
+
+    if isinstance(way, VectorTiling):
+        return kernels.multiply_scaled_vector(x, weight, bias, way, gated=gated)
+    aligned = tma_compatible(weight.values) and tma_compatible(x if isinstance(x, Tensor) else x.values)
+    if isinstance(way, PipelinedTiling):
+        pipelined = pipelined_product()
+        if pipelined is not None and aligned and isinstance(x, QuantizedRows) and kind_of(weight) == "fp8":
+            return pipelined(x, weight.values, bias, way, gated=gated, scales=weight.scales)
+    if way is None and aligned and isinstance(x, QuantizedRows) and multiplied_by_library(x, weight):
+        found = library_product(x, weight, bias)
+        return silu_mul(found) if gated else found
+    if not isinstance(way, Tiling):
+        way = way_of(x, weight, kind_of(weight), gated=gated, invariant=True)
+        assert isinstance(way, Tiling)
+    if way.tma and not aligned:
+        way = msgspec.structs.replace(way, tma=False)
+    found = kernels.multiply_scaled_tiles(x, weight, bias, way, gated=gated and way.gated)
+    return silu_mul(found) if gated and not way.gated else found
+
+
+def multiplied_by_library(x: QuantizedRows, weight: Float8Weight | Int8Weight) -> bool:
+    """Whether cuBLAS's and CUTLASS's products of E4M3 with a scale for each row take it."""
+    each = kind_of(weight) == "fp8" and x.dtype is torch.bfloat16 and weight.shape[0] % 16 == 0
+    return each and chip_of(x.values.device).capability >= 90
+
+
+def library_product(x: QuantizedRows, weight: Float8Weight | Int8Weight, bias: Tensor | None) -> Tensor:
+    found: Tensor = torch._scaled_mm(
+        x.values, weight.values.t(), x.scales.contiguous(), weight.scales[None], bias, out_dtype=x.dtype,
+        use_fast_accum=True,
+    )  # fmt: skip
+    return found

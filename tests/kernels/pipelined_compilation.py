@@ -1,4 +1,4 @@
-"""Compiles the pipelined kernel for Hopper, GPU or not: `python -m tests.kernels.pipelined_compilation GATED`.
+"""Compiles the pipelined kernel for Hopper, GPU or not: `python -m tests.kernels.pipelined_compilation GATED EIGHT`.
 
 A process of its own, since Triton's interpreter is chosen once for a process. Prints what the test asks as JSON.
 """
@@ -13,21 +13,23 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from penstock.kernels.chip import CHIPS
-from penstock.kernels.linear_hopper import K_TILES, TILE_K, pipelined_kernel
+from penstock.kernels.linear_hopper import K_TILES, pipelined_kernel
 from penstock.kernels.linear_tilings import pipelined_tiling
 
 
-def compiled(gated: bool) -> dict[str, object]:
+def compiled(gated: bool, eight: bool) -> dict[str, object]:
+    kind, tile_k = ("fp8e4nv", 128) if eight else ("bf16", 64)
     tiling = pipelined_tiling(14336 if gated else 4096, 4096, CHIPS["sm_90"], gated=gated)
     outputs = 16 * tiling.warps
     sizes = {
-        "ROWS": tiling.rows, "OUTPUTS": outputs, "TILE_K": TILE_K, "K_TILES": K_TILES, "STAGES": tiling.stages,
-        "WARPS": tiling.warps, "GATED": gated, "BIAS": True, "PDL": True,
+        "ROWS": tiling.rows, "OUTPUTS": outputs, "TILE_K": tile_k, "K_TILES": K_TILES, "STAGES": tiling.stages,
+        "WARPS": tiling.warps, "EACH": "row" if eight else "", "GATED": gated, "BIAS": True, "PDL": True,
     }  # fmt: skip
-    layout = "NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)"
+    layout = f"NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth={1024 // tile_k}, rank=2)"
     types = dict.fromkeys(pipelined_kernel.arg_names, "i32") | dict.fromkeys(("bias", "out"), "*bf16")
-    types |= {"x": f"tensordesc<bf16[{tiling.rows}, {TILE_K}],{layout}>"}
-    types |= {"weight": f"tensordesc<bf16[{outputs}, {TILE_K}],{layout}>"} | dict.fromkeys(sizes, "constexpr")
+    types |= dict.fromkeys(("x_scales", "scales"), "*fp32")
+    types |= {"x": f"tensordesc<{kind}[{tiling.rows}, {tile_k}],{layout}>"}
+    types |= {"weight": f"tensordesc<{kind}[{outputs}, {tile_k}],{layout}>"} | dict.fromkeys(sizes, "constexpr")
     places = {name: (at,) for at, name in enumerate(pipelined_kernel.arg_names)}
     aligned = {places[name]: [["tt.divisibility", 16]] for name in ("bias", "out", "width")}
     source = GluonASTSource(pipelined_kernel, types, {places[name]: value for name, value in sizes.items()}, aligned)
@@ -38,4 +40,4 @@ def compiled(gated: bool) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(compiled(bool(int(sys.argv[1])))))
+    print(json.dumps(compiled(*(bool(int(each)) for each in sys.argv[1:]))))

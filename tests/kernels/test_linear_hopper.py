@@ -12,15 +12,18 @@ import torch
 
 from penstock.kernels.linear_tilings import PIPELINED_ROWS, PipelinedTiling
 from penstock.kernels.linear_triton import pipelined_product
+from penstock.kernels.quantize import QuantizedRows, RowFormat, quantize
+from penstock.kernels.quantized import FLOAT8
 
 CUDA = torch.device("cuda")
 
 
+@pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-def test_it_compiles_for_the_chip(gated: bool) -> None:
+def test_it_compiles_for_the_chip(gated: bool, eight: bool) -> None:
     """Without a GPU too: the program fits, and is made of the chip's own instructions."""
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.pipelined_compilation", str(int(gated))]
+    command = [sys.executable, "-m", "tests.kernels.pipelined_compilation", str(int(gated)), str(int(eight))]
     done = subprocess.run(command, env=plain, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -68,3 +71,33 @@ def test_what_lies_behind_the_rows_is_not_read() -> None:
     weight = torch.ones(64, 512, device="cuda").bfloat16()
     found = multiply(wide[:3, :512], weight, None, PipelinedTiling(PIPELINED_ROWS, 1, 4), gated=False)
     assert torch.equal(found, torch.full((3, 64), 512.0, device="cuda").bfloat16())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("width", "inputs"), [(4096, 4096), (200, 512), (1000, 1104), (48, 80), (1024, 14336)])
+def test_products_of_8_bits(width: int, inputs: int, gated: bool, static: bool) -> None:
+    """As above, with scales; the sums are fp32 throughout."""
+    multiply = pipelined_product()
+    if multiply is None:
+        pytest.skip("this is no GPU of Hopper's generation")
+    torch.manual_seed(width + inputs)
+    scales = torch.rand(width * (1 + gated), device="cuda") * 0.01 + 0.001
+    weight = (torch.randn(len(scales), inputs, device="cuda") * 16).to(FLOAT8)
+    given = torch.tensor([0.02], device="cuda") if static else None
+    rows = quantize(torch.randn(16, inputs, device="cuda").bfloat16(), RowFormat(FLOAT8, 0, given))
+    product = (rows.values.double() * rows.scales.double()) @ (weight.double() * scales[:, None].double()).T
+    if gated:
+        gate, up = product.chunk(2, dim=1)
+        product = gate * gate.sigmoid() * up
+    first = None
+    for height, warps, stages in ((8, 1, 8), (8, 2, 3), (16, 1, 2), (16, 4, 2)):
+        for count in (1, 7, height):
+            tiling = PipelinedTiling(height, warps, stages)
+            some = QuantizedRows(rows.values[:count], rows.scales[:count], rows.dtype)
+            found = multiply(some, weight, None, tiling, gated=gated, scales=scales)
+            first = found if first is None else first
+            assert torch.equal(found[:1], first[:1])
+            error = (found.double() - product[:count]).norm() / product[:count].norm()
+            assert error < 6e-3, (tiling, count)

@@ -13,7 +13,7 @@ import torch
 
 from penstock.kernels.chip import CHIPS, Chip
 from penstock.kernels.linear_tilings import (
-    PIPELINED_INPUTS,
+    PIPELINED_BYTES,
     WIDE,
     ExpertTiling,
     PipelinedTiling,
@@ -141,7 +141,7 @@ def test_weights_of_2_to_8_rows_are_fetched_ahead() -> None:
             found = chosen(rows, width, inputs, gated=gated, dtype=torch.float16)
             assert isinstance(found, PipelinedTiling)
             assert rows <= found.rows
-            size = 2 * PIPELINED_INPUTS * found.stages * (found.rows + 16 * found.warps * (2 if gated else 1))
+            size = PIPELINED_BYTES * found.stages * (found.rows + 16 * found.warps * (2 if gated else 1))
             assert size <= H200.shared_memory
             programs = -(-width // (16 * found.warps * H200.num_sms))
             assert found.stages == 2 or size * programs <= H200.shared_memory
