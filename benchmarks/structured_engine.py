@@ -22,6 +22,7 @@ from penstock.engine_core.loading import load, load_head
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.kv_cache import with_draft_cache, with_kv_cache
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.weight_files import stored_names
@@ -50,6 +51,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     budget: int = 512
     piece: int = 512  # of prompts, where there are several stages
+    kv_cache_dtype: str = "auto"
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,12 +102,13 @@ class Engine:
         self.cell = cell
         self._group = group
         self._tokens = tokens
-        whole, drafting = read_spec(folder), None
+        whole, drafting = with_kv_cache(read_spec(folder), cell.kv_cache_dtype), None
         draft_format = draft_format or load_format
         if cell.method in WITH_MODEL:
             assert draft is not None
             names = stored_names(draft) if cell.method == "eagle" and draft_format != "dummy" else None
-            drafting = read_draft(cell.method, draft, whole, names)
+            drafting = with_draft_cache(read_draft(cell.method, draft, whole, names), cell.kv_cache_dtype)
+            assert drafting is not None
         self._model = build(whole, torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group, draft=drafting)
         self._spec = self._model.spec
         load(self._model, folder, load_format, 0)

@@ -443,6 +443,7 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     max_num_seqs: int
     device: str = ""
     dtype: str = ""
+    kv_cache_dtype: str = ""  # of keys and values; empty: the same
     step: int = 0  # steps applied
     step_age: float = 0.0  # seconds since the last apply, 0 when idle
     running: int = 0

@@ -129,6 +129,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     draft_tokens: int = 0  # most drafts that it makes for a row by itself; 0: it has no draft model
     device: str
     dtype: str
+    kv_cache_dtype: str = ""  # of keys and values; empty: the same
     weight_bytes: int
     cache_bytes: int
     load_seconds: float

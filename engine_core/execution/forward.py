@@ -15,6 +15,7 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.attention import E4M3
 from penstock.kernels.chip import chip_of
 from penstock.kernels.gather import gather_inputs
 from penstock.kernels.records import AttentionBatch, InputRows, SlotHistory
@@ -119,8 +120,9 @@ def stage_model(model: Network, group: Group, tokens: int, aux_layers: Sequence[
 
 
 def kv_pages(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Pages]:
-    """A pair for each layer, zero. Block 0 is scratch."""
+    """A pair for each layer, zero: of this type, or in e4m3. Block 0 is scratch."""
     shape = blocks + 1, block_size, spec.attention.kv_heads, spec.attention.head_dim
+    dtype = E4M3 if spec.attention.kv_fp8 else dtype
     return [(zeros(shape, dtype, device), zeros(shape, dtype, device)) for _ in range(spec.layers)]
 
 

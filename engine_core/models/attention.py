@@ -54,7 +54,8 @@ class SelfAttention:
                 norm.weight.fill_(1.0)
         self.sinks = torch.empty(self.heads, device=placement.device) if spec.sinks else None
         scale = spec.scale or spec.head_dim**-0.5
-        self.options = AttentionOptions(scale, spec.window, spec.softcap, self.sinks)
+        kv_scales = torch.ones(2, self.kv_heads, device=placement.device) if spec.kv_fp8 else None
+        self.options = AttentionOptions(scale, spec.window, spec.softcap, self.sinks, kv_scales)
 
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         """`[tokens, inputs] -> [tokens, hidden]`, this rank's partial sum."""
@@ -67,7 +68,7 @@ class SelfAttention:
                 norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps, turned)
             else:
                 q, k = self.norm_width(q, k, self.query_norm, self.key_norm)
-        q = rotate_and_store(q, k, v, rotation, *pages, batch.slot_mapping, norms)
+        q = rotate_and_store(q, k, v, rotation, *pages, batch.slot_mapping, norms, self.options.kv_scales)
         attended = paged_attention(q, *pages, batch, self.options)  # [tokens, heads, head_dim]
         return self.output.forward(attended.flatten(1))
 

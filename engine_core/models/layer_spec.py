@@ -53,6 +53,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: str = ""  # of queries and keys: "head" by head, the same without a weight ("unit"), or over the "width"
     qk_norm_turned: bool = False  # behind the rotation; not over the width
     fused: bool = False  # queries, keys and values are one tensor in the checkpoint
+    kv_fp8: bool = False  # keys and values are cached in e4m3
 
 
 class NormSpec(msgspec.Struct, frozen=True, kw_only=True):

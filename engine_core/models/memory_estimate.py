@@ -43,8 +43,10 @@ class CacheShape:
 
 
 def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
-    """Keys and values of one block over all layers."""
-    return 2 * spec.layers * block_size * spec.attention.kv_heads * spec.attention.head_dim * item_bytes
+    """Keys and values of one block over all layers. item_bytes: of a number in the model's type."""
+    attention = spec.attention
+    numbers = 2 * spec.layers * block_size * attention.kv_heads * attention.head_dim
+    return numbers if attention.kv_fp8 else numbers * item_bytes
 
 
 def drafting_bytes(layers: ModelSpec, block_size: int, item_bytes: int, *, states: bool) -> int:

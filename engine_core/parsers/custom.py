@@ -64,9 +64,7 @@ class CustomInputs:
             found = HEAD.match(self._held)
             if found is not None:
                 self._stage, text, self._held = Stage.TEXT, self._held[found.end() :], ""
-            elif len(self._held) < LONGEST_HEAD and (
-                BEGINNING.fullmatch(self._held) or EMPTY.fullmatch(self._held)
-            ):
+            elif len(self._held) < LONGEST_HEAD and (BEGINNING.fullmatch(self._held) or EMPTY.fullmatch(self._held)):
                 return ""
             else:
                 self._stage, text, self._held = Stage.PLAIN, self._held, ""

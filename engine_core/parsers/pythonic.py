@@ -136,11 +136,13 @@ class PythonicParser(CallParser):
         self._before = ""
         return ""
 
-    _steps: ClassVar = MappingProxyType({
-        State.START: _opening,
-        **dict.fromkeys((State.LIST, State.ITEM, State.BEHIND), _between),
-        State.NAME: _named,
-        State.CALL: _called,
-        State.END: _closing,
-        State.TEXT: _plain,
-    })
+    _steps: ClassVar = MappingProxyType(
+        {
+            State.START: _opening,
+            **dict.fromkeys((State.LIST, State.ITEM, State.BEHIND), _between),
+            State.NAME: _named,
+            State.CALL: _called,
+            State.END: _closing,
+            State.TEXT: _plain,
+        }
+    )

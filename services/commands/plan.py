@@ -18,6 +18,7 @@ import msgspec
 
 from penstock.engine_core import folder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
+from penstock.engine_core.models.kv_cache import kv_label, with_draft_cache, with_kv_cache
 from penstock.engine_core.models.memory_estimate import (
     ITEM_BYTES,
     CacheShape,
@@ -83,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     step_bytes: int  # estimate: the largest step and the tables of slots
     other_bytes: int  # estimate: CUDA context, kernels, rotary tables
     kv_bytes_per_token: int
+    kv_cache_dtype: str
     block_size: int
     blocks: int
     cache_tokens: int
@@ -131,7 +133,7 @@ def plan(config: Config, gpu: str) -> Plan:
     """
     total = gpu_bytes(gpu)
     path = folder.resolve(config.model.model, config.model.revision, folder.CONFIG)
-    spec = read_spec(path)
+    spec = with_kv_cache(read_spec(path), config.model.kv_cache_dtype)
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
     length = folder.model_length(spec, config.model)
     tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)
@@ -155,6 +157,7 @@ def plan(config: Config, gpu: str) -> Plan:
         step_bytes=share.step_bytes,
         other_bytes=share.other_bytes,
         kv_bytes_per_token=shape.block_bytes // shape.block_size,
+        kv_cache_dtype=kv_label(spec) or dtype,
         block_size=shape.block_size,
         blocks=blocks,
         cache_tokens=blocks * shape.block_size,
@@ -179,7 +182,8 @@ def planned_draft(config: Config, spec: ModelSpec) -> DraftSpec | None:
     asked = read_speculative(config.scheduler.speculative_config)
     if asked.method not in WITH_MODEL:
         return None
-    return read_draft(asked.method, folder.resolve_draft(asked.model, folder.CONFIG), spec, None)
+    draft = read_draft(asked.method, folder.resolve_draft(asked.model, folder.CONFIG), spec, None)
+    return with_draft_cache(draft, config.model.kv_cache_dtype)
 
 
 def stage_share(
@@ -283,7 +287,7 @@ def text(found: Plan) -> str:
         f"  largest step        {gib(found.step_bytes):>8} GiB, reckoned; the executor measures it",
         f"  CUDA and tables     {gib(found.other_bytes):>8} GiB, reckoned",
         f"  left for the cache  {gib(max(0, free)):>8} GiB",
-        f"  keys and values     {found.kv_bytes_per_token:>8,} bytes per token",
+        f"  keys and values     {found.kv_bytes_per_token:>8,} bytes per token, in {found.kv_cache_dtype}",
         f"  KV cache            {found.cache_tokens:>8,} tokens, {found.blocks:,} blocks of {found.block_size}",
         "",
         "  tokens of a request   at once",

@@ -86,6 +86,7 @@ def device_state(ready: ExecutorReady) -> dict[str, object]:
     state: dict[str, object] = {
         "name": ready.device,
         "dtype": ready.dtype,
+        "kv_cache_dtype": ready.kv_cache_dtype,
         "blocks": ready.blocks,
         "weight_bytes": ready.weight_bytes,
         "cache_bytes": ready.cache_bytes,

@@ -21,6 +21,7 @@ from penstock.engine_core.execution.warmup import compile_steps, step_peak, used
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.kv_cache import check_kv_cache, kv_label, with_draft_cache, with_kv_cache
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.memory_estimate import (
     CacheShape,
@@ -91,6 +92,7 @@ def start(
     phases.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, drafting = read_model(config, path)
+    check_kv_cache(spec, config.model.kv_cache_dtype, chip_of(device).name, chip_of(device).capability)
     if device.type == "cpu":
         phases.begin("trying the processor")
     dtype = choose_dtype(config, spec, device)
@@ -140,6 +142,7 @@ def start(
         draft_tokens=0 if draft is None else draft.tokens,
         device=chip_of(device).name,
         dtype=str(dtype).removeprefix("torch."),
+        kv_cache_dtype=kv_label(spec),
         weight_bytes=model.weight_bytes + (0 if draft is None else draft.weight_bytes),
         cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
@@ -147,6 +150,8 @@ def start(
     log_loaded(ready, options, shape, draft)
     if left := unread_tensors(spec, read_names(path)):
         logs.info(log, "left_unread", tensors=left, reason="encoders and draft layers are not served")
+    if spec.attention.kv_fp8:
+        logs.info(log, "kv_scales", used="1.0", reason="the checkpoint has no scales of keys and values")
     for reason in wrong_output(config):
         logs.warning(log, "output_is_wrong", reason=reason)
     return Engine(runner, ready, warm)
@@ -173,9 +178,10 @@ def runner_options(
 def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | None]:
     """The model in a folder, the length of its longest sequence, and its draft model. Raises ModelError, and
     ConfigError for a model that does not go with these options or cannot be split among so many executors."""
-    spec = read_spec(path)
+    asked = config.model.kv_cache_dtype
+    spec = with_kv_cache(read_spec(path), asked)
     length = folder.model_length(spec, config.model)
-    drafting = find_draft(config, path, spec, length)
+    drafting = with_draft_cache(find_draft(config, path, spec, length), asked)
     ranks = config.model.tensor_parallel_size
     stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
     check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
@@ -200,6 +206,7 @@ def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, 
         "loaded",
         device=ready.device,
         dtype=ready.dtype,
+        kv_cache_dtype=ready.kv_cache_dtype or ready.dtype,
         weight_bytes=ready.weight_bytes,
         blocks=ready.blocks,
         tokens=ready.blocks * options.block_size,

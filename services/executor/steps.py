@@ -291,9 +291,7 @@ class Steps:
         step = self._in_flight.popleft()
         result = self._runner.collect(step.launched)
         if step.launched.done is None:  # a CPU: its work is the launch itself
-            result = msgspec.structs.replace(
-                result, busy=step.launching, waited=step.waited, drafting=step.drafting
-            )
+            result = msgspec.structs.replace(result, busy=step.launching, waited=step.waited, drafting=step.drafting)
         if self._group.answers:
             self._results.append(result)
         self._traces.collect(result, time.monotonic())

@@ -217,9 +217,7 @@ class RequestContext:
         found = [*headers, *self.response_headers]
         await self.send({"type": "http.response.start", "status": status, "headers": found})
 
-    async def send_json(
-        self, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
+    async def send_json(self, body: bytes, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Answer with JSON; nothing was sent before."""
         await self.send_body(body, b"application/json", status, headers)
 
@@ -319,4 +317,3 @@ class Nesting:
         signs = left.translate(None, OTHERS).translate(bytes.maketrans(OPENING + CLOSING, b"\1\1\0\0"))
         self.deepest = max(self.deepest, max(accumulate(map(STEPS.__getitem__, signs), initial=self._level)))
         self._level += 2 * signs.count(1) - len(signs)
-

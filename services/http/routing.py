@@ -61,9 +61,7 @@ class Router:
         for route in routes:
             self._paths.setdefault(route.path, {})[route.method] = route
         self.exact: Mapping[str, Found] = {path: (found, {}) for path, found in self._paths.items() if "{" not in path}
-        self._patterns = [
-            (*compile_path(path)[::2], methods) for path, methods in self._paths.items() if "{" in path
-        ]
+        self._patterns = [(*compile_path(path)[::2], methods) for path, methods in self._paths.items() if "{" in path]
 
     def find(self, path: str) -> Found:
         """No routes: nothing is at this path."""

@@ -58,6 +58,7 @@ def group_status(
         max_num_seqs=model.max_num_seqs,
         device=executors.devices if first else "",
         dtype=first.dtype if first else "",
+        kv_cache_dtype=first.kv_cache_dtype if first else "",
     )
 
 

@@ -43,6 +43,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     headless: bool = False  # the model has no output embedding: it makes vectors alone
     exposed: bool = False  # other machines reach it, and clients need no key
     weights: str = ""  # how they were verified
+    kv_cache_dtype: str = ""  # where it is not `dtype`
     replicas: int = 1  # `blocks` and `max_num_seqs` are those of one
 
     @property
@@ -63,6 +64,7 @@ def engine_facts(status: EngineStatus) -> tuple[str, ...]:
         f"X_PENSTOCK_BLOCK_SIZE={status.block_size}",
         f"X_PENSTOCK_DEVICE={status.device}",
         f"X_PENSTOCK_DTYPE={status.dtype}",
+        f"X_PENSTOCK_KV_CACHE_DTYPE={status.kv_cache_dtype}",
         f"X_PENSTOCK_MAX_MODEL_LEN={status.max_model_len}",
     )
 
@@ -79,6 +81,7 @@ def serving(
         model=model,
         device=fields["X_PENSTOCK_DEVICE"],
         dtype=fields["X_PENSTOCK_DTYPE"],
+        kv_cache_dtype=fields.get("X_PENSTOCK_KV_CACHE_DTYPE", ""),
         blocks=int(fields["X_PENSTOCK_BLOCKS"]),
         block_size=int(fields["X_PENSTOCK_BLOCK_SIZE"]),
         max_model_len=int(fields["X_PENSTOCK_MAX_MODEL_LEN"]),
@@ -121,7 +124,8 @@ def banner(facts: Serving) -> list[str]:
     rows = {
         "model": facts.model,
         "device": f"{facts.device}, {facts.dtype}",
-        "KV cache": f"{facts.blocks:,} blocks of {facts.block_size} tokens: at most {facts.tokens:,} tokens",
+        "KV cache": f"{facts.blocks:,} blocks of {facts.block_size} tokens: at most {facts.tokens:,} tokens"
+        + (f", in {facts.kv_cache_dtype}" if facts.kv_cache_dtype else ""),
         "concurrency": f"{facts.concurrency:,} requests of full length ({facts.max_model_len:,} tokens), "
         f"{facts.max_num_seqs:,} of any length",
         "started in": f"{facts.seconds:.1f} s",

@@ -53,6 +53,15 @@ def test_bytes_per_token_are_the_cache_formula(tmp_path: Path) -> None:
     assert planned(folder, "--dtype", "float32").kv_bytes_per_token == 2 * found.kv_bytes_per_token
 
 
+def test_a_cache_in_fp8_takes_a_byte_a_number(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, QWEN_06B)
+    found, plain = planned(folder, "--kv-cache-dtype", "fp8"), planned(folder)
+    assert (found.kv_cache_dtype, plain.kv_cache_dtype) == ("fp8_e4m3", "bfloat16")
+    assert 2 * found.kv_bytes_per_token == plain.kv_bytes_per_token
+    assert found.blocks > 1.99 * plain.blocks
+    assert "bytes per token, in fp8_e4m3" in text(found)
+
+
 def test_given_bytes_decide_the_cache(tmp_path: Path) -> None:
     found = planned(folder_of(tmp_path, QWEN_06B), "--kv-cache-memory", str(10 * GIB))
     assert found.blocks == 10 * GIB // (found.kv_bytes_per_token * 16) - 1

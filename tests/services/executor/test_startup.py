@@ -29,11 +29,14 @@ def folder(tmp_path: Path) -> str:
     return str(write_folder(tmp_path / "tiny"))
 
 
-def config(folder: str, *, kv_cache_memory: int = 0, max_model_len: int = 0, dtype: str = "float32") -> Config:
+def config(
+    folder: str, *, kv_cache_memory: int = 0, max_model_len: int = 0, dtype: str = "float32",
+    kv_cache_dtype: str = "auto",
+) -> Config:  # fmt: skip
     return Config(
         model=ModelConfig(
             model=folder, load_format="dummy", max_num_seqs=4, max_num_batched_tokens=64, max_model_len=max_model_len,
-            dtype=dtype,
+            dtype=dtype, kv_cache_dtype=kv_cache_dtype,
         ),
         executor=ExecutorConfig(device="cpu", cpu_threads=1, kv_cache_memory=kv_cache_memory),
     )  # fmt: skip
@@ -55,6 +58,14 @@ def test_given_bytes_decide(folder: str) -> None:
 def test_half_the_bytes_a_number_twice_the_blocks(folder: str) -> None:
     ready = start(config(folder, kv_cache_memory=10 * BLOCK_BYTES, dtype="float16"), 0).ready
     assert (ready.blocks, ready.dtype) == (19, "float16")
+
+
+def test_a_byte_a_number_in_fp8(folder: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        ready = start(config(folder, kv_cache_memory=10 * BLOCK_BYTES, kv_cache_dtype="fp8"), 0).ready
+    assert (ready.blocks, ready.dtype, ready.kv_cache_dtype) == (39, "float32", "fp8_e4m3")
+    assert ready.cache_bytes == 10 * BLOCK_BYTES
+    assert [record.message for record in caplog.records].count("kv_scales") == 1
 
 
 def test_a_cache_below_one_request_is_refused_with_the_length_that_fits(folder: str) -> None:

@@ -68,6 +68,14 @@ def test_wrong_output_is_told():
     assert facts.wrong_output == wrong_output(dummy)
 
 
+def test_the_type_of_the_cache_is_told_where_it_is_another():
+    assert "at most 1,024 tokens\n" in "\n".join(
+        banner.banner(msgspec.structs.replace(FACTS, blocks=64, block_size=16))
+    )
+    facts = msgspec.structs.replace(FACTS, blocks=64, block_size=16, kv_cache_dtype="fp8_e4m3")
+    assert "at most 1,024 tokens, in fp8_e4m3\n" in "\n".join(banner.banner(facts))
+
+
 def test_replicas_are_told_of_where_there_are_several():
     assert "replicas" not in "\n".join(banner.banner(FACTS))
     text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, replicas=4)))
@@ -76,13 +84,15 @@ def test_replicas_are_told_of_where_there_are_several():
 
 def test_what_an_api_tells_of_the_engine_is_what_the_banner_shows():
     """Wherever the engine runs."""
-    given = {"device": "2 x cpu", "dtype": "float32", "blocks": 12, "block_size": 16, "max_model_len": 1024}
+    given = {"device": "2 x cpu", "dtype": "float32", "blocks": 12, "block_size": 16, "max_model_len": 1024,
+             "kv_cache_dtype": "fp8_e4m3"}  # fmt: skip
     rest = {field.name: 0 for field in msgspec.structs.fields(EngineStatus) if field.required}
     status = EngineStatus(**{**rest, **given})
     child = Told(dict(line.split("=", 1) for line in (*banner.engine_facts(status), "X_PENSTOCK_URL=http://x:1")))
     facts = banner.serving(Config(), [child], "model", chat=False, headless=False, seconds=1.0)
     found = facts.device, facts.dtype, facts.blocks, facts.block_size, facts.max_model_len, facts.url
     assert found == ("2 x cpu", "float32", 12, 16, 1024, "http://x:1")
+    assert facts.kv_cache_dtype == "fp8_e4m3"
 
 
 def test_a_host_with_a_part_says_which_and_where_the_rest_is():

@@ -61,11 +61,11 @@ PASTED = {
     ),
     "python -m sglang.launch_server --model Qwen/Qwen3-8B --dp-size 2 --tool-call-parser qwen25 "
     "--reasoning-parser deepseek-r1 --disable-radix-cache --disable-overlap-schedule --random-seed 7 "
-    "--kv-cache-dtype auto --chunked-prefill-size -1 --log-level warn --skip-server-warmup --stream-interval 2": (
+    "--kv-cache-dtype fp8_e4m3 --chunked-prefill-size -1 --log-level warn --skip-server-warmup --stream-interval 2": (
         {"model": "Qwen/Qwen3-8B", "data_parallel_size": 2, "tool_call_parser": "hermes",
          "reasoning_parser": "deepseek_r1", "enable_prefix_caching": False, "overlap": False, "seed": 7,
-         "max_num_batched_tokens": 0, "log_level": "warning"},
-        "--kv-cache-dtype --skip-server-warmup --stream-interval",
+         "kv_cache_dtype": "fp8", "max_num_batched_tokens": 0, "log_level": "warning"},
+        "--skip-server-warmup --stream-interval",
     ),
     "llama-server -m models/qwen -c 4096 -ngl 99 --parallel 4 -fa on --host 0.0.0.0 --port 8080 --jinja -a demo -cb "
     "--metrics -t -1 --no-mmap --api-key k -ctk f16": (
@@ -173,14 +173,14 @@ def test_whole_numbers_may_have_a_magnitude(text: str, value: int) -> None:
 
 
 def test_every_refused_flag_of_a_line_is_named_in_one_message() -> None:
-    line = "M --enable-lora --lora-modules a=b c=d --quantization fp8 --max_modle_len 8 --kv-cache-dtype fp8_e4m3 -tp 2"
+    line = "M --enable-lora --lora-modules a=b c=d --quantization fp8 --max_modle_len 8 --calculate-kv-scales -tp 2"
     assert refusal(*line.split()).splitlines() == [
         "command line: 5 flags are not allowed",
         "  --enable-lora: LoRA adapters are not served: merge the adapter into the model's weights",
         "  --lora-modules: LoRA adapters are not served: merge the adapter into the model's weights",
         "  --quantization: quantized weights and caches are not served: serve the checkpoint in bfloat16 or float16",
         "  --max_modle_len: there is no such option; did you mean --max-model-len?",
-        "  --kv-cache-dtype: the KV cache has the type of --dtype",
+        "  --calculate-kv-scales: --kv-cache-dtype fp8 takes the checkpoint's scales of keys and values, in all layers",
     ]
 
 

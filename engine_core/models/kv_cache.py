@@ -1,0 +1,46 @@
+"""In which type keys and values are cached: as `--kv-cache-dtype` says, or as the checkpoint does. Imports no torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.layer_spec import LayerSpec
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.config import KV_AUTO, KV_FP8, KV_MODEL
+from penstock.protocol.errors import ConfigError
+
+OPTION = "--kv-cache-dtype"
+FP8_CAPABILITY = 89  # from which a GPU converts to 8-bit floats
+
+
+def with_kv_cache(spec: ModelSpec, asked: str) -> ModelSpec:
+    """The model with keys and values cached in e4m3 if the option asks for it; with `auto` as the checkpoint says."""
+    if asked == KV_AUTO:
+        return spec
+    return spec.with_layers(tuple(with_kv_fp8(layer, fp8=asked == KV_FP8) for layer in spec.blocks))
+
+
+def with_kv_fp8(layer: LayerSpec, *, fp8: bool) -> LayerSpec:
+    return msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, kv_fp8=fp8))
+
+
+def with_draft_cache(draft: DraftSpec | None, asked: str) -> DraftSpec | None:
+    """The same for a draft model or head, whose pages are of the option's type, too."""
+    if draft is None:
+        return None
+    layers = with_kv_cache(draft.layers, asked)
+    head = draft.head and msgspec.structs.replace(draft.head, layers=layers)
+    return msgspec.structs.replace(draft, layers=layers, head=head)
+
+
+def check_kv_cache(spec: ModelSpec, asked: str, chip: str, capability: int) -> None:
+    """Raise ConfigError for a GPU that cannot write e4m3. capability: 90 of sm_90; 0 of a CPU, which can."""
+    if spec.attention.kv_fp8 and 0 < capability < FP8_CAPABILITY:
+        why = f"keys and values in 8-bit floats need compute capability 8.9, and {chip} has {capability / 10:.1f}"
+        raise ConfigError(OPTION, asked, f"{why}; give {KV_MODEL}")
+
+
+def kv_label(spec: ModelSpec) -> str:
+    """The type of the cache in words, where it is not the model's."""
+    return "fp8_e4m3" if spec.attention.kv_fp8 else ""
