@@ -17,23 +17,23 @@ from penstock.kernels.attention_tiling import power_of_2
 from penstock.kernels.records import AttentionOptions
 
 
-def unpacking(second: bool, kind: str, shift: int, mask: str, factor: str) -> tl.constexpr:
+def unpacking(second: bool, kind: str, shift: int, mask: str, factor: str) -> str:
     """PTX that takes one number of each of two pairs in e4m3: sign, exponent and mantissa go where the wider type has
     them, and are multiplied by the difference of the exponents' biases, which is right for subnormal numbers, too."""
     sign, bits = ("mov.b32 sign, $1", f"shr.b32 bits, $1, {shift}")
     if not second:
         sign, bits = ("shl.b32 sign, $1, 8", f"shl.b32 bits, $1, {8 - shift}")
-    return tl.constexpr(
+    return (
         f"{{ .reg .b32 sign, bits, factor, zero; {sign}; {bits}; and.b32 sign, sign, 0x80008000;"
         f" lop3.b32 bits, bits, {mask}, sign, 0xEA; mov.b32 factor, {factor}; mov.b32 zero, 0x80008000;"
         f" fma.rn.{kind}x2 $0, bits, factor, zero; }}"
     )
 
 
-FIRST_BF16: tl.constexpr = unpacking(False, "bf16", 4, "0x07F007F0", "0x7B807B80")  # times 2**120
-SECOND_BF16: tl.constexpr = unpacking(True, "bf16", 4, "0x07F007F0", "0x7B807B80")
-FIRST_F16: tl.constexpr = unpacking(False, "f16", 1, "0x3F803F80", "0x5C005C00")  # times 2**8
-SECOND_F16: tl.constexpr = unpacking(True, "f16", 1, "0x3F803F80", "0x5C005C00")
+FIRST_BF16: tl.constexpr = tl.constexpr(unpacking(False, "bf16", 4, "0x07F007F0", "0x7B807B80"))  # times 2**120
+SECOND_BF16: tl.constexpr = tl.constexpr(unpacking(True, "bf16", 4, "0x07F007F0", "0x7B807B80"))
+FIRST_F16: tl.constexpr = tl.constexpr(unpacking(False, "f16", 1, "0x3F803F80", "0x5C005C00"))  # times 2**8
+SECOND_F16: tl.constexpr = tl.constexpr(unpacking(True, "f16", 1, "0x3F803F80", "0x5C005C00"))
 
 
 def paired(k_pages: Tensor, v_pages: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,6 +61,17 @@ def unpack(pairs, NTH: tl.constexpr, LIKE: tl.constexpr, ASM: tl.constexpr):
     else:
         byte = (pairs >> (8 * NTH)).to(tl.uint8)
         return byte.to(tl.float8e4nv, bitcast=True).to(LIKE)
+
+
+@triton.jit
+def head_pages(k_pages, v_pages, scale, kv_scales, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr):
+    """Where the pages of a key-value head begin, the scale of its scores, and that of its values."""
+    gain = 1.0
+    WIDE: tl.constexpr = DIM // 2 if k_pages.dtype.element_ty == tl.int16 else DIM
+    if k_pages.dtype.element_ty == tl.int16:
+        scale *= tl.load(kv_scales + kv_head)
+        gain = tl.load(kv_scales + KV_HEADS + kv_head)
+    return k_pages + kv_head * WIDE, v_pages + kv_head * WIDE, scale, gain
 
 
 @triton.jit

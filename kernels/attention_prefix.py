@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention_fp8 import dim_tile, paired, split_pairs
+from penstock.kernels.attention_fp8 import dim_tile, head_pages, paired, split_pairs
 from penstock.kernels.attention_schedule import (
     FIRST,
     HEADER,
@@ -179,20 +179,19 @@ def prefix_kernel(
         q_places = token[:, None] * q_stride + head[:, None] * DIM + dims[None, :]
         q_tile = tl.load(q + q_places, mask=real[:, None] & in_head, other=0.0)
         q_second = q_tile
-        own_scale = scale
         if PAIRS:
             q_tile, q_second = split_pairs(q_tile)
-            own_scale = scale * tl.load(kv_scales + kv_head)
+        own_k, own_v, own_scale, gain = head_pages(k_pages, v_pages, scale, kv_scales, kv_head, KV_HEADS, DIM)
         nothing = tl.zeros([BLOCK_M, q_tile.shape[1]], tl.float32)
         found, second, row_max, row_sum = attend_keys(
-            q_tile, q_second, k_pages + kv_head * WIDE, v_pages + kv_head * WIDE,
+            q_tile, q_second, own_k, own_v,
             block_tables + tl.load(slots + lead).to(tl.int64) * table_stride, tile_rows, 0, own_scale,
             nothing, nothing, tl.full([BLOCK_M], float("-inf"), tl.float32),
             tl.zeros([BLOCK_M], tl.float32), split * span * UNIT, end * UNIT,
             KV_HEADS * WIDE, WIDE, BLOCK_SIZE, 0, UNIT, SOFTCAP, False, ASM,
         )  # fmt: skip
         if PAIRS:
-            found = tl.interleave(found, second) * tl.load(kv_scales + KV_HEADS + kv_head)
+            found = tl.interleave(found, second) * gain
         place = tl.load(prefix + PLACE * rows + row, mask=real, other=0) + split * members
         place = place.to(tl.int64) * HEADS + head
         tl.store(

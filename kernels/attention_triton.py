@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention_fp8 import dim_tile, paired, split_pairs, unpack
+from penstock.kernels.attention_fp8 import dim_tile, head_pages, paired, split_pairs, unpack
 from penstock.kernels.attention_schedule import HEADER, PLACE, PREFIX, STEP, UNIT, most_tiles, tiles_of
 from penstock.kernels.attention_tiling import Tiling, most_splits, power_of_2, tile_lines
 from penstock.kernels.chip import chip_of
@@ -164,14 +164,16 @@ def attend_keys(
 
 @triton.jit
 def attend_split(
-    q, k_pages, v_pages, table, position, scale, v_scale, lowest, highest, first, end,
-    BLOCK_M: tl.constexpr, STRIDE: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    q, k_pages, v_pages, table, position, scale, gain, lowest, highest, first, end,
+    BLOCK_M: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile over keys first .. end - 1 alone: fp32 [rows, dim], and [rows] the base-2 logarithm of
-    its weight, -inf for a row that sees none. lowest, highest: positions of the tile's first and last query.
+    its weight, -inf for a row that sees none. lowest, highest: positions of the tile's first and last query. gain: of
+    values that are pairs.
     """
     PAIRS: tl.constexpr = k_pages.dtype.element_ty == tl.int16
+    WIDE: tl.constexpr = DIM // 2 if PAIRS else DIM
     q_second = q
     if PAIRS:
         q, q_second = split_pairs(q)
@@ -186,20 +188,20 @@ def attend_split(
         clear = tl.minimum(first + tl.cdiv(tl.maximum(after - first, 0), BLOCK_N) * BLOCK_N, end)
         sums, second, row_max, row_sum = attend_keys(
             q, q_second, k_pages, v_pages, table, position, lowest, scale, sums, second, row_max, row_sum, first, clear,
-            STRIDE, DIM, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
+            KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
         )  # fmt: skip
     masked = clear + tl.maximum(tl.minimum(lowest + 1, end) - clear, 0) // BLOCK_N * BLOCK_N
     sums, second, row_max, row_sum = attend_keys(
         q, q_second, k_pages, v_pages, table, position, lowest, scale, sums, second, row_max, row_sum, clear, masked,
-        STRIDE, DIM, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False, ASM,
+        KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False, ASM,
     )  # fmt: skip
     sums, second, row_max, row_sum = attend_keys(
         q, q_second, k_pages, v_pages, table, position, lowest, scale, sums, second, row_max, row_sum, masked, end,
-        STRIDE, DIM, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
+        KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
     )  # fmt: skip
     whole = tl.where(row_sum > 0, row_sum, 1.0)
     if PAIRS:
-        sums = tl.interleave(sums, second) * v_scale
+        sums = tl.interleave(sums, second) * gain
     return sums / whole[:, None], row_max + tl.log2(whole)
 
 
@@ -362,7 +364,7 @@ def attention_kernel(
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile over some splits of its keys. scale, SOFTCAP: see `attend_keys`. sinks: fp32 [heads], read if SINKS.
-    kv_scales: see `kernels.records.AttentionOptions`, read of pages that hold pairs.
+    kv_scales: of pages that hold pairs.
 
     BY_ROW: tiles are sequences, and key-value heads are neighbours in the grid; else tiles are. SPLIT_KEYS: keys of a
     split, or 0 where the programs of a tile divide its keys evenly, with at least MIN_ITERATIONS iterations each.
@@ -372,7 +374,6 @@ def attention_kernel(
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = BLOCK_M // GROUP
-    WIDE: tl.constexpr = DIM // 2 if k_pages.dtype.element_ty == tl.int16 else DIM  # elements of a head's page
     if PDL:
         if SPLIT_K:  # few programs, which leave SMs to the next kernel
             tl.extra.cuda.gdc_launch_dependents()
@@ -401,12 +402,7 @@ def attention_kernel(
     q_places = token[:, None] * q_stride + head[:, None] * DIM + dims[None, :]
     q_tile = tl.load(q + q_places, mask=real[:, None] & in_head, other=0.0)
     out_places = (token * HEADS + head)[:, None] * DIM + dims[None, :]
-    v_scale = 1.0
-    if k_pages.dtype.element_ty == tl.int16:
-        scale *= tl.load(kv_scales + kv_head)
-        v_scale = tl.load(kv_scales + KV_HEADS + kv_head)
-    k_pages += kv_head * WIDE
-    v_pages += kv_head * WIDE
+    k_pages, v_pages, scale, gain = head_pages(k_pages, v_pages, scale, kv_scales, kv_head, KV_HEADS, DIM)
     table = block_tables + slot.to(tl.int64) * table_stride
     held = (tile * KV_HEADS + kv_head).to(tl.int64) * places * lines  # row of the tile's first partial
     if SPLIT_KEYS > 0:
@@ -415,9 +411,9 @@ def attention_kernel(
         for split in range(own, splits, tl.num_programs(2)):
             low = base + split * SPLIT_KEYS
             partial, lse = attend_split(
-                q_tile, k_pages, v_pages, table, position, scale, v_scale, lowest, end - 1,
+                q_tile, k_pages, v_pages, table, position, scale, gain, lowest, end - 1,
                 tl.maximum(low, first), tl.minimum(low + SPLIT_KEYS, end),
-                BLOCK_M, KV_HEADS * WIDE, WIDE, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
+                BLOCK_M, KV_HEADS, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
             )  # fmt: skip
             if SPLIT_K:
                 store_partial(partials, lses, held + split * lines, partial, lse, real, DIM, DIM_TILE)
@@ -429,9 +425,8 @@ def attention_kernel(
     else:
         low = base + own * size
         partial, lse = attend_split(
-            q_tile, k_pages, v_pages, table, position, scale, v_scale, lowest, end - 1,
-            low, tl.minimum(low + size, end),
-            BLOCK_M, KV_HEADS * WIDE, WIDE, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
+            q_tile, k_pages, v_pages, table, position, scale, gain, lowest, end - 1, low, tl.minimum(low + size, end),
+            BLOCK_M, KV_HEADS, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
         )  # fmt: skip
         if SHARED and own == 0:
             partial, lse = add_prefix(

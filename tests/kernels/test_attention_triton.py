@@ -84,27 +84,6 @@ def test_tiles_of_rows_of_any_length(
     check(Scene(rows, heads, kv_heads, dim, block_size), device, form(block_m, programs))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "window", "softcap", "programs", "split_keys"),
-    [
-        (4, 2, 64, 0, 0.0, 1, 0),
-        (8, 2, 32, 0, 0.0, 3, 0),
-        (8, 2, 24, 0, 0.0, 2, 32),  # lanes past the head stay idle
-        (2, 2, 16, 6, 5.0, 2, 0),
-        (4, 4, 32, 17, 0.0, 1, 32),
-    ],
-)
-@pytest.mark.parametrize("rows", [MIXED, SINGLES], ids=["mixed", "singles"])
-def test_pages_in_e4m3(
-    rows: Rows, heads: int, kv_heads: int, dim: int, window: int, softcap: float, programs: int, split_keys: int,
-    dtype: torch.dtype, device: str,
-) -> None:  # fmt: skip
-    scene = Scene(rows, heads, kv_heads, dim, 8, dtype, softcap=softcap, sinks=softcap > 0, fp8=True)
-    by_row = rows == SINGLES
-    check(scene, device, form(16, programs, by_row=by_row, split_keys=split_keys), window)
-
-
 @pytest.mark.parametrize("programs", [1, 2, 4])
 @pytest.mark.parametrize("split_keys", [0, 32])
 @pytest.mark.parametrize("rows", [SINGLES, FEW], ids=["singles", "few"])
