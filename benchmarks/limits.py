@@ -10,8 +10,9 @@ The limit of a load is the time that it would take if every step cost nothing bu
 
 Requests follow one another as the load's closed loop has them. Bytes are read at the rate of a read-only stream, the
 fastest that was measured on the chip (`python -m benchmarks.read_bandwidth`); operations run at the rate of a large
-matrix product. Nothing else is counted: no sampling, no activations, no host. After a rate was changed,
-`python -m benchmarks.relimit` derives the stored limits again.
+matrix product. Quantized weights are read with their scales, and multiplied at the rate of their activations' type.
+Nothing else is counted: no sampling, no activations, no host. After a rate was changed, `python -m benchmarks.relimit`
+derives the stored limits again.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ class Chip(msgspec.Struct, frozen=True):
     name: str
     bytes_per_second: float  # read-only stream
     flops_per_second: float  # bf16 matrix product of 8192 by 8192 by 8192
+    fp8_flops_per_second: float  # the same of FP8, by `torch._scaled_mm`
 
 
 SEVERAL = re.compile(r"(\d+) x ")  # before the name of each of a group's GPUs
 # H200: a kernel that only reads reached 4.58 TB/s on 2026-11-23 (benchmarks/results/read_bandwidth.json), the weights
 # of an LM head 4.4 to 4.6 on 2026-11-21. A device copy reaches less, bytes read and written together.
-CHIPS: Mapping[str, Chip] = {"H200": Chip("H200", 4.6e12, 790e12)}
+# FP8: the four matrices of an 8B layer times 8,192 rows, 2026-11-22.
+CHIPS: Mapping[str, Chip] = {"H200": Chip("H200", 4.6e12, 790e12, 1293e12)}
 
 
 def chip(device: str) -> Chip | None:
@@ -55,7 +58,8 @@ def chip(device: str) -> Chip | None:
     if found is None or several is None:
         return found
     count = int(several[1])
-    return Chip(f"{count} x {found.name}", count * found.bytes_per_second, count * found.flops_per_second)
+    rates = (found.bytes_per_second, found.flops_per_second, found.fp8_flops_per_second)
+    return Chip(f"{count} x {found.name}", *(count * rate for rate in rates))
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -69,12 +73,16 @@ class Cost(msgspec.Struct, frozen=True):
     expert_weights: int = 0  # numbers in the matrices of one expert, all layers: `layer_weights` has none of them
     experts: int = 0
     chosen: int = 0  # of them, for a token
+    weight_bytes: float = TWO_BYTES  # of a number in a layer's matrices, scales included
+    fast: bool = False  # layers multiply in FP8
 
     @classmethod
     def of(cls, spec: ModelSpec, chip: Chip) -> Cost:
         projections = spec.hidden * spec.attention.head_dim * (2 * spec.attention.heads + 2 * spec.attention.kv_heads)
         experts = spec.sparse[0] if spec.sparse else None
-        sparse = len(spec.sparse)
+        sparse, name = len(spec.sparse), "mlp.down_proj" if experts is None else "mlp.experts.0.down_proj"
+        form = spec.quantization.format_of(f"model.layers.0.{name}") if spec.quantization is not None else None
+        inner = spec.dense[0].width if experts is None else experts.width
         layers = spec.layers * projections + sum(3 * spec.hidden * mlp.width for mlp in spec.dense)
         return cls(
             chip=chip,
@@ -85,6 +93,8 @@ class Cost(msgspec.Struct, frozen=True):
             expert_weights=0 if experts is None else sparse * expert_weights(spec, experts),
             experts=0 if experts is None else experts.count,
             chosen=0 if experts is None else experts.routing.chosen,
+            weight_bytes=TWO_BYTES if form is None else form.held_bytes(spec.hidden, inner) / (spec.hidden * inner),
+            fast=form is not None and form.kind == "float8" and form.activations != "none",
         )
 
     @property
@@ -99,25 +109,28 @@ class Cost(msgspec.Struct, frozen=True):
         missed = (1 - self.chosen / self.experts) ** tokens  # share of experts, if all are as likely
         return self.layer_weights + self.experts * (1 - missed) * self.expert_weights
 
+    def read_bytes(self, tokens: int) -> float:
+        """Of all weights that so many tokens read."""
+        return self.weight_bytes * self.read_weights(tokens) + TWO_BYTES * self.head_weights
+
+    def multiply(self, tokens: int, entries: int) -> float:
+        """Seconds of the products of so many tokens, and of the LM head for `entries` of them."""
+        rate = self.chip.fp8_flops_per_second if self.fast else self.chip.flops_per_second
+        return 2 * (self.token_weights * tokens / rate + self.head_weights * entries / self.chip.flops_per_second)
+
     def decode(self, rows: int, context: float) -> float:
         """Seconds of a decode step of `rows` requests that hold `context` positions together."""
-        read, multiplied = self.read_weights(rows) + self.head_weights, self.token_weights + self.head_weights
-        products = max(
-            TWO_BYTES * read / self.chip.bytes_per_second, 2 * multiplied * rows / self.chip.flops_per_second
-        )
-        return products + context * self.cache_bytes / self.chip.bytes_per_second
+        read = self.read_bytes(rows) / self.chip.bytes_per_second
+        return max(read, self.multiply(rows, rows)) + context * self.cache_bytes / self.chip.bytes_per_second
 
     def prefill(self, tokens: int, cached: int = 0) -> float:
         """Seconds of a prompt's `tokens` after `cached` positions that stand in the cache, its first token included."""
         pairs = tokens * cached + tokens * tokens / 2
-        return (2 * (self.token_weights * tokens + self.head_weights) + self.attention * pairs) / (
-            self.chip.flops_per_second
-        )
+        return self.multiply(tokens, 1) + self.attention * pairs / self.chip.flops_per_second
 
     def first_token(self, tokens: int) -> float:
         """Seconds to the first token of a prompt that is alone."""
-        weights = self.read_weights(tokens) + self.head_weights
-        return max(self.prefill(tokens), TWO_BYTES * weights / self.chip.bytes_per_second)
+        return max(self.prefill(tokens), self.read_bytes(tokens) / self.chip.bytes_per_second)
 
     def load(self, requests: Sequence[tuple[int, int]], concurrency: int, cached: int = 0) -> float:
         """Seconds of a closed loop of (prompt, output) lengths after `cached` positions that all of them share."""

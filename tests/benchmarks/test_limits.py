@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from benchmarks.limits import CHIPS, Chip, Cost, chip, limit
 from benchmarks.rows import SERVING, TOKENS, WORKLOADS
-from benchmarks.shapes import EIGHT, MIXTRAL, QWEN_MOE, SHAPES, SMALL, make_folder
+from benchmarks.shapes import EIGHT, QUANTIZED, MIXTRAL, QWEN_MOE, SHAPES, SMALL, make_folder
 from penstock.engine_core.models.spec import read_spec
 from penstock.services.bench.workload import Workload
 
-PLAIN = Cost(chip=Chip("plain", 100.0, 1000.0), layer_weights=40, head_weights=10, attention=2, cache_bytes=5)
+PLAIN = Cost(chip=Chip("plain", 100.0, 1000.0, 2000.0), layer_weights=40, head_weights=10, attention=2, cache_bytes=5)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,10 @@ def test_a_chip_is_known_by_the_name_its_driver_gives() -> None:
 
 def test_several_chips_have_the_rates_of_all() -> None:
     found = chip("4 x NVIDIA H200")
-    assert found == Chip("4 x H200", 4 * CHIPS["H200"].bytes_per_second, 4 * CHIPS["H200"].flops_per_second)
+    one = CHIPS["H200"]
+    assert found == Chip(
+        "4 x H200", 4 * one.bytes_per_second, 4 * one.flops_per_second, 4 * one.fp8_flops_per_second
+    )
 
 
 def test_a_decode_step_reads_weights_or_multiplies_and_reads_the_cache() -> None:
@@ -65,6 +68,22 @@ def test_published_mixtures(tmp_path: Path) -> None:
         assert cost.read_weights(1) == pytest.approx(cost.token_weights)
         assert cost.token_weights + cost.head_weights == pytest.approx(one, rel=0.01)
         assert cost.read_weights(256) + cost.head_weights == pytest.approx(many, rel=0.01)
+
+
+def test_quantized_weights_are_read_with_their_scales_and_multiplied_at_their_rate(tmp_path: Path) -> None:
+    found = {}
+    for shape in (EIGHT, *QUANTIZED[:3]):
+        found[shape.name] = Cost.of(read_spec(make_folder(shape, tmp_path)), CHIPS["H200"])
+    sizes = {name: cost.weight_bytes for name, cost in found.items()}
+    assert sizes["8b"] == 2
+    assert sizes["8b-fp8"] == pytest.approx(1 + 4 / 14336)  # a scale of four bytes for each output
+    assert sizes["8b-fp8-blocks"] == pytest.approx(1 + 4 / 128**2)
+    assert sizes["8b-w4a16"] == pytest.approx(0.5 + 2 / 128)
+    assert [cost.fast for cost in found.values()] == [False, True, True, False]
+    layers, head = 2 * found["8b"].layer_weights, 2 * found["8b"].head_weights
+    assert found["8b-fp8"].decode(1, 0) == pytest.approx((layers * sizes["8b-fp8"] / 2 + head) / 4.6e12)
+    assert found["8b-fp8"].multiply(8192, 0) == pytest.approx(layers * 8192 / 1293e12)
+    assert found["8b-w4a16"].multiply(8192, 0) == found["8b"].multiply(8192, 0)
 
 
 def test_a_load_by_hand() -> None:
