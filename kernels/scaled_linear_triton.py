@@ -217,7 +217,9 @@ def scaled_tile_kernel(
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     x_lines = x + tl.minimum(row, rows - 1).to(tl.int64) * x_stride
     lines = weight + tl.minimum(output, width - 1).to(tl.int64) * inputs
-    up_lines = lines + width.to(tl.int64) * inputs
+    up_lines = lines
+    if GATED:
+        up_lines += width.to(tl.int64) * inputs  # a width of one is a constant, which has no type
     sums = zero_sums(OUTPUTS, ROWS, SWAP_AB, INTEGERS)
     ups = sums
     if PDL:
@@ -296,7 +298,9 @@ def scaled_vector_kernel(
     real = output < width
     places = tl.arange(0, INPUTS)
     lines = weight + output.to(tl.int64)[:, None] * inputs + places[None, :]
-    up_lines = lines + width.to(tl.int64) * inputs
+    up_lines = lines
+    if GATED:
+        up_lines += width.to(tl.int64) * inputs  # a width of one is a constant, which has no type
     there = real[:, None] & (places < inputs)[None, :]
     gates = tl.load(lines, mask=there, other=0.0, eviction_policy="evict_first")
     ups = gates

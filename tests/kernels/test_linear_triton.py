@@ -102,6 +102,17 @@ def test_rows_that_lie_apart(tma: bool, device: str) -> None:
     check(multiply(x, weight, None, tiling), x, weight, None, False)
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("rows", [1, 3])
+def test_one_output(rows: int, device: str) -> None:
+    """As of a gate that a whole MLP has: the compiler takes a width of one for a constant."""
+    for dtype in types(device):
+        x, weight, bias = operands(rows, 1, 64, dtype, device)
+        check(multiply(x, weight, bias, SMALL[0]), x, weight, bias, False)
+        if rows == 1:
+            check(multiply_vector(x, weight, bias, VectorTiling(1, 64, 1)), x, weight, bias, False)
+
+
 def test_what_the_accelerator_can_read() -> None:
     rows = torch.zeros(8, 64, dtype=torch.float16)
     assert tma_compatible(rows)
