@@ -17,6 +17,8 @@ import msgspec
 import torch
 
 from penstock.kernels.chip import Chip
+from penstock.kernels.grouped_linear import GROUPED
+from penstock.kernels.grouped_tilings import GroupedTiling, grouped_bytes, grouped_tiling
 
 WIDE = 16384  # outputs of a product whose tiles fill the device however large they are
 SMALL = 4096 * 1024  # elements of a weight whose product is short: launches weigh more than tiles
@@ -76,7 +78,7 @@ class ExpertTiling(msgspec.Struct, frozen=True, array_like=True, tag="experts"):
         assert self.gate_up.rows == self.down.rows
 
 
-Cut = VectorTiling | PipelinedTiling | Tiling | ExpertTiling
+Cut = VectorTiling | PipelinedTiling | Tiling | ExpertTiling | GroupedTiling
 Way = Cut | None  # None: the library's product
 
 
@@ -90,6 +92,8 @@ def describe(way: Way) -> str:
         return f"ring w{way.warps} s{way.stages}"
     if isinstance(way, ExpertTiling):
         return f"{describe(way.gate_up)}, {describe(way.down)}"
+    if isinstance(way, GroupedTiling):
+        return f"{way.rows}x{way.lines} w{way.warps} s{way.stages} parts {way.parts} shares {way.shares}"
     flags = ("s", way.swap_ab), ("d", way.tma), ("f", way.flat), ("g", way.gated)
     size = f"{way.rows}x{way.outputs}x{way.inputs} w{way.warps} s{way.stages} r{way.ctas_per_sm} "
     return size + "".join(letter for letter, there in flags if there)
@@ -143,6 +147,8 @@ def choose_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -
     width, inputs, gated = product.width, product.inputs, product.gated
     if product.weight in SCALED:
         return choose_scaled_tiling(rows, product, chip, invariant=invariant)
+    if product.weight in GROUPED:
+        return grouped_tiling(rows, width, inputs, chip, gated=gated, invariant=invariant)
     if product.dtype.itemsize > 2:
         return SINGLE if invariant else None
     if rows == 1 and not invariant:
@@ -265,6 +271,8 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
     if isinstance(way, PipelinedTiling):
         outputs = 16 * way.warps * (2 if gated else 1)
         return way.stages * PIPELINED_BYTES * (way.rows + outputs) + BARRIERS
+    if isinstance(way, GroupedTiling):
+        return grouped_bytes(way, itemsize) + BARRIERS
     if not isinstance(way, Tiling):
         return 0  # a few words for each warp
     outputs = way.outputs * (2 if gated and way.gated else 1)
@@ -294,9 +302,12 @@ def fitted(way: Way, product: Product, chip: Chip) -> Way:
         return ExpertTiling(gate_up, down)
     if isinstance(way, Tiling) and way.tma and not chip.tma:
         way = msgspec.structs.replace(way, tma=False, ctas_per_sm=1, flat=False)
-    while isinstance(way, Tiling) and not fits(way, product, chip):
+    while isinstance(way, Tiling | GroupedTiling) and not fits(way, product, chip):
         if way.stages > 2:
             way = msgspec.structs.replace(way, stages=way.stages - 1)
+        elif isinstance(way, GroupedTiling):
+            assert way.lines > 16, f"{chip.name} has {chip.shared_memory} bytes of shared memory"
+            way = msgspec.structs.replace(way, lines=way.lines // 2)
         else:
             assert way.inputs > 16, f"{chip.name} has {chip.shared_memory} bytes of shared memory"
             way = msgspec.structs.replace(way, inputs=way.inputs // 2)
@@ -330,6 +341,7 @@ def candidates(product: Product, rows: int, chip: Chip) -> list[Way]:
         if one.least <= rows <= one.most
         and one.gated in (None, product.gated)
         and isinstance(one.way, ExpertTiling) == bool(product.experts)
-        and (rows > 1 or product.experts or isinstance(one.way, VectorTiling) or not chip.pdl)
+        and isinstance(one.way, GroupedTiling) == (product.weight in GROUPED)
+        and (rows > 1 or product.experts or isinstance(one.way, VectorTiling | GroupedTiling) or not chip.pdl)
         and fits(one.way, product, chip)
     ]

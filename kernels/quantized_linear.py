@@ -8,15 +8,30 @@ from torch import Tensor
 
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
+from penstock.kernels.grouped_linear import PlaneWeight, planes_of
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
 from penstock.kernels.quantize import QuantizedRows, quantize, row_format
-from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedWeight, multiply_reference
+from penstock.kernels.quantized import (
+    Float4Weight,
+    Float8Weight,
+    GroupedWeight,
+    Int8Weight,
+    QuantizedWeight,
+    multiply_reference,
+)
+
+
+def prepared(weight: QuantizedWeight) -> QuantizedWeight | PlaneWeight:
+    """The weight as kernels read it quickest, in new memory; itself where they read it as it is, and on a CPU."""
+    if isinstance(weight, GroupedWeight | Float4Weight) and chip_of(weight.values.device).runs_triton:
+        return planes_of(weight) or weight
+    return weight
 
 
 def multiply_quantized(
     x: Tensor | QuantizedRows,
-    weight: QuantizedWeight,
+    weight: QuantizedWeight | PlaneWeight,
     bias: Tensor | None = None,
     *,
     gated: bool = False,
@@ -26,6 +41,11 @@ def multiply_quantized(
 
     x may come as `kernels.quantize.row_format` of the weight wants it.
     """
+    if isinstance(weight, PlaneWeight):
+        from penstock.kernels.grouped_linear_triton import multiply
+
+        assert isinstance(x, Tensor)
+        return multiply(x, weight, bias, gated=gated, invariant=invariant)
     kind = kind_of(weight)
     if kind and chip_of(weight.values.device).runs_triton:
         assert isinstance(weight, Float8Weight | Int8Weight)

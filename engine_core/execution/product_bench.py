@@ -21,6 +21,7 @@ from penstock.engine_core.execution.all_reduce_tuning import replay_microseconds
 from penstock.engine_core.execution.compilation import UncompiledKernel, load_kernel, prewarm
 from penstock.engine_core.execution.cuda_graphs import Memory
 from penstock.engine_core.execution.product_tuning import Dropped, Job
+from penstock.kernels.grouped_linear import GROUPED, form_named, timed_weight
 from penstock.kernels.linear_tilings import ExpertTiling, Product, Way
 from penstock.kernels.records import Routes
 
@@ -51,7 +52,9 @@ class ProductBench:
 
     def calls(self, job: Job) -> tuple[Callable[[int, Way], Tensor], int]:
         """The product by number of call and way, and how many calls read different weights."""
-        return self.expert_calls(job) if job.product.experts else self.linear_calls(job)
+        if job.product.experts:
+            return self.expert_calls(job)
+        return self.grouped_calls(job) if job.product.weight in GROUPED else self.linear_calls(job)
 
     def linear_calls(self, job: Job) -> tuple[Callable[[int, Way], Tensor], int]:
         """Of a weight alone."""
@@ -63,6 +66,26 @@ class ProductBench:
         pool = self.pools[product.dtype]
         copies = max(1, min(MOST_COPIES, OUTLAST // (size * product.dtype.itemsize)))
         weights = [pool[at * size : (at + 1) * size].view(outputs, product.inputs) for at in range(copies)]
+        x = torch.randn(job.rows, product.inputs, device=self.device).to(product.dtype)
+
+        def call(at: int, way: Way) -> Tensor:
+            return multiply_by(way, x, weights[at % copies], None, gated=product.gated)
+
+        return call, max(copies, CALLS)
+
+    def grouped_calls(self, job: Job) -> tuple[Callable[[int, Way], Tensor], int]:
+        """Of a weight in groups."""
+        from penstock.kernels.grouped_linear_triton import multiply_by
+
+        product = job.product
+        outputs = product.width * (2 if product.gated else 1)
+        pool = self.pools[product.dtype]
+        form = form_named(product.weight)
+        size = outputs * form.blocks(product.inputs) * form.run
+        copies = max(1, min(MOST_COPIES, len(pool) // size))
+        weights = [
+            timed_weight(form, outputs, product.inputs, pool[at * size : (at + 1) * size]) for at in range(copies)
+        ]
         x = torch.randn(job.rows, product.inputs, device=self.device).to(product.dtype)
 
         def call(at: int, way: Way) -> Tensor:

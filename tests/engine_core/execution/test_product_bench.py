@@ -14,6 +14,7 @@ from penstock.engine_core.execution.product_bench import MOST_EXPERTS, ProductBe
 from penstock.engine_core.execution.product_tuning import Job, jobs_of, tune
 from penstock.kernels import linear_triton
 from penstock.kernels.chip import chip_of
+from penstock.kernels.grouped_tilings import GroupedTiling
 from penstock.kernels.linear import gated_linear, linear
 from penstock.kernels.linear_plans import Plans
 from penstock.kernels.linear_tilings import ExpertTiling, Product, Tiling, VectorTiling, Way, candidates
@@ -127,3 +128,13 @@ def test_tiles_have_the_same_bits() -> None:
     for way in tiles[1:]:
         assert torch.equal(linear_triton.multiply_by(way, x, weight, None, gated=False), first), way
     assert not any(isinstance(way, ExpertTiling) for way in ways)
+
+
+@pytest.mark.parametrize("weight", ["int4-128", "int8-32", "e2m1-16"])
+def test_weights_in_groups_are_timed_as_they_are(weight: str) -> None:
+    product = Product(16, 64, torch.float16, weight=weight)
+    ways = (GroupedTiling(8, 16, 1, 2), GroupedTiling(8, 16, 2, 2, parts=2))
+    told: list[str] = []
+    found = CpuBench(product).time(Job(product, 2, ways, ways[0]), lambda job, way, why: told.append(why))
+    assert not told
+    assert set(found) == set(ways)

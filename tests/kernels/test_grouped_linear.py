@@ -1,0 +1,52 @@
+"""Weights in groups as kernels read them: which groups fit, and what stands where."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.kernels.grouped_linear import GROUPED, PlaneForm, form_named, form_of, planes_of, timed_weight
+from penstock.kernels.quantized import GroupedWeight
+from tests.kernels.grouped_weights import KINDS, grouped
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forms_have_names_that_plans_know(kind: str) -> None:
+    form = form_of(grouped(kind, 4, 384))
+    assert form is not None
+    assert form.name in GROUPED
+    assert form_named(form.name).name == form.name
+
+
+@pytest.mark.parametrize("group", [3, 24, 80])
+def test_groups_that_fit_no_block_stay_as_they_are(group: int) -> None:
+    values = torch.zeros(2, group, dtype=torch.uint8)
+    assert planes_of(GroupedWeight(4, group, values, torch.ones(2, 2))) is None
+
+
+@pytest.mark.parametrize("group", [192, 512])
+def test_groups_longer_than_a_block_repeat_their_scale(group: int) -> None:
+    weight = GroupedWeight(4, group, torch.zeros(1, group, dtype=torch.uint8), torch.tensor([[1.0, 2.0]]))
+    found = planes_of(weight)
+    assert found is not None
+    each = group // found.form.block
+    assert found.scales.view(torch.float32).flatten().tolist() == [1.0] * each + [2.0] * each
+
+
+def test_a_word_has_values_that_lie_a_run_apart() -> None:
+    codes = torch.arange(256, dtype=torch.uint8) * 7 % 16
+    values = codes[0::2] | codes[1::2] << 4
+    found = planes_of(GroupedWeight(4, 128, values[None], torch.tensor([[1.0, 2.0]]).bfloat16()))
+    assert found is not None
+    assert found.form == PlaneForm("int4", 64, 2, "bf16")
+    for at, word in enumerate(found.values[0].tolist()):
+        assert [word >> 4 * plane & 15 for plane in range(4)] == codes[at::64].tolist()
+    assert found.scales.tolist() == [[0x40003F80]]
+
+
+def test_a_timed_weight_is_finite_and_has_the_memory_s_values() -> None:
+    form = form_named("e2m1-32")
+    memory = torch.randn(3 * form.blocks(256) * form.run).half()
+    found = timed_weight(form, 3, 256, memory)
+    assert found.values.data_ptr() == memory.data_ptr()
+    assert set(found.scales.flatten().tolist()) == {0x7F7F7F7F}
