@@ -29,6 +29,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         from penstock.kernels.norm_triton import norm_rows
 
         return norm_rows(x, weight, eps, bias)
+    if weight.dtype != x.dtype:
+        return functional.layer_norm(x.float(), weight.shape, weight, bias.float(), eps).to(x.dtype)
     return functional.layer_norm(x, weight.shape, weight, bias, eps)
 
 

@@ -32,10 +32,11 @@ ROPE_READ = frozenset(
     (
         *("rope_type", "type", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
         *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "rope_theta"),
-        *("partial_rotary_factor", "finetuned"),
+        *("partial_rotary_factor", "finetuned", "llama_4_scaling_beta", "max_position_embeddings"),
     )
 )
-FACTORS = frozenset(("short_factor", "long_factor"))  # of longrope  # fmt: skip
+FACTORS = frozenset(("short_factor", "long_factor"))  # of longrope
+ALPHA = frozenset(("alpha",))  # of Hunyuan's dynamic positions
 NOTHING: tuple[object, ...] = (None, 0, 1, "", "silu", "swish", "rope", "rotary", "rmsnorm")
 POINTER = b"version https://git-lfs.github.com/spec/"  # begins the file that stands for another one in a git clone
 
@@ -144,7 +145,8 @@ def refuse_unread_rope(file: ConfigFile, key: str, values: Any) -> None:
     if not isinstance(values, Mapping):
         return
     kinds = values.get("rope_type"), values.get("type")
-    read = ROPE_READ | FACTORS if {"longrope", "su", "yarn"}.intersection(filter(None, map(str, kinds))) else ROPE_READ
+    named = set(filter(None, map(str, kinds)))
+    read = ROPE_READ | (FACTORS if named & {"longrope", "su", "yarn"} else ALPHA if "dynamic" in named else frozenset())
     for name, value in values.items():
         if isinstance(value, Mapping):
             refuse_unread_rope(file, key, value)

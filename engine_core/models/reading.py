@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec import structs
+
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.layer_spec import (
     AttentionSpec,
@@ -15,6 +17,7 @@ from penstock.engine_core.models.layer_spec import (
     NormNames,
     NormSpec,
     RopeSpec,
+    RoutingSpec,
 )
 from penstock.protocol.errors import ModelError
 
@@ -27,6 +30,8 @@ ACTIVATIONS: Mapping[str, str] = {  # transformers' names and those of kernels.a
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+    "relu2": "relu2",
 }
 
 
@@ -122,6 +127,27 @@ def sparse_layers(file: ConfigFile, layers: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % step == 0 and layer not in plain for layer in range(layers))
 
 
+def read_routed_experts(file: ConfigFile, **silent: Any) -> ExpertSpec:
+    """Experts as DeepSeek-V3 has them. silent: what the family assumes where the file is silent."""
+    count = file.integer("n_routed_experts", silent.get("count"), high=4096)
+    routing = RoutingSpec(
+        chosen=file.integer("num_experts_per_tok", silent.get("chosen"), high=count),
+        scores="sigmoid",
+        normalised=file.flag("norm_topk_prob", silent.get("normalised", True)),
+        bias="gate.e_score_correction_bias",
+        scale=file.number("routed_scaling_factor", 1.0),
+        **read_groups(file, count),
+    )
+    one, number = read_mlp(file, "moe_intermediate_size"), file.integer("n_shared_experts", silent.get("shared", 1))
+    return ExpertSpec(
+        count=count,
+        width=one.width,
+        routing=routing,
+        shared=structs.replace(one, width=number * one.width),
+        shared_name="shared_experts",
+    )
+
+
 def read_groups(file: ConfigFile, count: int) -> dict[str, int]:
     """Groups of experts as DeepSeek-V3 has them, as options of RoutingSpec."""
     groups = file.integer("n_group", 1, high=count)
@@ -160,6 +186,8 @@ def read_rope(file: ConfigFile, kind: str = "", partial: float | None = None, *,
             where = rope if rope.get("partial_rotary_factor") is not None else file
             raise where.error("partial_rotary_factor", "Penstock rotates whole heads (1.0) in this family")
         common["dim"] = rotated(file, share)
+    if beta := rope.number("llama_4_scaling_beta", 0.0):
+        common |= {"temperature": beta, "temperature_length": rope.integer("original_max_position_embeddings")}
     if name == "default":
         return RopeSpec(**common)
     if name in ("linear", "dynamic"):

@@ -12,7 +12,7 @@ from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile, read_
 from penstock.engine_core.models.families import Body, Family, families
 from penstock.engine_core.models.foreign import beside, foreign
 from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LayerSpec, MlpSpec, NormSpec
-from penstock.engine_core.models.weight_files import read_names
+from penstock.engine_core.models.weight_files import read_names, read_shape
 from penstock.protocol.errors import ModelError
 
 STACKED = "mlp.experts.gate_up_proj"  # in a checkpoint whose experts are
@@ -105,6 +105,8 @@ def read_spec(folder: Path) -> ModelSpec:
         raise ModelError(f"{found[0]}: {found[1]}")
     family, names = read_family(file), read_names(folder)
     spec = with_layout(decoder_spec(text_half(file, family), family), names)
+    if any(experts.transposed for experts in spec.sparse):
+        spec = with_axes(spec, read_shape(folder, STACKED))
     if spec.tied or (has_head(file) and any(name.endswith(OUTPUT) for name in names or (OUTPUT,))):
         return spec
     return msgspec.structs.replace(spec, headless=True)
@@ -122,7 +124,10 @@ def text_half(file: ConfigFile, family: Family) -> ConfigFile:
     if isinstance(inner, dict):
         kind, known = inner.get("model_type"), (family.name, *family.texts)
         if kind is not None and kind not in known:
-            raise ModelError(f"{file.path}: {TEXT} is of {kind!r}; Penstock serves {' and '.join(known)} in {named[0]}")
+            served = [text for other in within(named) for text in (other.name, *other.texts)]
+            raise ModelError(
+                f"{file.path}: {TEXT} is of {kind!r}; Penstock serves {' and '.join(served)} in {named[0]}"
+            )
         outer = {key: file.values[key] for key in OUTER if key in file.values}
         tokens = {key: file.values[key] for key in TOKENS if file.values.get(key) is not None}
         values = {**inner, **outer, **tokens}
@@ -141,13 +146,27 @@ def with_layout(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     single = any(not experts.stacked for experts in spec.sparse)
     if not single or not any(name.endswith(STACKED) for name in names):
         return spec
-    layers = tuple(
-        msgspec.structs.replace(layer, mlp=msgspec.structs.replace(layer.experts, stacked=True))
-        if layer.experts is not None
-        else layer
-        for layer in spec.blocks
+    return msgspec.structs.replace(with_experts(spec, stacked=True), names=())
+
+
+def with_axes(spec: ModelSpec, shape: tuple[int, ...] | None) -> ModelSpec:
+    """The same for a checkpoint whose experts' gates and ups have this shape: transformers 5 can store those that were
+    published as `[experts, inputs, outputs]` with outputs first."""
+    experts = spec.sparse[0]
+    if shape != (experts.count, 2 * experts.width, spec.hidden) or 2 * experts.width == spec.hidden:
+        return spec
+    return with_experts(spec, transposed=False)
+
+
+def with_experts(spec: ModelSpec, **options: bool) -> ModelSpec:
+    """The same with these options of every layer's experts."""
+    replace = msgspec.structs.replace
+    return spec.with_layers(
+        tuple(
+            replace(layer, mlp=replace(layer.experts, **options)) if layer.experts is not None else layer
+            for layer in spec.blocks
+        )
     )
-    return msgspec.structs.replace(spec.with_layers(layers), names=())
 
 
 def has_head(file: ConfigFile) -> bool:
@@ -200,13 +219,22 @@ def read_family(file: ConfigFile) -> Family:
     known, architectures = families(), file.get("architectures")
     if architectures is None and str(file.get("model_type")) in known:
         return known[str(file.get("model_type"))]
-    classes = {name: family for family in known.values()
-               for name in (family.architecture, family.base, *family.wrappers)}  # fmt: skip
-    for name in architectures if isinstance(architectures, list) else ():
-        if isinstance(name, str) and name in classes:
+    named = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    text = file.values.get(TEXT)
+    kind = text.get("model_type") if isinstance(text, dict) else None
+    if wrapped := within(named):
+        return next((family for family in wrapped if kind in (family.name, *family.texts)), wrapped[0])
+    classes = {name: family for family in known.values() for name in (family.architecture, family.base)}
+    for name in named:
+        if name in classes:
             return classes[name]
     served = ", ".join(family.architecture for family in known.values())
     raise file.error("architectures", f"{kind_of(file)}Penstock serves {served}")
+
+
+def within(named: Collection[str]) -> list[Family]:
+    """Families whose text models are part of one of these classes."""
+    return [family for family in families().values() if any(name in family.wrappers for name in named)]
 
 
 def kind_of(file: ConfigFile) -> str:

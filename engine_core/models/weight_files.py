@@ -27,7 +27,7 @@ STORED_INTEGERS = ("I64", "I32")
 METADATA = "__metadata__"
 BITS = re.compile(r"[A-Z]+(\d+)(?:_\w+)?")  # of a type, in its name: BF16, F8_E4M3
 # What a checkpoint may carry beyond the model: frequencies, computed here, and the output embedding of a tied model.
-LEFTOVER = re.compile(r"(\.rotary_emb\.inv_freq|^lm_head\.weight)\Z")
+LEFTOVER = re.compile(r"(\.rotary_emb\.inv_freq|^(model\.)?(language_model\.)?lm_head\.weight)\Z")
 AGAIN = "download it again"
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -114,6 +114,16 @@ def read_names(folder: Path) -> frozenset[str]:
         return frozenset(read_header(folder / SINGLE))
     except ModelError:
         return frozenset()
+
+
+def read_shape(folder: Path, ending: str) -> tuple[int, ...] | None:
+    """Of the first tensor whose name ends so; None where there is none, or its file cannot be read."""
+    try:
+        index = read_index(folder) if (folder / INDEX).exists() else dict.fromkeys(read_header(folder / SINGLE), SINGLE)
+        found = next((name for name in index if name.endswith(ending)), None)
+        return None if found is None else read_header(folder / index[found])[found].shape
+    except (ModelError, KeyError):
+        return None
 
 
 def stored_names(folder: Path) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Gemma 2 (2024) and the text half of Gemma 3 (2025)."""
+"""Gemma (2024), Gemma 2 (2024) and the text half of Gemma 3 (2025)."""
 
 from __future__ import annotations
 
@@ -51,6 +51,19 @@ def body(file: ConfigFile, kinds: list[str], full: RopeSpec, sliding: RopeSpec, 
     )
 
 
+def read_gemma(file: ConfigFile) -> Body:
+    """Files of its first days name an activation that the models do not have: all are GeGLU by tanh."""
+    bias = file.flag("attention_bias")
+    attention = read_attention(file, qkv_bias=bias, output_bias=bias)
+    for key in ("hidden_act", "hidden_activation"):
+        read_activation(file, key, ("gelu_tanh", "gelu"))
+    mlp = read_mlp(file, activation="gelu_tanh")
+    return Body(
+        layers=alike(file, attention, mlp, read_norm(file, offset=1.0)),
+        embedding_scale=file.integer("hidden_size") ** 0.5,
+    )
+
+
 def read_gemma2(file: ConfigFile) -> Body:
     """Every second layer sees all keys."""
     kinds = read_kinds(file, (FULL if layer % 2 else SLIDING for layer in range(read_layers(file))))
@@ -73,6 +86,18 @@ DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
 }
 FAMILIES = (
+    Family(
+        name="gemma",
+        architecture="GemmaForCausalLM",
+        base="GemmaModel",
+        read=read_gemma,
+        defaults={
+            "head_dim": 256,
+            "num_key_value_heads": 16,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+    ),
     Family(
         name="gemma2",
         architecture="Gemma2ForCausalLM",

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al., 2023) and Mixtral, which has experts (Jiang et al., 2024)."""
+"""Mistral (Jiang et al., 2023), Mixtral, which has experts (Jiang et al., 2024), Ministral (2024) and 3 (2025)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,41 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile
 from penstock.engine_core.models.families import Body, Family
 from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, RoutingSpec
-from penstock.engine_core.models.reading import alike, read_activation, read_attention, read_layers, read_mlp, read_norm
+from penstock.engine_core.models.reading import (
+    FULL,
+    SLIDING,
+    alike,
+    by_kind,
+    read_activation,
+    read_attention,
+    read_kinds,
+    read_layers,
+    read_mlp,
+    read_norm,
+)
 
 
 def read(file: ConfigFile) -> Body:
     return Body(layers=alike(file, windowed(file), read_mlp(file), read_norm(file)))
+
+
+def read_ministral(file: ConfigFile) -> Body:
+    """Windows follow `layer_types`."""
+    full = read_attention(file)
+    slides = file.get("sliding_window") is not None
+    kinds = read_kinds(file, [SLIDING if slides else FULL] * read_layers(file))
+    sliding = structs.replace(full, window=file.integer("sliding_window")) if slides else full
+    return Body(layers=alike(file, by_kind(kinds, full, sliding), read_mlp(file), read_norm(file)))
+
+
+def read_ministral3(file: ConfigFile) -> Body:
+    """Queries are scaled by their position."""
+    if not any(isinstance(file.get(key), dict) for key in ROPE_KEYS):
+        raise file.error("rope_parameters", "the positions of Ministral 3 are stretched; an object is expected")
+    return read(file)
 
 
 def windowed(file: ConfigFile) -> AttentionSpec:
@@ -42,6 +69,23 @@ FAMILIES = (
         base="MistralModel",
         read=read,
         defaults={**DEFAULTS, "sliding_window": 4096},
+        wrappers=("Mistral3ForConditionalGeneration",),
+        ignored=IGNORED,
+    ),
+    Family(
+        name="ministral",
+        architecture="MinistralForCausalLM",
+        base="MinistralModel",
+        read=read_ministral,
+        defaults={**DEFAULTS, "sliding_window": 4096},
+        ignored=IGNORED,
+    ),
+    Family(
+        name="ministral3",
+        architecture="Ministral3ForCausalLM",
+        base="Ministral3Model",
+        read=read_ministral3,
+        defaults={"max_position_embeddings": 262144, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
         wrappers=("Mistral3ForConditionalGeneration",),
         ignored=IGNORED,
     ),

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, MlpSpec, RoutingSpec
+from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LayerSpec, MlpSpec, RoutingSpec
 from penstock.engine_core.models.reading import (
     FULL,
     SLIDING,
@@ -38,6 +38,21 @@ def read_qwen3_moe(file: ConfigFile) -> Body:
     if file.flag("use_sliding_window") and file.get("sliding_window") is not None:
         attention = structs.replace(attention, window=file.integer("sliding_window"))
     return Body(layers=alike(file, attention, read_experts(file), read_norm(file)))
+
+
+def read_qwen3_vl_moe(file: ConfigFile) -> Body:
+    """Shares add up to one whatever the file says."""
+    body = read_qwen3_moe(file)
+
+    def stacked(layer: LayerSpec) -> LayerSpec:
+        if layer.experts is None:
+            return layer
+        routing = structs.replace(layer.experts.routing, normalised=True)
+        return structs.replace(
+            layer, mlp=structs.replace(layer.experts, routing=routing, stacked=True, transposed=True)
+        )
+
+    return structs.replace(body, layers=tuple(map(stacked, body.layers)))
 
 
 def read_qwen2_moe(file: ConfigFile) -> Body:
@@ -138,6 +153,23 @@ FAMILIES = (
         read=read_qwen3_moe,
         defaults={**WINDOW, **EXPERTS, "num_key_value_heads": 4, "num_local_experts": 128},
         ignored=(*IGNORED, "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
+        same=NORMS,
+    ),
+    Family(
+        name="qwen3_vl_moe_text",
+        architecture="Qwen3VLMoeForConditionalGeneration",
+        base="Qwen3VLMoeTextModel",
+        read=read_qwen3_vl_moe,
+        defaults={
+            "max_position_embeddings": 128000,
+            "num_key_value_heads": 16,
+            "num_local_experts": 60,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1408,
+            "decoder_sparse_step": 1,
+        },
+        wrappers=("Qwen3VLMoeForConditionalGeneration",),
+        ignored=IGNORED,
         same=NORMS,
     ),
 )

@@ -8,9 +8,7 @@ from penstock.engine_core.models.families import families
 
 
 def test_every_class_names_one_family() -> None:
-    classes = Counter(
-        name for family in families().values() for name in (family.architecture, family.base, *family.wrappers)
-    )
+    classes = Counter(name for family in families().values() for name in (family.architecture, family.base))
     assert {name for name, count in classes.items() if count > 1} == set()
     assert all(name == family.name for name, family in families().items())
 

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Gemma2Config, Gemma3TextConfig, PreTrainedConfig
+from transformers import Gemma2Config, Gemma3TextConfig, GemmaConfig, PreTrainedConfig
 
 from tests.engine_core.models.parity import SIZES, check_parity
 
 CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "gemma": (GemmaConfig, {"head_dim": 16}),
+    "gemma, biases": (GemmaConfig, {"head_dim": 24, "attention_bias": True, "hidden_act": "gelu"}),
     "gemma2": (
         Gemma2Config,
         {

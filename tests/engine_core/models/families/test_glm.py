@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Glm4Config, Glm4MoeConfig, PreTrainedConfig
+from transformers import Glm4Config, Glm4MoeConfig, GlmConfig, PreTrainedConfig
 
 from tests.engine_core.models.parity import SIZES, check_parity
 
 CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "glm": (GlmConfig, {"head_dim": 16, "pad_token_id": 0}),
     "glm4": (Glm4Config, {"head_dim": 16, "pad_token_id": 0}),
     "glm4, no biases, whole heads": (
         Glm4Config,

@@ -13,10 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
+    Glm4vConfig,
+    Glm4vMoeConfig,
     Mistral3Config,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
 )
 
 from penstock.engine_core.models.spec import read_spec
@@ -29,6 +32,12 @@ VISION = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
 CLIP = {**VISION, "num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
 MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
 TEXT = {**SIZES, "head_dim": 16, "pad_token_id": 0}
+GLM = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+GLM_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64}
+GLM_TOKENS = {
+    "image_start_token_id": 7, "image_end_token_id": 8, "video_start_token_id": 9, "video_end_token_id": 10
+}  # fmt: skip
+GLM_EXPERTS = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
 CASES: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3Config(
         text_config={**TEXT, "sliding_window": 11, "sliding_window_pattern": 3}, vision_config=CLIP,
@@ -37,6 +46,24 @@ CASES: dict[str, PreTrainedConfig] = {
     "mistral3": Mistral3Config(
         text_config={**TEXT, "model_type": "mistral", "sliding_window": None}, image_token_index=5,
         vision_config={**CLIP, "model_type": "pixtral", "head_dim": 16},
+    ),
+    "ministral3": Mistral3Config(
+        text_config={**TEXT, "model_type": "ministral3", "sliding_window": None}, image_token_index=5,
+        vision_config={**CLIP, "model_type": "pixtral", "head_dim": 16},
+    ),
+    "glm4v": Glm4vConfig(
+        text_config={**TEXT, "rope_parameters": {**GLM, "mrope_section": [1, 1, 2]}}, image_token_id=5,
+        vision_config=GLM_VISION, video_token_id=6, **GLM_TOKENS,
+    ),
+    "glm4v_moe": Glm4vMoeConfig(
+        text_config={**TEXT, "rope_parameters": {**GLM, "mrope_section": [1, 1, 2]}, **GLM_EXPERTS}, image_token_id=5,
+        vision_config=GLM_VISION, video_token_id=6, **GLM_TOKENS,
+    ),
+    "qwen3_vl_moe": Qwen3VLMoeConfig(
+        text_config={**TEXT, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "num_experts": 6,
+                     "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [1]}, image_token_id=5,
+        vision_config={"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
+                       "deepstack_visual_indexes": [0]}, video_token_id=6,
     ),
     "qwen2_5_vl": Qwen2_5_VLConfig(
         text_config={**SIZES, "pad_token_id": 0, "rope_parameters": MROPE}, image_token_id=5, video_token_id=6,
@@ -92,10 +119,41 @@ def test_both_spellings_of_names_are_read(tmp_path: Path) -> None:
         assert torch.equal(place.tensor, before[name]), name  # type: ignore[arg-type]
 
 
+def test_stacked_experts_are_read_with_either_axis_first(tmp_path: Path) -> None:
+    """As Qwen3-VL's were published, inputs first, and as transformers 5 writes them."""
+    write(tmp_path, CASES["qwen3_vl_moe"])
+    before = {name: place.tensor for name, place in ours(tmp_path).destinations().items()}
+    assert not any(experts.transposed for experts in read_spec(tmp_path).sparse)
+    tensors = load_file(tmp_path / "model.safetensors")
+    turned = {name: tensor.transpose(1, 2).contiguous() if ".mlp.experts." in name else tensor
+              for name, tensor in tensors.items()}  # fmt: skip
+    save_file(turned, tmp_path / "model.safetensors")
+    assert all(experts.transposed for experts in read_spec(tmp_path).sparse)
+    for name, place in ours(tmp_path).destinations().items():
+        tensor = before[name]
+        assert torch.equal(place.tensor, tensor.transpose(1, 2) if ".mlp.experts." in name else tensor), name  # type: ignore[arg-type, union-attr]
+
+
+def test_a_tied_models_output_embedding_may_stand_in_the_files(tmp_path: Path) -> None:
+    """Under any of the prefixes: it is the input embedding, and left unread."""
+    write(tmp_path, CASES["gemma3"])
+    before = {name: place.tensor for name, place in ours(tmp_path).destinations().items()}
+    tensors = load_file(tmp_path / "model.safetensors")
+    for head in ("lm_head.weight", "language_model.lm_head.weight"):
+        save_file({**tensors, head: torch.zeros(SIZES["vocab_size"], 64)}, tmp_path / "model.safetensors")
+        spec = read_spec(tmp_path)
+        assert spec.tied
+        check_weights(tmp_path, spec)
+        for name, place in ours(tmp_path).destinations().items():
+            assert torch.equal(place.tensor, before[name]), name  # type: ignore[arg-type]
+
+
 def test_another_familys_text_half_is_refused(tmp_path: Path) -> None:
     write(tmp_path, CASES["mistral3"])
     config = json.loads((tmp_path / "config.json").read_text())
-    config["text_config"]["model_type"] = "ministral3"
+    config["text_config"]["model_type"] = "mistral4"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"text_config is of 'ministral3'; Penstock serves mistral"):
+    with pytest.raises(
+        ModelError, match=r"text_config is of 'mistral4'; Penstock serves mistral and ministral3 in Mistral3"
+    ):
         read_spec(tmp_path)
