@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.limits import CHIPS, Chip, Cost, chip, limit
 from benchmarks.rows import SERVING, TOKENS, WORKLOADS
-from benchmarks.shapes import EIGHT, QUANTIZED, MIXTRAL, QWEN_MOE, SHAPES, SMALL, make_folder
+from benchmarks.shapes import EIGHT, MIXTRAL, QUANTIZED, QWEN_MOE, SHAPES, SMALL, make_folder
 from penstock.engine_core.models.spec import read_spec
 from penstock.services.bench.workload import Workload
 
@@ -33,9 +33,7 @@ def test_a_chip_is_known_by_the_name_its_driver_gives() -> None:
 def test_several_chips_have_the_rates_of_all() -> None:
     found = chip("4 x NVIDIA H200")
     one = CHIPS["H200"]
-    assert found == Chip(
-        "4 x H200", 4 * one.bytes_per_second, 4 * one.flops_per_second, 4 * one.fp8_flops_per_second
-    )
+    assert found == Chip("4 x H200", 4 * one.bytes_per_second, 4 * one.flops_per_second, 4 * one.fp8_flops_per_second)
 
 
 def test_a_decode_step_reads_weights_or_multiplies_and_reads_the_cache() -> None:

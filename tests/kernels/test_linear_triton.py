@@ -110,7 +110,7 @@ def test_one_output(rows: int, device: str) -> None:
         x, weight, bias = operands(rows, 1, 64, dtype, device)
         check(multiply(x, weight, bias, SMALL[0]), x, weight, bias, False)
         if rows == 1:
-            check(multiply_vector(x, weight, bias, VectorTiling(1, 64, 1)), x, weight, bias, False)
+            check(multiply_vector(x, weight, bias, VectorTiling(1, 64, 1), gated=False), x, weight, bias, False)
 
 
 def test_what_the_accelerator_can_read() -> None:
