@@ -30,7 +30,7 @@ from penstock.engine_core.execution.cuda_graphs import graph_sizes
 from penstock.engine_core.execution.dummy_runs import warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
-from penstock.engine_core.models.memory_estimate import idle_weights
+from penstock.engine_core.models.memory_estimate import idle_weights, weights
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan
@@ -250,10 +250,10 @@ def build(shape: str, max_model_len: int, blocks: int, *, eager: bool, device: s
     model = registry.build(spec, dtype, where, max_model_len)
     with torch.inference_mode():
         loading.load(model, Path(), "dummy")
-    weights = model.weight_bytes // dtype.itemsize - idle_weights(spec)
+    used = weights(spec) - idle_weights(spec)
     graphs = None
     if where.type == "cuda" and not eager:
-        graphs = graph_sizes(spec.layers, weights, SLOTS, STEP_TOKENS, max_model_len)
+        graphs = graph_sizes(spec.layers, used, SLOTS, STEP_TOKENS, max_model_len)
     options = RunnerOptions(
         device=where, dtype=dtype, blocks=blocks, block_size=BLOCK, max_model_len=max_model_len, max_num_seqs=SLOTS,
         graphs=graphs,

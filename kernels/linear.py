@@ -9,43 +9,104 @@ seventh of the time that MKL's do.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
+from penstock.kernels.quantized import (
+    Float8Weight,
+    Int8Weight,
+    QuantizedWeight,
+    held_bytes,
+    multiply_reference,
+    rounded_rows,
+)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class DequantizedWeight:
+    """A quantized weight as a CPU multiplies by it: dense, in fp32 where rows are rounded, too."""
+
+    dense: Tensor  # perhaps packed
+    layout: QuantizedWeight  # says how rows are treated; its values are given back
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.dense.shape
+
+
+Operand: TypeAlias = Tensor | QuantizedWeight | DequantizedWeight
+
+
+def linear(x: Tensor, weight: Operand, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
     """`x @ weight.T + bias`: `[rows, inputs] -> [rows, outputs]`, summed in fp32, returned in x's type."""
     if chip_of(x.device).runs_triton:
-        from penstock.kernels.linear_triton import multiply
-
-        return multiply(x, weight, bias, gated=False, invariant=invariant)
+        return device_linear(x, weight, bias, gated=False, invariant=invariant)
     return host_linear(x, weight, bias)
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
+def gated_linear(x: Tensor, weight: Operand, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
     """silu(gate) * up of a fused weight `[2 * width, inputs]`, gate first: `[rows, inputs] -> [rows, width]`."""
     if chip_of(x.device).runs_triton:
-        from penstock.kernels.linear_triton import multiply
-
-        return multiply(x, weight, bias, gated=True, invariant=invariant)
+        return device_linear(x, weight, bias, gated=True, invariant=invariant)
     return silu_mul(host_linear(x, weight, bias))
 
 
-def host_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def device_linear(x: Tensor, weight: Operand, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
+    """The product on a GPU."""
+    if isinstance(weight, Tensor):
+        from penstock.kernels.linear_triton import multiply
+
+        return multiply(x, weight, bias, gated=gated, invariant=invariant)
+    from penstock.kernels.quantized_linear import multiply_quantized
+
+    assert not isinstance(weight, DequantizedWeight), "a CPU's"
+    return multiply_quantized(x, weight, bias, gated=gated, invariant=invariant)
+
+
+def host_linear(x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor:
     """The product on a CPU; the weight may be packed."""
+    if isinstance(weight, DequantizedWeight):
+        rows = rounded_rows(x, weight.layout).to(weight.dense.dtype)
+        return host_linear(rows, weight.dense, None if bias is None else bias.to(rows.dtype)).to(x.dtype)
+    if not isinstance(weight, Tensor):
+        return multiply_reference(x, weight, bias)
     if weight.is_mkldnn:
         found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return found
     return functional.linear(x, weight, bias)
 
 
+def prepared(weight: Operand, dtype: torch.dtype) -> Operand:
+    """A loaded weight as products of rows of `dtype` want it: packed on a CPU, where a quantized one is dequantized."""
+    if isinstance(weight, DequantizedWeight):
+        return weight
+    return packed(weight) if isinstance(weight, Tensor) else dequantized(weight, dtype)
+
+
+def dequantized(weight: QuantizedWeight, dtype: torch.dtype) -> Operand:
+    """The weight as a CPU multiplies by it; itself on a GPU."""
+    if chip_of(weight.values.device).vendor != "cpu":
+        return weight
+    rounds = isinstance(weight, Float8Weight | Int8Weight) and weight.activations != "none"
+    dense = packed(weight.dequantized(torch.float32 if rounds else dtype))
+    return DequantizedWeight(dense, replace(weight, values=weight.values.to("meta"), scales=weight.scales.to("meta")))
+
+
+def operand_bytes(weight: Operand) -> int:
+    if isinstance(weight, DequantizedWeight):
+        return weight.dense.numel() * weight.dense.itemsize
+    return weight.nbytes if isinstance(weight, Tensor) else held_bytes(weight)
+
+
 def packed(weight: Tensor) -> Tensor:
     """The weight as oneDNN multiplies by it, in new memory; itself on a GPU, and where oneDNN lacks its type here."""
-    if chip_of(weight.device).vendor != "cpu" or not torch._C._has_mkldnn:
+    if weight.is_mkldnn or chip_of(weight.device).vendor != "cpu" or not torch._C._has_mkldnn:
         return weight
     if weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and has_bfloat16()):
         found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())

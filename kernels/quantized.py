@@ -12,15 +12,16 @@ The arithmetic, to which every kernel is held:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 FLOAT8 = torch.float8_e4m3fn
-LARGEST = {FLOAT8: 448.0, torch.int8: 127.0}
+LARGEST: Mapping[torch.dtype, float] = {FLOAT8: 448.0, torch.int8: 127.0}
 SMALLEST = 1e-12  # scale of a row, so that a row of zeros has one
 FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # E2M1's values by its three lowest bits; the highest is the sign
 EXPONENT_BIAS = 127  # of E8M0, OCP Microscaling Formats 1.0
@@ -109,6 +110,7 @@ class Float4Weight:
         return torch.Size((*self.values.shape[:-1], self.values.shape[-1] * 2))
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Values times scales, rounded once."""
         codes = unpacked(self.values).int()
         table = torch.tensor((*FLOAT4, *(-value for value in FLOAT4)), device=self.values.device)
         if self.scales.dtype is torch.uint8:
@@ -127,6 +129,119 @@ def expert_of(weight: QuantizedWeight, expert: int) -> QuantizedWeight:
     """The matrix of one expert. What has no experts' axis, an order and a scale of rows, is all experts'."""
     parts = {name: getattr(weight, name, None) for name in ("values", "scales", "zeros", "factors")}
     return replace(weight, **{name: part[expert] for name, part in parts.items() if part is not None})
+
+
+def tensors_of(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """The tensors of a layout by the names of its fields."""
+    found = {field.name: getattr(weight, field.name) for field in fields(weight)}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def held_bytes(weight: QuantizedWeight) -> int:
+    return sum(tensor.nbytes for tensor in tensors_of(weight).values())
+
+
+def outputs_axes(weight: QuantizedWeight) -> Mapping[str, int]:
+    """Of each tensor that has something for each output, or block of outputs, the axis along which it has it."""
+    by_block = isinstance(weight, GroupedWeight | Float4Weight)
+    by_block = by_block or (isinstance(weight, Float8Weight) and weight.block is not None)
+    axes = {"values": -2, "scales": -2 if by_block else -1, "zeros": -2, "factors": -1}
+    return {name: axes[name] for name in tensors_of(weight) if name in axes}
+
+
+def stack_outputs(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """One weight with the outputs of several that `can_stack`, one behind the other."""
+    first = weights[0]
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(weight, name) for weight in weights], axis)
+        for name, axis in outputs_axes(first).items()
+    }
+    return replace(first, **joined) if len(weights) > 1 else first
+
+
+def can_stack(first: QuantizedWeight, second: QuantizedWeight) -> bool:
+    """Whether one layout can hold both, the second's outputs behind the first's: products treat x alike, and no block
+    of outputs would be of both."""
+    if type(first) is not type(second) or tensors_of(first).keys() != tensors_of(second).keys():
+        return False
+    for field in fields(first):
+        mine, other = getattr(first, field.name), getattr(second, field.name)
+        if field.name in outputs_axes(first):
+            if mine.dtype != other.dtype:
+                return False
+        elif not (torch.equal(mine, other) if isinstance(mine, Tensor) else mine == other):
+            return False
+    return not (isinstance(first, Float8Weight) and first.block is not None and first.shape[-2] % first.block[0])
+
+
+def stack_experts(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """`[experts, outputs, inputs]` of one layout. Given scales of x become the largest of all experts'."""
+    first = weights[0]
+    joined: dict[str, Any] = {
+        name: torch.stack([getattr(weight, name) for weight in weights]) for name in outputs_axes(first)
+    }
+    if isinstance(first, Float8Weight | Int8Weight) and first.input_scale is not None:
+        given = torch.stack([tensors_of(weight)["input_scale"] for weight in weights])
+        joined["input_scale"] = given.amax(0)
+    return replace(first, **joined)
+
+
+def take_outputs(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
+    """The weight with these of its outputs, int64 [rows], in their order; their blocks of scales become single rows'
+    where the order does not keep them together."""
+    if isinstance(weight, Float8Weight) and weight.block is not None:
+        height = weight.block[0]
+        if rows.numel() == weight.shape[-2] and torch.equal(rows // height, torch.arange(len(rows)).to(rows) // height):
+            return replace(weight, values=chosen(weight.values, -2, rows))
+        weight = by_rows(weight)
+    found: dict[str, Any] = {
+        name: chosen(getattr(weight, name), axis, rows) for name, axis in outputs_axes(weight).items()
+    }
+    return replace(weight, **found)
+
+
+def by_rows(weight: Float8Weight) -> Float8Weight:
+    """The same with scales of blocks that are one output high."""
+    assert weight.block is not None, "it has blocks"
+    height, columns = weight.block
+    scales = weight.scales.repeat_interleave(height, -2)[..., : weight.shape[-2], :]
+    return replace(weight, scales=scales.contiguous(), block=(1, columns))
+
+
+def alike(first: QuantizedWeight, second: QuantizedWeight) -> tuple[QuantizedWeight, QuantizedWeight]:
+    """Two weights of one format, such that they can be stacked: with one given scale of x, the larger, and with blocks
+    that end where the first does."""
+    given = [tensors_of(weight)["input_scale"] for weight in (first, second) if "input_scale" in tensors_of(weight)]
+    if given:
+        larger: dict[str, Any] = {"input_scale": torch.stack(given).amax(0)}
+        first, second = replace(first, **larger), replace(second, **larger)
+    cut = isinstance(first, Float8Weight) and first.block is not None and first.shape[-2] % first.block[0] > 0
+    if cut and isinstance(first, Float8Weight) and isinstance(second, Float8Weight):
+        return by_rows(first), by_rows(second)
+    return first, second
+
+
+def chosen(tensor: Tensor, axis: int, rows: Tensor) -> Tensor:
+    """`index_select` of any type."""
+    if tensor.itemsize > 1:
+        return tensor.index_select(axis, rows)
+    return tensor.view(torch.uint8).index_select(axis, rows).view(tensor.dtype)
+
+
+def pad_outputs(weight: QuantizedWeight, outputs: int) -> QuantizedWeight:
+    """The weight with rows of zeros behind its own, so many in all."""
+    missing = outputs - weight.shape[-2]
+    if not missing:
+        return weight
+    found: dict[str, Any] = {}
+    for name, axis in outputs_axes(weight).items():
+        tensor, more = getattr(weight, name), missing
+        if name == "scales" and isinstance(weight, Float8Weight) and weight.block is not None:
+            more = -(-outputs // weight.block[0]) - tensor.shape[axis]
+        shape = list(tensor.shape)
+        shape[axis] = more
+        found[name] = torch.cat((tensor, tensor.new_zeros(shape)), axis)
+    return replace(weight, **found)
 
 
 def unpacked(values: Tensor) -> Tensor:

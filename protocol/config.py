@@ -19,6 +19,7 @@ from penstock.protocol.speculation import read_speculative
 MOST_EXECUTORS = 512  # of one server; each opens a few descriptors at its scheduler
 ON, OFF = "on", "off"  # --fairness
 FCFS, PRIORITY = "fcfs", "priority"  # --scheduling-policy
+QUANTIZATIONS = ("none", "fp8", "int8", "int4")  # of weights that are rounded while they load
 NO_KEY = "a server without keys answers everybody"
 KV_AUTO, KV_MODEL, KV_FP8 = "auto", "bfloat16", "fp8"  # --kv-cache-dtype
 CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL = "none", "messages", "all"  # --clamp-max-tokens
@@ -77,7 +78,8 @@ def number(value: int | float) -> str:
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
-# fmt: off: an option stands on two or three lines, not on six
+# An option stands on two or three lines, not on six.
+# fmt: off
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,6 +113,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     load_format: Annotated[
         str, Option("dummy makes random weights for speed work", choices=("auto", "safetensors", "dummy"))
     ] = "auto"
+    quantization: Annotated[
+        str, Option("round the weights of an unquantized model while they load: to 8-bit floats or integers with a "
+                    "scale a row, or 4-bit integers in groups; none: as the folder has them", choices=QUANTIZATIONS)
+    ] = "none"
     allow_wrong_output: Annotated[
         bool, Option("serve although the output is known to be wrong, for benchmarks: synthetic_acceptance needs it")
     ] = False

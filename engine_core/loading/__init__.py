@@ -27,7 +27,7 @@ def load(model: Decoder, folder: Path, load_format: str = "auto", seed: int = 0)
     Raises ModelError naming the file and the tensor: missing, truncated, of a wrong shape or type, unknown, pickled.
     """
     if load_format == "dummy":
-        fill_random(model.destinations(), seed)
+        fill_random(model.destinations(), seed, model.dtype)
     else:
         read_checkpoint(folder, named_as(read_names(folder), model.destinations()), unread(model))
 
@@ -64,7 +64,7 @@ def load_head(
         spec = read_head(folder, target.spec, None if dummy else stored_names(folder))
     head = EagleHead(spec, target, length)
     if dummy:
-        fill_random(head.destinations(), seed)
+        fill_random(head.destinations(), seed, target.dtype)
         return head
     read_checkpoint(folder, head.destinations(), HEAD_LEFTOVER)
     if head.tokens is not None:

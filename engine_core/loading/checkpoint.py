@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.engine_core.models.layers import Destination
-from penstock.engine_core.models.weight_files import LEFTOVER, check_tensors
+from penstock.engine_core.models.quantized_matrix import QuantizedMatrix
+from penstock.engine_core.models.weight_files import LEFTOVER, WantedTensor, check_tensors
 from penstock.protocol.errors import ModelError
 
 
@@ -26,10 +28,15 @@ def read_checkpoint(
 
     leftover: names of tensors that may be there and are not read.
     """
-    tensors = {name: destination.tensor for name, destination in destinations.items()}
-    integers = {name for name, tensor in tensors.items() if tensor is not None and not tensor.dtype.is_floating_point}
-    shapes = {name: destination.shape for name, destination in destinations.items()}
-    for path, names in check_tensors(folder, shapes, leftover, integers).items():
+    wanted = {
+        name: WantedTensor(place.shape, place.stored_types, place.optional) for name, place in destinations.items()
+    }
+    files = check_tensors(folder, wanted, leftover)
+    for name in (name for names in files.values() for name in names):
+        place = destinations[name]
+        if place.matrix is not None and place.role != "unread":
+            place.matrix.expected.add(place.role)
+    for path, names in files.items():
         read_file(path, names, destinations)
 
 
@@ -39,6 +46,8 @@ def read_file(path: Path, names: Sequence[str], destinations: Mapping[str, Desti
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in names:
                 destination = destinations[name]
+                if destination.matrix is not None:
+                    read_raw(file, name, destination, destination.matrix)
                 if destination.tensor is None:
                     continue
                 stored = file.get_slice(name)
@@ -50,6 +59,19 @@ def read_file(path: Path, names: Sequence[str], destinations: Mapping[str, Desti
         raise ModelError(f"{path}: truncated or not a safetensors file: {error}") from None
     except OSError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def read_raw(file: Any, name: str, destination: Destination, matrix: QuantizedMatrix) -> None:
+    """Hand this rank's slice to the matrix, as the file has it."""
+    if destination.role == "unread":
+        return
+    if not destination.runs:
+        found: Tensor = file.get_tensor(name)
+    else:
+        stored, before = file.get_slice(name), (slice(None),) * destination.axis
+        parts = [stored[(*before, run)] for run in destination.runs]
+        found = parts[0] if len(parts) == 1 else torch.cat(parts, destination.axis)
+    matrix.take(destination.role, found, name)
 
 
 def stored_part(stored: Any, place: tuple[slice, ...]) -> Tensor:

@@ -10,16 +10,27 @@ from torch import Tensor
 
 from penstock.engine_core.loading.checkpoint import cuts
 from penstock.engine_core.models.layers import Destination
+from penstock.engine_core.models.quantized_matrix import QuantizedMatrix
 
 CHUNK = 1 << 24  # numbers that are made at a time
 
 
-def fill_random(destinations: dict[str, Destination], seed: int) -> None:
+def fill_random(destinations: dict[str, Destination], seed: int, dtype: torch.dtype = torch.float32) -> None:
     """Matrices are normal with variance 1 / fan-in, norms are one and biases zero: every sum keeps unit scale.
 
-    However many ranks there are, each has its slice of the same whole tensors.
+    However many ranks there are, each has its slice of the same whole tensors. Quantized matrices are such matrices of
+    `dtype`, rounded one by one.
     """
     generators: dict[torch.device, torch.Generator] = {}
+    matrices = {place.matrix: name for name, place in reversed(destinations.items()) if place.matrix is not None}
+    for matrix, name in matrices.items():
+        dense = dense_place(matrix, dtype)
+        generator = generators.setdefault(matrix.device, torch.Generator(matrix.device))
+        random = RandomTensor(matrix.dense_name(name), seed, dense, dtype, generator)
+        assert dense.tensor is not None, "it has memory"
+        for at, part in cuts(dense, dense.tensor):
+            random.copy(at, part)
+        matrix.round(dense.tensor)
     for name, destination in destinations.items():
         tensor = destination.tensor
         if tensor is None:
@@ -31,6 +42,15 @@ def fill_random(destinations: dict[str, Destination], seed: int) -> None:
         stored = RandomTensor(name, seed, destination, tensor.dtype, generator)
         for place, part in cuts(destination, tensor):
             stored.copy(place, part)
+
+
+def dense_place(matrix: QuantizedMatrix, dtype: torch.dtype) -> Destination:
+    """New memory for this rank's share of a quantized matrix before it is rounded."""
+    axis = {"experts": 0, "outputs": len(matrix.shape) - 2, "inputs": len(matrix.shape) - 1}[matrix.counts]
+    shape = list(matrix.shape)
+    shape[axis] = sum(run.stop - run.start for run in matrix.runs)
+    made = torch.empty(shape, dtype=dtype, device=matrix.device)
+    return Destination(made, matrix.shape, axis, fan_in=matrix.shape[-1], runs=matrix.runs)
 
 
 class RandomTensor:

@@ -38,10 +38,11 @@ class SelfAttention:
         self.heads = placement.share(spec.heads)
         self.kv_heads = placement.kv_heads(spec.kv_heads)
         fused = "qkv_proj" if spec.fused else ""
-        self.qkv = Linear(parts, inputs or hidden, placement, bias=spec.qkv_bias, fused=fused)
+        self.qkv = Linear(parts, inputs or hidden, placement, bias=spec.qkv_bias, fused=fused, formats=spec.formats)
         self.output = Linear(
-            (whole("o_proj", hidden),), spec.heads * spec.head_dim, placement, bias=spec.output_bias, split_inputs=True
-        )
+            (whole("o_proj", hidden),), spec.heads * spec.head_dim, placement, bias=spec.output_bias, split_inputs=True,
+            formats=spec.formats,
+        )  # fmt: skip
         norms: tuple[Norm | None, ...] = (None, None)
         if spec.qk_norm in ("head", "unit"):
             part = Part("", spec.head_dim, spec.head_dim, 0, parts[0].order, spec.head_dim)

@@ -25,8 +25,7 @@ from penstock.engine_core.models.layers import (
 )
 from penstock.engine_core.models.mlp import layer_mlp
 from penstock.engine_core.models.rope import query_scales, rope_table
-from penstock.engine_core.models.spec import ModelSpec
-from penstock.engine_core.models.tensors import stored_name
+from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
 from penstock.kernels.records import AttentionBatch, Rotation
@@ -121,7 +120,8 @@ class Decoder:
         output = (vocabulary("lm_head", spec.vocab_size, placement),)
         # A headless model takes its logits from the input embedding, for dummy runs alone: text is refused.
         own_head = group.ends and not (spec.tied or spec.headless)
-        self.head = Linear(output, spec.hidden, placement, bias=False) if own_head else None
+        formats = () if spec.head_form is None else (("lm_head", spec.head_form),)
+        self.head = Linear(output, spec.hidden, placement, bias=False, formats=formats) if own_head else None
         self.ropes: dict[RopeSpec, Tensor] = {  # fp32 [length, head_dim] each
             rope: rope_table(rope, spec.attention.head_dim, length, placement.device)
             for rope in {layer.attention.rope: None for layer in spec.blocks}

@@ -13,7 +13,8 @@ import msgspec
 from penstock.engine_core.models.config_file import ConfigFile, read_json
 from penstock.engine_core.models.families import families
 from penstock.engine_core.models.layer_spec import LayerSpec
-from penstock.engine_core.models.memory_estimate import weights
+from penstock.engine_core.models.memory_estimate import weight_bytes, weights
+from penstock.engine_core.models.quantization.config import KEY
 from penstock.engine_core.models.spec import ModelSpec, decoder_spec, read_spec
 
 FIRST, THIRD = 1, 3  # versions; the second is the first with trees of drafts
@@ -36,10 +37,9 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
     layers: ModelSpec
     head: HeadSpec | None = None
 
-    @property
-    def weights(self) -> int:
-        """Numbers in all its tensors."""
-        return weights(self.layers) if self.head is None else head_weights(self.head)
+    def weight_bytes(self, item_bytes: int) -> int:
+        """Memory of all its weights. item_bytes: of a number that is not quantized."""
+        return weight_bytes(self.layers, item_bytes) if self.head is None else head_weights(self.head) * item_bytes
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
@@ -75,6 +75,8 @@ def read_head(folder: Path, target: ModelSpec, names: Collection[str] | None) ->
     file = read_json(folder / "config.json")
     version = read_version(file)
     spec = decoder_spec(file, families()["llama"], (*UNKNOWN, *READ))
+    if file.get(KEY):
+        raise file.error(KEY, "heads are served unquantized; a quantized model takes such a head, too")
     for key, value, wanted in (
         ("hidden_size", spec.hidden, target.hidden),
         ("vocab_size", spec.vocab_size, target.vocab_size),

@@ -29,8 +29,6 @@ PARENTS = ("snapshots/*/config.json", "*/config.json")  # of which the folder is
 BESIDE: Mapping[str, str] = {
     "adapter_config.json": "a LoRA adapter lies beside the model, which Penstock does not apply; merge it into the "
     "model, or remove this file to serve the model without it",
-    "hf_quant_config.json": "the weights are quantized (ModelOpt), and Penstock serves unquantized weights only; take "
-    "the model's bfloat16 version",
 }
 
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
+
+from penstock.engine_core.models.quantization.weight_format import WeightFormat
+
+# Quantized matrices of a part of a layer, by their names within it.
+Formats: TypeAlias = tuple[tuple[str, WeightFormat], ...]
+
+
+def format_of(formats: Formats, name: str) -> WeightFormat | None:
+    """None: the matrix is not quantized."""
+    return next((form for module, form in formats if module == name), None)
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +66,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm_turned: bool = False  # behind the rotation; not over the width
     fused: bool = False  # queries, keys and values are one tensor in the checkpoint
     kv_fp8: bool = False  # keys and values are cached in e4m3
+    formats: Formats = ()
 
 
 class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +95,7 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     activation: str = "silu"  # of kernels.activation.KINDS
     gated: bool = True
     fused: bool = False  # gate and up are one tensor in the checkpoint
+    formats: Formats = ()
 
 
 class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +136,7 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared: MlpSpec | None = None  # an MLP that every token goes through, too
     shared_name: str = "shared_expert"
     shared_gate: bool = False  # its result is multiplied with the sigmoid of a product of the token
+    formats: Formats = ()  # of all experts' matrices alike
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,12 +1,13 @@
 """The layers that all families share: plain objects over tensors that know where checkpoint tensors belong.
 
 Fused weights (query, key and value; gate and up) are one matrix. A layer's `destinations` maps the names of the tensors
-in a checkpoint, relative to the layer, to views of its own memory, so that loading copies each byte once.
+in a checkpoint, relative to the layer, to views of its own memory, so that loading copies each byte once; of quantized
+weights to what they are converted from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,11 +15,16 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.models.layer_spec import NormSpec
+from penstock.engine_core.models.layer_spec import Formats, NormSpec, format_of
+from penstock.engine_core.models.quantization.weight_format import Role, WeightFormat
+from penstock.engine_core.models.quantized_matrix import Owner, QuantizedMatrix
 from penstock.engine_core.models.sharding import vocabulary_share
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.kernels.linear import gated_linear, linear, packed
+from penstock.engine_core.models.weight_files import STORED_INTEGERS, STORED_TYPES
+from penstock.kernels.activation import silu_mul
+from penstock.kernels.linear import Operand, gated_linear, linear, operand_bytes, prepared
 from penstock.kernels.norm import add_norm, layer_norm, rms_norm
+from penstock.kernels.quantized import QuantizedWeight, can_stack, pad_outputs, stack_outputs, take_outputs
 
 
 @dataclass(frozen=True)
@@ -78,17 +84,30 @@ class Placement:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where one checkpoint tensor goes: this rank's slice of it, along `axis` from `start`, fills `tensor`."""
+    """Where one checkpoint tensor goes: this rank's slice of it, along `axis` from `start`, fills `tensor`, or is what
+    the `matrix` has of this role."""
 
-    tensor: Tensor | None  # None: the tensor is another rank's
+    tensor: Tensor | None  # None: the tensor is another rank's, or a quantized matrix is made of it
     shape: tuple[int, ...]  # of the whole tensor in the checkpoint
     axis: int = 0
     start: int = 0
     fan_in: int = 0  # inputs summed into each output of a matrix; 0: a norm's weight or a bias
     runs: tuple[slice, ...] = ()  # of the axis, one behind the other in `tensor`; empty: one, from `start`
     offset: float = 0.0  # added to what the checkpoint has
-    owner: Linear | Embedding | None = None  # packs its weight once that is filled
     first: int = 0  # of experts in one tensor that is cut along another axis, the first that is held
+    owner: Owner | None = None  # packs its weight once that is filled
+    matrix: QuantizedMatrix | None = None
+    role: Role = "values"
+    dtypes: tuple[str, ...] = ()  # as safetensors calls them; empty: as the tensor needs
+    optional: bool = False
+
+    @property
+    def stored_types(self) -> tuple[str, ...]:
+        """Types in which a file may have the tensor."""
+        if self.dtypes:
+            return self.dtypes
+        integers = self.tensor is not None and not self.tensor.dtype.is_floating_point
+        return STORED_INTEGERS if integers else STORED_TYPES
 
 
 Destinations = Iterator[tuple[str, Destination]]
@@ -96,7 +115,10 @@ Destinations = Iterator[tuple[str, Destination]]
 
 def held_bytes(destinations: Iterable[Destination]) -> int:
     """Memory of what this rank holds."""
-    return sum(found.tensor.nbytes for found in destinations if found.tensor is not None)
+    places = list(destinations)
+    owners = dict.fromkeys(found.owner for found in places if found.owner is not None)
+    tensors = sum(found.tensor.nbytes for found in places if found.tensor is not None)
+    return tensors + sum(owner.quantized_bytes for owner in owners)
 
 
 def pack(destinations: Mapping[str, Destination]) -> None:
@@ -104,6 +126,23 @@ def pack(destinations: Mapping[str, Destination]) -> None:
     for owner in dict.fromkeys(found.owner for found in destinations.values()):
         if owner is not None:
             owner.pack()
+
+
+def quantized(name: str, matrix: QuantizedMatrix) -> Destinations:
+    """Of the tensors that stand for a quantized matrix of this name."""
+    for stored in matrix.stored:
+        part = stored.part
+        yield f"{name}{part.suffix}", Destination(
+            None, stored.shape, stored.axis, runs=stored.runs, owner=matrix.owner, matrix=matrix, role=part.role,
+            dtypes=part.dtypes, optional=part.optional,
+        )  # fmt: skip
+
+
+def others(name: str, form: WeightFormat, shape: tuple[int, ...]) -> Destinations:
+    """The same of a matrix of which this rank has nothing."""
+    for part in form.stored(stacked=len(shape) > 2):
+        whole = part.shape(*shape[-2:], *shape[:-2])
+        yield f"{name}{part.suffix}", Destination(None, whole, dtypes=part.dtypes, optional=part.optional)
 
 
 def prefixed(prefix: str, destinations: Destinations) -> Destinations:
@@ -152,76 +191,190 @@ def vocabulary(name: str, rows: int, placement: Placement) -> Part:
     return Part(name, rows, share, placement.rank * share)
 
 
-class Linear:
-    """A weight `[outputs, inputs]` and perhaps a bias, stacked by output from the tensors of one or several parts.
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One checkpoint tensor of a Linear: of one of its parts, or of all of them."""
 
-    With `split_inputs` the ranks share the inputs instead: each then has a partial sum, and the first adds the bias.
-    fused: the name of the parts' one tensor in the checkpoint, empty where each has its own.
-    """
+    name: str
+    parts: tuple[Part, ...]
+    first: int  # of its rows among this rank's outputs
+    form: WeightFormat | None  # None: it is not quantized
 
-    def __init__(
-        self, parts: tuple[Part, ...], inputs: int, placement: Placement, *, bias: bool, split_inputs: bool = False,
-        fused: str = "",
-    ) -> None:  # fmt: skip
-        self.parts = parts
-        self.fused = fused
-        self.inputs = inputs
-        self.axis = 1 if split_inputs else 0
-        self.rank = placement.rank
-        outputs = sum(part.share for part in parts)
-        self.weight = placement.matrix(outputs, placement.share(inputs) if split_inputs else inputs)
-        self.operand = self.weight  # of products: the weight, or what `pack` made of it
-        self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
-        self.has_bias = bias
-        self.invariant = placement.invariant
-        if any(part.held < part.share for part in parts):
-            self.weight.zero_()  # padding is read, too
+    @property
+    def outputs(self) -> int:
+        """In the checkpoint."""
+        return sum(part.outputs for part in self.parts)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`[tokens, inputs] -> [tokens, outputs]`."""
-        return linear(x, self.operand, self.bias, invariant=self.invariant)
+    @property
+    def rows(self) -> slice:
+        """Of this rank's outputs, without what pads them."""
+        return slice(self.first, self.first + sum(part.held for part in self.parts))
 
-    def forward_gated(self, x: Tensor) -> Tensor:
-        """silu(gate) * up of the two parts' outputs, gate first: `[tokens, inputs] -> [tokens, outputs / 2]`."""
-        return gated_linear(x, self.operand, self.bias, invariant=self.invariant)
+    @property
+    def start(self) -> int:
+        return self.parts[0].start
 
-    def pack(self) -> None:
-        """Lay the loaded weight out as products on a CPU want it. Its own memory is given back."""
-        if self.operand is self.weight:
-            self.operand = packed(self.weight)
-            if self.operand is not self.weight:
-                self.weight = self.weight.to("meta")
+    @property
+    def ordered(self) -> bool:
+        return any(len(part.order) > 1 for part in self.parts)
 
-    def destinations(self) -> Destinations:
-        """Rows of the fused weight by the parts' names."""
-        if self.fused:
-            yield from self.placed(self.fused, sum(part.outputs for part in self.parts), slice(None), self.fused_runs())
-            return
-        row = 0
-        for part in self.parts:
-            rows = slice(row, row + part.held)
-            row += part.share
-            runs = part.runs if len(part.order) > 1 else ()
-            yield from self.placed(part.name, part.outputs, rows, runs, part.start)
-
-    def fused_runs(self) -> tuple[slice, ...]:
-        """Of the outputs of the checkpoint's one tensor."""
+    @property
+    def runs(self) -> tuple[slice, ...]:
+        """Of the tensor's outputs, where they are more than one run from `start`."""
         found: list[slice] = []
         first = 0
         for part in self.parts:
             found += (slice(first + run.start, first + run.stop, run.step) for run in part.runs)
             first += part.outputs
+        return tuple(found) if len(self.parts) > 1 or self.ordered else ()
+
+    @property
+    def shares(self) -> tuple[slice, ...]:
+        """The same in the checkpoint's order."""
+        found, first = [], 0
+        for part in self.parts:
+            found.append(slice(first + part.start, first + part.start + part.held))
+            first += part.outputs
         return tuple(found)
 
-    def placed(self, name: str, outputs: int, rows: slice, runs: tuple[slice, ...], start: int = 0) -> Destinations:
-        """These rows by the checkpoint's weight and bias."""
-        held = self.weight[rows]
-        weight, first = held if len(held) else None, self.rank * self.weight.shape[1] if self.axis else start
-        shape = (outputs, self.inputs)
-        yield f"{name}.weight", Destination(weight, shape, self.axis, first, self.inputs, runs, owner=self)
-        if self.has_bias:
-            bias = None if self.bias is None or weight is None else self.bias[rows]
-            yield f"{name}.bias", Destination(bias, (outputs,), 0, start, runs=runs)
+    def arranged(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """This rank's outputs, which `shares` are, in the order in which they are held, padded."""
+        if self.ordered:
+            places = {
+                row: at for at, row in enumerate(row for run in self.shares for row in range(run.start, run.stop))
+            }
+            rows = [places[row] for run in self.runs for row in range(run.start, run.stop, run.step or 1)]
+            weight = take_outputs(weight, torch.tensor(rows, device=weight.values.device))
+        return pad_outputs(weight, sum(part.share for part in self.parts))
+
+
+class Linear:
+    """A weight `[outputs, inputs]` and perhaps a bias, stacked by output from the tensors of one or several parts.
+
+    With `split_inputs` the ranks share the inputs instead: each then has a partial sum, and the first adds the bias.
+    fused: the name of the parts' one tensor in the checkpoint, empty where each has its own. formats: of the tensors
+    that are quantized, by their names. Parts that no one layout can hold are weights of their own, whose products stand
+    side by side.
+    """
+
+    def __init__(
+        self, parts: tuple[Part, ...], inputs: int, placement: Placement, *, bias: bool, split_inputs: bool = False,
+        fused: str = "", formats: Formats = (),
+    ) -> None:  # fmt: skip
+        self.parts = parts
+        self.inputs = inputs
+        self.axis = 1 if split_inputs else 0
+        self.rank = placement.rank
+        self.share = placement.share(inputs) if split_inputs else inputs
+        outputs = sum(part.share for part in parts)
+        self.sources = tuple(self.tensors(fused, formats))
+        self.matrices = {one.name: self.matrix(one, one.form, placement) for one in self.sources
+                         if one.form is not None and one.rows.stop > one.rows.start}  # fmt: skip
+        self.weight = placement.matrix(0 if self.matrices else outputs, self.share)
+        self.dense = {one.name: placement.matrix(sum(part.share for part in one.parts), self.share)
+                      for one in self.sources if one.name not in self.matrices} if self.matrices else {}  # fmt: skip
+        self.operands: tuple[Operand, ...] = () if self.matrices else (self.weight,)
+        self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
+        self.has_bias = bias
+        self.invariant = placement.invariant
+        if any(part.held < part.share for part in parts):
+            for weight in (self.weight, *self.dense.values()):
+                weight.zero_()  # padding is read, too
+
+    def tensors(self, fused: str, formats: Formats) -> Iterator[Source]:
+        """The checkpoint's, by output."""
+        if fused:
+            yield Source(fused, self.parts, 0, format_of(formats, fused))
+            return
+        row = 0
+        for part in self.parts:
+            yield Source(part.name, (part,), row, format_of(formats, part.name))
+            row += part.share
+
+    def matrix(self, source: Source, form: WeightFormat, placement: Placement) -> QuantizedMatrix:
+        first = self.rank * self.share
+        inputs = self.axis == 1
+        runs = (slice(first, first + self.share),) if inputs else source.shares
+        shape = (source.outputs, self.inputs)
+        return QuantizedMatrix(form, shape, "inputs" if inputs else "outputs", runs, placement.device, self)
+
+    @property
+    def operand(self) -> Operand:
+        """Of products: the weight, or what `pack` made of it."""
+        assert len(self.operands) == 1, "a weight of one tensor"
+        return self.operands[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[tokens, inputs] -> [tokens, outputs]`."""
+        if len(self.operands) == 1:
+            return linear(x, self.operands[0], self.bias, invariant=self.invariant)
+        sizes = [operand.shape[0] for operand in self.operands]
+        biases: Sequence[Tensor | None] = [None] * len(sizes) if self.bias is None else torch.split(self.bias, sizes)
+        return torch.cat([linear(x, operand, bias, invariant=self.invariant)
+                          for operand, bias in zip(self.operands, biases, strict=True)], -1)  # fmt: skip
+
+    def forward_gated(self, x: Tensor) -> Tensor:
+        """silu(gate) * up of the two parts' outputs, gate first: `[tokens, inputs] -> [tokens, outputs / 2]`."""
+        if len(self.operands) == 1:
+            return gated_linear(x, self.operands[0], self.bias, invariant=self.invariant)
+        return silu_mul(self.forward(x))
+
+    def gather(self) -> None:
+        """Stack what the matrices have found, once all of them have: neighbours that one layout can hold are one."""
+        if any(matrix.found is None for matrix in self.matrices.values()):
+            return
+        found: list[list[QuantizedWeight] | Tensor] = []
+        for source in self.sources:
+            matrix = self.matrices.get(source.name)
+            if matrix is None or matrix.found is None:
+                found.append(self.dense[source.name])
+                continue
+            weight, matrix.found = source.arranged(matrix.found), None
+            last = found[-1] if found else None
+            if isinstance(last, list) and can_stack(last[-1], weight):
+                last.append(weight)
+            else:
+                found.append([weight])
+        self.operands = tuple(one if isinstance(one, Tensor) else stack_outputs(one) for one in found)
+
+    def pack(self) -> None:
+        """Lay the loaded weight out as products on a CPU want it. Its own memory is given back."""
+        self.operands = tuple(prepared(operand, self.weight.dtype) for operand in self.operands)
+        if not self.matrices and self.operands[0] is not self.weight:
+            self.weight = self.weight.to("meta")
+
+    @property
+    def quantized_bytes(self) -> int:
+        """Memory of weights that are no destination's tensor."""
+        return sum(operand_bytes(operand) for operand in self.operands) if self.matrices else 0
+
+    def destinations(self) -> Destinations:
+        """Rows of the fused weight by the parts' names."""
+        for source in self.sources:
+            yield from self.weight_of(source)
+            if self.has_bias:
+                rows = source.rows
+                bias = None if self.bias is None or rows.start == rows.stop else self.bias[rows]
+                shape, start = (source.outputs,), source.start if len(source.parts) == 1 else 0
+                yield f"{source.name}.bias", Destination(bias, shape, 0, start, runs=source.runs)
+
+    def weight_of(self, source: Source) -> Destinations:
+        """Of the tensors that hold one source's weight."""
+        if source.name in self.matrices:
+            yield from quantized(source.name, self.matrices[source.name])
+            return
+        shape = (source.outputs, self.inputs)
+        if source.form is not None:
+            yield from others(source.name, source.form, shape)
+            return
+        rows = source.rows
+        held = self.dense[source.name][: rows.stop - rows.start] if self.matrices else self.weight[rows]
+        start = self.rank * self.share if self.axis else source.start if len(source.parts) == 1 else 0
+        runs = () if self.axis else source.runs
+        yield (
+            f"{source.name}.weight",
+            Destination(held if len(held) else None, shape, self.axis, start, self.inputs, runs, owner=self),
+        )
 
 
 class Norm:
@@ -281,7 +434,7 @@ class Embedding:
         self.scale = torch.tensor(spec.body.embedding_scale, dtype=placement.dtype).item()  # as it is multiplied with
         self.weight = torch.empty(self.part.share, spec.hidden, dtype=placement.dtype, device=placement.device)
         self.weight[self.part.held :].zero_()
-        self.operand = self.weight  # of the products that give logits
+        self.operand: Operand = self.weight  # of the products that give logits
         self.read_off = self.group.ends and (spec.tied or spec.headless)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -299,8 +452,14 @@ class Embedding:
 
     def pack(self) -> None:
         """Add a copy for logits, laid out as products on a CPU want it."""
-        if self.operand is self.weight:
-            self.operand = packed(self.weight)
+        self.operand = prepared(self.operand, self.weight.dtype)
+
+    def gather(self) -> None:
+        """No matrix of it is quantized."""
+
+    @property
+    def quantized_bytes(self) -> int:
+        return 0
 
     @property
     def copied_bytes(self) -> int:

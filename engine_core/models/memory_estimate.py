@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.engine_core.models.tensors import tensor_shapes
+from penstock.engine_core.models.tensors import model_weights
 from penstock.protocol.errors import ConfigError
 
 CPU_SHARE = 8  # on a CPU the cache gets an eighth of the available memory
@@ -19,6 +19,7 @@ LOGIT_LINES = 5.4  # fp32 rows of a vocabulary per entry: logits, sampling's buf
 DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
 SPLIT_BYTES = 256 << 20  # of batch-invariant attention at most, whose keys are cut: kernels/attention_tiling.py
 FLOAT = 4  # bytes
+EXPERTS = ".experts."  # in names of their matrices
 ITEM_BYTES: Mapping[str, int] = {"float32": FLOAT, "bfloat16": 2, "float16": 2}
 
 
@@ -104,8 +105,17 @@ class StepShape:
 
 
 def weights(spec: ModelSpec) -> int:
-    """Numbers in all tensors of a model."""
-    return sum(map(math.prod, tensor_shapes(spec).values()))
+    """Numbers in a model."""
+    return sum(math.prod(weight.shape) for _, weight in model_weights(spec))
+
+
+def weight_bytes(spec: ModelSpec, item_bytes: int, *, dequantized: bool = False) -> int:
+    """Memory of them. item_bytes: of a number that is not quantized, or is `dequantized` on a CPU, as experts never
+    are."""
+    return sum(
+        math.prod(weight.shape) * item_bytes if dequantized and EXPERTS not in name else weight.held_bytes(item_bytes)
+        for name, weight in model_weights(spec)
+    )
 
 
 def expert_weights(spec: ModelSpec, experts: ExpertSpec) -> int:
@@ -140,4 +150,4 @@ def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:
 def taken_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that are taken when the cache is made: weights, rotary tables, the context."""
     tables = len({layer.attention.rope for layer in spec.blocks}) * spec.attention.head_dim * FLOAT
-    return weights(spec) * step.item_bytes + step.max_model_len * tables + CONTEXT_BYTES
+    return weight_bytes(spec, step.item_bytes) + step.max_model_len * tables + CONTEXT_BYTES

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpec
 from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, prefixed, spread, whole
+from penstock.engine_core.models.quantized_experts import ExpertShare, QuantizedExperts
 from penstock.kernels.activation import activate
 from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.records import Activation, ExpertBiases, Routing
@@ -21,9 +22,9 @@ class Mlp:
         fused = "gate_up_proj" if spec.fused else ""
         self.spec = spec
         self.activation = Activation(spec.activation)
-        self.gate_up = Linear(gate_up, hidden, placement, bias=spec.bias, fused=fused)
+        self.gate_up = Linear(gate_up, hidden, placement, bias=spec.bias, fused=fused, formats=spec.formats)
         down = (whole("down_proj", hidden),)
-        self.down = Linear(down, spec.width, placement, bias=spec.bias, split_inputs=True)
+        self.down = Linear(down, spec.width, placement, bias=spec.bias, split_inputs=True, formats=spec.formats)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
@@ -58,8 +59,13 @@ class SparseMlp:
         self.first = placement.rank * self.held if parallel else 0
         self.width = spec.width if parallel else placement.share(spec.width)
         self.start = 0 if parallel else placement.rank * self.width  # in each expert's width
-        self.gate_up = placement.matrices(self.held, 2 * self.width, hidden)
-        self.down = placement.matrices(self.held, hidden, self.width)
+        self.quantized: QuantizedExperts | None = None
+        if spec.formats:
+            share = ExpertShare(self.first, self.held, self.start, self.width)
+            self.quantized = QuantizedExperts(spec, hidden, share, placement.device)
+        held = 0 if spec.formats else self.held
+        self.gate_up = placement.matrices(held, 2 * self.width, hidden)
+        self.down = placement.matrices(held, hidden, self.width)
         biases: tuple[Tensor | None, Tensor | None] = (None, None)
         if spec.bias:  # that of the downs is in one rank's partial sum
             down = placement.vectors(self.held, hidden) if parallel or not placement.rank else None
@@ -73,9 +79,8 @@ class SparseMlp:
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
         routes = route(self.router.forward(x), self.routing)
-        found = expert_mlp(
-            x, routes, self.gate_up, self.down, first=self.first, biases=self.biases, activation=self.activation
-        )
+        gate_up, down = (self.gate_up, self.down) if self.quantized is None else self.quantized.weights
+        found = expert_mlp(x, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation)
         if self.shared is None:
             return found
         shared = self.shared.forward(x)
@@ -93,7 +98,12 @@ class SparseMlp:
             yield from prefixed(f"{self.spec.shared_name}.", self.shared.destinations())
         if self.shared_gate is not None:
             yield from self.shared_gate.destinations()
-        yield from self.stacked() if self.spec.stacked else self.single()
+        if self.quantized is not None:
+            yield from self.quantized.destinations()
+        else:
+            yield from self.stacked() if self.spec.stacked else self.single()
+        if self.spec.bias:
+            yield from self.stacked_biases() if self.spec.stacked else self.single_biases()
 
     def single(self) -> Destinations:
         """Of tensors of one expert each."""
@@ -105,30 +115,42 @@ class SparseMlp:
                 weight = self.gate_up[at, part] if held else None
                 place = Destination(weight, (width, self.hidden), 0, self.start, fan_in=self.hidden)
                 yield f"experts.{expert}.{name}.weight", place
-                if self.spec.bias:
-                    bias = self.biases.gate_up[at, part] if held and self.biases.gate_up is not None else None
-                    yield f"experts.{expert}.{name}.bias", Destination(bias, (width,), 0, self.start)
             down = self.down[at] if held else None
             place = Destination(down, (self.hidden, width), 1, self.start, fan_in=width)
             yield f"experts.{expert}.down_proj.weight", place
-            if self.spec.bias:
-                bias = self.biases.down[at] if held and self.biases.down is not None else None
-                yield f"experts.{expert}.down_proj.bias", Destination(bias, (self.hidden,))
+
+    def single_biases(self) -> Destinations:
+        """The same of their biases."""
+        parts = (slice(0, self.width), slice(self.width, None))
+        for expert in range(self.spec.count):
+            at = expert - self.first
+            held = 0 <= at < self.held
+            for name, part in zip(("gate_proj", "up_proj"), parts, strict=True):
+                bias = self.biases.gate_up[at, part] if held and self.biases.gate_up is not None else None
+                yield f"experts.{expert}.{name}.bias", Destination(bias, (self.spec.width,), 0, self.start)
+            bias = self.biases.down[at] if held and self.biases.down is not None else None
+            yield f"experts.{expert}.down_proj.bias", Destination(bias, (self.hidden,))
 
     def stacked(self) -> Destinations:
         """Of tensors of all experts."""
+        down = (slice(self.start, self.start + self.width),)
+        yield "experts.gate_up_proj", self.stack(self.gate_up, 2 * self.spec.width, self.hidden, 1, self.pairs())
+        yield "experts.down_proj", self.stack(self.down, self.hidden, self.spec.width, 2, down)
+
+    def stacked_biases(self) -> Destinations:
+        """The same of their biases."""
+        shape = (self.spec.count, 2 * self.spec.width)
+        gate_up = Destination(self.biases.gate_up, shape, 1, first=self.first, runs=self.pairs())
+        yield "experts.gate_up_proj_bias", gate_up
+        down = Destination(self.biases.down, (self.spec.count, self.hidden), 0, self.first)
+        yield "experts.down_proj_bias", down
+
+    def pairs(self) -> tuple[slice, slice]:
+        """This rank's gates and ups among all of an expert's in one tensor."""
         spec, end = self.spec, self.start + self.width
         if spec.interleaved:
-            runs = slice(2 * self.start, 2 * end, 2), slice(2 * self.start + 1, 2 * end, 2)
-        else:
-            runs = slice(self.start, end), slice(spec.width + self.start, spec.width + end)
-        yield "experts.gate_up_proj", self.stack(self.gate_up, 2 * spec.width, self.hidden, 1, runs)
-        yield "experts.down_proj", self.stack(self.down, self.hidden, spec.width, 2, (slice(self.start, end),))
-        if spec.bias:
-            shape = (spec.count, 2 * spec.width)
-            yield "experts.gate_up_proj_bias", Destination(self.biases.gate_up, shape, 1, first=self.first, runs=runs)
-            down = Destination(self.biases.down, (spec.count, self.hidden), 0, self.first)
-            yield "experts.down_proj_bias", down
+            return slice(2 * self.start, 2 * end, 2), slice(2 * self.start + 1, 2 * end, 2)
+        return slice(self.start, end), slice(spec.width + self.start, spec.width + end)
 
     def stack(self, held: Tensor, outputs: int, inputs: int, axis: int, runs: tuple[slice, ...]) -> Destination:
         """A rank's `[held, outputs, inputs]`: of each expert these runs of an axis."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
 from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpec
-from penstock.engine_core.models.memory_estimate import weights
+from penstock.engine_core.models.memory_estimate import ITEM_BYTES, weight_bytes
+from penstock.engine_core.models.quantization.weight_format import Counts, WeightFormat
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.tensors import Weight
 from penstock.protocol.errors import ConfigError
 
 TENSOR_PARALLEL = "--tensor-parallel-size"
@@ -70,6 +74,43 @@ def check_ranks(spec: ModelSpec, size: int, *, expert_parallel: bool = False) ->
     if kv_heads % size and size % kv_heads:
         few = f"it must divide the model's {kv_heads} key-value heads or be a multiple of them: {sizes}"
         raise ConfigError(TENSOR_PARALLEL, size, few)
+    if reason := unfit(spec, size, expert_parallel=expert_parallel):
+        raise ConfigError(TENSOR_PARALLEL, size, f"{reason}: {sizes}")
+
+
+def unfit(spec: ModelSpec, size: int, *, expert_parallel: bool = False) -> str:
+    """Which quantized matrix cannot be cut into so many shares, as a clause; empty: all can. Values stand in packs,
+    groups and blocks that have something in common, and a share has whole ones."""
+    if size == 1:
+        return ""
+    for layer in dict.fromkeys(spec.blocks):
+        for name, form, counts, share in cut_matrices(layer, size, expert_parallel=expert_parallel):
+            least = form.multiple(counts)
+            if share % least:
+                return f"{name} is quantized so that a share of its {counts} must be a multiple of {least}, not {share}"
+            if counts == "inputs" and form.ordered:
+                return f"{name} is quantized in the order of activations (desc_act), so that its inputs stay together"
+    share = vocabulary_share(spec.vocab_size, size)
+    if spec.head_form is not None and share % (least := spec.head_form.multiple("outputs")):
+        return f"lm_head is quantized so that a share of its outputs must be a multiple of {least}, not {share}"
+    return ""
+
+
+def cut_matrices(
+    layer: LayerSpec, size: int, *, expert_parallel: bool
+) -> Iterator[tuple[str, WeightFormat, Counts, int]]:
+    """The quantized matrices of a layer that ranks share, of each what is cut and how much of it is a share."""
+    own, dim = layer.attention, layer.attention.head_dim
+    queries, pairs = own.heads // size * dim, max(1, own.kv_heads // size) * dim
+    sizes = {"qkv_proj": math.gcd(queries, pairs), "q_proj": queries, "o_proj": queries}
+    for name, form in own.formats:
+        yield name, form, "inputs" if name == "o_proj" else "outputs", sizes.get(name, pairs)
+    mlps = [] if layer.dense is None else [(layer.dense.formats, layer.dense.width)]
+    if layer.experts is not None and not expert_parallel:
+        mlps.append((layer.experts.formats, layer.experts.width))
+    for formats, width in mlps:
+        for name, form in formats:
+            yield name, form, "inputs" if name == "down_proj" else "outputs", width // size
 
 
 def divisors(spec: ModelSpec, *, expert_parallel: bool = False) -> str:
@@ -81,7 +122,8 @@ def divisors(spec: ModelSpec, *, expert_parallel: bool = False) -> str:
 def shared_evenly(spec: ModelSpec, size: int, *, expert_parallel: bool = False) -> bool:
     kv_heads = spec.attention.kv_heads
     whole = kv_heads % size == 0 or size % kv_heads == 0
-    return whole and all(count % size == 0 for _, count in shared(spec, expert_parallel=expert_parallel))
+    whole = whole and all(count % size == 0 for _, count in shared(spec, expert_parallel=expert_parallel))
+    return whole and not unfit(spec, size, expert_parallel=expert_parallel)
 
 
 def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, ranks: int = 1) -> tuple[range, ...]:
@@ -93,13 +135,14 @@ def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, r
     """
     if spec.layers < stages:
         raise ConfigError(PIPELINE_PARALLEL, stages, f"the model has {spec.layers} layers, and each stage needs one")
-    frame, embedding = weights(spec.part(())), spec.vocab_size * spec.hidden
-    sizes = [weights(spec.part((layer,))) - frame for layer in range(spec.layers)]
+    bare, item = spec.part(()), ITEM_BYTES["bfloat16"]
+    frame, embedding = weight_bytes(bare, item), spec.vocab_size * spec.hidden * item
+    sizes = [weight_bytes(spec.part((layer,)), item) - frame for layer in range(spec.layers)]
     sizes[0] += embedding
-    sizes[-1] += embedding if not spec.headless else 0
+    sizes[-1] += 0 if spec.headless else embedding if spec.tied else head_bytes(spec, item)
     if draft is not None:
         read_again = draft.head is not None and not (spec.tied or spec.headless)
-        sizes[-1] += ranks * draft.weights + embedding * read_again
+        sizes[-1] += ranks * draft.weight_bytes(item) + embedding * read_again
     low, high = max(sizes), sum(sizes)
     while low < high:
         middle = (low + high) // 2
@@ -126,11 +169,20 @@ def stage_spec(spec: ModelSpec, stages: int, stage: int, draft: DraftSpec | None
     return spec.part(stage_layers(spec, stages, draft, ranks)[stage])
 
 
-def held_weights(spec: ModelSpec, *, begins: bool, ends: bool, head: bool = False) -> int:
-    """Numbers in the tensors of these layers, and of what stands before the first stage's and behind the last's, where
-    perhaps an EAGLE `head` reads the embedding; its own are not among them."""
-    embedding, layers = spec.vocab_size * spec.hidden, weights(spec) - weights(spec.part(()))
+def head_bytes(spec: ModelSpec, item_bytes: int) -> int:
+    """Memory of an output embedding of its own."""
+    return Weight((spec.vocab_size, spec.hidden), spec.head_form).held_bytes(item_bytes)
+
+
+def held_bytes(
+    spec: ModelSpec, item_bytes: int, *, begins: bool, ends: bool, head: bool = False, dequantized: bool = False
+) -> int:
+    """Memory of these layers, and of what stands before the first stage's and behind the last's, where perhaps an EAGLE
+    `head` reads the embedding; its own weights are not among them. The rest as of `weight_bytes`."""
+    bare = weight_bytes(spec.part(()), item_bytes, dequantized=dequantized)
+    layers = weight_bytes(spec, item_bytes, dequantized=dequantized) - bare
+    embedding = spec.vocab_size * spec.hidden * item_bytes
     looked_up = begins or (ends and (spec.tied or spec.headless or head))
     own_head = ends and not (spec.tied or spec.headless)
-    norm = spec.hidden * (1 + spec.norm.centered)
-    return layers + embedding * (looked_up + own_head) + norm * ends
+    norm = spec.hidden * (1 + spec.norm.centered) * item_bytes
+    return layers + embedding * looked_up + head_bytes(spec, item_bytes) * own_head + norm * ends

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,9 +11,13 @@ import msgspec
 from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile, read_json, refuse_unread
 from penstock.engine_core.models.families import Body, Family, families
 from penstock.engine_core.models.foreign import beside, foreign
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LayerSpec, MlpSpec, NormSpec
+from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, Formats, LayerSpec, MlpSpec, NormSpec
+from penstock.engine_core.models.quantization.config import KEY, read_quantization
+from penstock.engine_core.models.quantization.online import NONE, fitted, online
+from penstock.engine_core.models.quantization.rules import Quantization
+from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.weight_files import read_names, read_shape
-from penstock.protocol.errors import ModelError
+from penstock.protocol.errors import ConfigError, ModelError
 
 STACKED = "mlp.experts.gate_up_proj"  # in a checkpoint whose experts are
 # Models of other kinds: a key of config.json or a pattern of the architecture's name, and the kind in words.
@@ -25,7 +29,9 @@ FOREIGN: tuple[tuple[str, str, str], ...] = (
     ("", r"ForSequenceClassification|ForTokenClassification|RewardModel", "a classifier"),
 )
 OUTPUT = "lm_head.weight"
+HEAD = ".lm_head."  # in names of its tensors
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATION = "--quantization"
 TEXT = "text_config"  # where a model of text and images has the numbers of its text half
 # Keys beside TEXT that are about the whole model.
 OUTER = ("tie_word_embeddings", "dtype", "torch_dtype", "quantization_config", "quantization", "auto_map")
@@ -54,6 +60,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     headless: bool = False  # it has no output embedding, own or tied: it makes vectors alone
     names: tuple[tuple[str, str], ...] = ()  # as of Family
     unread: tuple[str, ...] = ()  # beginnings of names of tensors that are part of the checkpoint, and not of this
+    quantization: Quantization | None = None  # of the checkpoint, or as its weights are quantized while they load
+    head_form: WeightFormat | None = None  # of the output embedding
 
     @property
     def blocks(self) -> tuple[LayerSpec, ...]:
@@ -92,11 +100,12 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, body=msgspec.structs.replace(self.body, layers=layers))
 
 
-def read_spec(folder: Path) -> ModelSpec:
-    """The model that `folder`/config.json describes.
+def read_spec(folder: Path, quantization: str = NONE) -> ModelSpec:
+    """The model that `folder`/config.json describes. quantization: a format of ONLINE, into which its weights are
+    rounded while they load, or NONE: they stay as they are.
 
-    Raises ModelError naming the file and the key: unknown architecture, code of the model's own, quantized weights, an
-    unknown activation or rope scaling, a missing or impossible size.
+    Raises ModelError naming the file and the key: unknown architecture, code of the model's own, an unknown
+    quantization, activation or rope scaling, a missing or impossible size.
     """
     if not (folder / "config.json").exists():
         raise ModelError(f"{folder / 'config.json'}: no such file; {foreign(folder)}")
@@ -104,12 +113,81 @@ def read_spec(folder: Path) -> ModelSpec:
     if (found := beside(folder)) is not None:
         raise ModelError(f"{found[0]}: {found[1]}")
     family, names = read_family(file), read_names(folder)
-    spec = with_layout(decoder_spec(text_half(file, family), family), names)
+    file = text_half(file, family)
+    spec = with_layout(decoder_spec(file, family), names)
     if any(experts.transposed for experts in spec.sparse):
         spec = with_axes(spec, read_shape(folder, STACKED))
-    if spec.tied or (has_head(file) and any(name.endswith(OUTPUT) for name in names or (OUTPUT,))):
+    if not (spec.tied or (has_head(file) and any(HEAD in f".{name}" for name in names or (OUTPUT,)))):
+        spec = msgspec.structs.replace(spec, headless=True)
+    return with_quantization(spec, file, read_quantization(file, names), quantization)
+
+
+def stored_name(spec: ModelSpec, name: str) -> str:
+    """A tensor's name in the checkpoint."""
+    for ours, theirs in spec.names:
+        name = name.replace(ours, theirs)
+    return name
+
+
+def with_quantization(spec: ModelSpec, file: ConfigFile, stored: Quantization | None, wanted: str) -> ModelSpec:
+    """The same with the formats of its matrices: as they are stored, or as they are `wanted` while they load.
+
+    Raises ModelError for a matrix that must not be quantized, ConfigError for weights that are quantized already.
+    """
+    if stored is not None and wanted != NONE:
+        why = f"the weights are quantized already ({stored.label}); leave it out"
+        raise ConfigError(QUANTIZATION, wanted, why)
+    found = stored if wanted == NONE else online(wanted)
+    if found is None:
         return spec
-    return msgspec.structs.replace(spec, headless=True)
+    layers = tuple(with_formats(spec, layer, f"model.layers.{at}", found, file) for at, layer in enumerate(spec.blocks))
+    head = found.format_of("lm_head")
+    if head is not None and (spec.tied or spec.headless):
+        why = "it is the input embedding, which is not" if spec.tied else "the model has none"
+        raise ModelError(f"{file.path}: {KEY} says that lm_head is quantized, and {why}")
+    return msgspec.structs.replace(spec.with_layers(layers), quantization=found, head_form=head)
+
+
+def with_formats(spec: ModelSpec, layer: LayerSpec, name: str, found: Quantization, file: ConfigFile) -> LayerSpec:
+    """A layer with the formats of its matrices. name: of the layer in a Llama."""
+    attention, experts, dense = layer.attention, layer.experts, layer.dense
+    queries = attention.heads * attention.head_dim
+    inputs = dict.fromkeys(("qkv_proj",) if attention.fused else ("q_proj", "k_proj", "v_proj"), spec.hidden)
+    inputs["o_proj"] = queries
+    own = formats_of(spec, f"{name}.self_attn", inputs, found)
+    layer = msgspec.structs.replace(layer, attention=msgspec.structs.replace(attention, formats=own))
+    if experts is None:
+        assert isinstance(layer.mlp, MlpSpec), "dense"
+        return msgspec.structs.replace(layer, mlp=with_mlp_formats(spec, layer.mlp, f"{name}.mlp", found))
+    for router in ("mlp.gate", f"mlp.{experts.shared_name}_gate"):
+        module = stored_name(spec, f"{name}.{router}.weight").removesuffix(".weight")
+        if found.format_of(module) is not None:
+            raise ModelError(f"{file.path}: {KEY} says that {module} is quantized, and Penstock routes unquantized")
+    place = f"{name}.mlp.experts" if experts.stacked else f"{name}.mlp.experts.0"
+    names = ("gate_up_proj",) if experts.stacked else ("gate_proj", "up_proj")
+    formats = formats_of(spec, place, {**dict.fromkeys(names, spec.hidden), "down_proj": experts.width}, found)
+    first = {form for module, form in formats if module != "down_proj"}
+    if formats and (len(formats) <= len(names) or len(first) > 1):
+        why = "gates, ups and downs of experts must be, gates and ups alike"
+        raise ModelError(f"{file.path}: {KEY} quantizes only some matrices of {place}, or in different formats; {why}")
+    if dense is not None:
+        shared = with_mlp_formats(spec, dense, f"{name}.mlp.{experts.shared_name}", found)
+        experts = msgspec.structs.replace(experts, shared=shared)
+    return msgspec.structs.replace(layer, mlp=msgspec.structs.replace(experts, formats=formats))
+
+
+def with_mlp_formats(spec: ModelSpec, mlp: MlpSpec, name: str, found: Quantization) -> MlpSpec:
+    names = ("gate_up_proj",) if mlp.fused else ("gate_proj", "up_proj") if mlp.gated else ("up_proj",)
+    inputs = {**dict.fromkeys(names, spec.hidden), "down_proj": mlp.width}
+    return msgspec.structs.replace(mlp, formats=formats_of(spec, name, inputs, found))
+
+
+def formats_of(spec: ModelSpec, place: str, inputs: Mapping[str, int], found: Quantization) -> Formats:
+    """Of those matrices at a place that are quantized. inputs: of each."""
+    stored = {name: stored_name(spec, f"{place}.{name}.weight").removesuffix(".weight") for name in inputs}
+    forms = {name: found.format_of(module) for name, module in stored.items()}
+    fit = {name: fitted(form, inputs[name]) for name, form in forms.items() if form is not None}
+    return tuple((name, form) for name, form in fit.items() if form is not None)
 
 
 def text_half(file: ConfigFile, family: Family) -> ConfigFile:
@@ -250,13 +328,6 @@ def refuse_unsupported(file: ConfigFile) -> None:
     """Raise ModelError for what would be served wrongly if it were ignored."""
     if file.get("auto_map"):
         raise file.error("auto_map", "the model needs code of its own, which Penstock never runs")
-    for key in ("quantization_config", "quantization"):  # the second is MLX's
-        if found := file.get(key):
-            method = (
-                found.get("quant_method", "MLX" if key == "quantization" else "?") if isinstance(found, dict) else found
-            )
-            why = "Penstock serves unquantized weights only; take the model's bfloat16 version"
-            raise ModelError(f"{file.path}: {key} says that the weights are quantized ({method}), and {why}")
     if file.get("is_causal") is False or file.get("use_bidirectional_attention"):
         raise ModelError(f"{file.path}: the model attends to later tokens (is_causal); Penstock serves causal ones")
 

@@ -7,14 +7,23 @@ place of parts of them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LayerSpec, MlpSpec
-from penstock.engine_core.models.spec import OUTPUT, ModelSpec
-from penstock.engine_core.models.weight_files import LEFTOVER, check_tensors, read_names
+from penstock.engine_core.models.layer_spec import (
+    AttentionSpec,
+    ExpertSpec,
+    Formats,
+    LayerSpec,
+    MlpSpec,
+    format_of,
+)
+from penstock.engine_core.models.quantization.weight_format import WeightFormat
+from penstock.engine_core.models.spec import OUTPUT, ModelSpec, stored_name
+from penstock.engine_core.models.weight_files import LEFTOVER, WantedTensor, check_tensors, read_names
 
 PREFIX = "model."
 FIRST = "embed_tokens.weight"
@@ -23,14 +32,38 @@ Shape = tuple[int, ...]
 Value = TypeVar("Value")
 
 
+class Weight(NamedTuple):
+    """Numbers of a model, in one tensor unless they are quantized."""
+
+    shape: Shape
+    form: WeightFormat | None = None
+
+    def wanted(self, name: str) -> Iterator[tuple[str, WantedTensor]]:
+        """The tensors that hold them. name: of the one, if they were not quantized."""
+        if self.form is None:
+            yield name, WantedTensor(self.shape)
+            return
+        experts, outputs, inputs = (1, *self.shape)[-3:]
+        for part in self.form.stored(stacked=len(self.shape) > 2):
+            full = name.removesuffix(".weight") + part.suffix
+            yield full, WantedTensor(part.shape(outputs, inputs, experts), part.dtypes, part.optional)
+
+    def held_bytes(self, item_bytes: int) -> int:
+        """Memory that they take. item_bytes: of a number that is not quantized."""
+        if self.form is None:
+            return math.prod(self.shape) * item_bytes
+        return math.prod(self.shape[:-2]) * self.form.held_bytes(*self.shape[-2:])
+
+
 def check_weights(folder: Path, spec: ModelSpec) -> None:
     """Raise ModelError unless the files of `folder` hold the weights of the model, by their headers."""
-    check_tensors(folder, named_as(read_names(folder), tensor_shapes(spec)), leftover(spec))
+    check_tensors(folder, named_as(read_names(folder), wanted_tensors(spec)), leftover(spec))
 
 
 def leftover(spec: ModelSpec, others: Collection[str] = ()) -> re.Pattern[str]:
     """Names of tensors that a checkpoint of the model may have and that are not read. others: more patterns of such."""
     unread = [rf"^(model\.)?{re.escape(name)}" for name in spec.unread]
+    unread += spec.quantization.unread if spec.quantization is not None else ()
     return re.compile("|".join([LEFTOVER.pattern, *unread, *others]))
 
 
@@ -39,13 +72,6 @@ def unread_tensors(spec: ModelSpec, names: Collection[str]) -> dict[str, int]:
     names."""
     found = {start: sum(name.removeprefix(PREFIX).startswith(start) for name in names) for start in spec.unread}
     return {start: count for start, count in found.items() if count}
-
-
-def stored_name(spec: ModelSpec, name: str) -> str:
-    """A tensor's name in the checkpoint."""
-    for ours, theirs in spec.names:
-        name = name.replace(ours, theirs)
-    return name
 
 
 def named_as(stored: Collection[str], wanted: Mapping[str, Value]) -> Mapping[str, Value]:
@@ -61,83 +87,99 @@ def named_as(stored: Collection[str], wanted: Mapping[str, Value]) -> Mapping[st
     return {head if name == OUTPUT else prefix + name.removeprefix(PREFIX): value for name, value in wanted.items()}
 
 
-def tensor_shapes(spec: ModelSpec) -> dict[str, Shape]:
+def wanted_tensors(spec: ModelSpec) -> dict[str, WantedTensor]:
     """Every tensor of the model's checkpoint."""
-    found: dict[str, Shape] = {f"{PREFIX}{FIRST}": (spec.vocab_size, spec.hidden)}
+    found = (pair for name, weight in model_weights(spec) for pair in weight.wanted(name))
+    return {stored_name(spec, name): wanted for name, wanted in found}
+
+
+def tensor_shapes(spec: ModelSpec) -> dict[str, Shape]:
+    """The same by their shapes."""
+    return {name: wanted.shape for name, wanted in wanted_tensors(spec).items()}
+
+
+def model_weights(spec: ModelSpec) -> Iterator[tuple[str, Weight]]:
+    """By their names in a Llama."""
+    yield f"{PREFIX}{FIRST}", Weight((spec.vocab_size, spec.hidden))
     for at, layer in enumerate(spec.blocks):
-        found.update((f"{PREFIX}layers.{at}.{name}", shape) for name, shape in layer_shapes(layer, spec.hidden))
-    found[f"{PREFIX}norm.weight"] = (spec.hidden,)
+        for name, weight in layer_weights(layer, spec.hidden):
+            yield f"{PREFIX}layers.{at}.{name}", weight
+    yield f"{PREFIX}norm.weight", Weight((spec.hidden,))
     if spec.blocks and spec.norm.centered:
-        found[f"{PREFIX}norm.bias"] = (spec.hidden,)
+        yield f"{PREFIX}norm.bias", Weight((spec.hidden,))
     if not (spec.tied or spec.headless):
-        found[OUTPUT] = (spec.vocab_size, spec.hidden)
-    return {stored_name(spec, name): shape for name, shape in found.items()}
+        yield OUTPUT, Weight((spec.vocab_size, spec.hidden), spec.head_form)
 
 
-def layer_shapes(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+def layer_weights(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Weight]]:
     """Of one layer, by their names within it."""
     norms = layer.norms
     for name in (norms.attention_input, norms.attention_output, norms.mlp_input, norms.mlp_output):
         if name:
-            yield f"{name}.weight", (hidden,)
+            yield f"{name}.weight", Weight((hidden,))
             if layer.norm.centered:
-                yield f"{name}.bias", (hidden,)
-    yield from attention_shapes(layer.attention, hidden)
+                yield f"{name}.bias", Weight((hidden,))
+    yield from attention_weights(layer.attention, hidden)
     if isinstance(layer.mlp, ExpertSpec):
-        yield from expert_shapes(layer.mlp, hidden)
+        yield from mixture_weights(layer.mlp, hidden)
     else:
-        yield from mlp_shapes("mlp", layer.mlp, hidden)
+        yield from mlp_weights("mlp", layer.mlp, hidden)
 
 
-def attention_shapes(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+def attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Weight]]:
     """Of a layer's attention."""
     queries, pairs = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     parts = (("q_proj", queries), ("k_proj", pairs), ("v_proj", pairs))
     for name, outputs in (("qkv_proj", queries + 2 * pairs),) if attention.fused else parts:
-        yield from linear(f"self_attn.{name}", outputs, hidden, bias=attention.qkv_bias)
-    yield from linear("self_attn.o_proj", hidden, queries, bias=attention.output_bias)
+        yield from linear("self_attn", name, outputs, hidden, bias=attention.qkv_bias, formats=attention.formats)
+    yield from linear("self_attn", "o_proj", hidden, queries, bias=attention.output_bias, formats=attention.formats)
     if attention.qk_norm and attention.qk_norm != "unit":
         wide = attention.qk_norm == "width"
-        yield "self_attn.q_norm.weight", (queries if wide else attention.head_dim,)
-        yield "self_attn.k_norm.weight", (pairs if wide else attention.head_dim,)
+        yield "self_attn.q_norm.weight", Weight((queries if wide else attention.head_dim,))
+        yield "self_attn.k_norm.weight", Weight((pairs if wide else attention.head_dim,))
     if attention.sinks:
-        yield "self_attn.sinks", (attention.heads,)
+        yield "self_attn.sinks", Weight((attention.heads,))
 
 
-def mlp_shapes(name: str, mlp: MlpSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+def mlp_weights(name: str, mlp: MlpSpec, hidden: int) -> Iterator[tuple[str, Weight]]:
     """Of an MLP of this name."""
     if mlp.fused:
-        yield from linear(f"{name}.gate_up_proj", 2 * mlp.width, hidden, bias=mlp.bias)
+        yield from linear(name, "gate_up_proj", 2 * mlp.width, hidden, bias=mlp.bias, formats=mlp.formats)
     else:
         for part in ("gate_proj", "up_proj") if mlp.gated else ("up_proj",):
-            yield from linear(f"{name}.{part}", mlp.width, hidden, bias=mlp.bias)
-    yield from linear(f"{name}.down_proj", hidden, mlp.width, bias=mlp.bias)
+            yield from linear(name, part, mlp.width, hidden, bias=mlp.bias, formats=mlp.formats)
+    yield from linear(name, "down_proj", hidden, mlp.width, bias=mlp.bias, formats=mlp.formats)
 
 
-def expert_shapes(experts: ExpertSpec, hidden: int) -> Iterator[tuple[str, Shape]]:
+def mixture_weights(experts: ExpertSpec, hidden: int) -> Iterator[tuple[str, Weight]]:
     """Of a layer's router and experts."""
     width = experts.width
-    yield from linear("mlp.gate", experts.count, hidden, bias=experts.router_bias)
+    yield from linear("mlp", "gate", experts.count, hidden, bias=experts.router_bias)
     if experts.routing.bias:
-        yield f"mlp.{experts.routing.bias}", (1,) * (experts.routing.bias_dims - 1) + (experts.count,)
+        yield f"mlp.{experts.routing.bias}", Weight((1,) * (experts.routing.bias_dims - 1) + (experts.count,))
     if experts.shared is not None:
-        yield from mlp_shapes(f"mlp.{experts.shared_name}", experts.shared, hidden)
+        yield from mlp_weights(f"mlp.{experts.shared_name}", experts.shared, hidden)
     if experts.shared_gate:
-        yield f"mlp.{experts.shared_name}_gate.weight", (1, hidden)
+        yield f"mlp.{experts.shared_name}_gate.weight", Weight((1, hidden))
     if not experts.stacked:
         for expert in range(experts.count):
-            one = MlpSpec(width=width, bias=experts.bias)
-            yield from mlp_shapes(f"mlp.experts.{expert}", one, hidden)
+            one = MlpSpec(width=width, bias=experts.bias, formats=experts.formats)
+            yield from mlp_weights(f"mlp.experts.{expert}", one, hidden)
         return
     for name, outputs, inputs in (("gate_up_proj", 2 * width, hidden), ("down_proj", hidden, width)):
-        matrix = (inputs, outputs) if experts.transposed else (outputs, inputs)
-        yield f"mlp.experts.{name}", (experts.count, *matrix)
+        form = format_of(experts.formats, name)
+        matrix = (
+            (inputs, outputs) if experts.transposed and (form is None or form.packing == "dense") else (outputs, inputs)
+        )
+        yield f"mlp.experts.{name}", Weight((experts.count, *matrix), form)
         if experts.bias:
-            yield f"mlp.experts.{name}_bias", (experts.count, outputs)
+            yield f"mlp.experts.{name}_bias", Weight((experts.count, outputs))
 
 
-def linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Iterator[tuple[str, Shape]]:
+def linear(
+    place: str, name: str, outputs: int, inputs: int, *, bias: bool, formats: Formats = ()
+) -> Iterator[tuple[str, Weight]]:
     """A weight and perhaps a bias."""
-    yield f"{name}.weight", (outputs, inputs)
+    yield f"{place}.{name}.weight", Weight((outputs, inputs), format_of(formats, name))
     if bias:
-        yield f"{name}.bias", (outputs,)
+        yield f"{place}.{name}.bias", Weight((outputs,))

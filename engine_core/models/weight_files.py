@@ -10,19 +10,20 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from penstock.engine_core.models.config_file import POINTER, pointer_error, read_json, unreadable
 from penstock.engine_core.models.foreign import foreign
+from penstock.engine_core.models.quantization.weight_format import DENSE_TYPES, trimmed
 from penstock.protocol.errors import ModelError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LONGEST = 100 << 20  # bytes of a header, the format's own bound
-STORED_TYPES = ("F64", "F32", "F16", "BF16")
+STORED_TYPES = DENSE_TYPES
 STORED_INTEGERS = ("I64", "I32")
 METADATA = "__metadata__"
 BITS = re.compile(r"[A-Z]+(\d+)(?:_\w+)?")  # of a type, in its name: BF16, F8_E4M3
@@ -30,7 +31,20 @@ BITS = re.compile(r"[A-Z]+(\d+)(?:_\w+)?")  # of a type, in its name: BF16, F8_E
 LEFTOVER = re.compile(r"(\.rotary_emb\.inv_freq|^(model\.)?(language_model\.)?lm_head\.weight)\Z")
 AGAIN = "download it again"
 
-Shapes = Mapping[str, tuple[int, ...]]
+
+class WantedTensor(msgspec.Struct, frozen=True):
+    """A tensor that a model reads."""
+
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...] = STORED_TYPES
+    optional: bool = False
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a stored tensor of this shape is it: libraries differ in trailing axes of one scale."""
+        return shape == self.shape or (self.dtypes != STORED_TYPES and trimmed(shape) == trimmed(self.shape))
+
+
+Wanted = Mapping[str, WantedTensor]
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
@@ -131,35 +145,30 @@ def stored_names(folder: Path) -> frozenset[str]:
     return frozenset(name for path in find_files(folder) for name in read_header(path))
 
 
-def check_tensors(
-    folder: Path, wanted: Shapes, leftover: re.Pattern[str] = LEFTOVER, integers: Collection[str] = ()
-) -> dict[Path, list[str]]:
+def check_tensors(folder: Path, wanted: Wanted, leftover: re.Pattern[str] = LEFTOVER) -> dict[Path, list[str]]:
     """Which of the tensors `wanted` each file of `folder` holds: every one once, in the right shape and in a type that
-    can be read, and none beside them but those that `leftover` names.
-
-    integers: those of `wanted` that are integers. Raises ModelError naming the file and the tensor.
+    can be read, and none beside them but those that `leftover` names. Raises ModelError naming the file and the tensor.
     """
     placed: dict[str, Path] = {}
     files = find_files(folder)
     for path in files:
         for name, tensor in read_header(path).items():
-            shape = wanted.get(name)
-            if shape is None:
+            expected = wanted.get(name)
+            if expected is None:
                 if leftover.search(name):
                     continue
                 why = "is not part of the model that config.json describes; are both of the same model?"
                 raise ModelError(f"{path}: tensor {name} {why}")
-            if tensor.shape != shape:
-                expected = f"config.json asks for {list(shape)}; are both of the same model?"
-                raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}; {expected}")
-            known = STORED_INTEGERS if name in integers else STORED_TYPES
-            if tensor.dtype not in known:
-                why = f"is of type {tensor.dtype}; Penstock reads {', '.join(known)}"
+            if not expected.fits(tensor.shape):
+                asked = f"config.json asks for {list(expected.shape)}; are both of the same model?"
+                raise ModelError(f"{path}: tensor {name} has shape {list(tensor.shape)}; {asked}")
+            if tensor.dtype not in expected.dtypes:
+                why = f"is of type {tensor.dtype}; Penstock reads {', '.join(expected.dtypes)}"
                 raise ModelError(f"{path}: tensor {name} {why}, so take a version of the model in one of these")
             if name in placed:
                 raise ModelError(f"{path}: tensor {name} stands in {placed[name].name} too; {AGAIN}")
             placed[name] = path
-    missing = [name for name in wanted if name not in placed]
+    missing = [name for name, tensor in wanted.items() if name not in placed and not tensor.optional]
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         why = "missing; is config.json of the same model?"

@@ -45,7 +45,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 def read_model_info(config: Config) -> ModelInfo:
     """Read the model's folder. Raises ModelError or ConfigError."""
     path = folder.resolve(config.model.model, config.model.revision)
-    spec = read_spec(path)
+    spec = read_spec(path, config.model.quantization)
     return ModelInfo(
         names=folder.served_names(path, config.model),
         max_model_len=folder.model_length(spec, config.model),

@@ -31,9 +31,10 @@ from penstock.engine_core.models.memory_estimate import (
     idle_weights,
     step_bytes,
     taken_bytes,
+    weight_bytes,
     weights,
 )
-from penstock.engine_core.models.sharding import check_ranks, held_weights, part_spec, stage_spec
+from penstock.engine_core.models.sharding import check_ranks, held_bytes, part_spec, stage_spec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
@@ -133,7 +134,7 @@ def plan(config: Config, gpu: str) -> Plan:
     """
     total = gpu_bytes(gpu)
     path = folder.resolve(config.model.model, config.model.revision, folder.CONFIG)
-    spec = with_kv_cache(read_spec(path), config.model.kv_cache_dtype)
+    spec = with_kv_cache(read_spec(path, config.model.quantization), config.model.kv_cache_dtype)
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
     length = folder.model_length(spec, config.model)
     tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)
@@ -204,11 +205,11 @@ def stage_share(
         length_given=bool(model.max_model_len),
     )
     head = drafting is not None and drafting.head is not None
-    held = held_weights(part, begins=stage == 0, ends=ends, head=head) * step.item_bytes
-    other = taken_bytes(part, step) - weights(part) * step.item_bytes
+    held = held_bytes(part, step.item_bytes, begins=stage == 0, ends=ends, head=head)
+    other = taken_bytes(part, step) - weight_bytes(part, step.item_bytes)
     needed = step_bytes(msgspec.structs.replace(part, vocab_size=spec.vocab_size), step)  # each GPU has all logits
     if drafting is not None:
-        held += drafting.weights * step.item_bytes
+        held += drafting.weight_bytes(step.item_bytes)
         more = dataclasses.replace(step, max_model_len=0, invariant=False)  # over the same tables, in turn
         needed += step_bytes(drafting.layers, more)
     return Share(shape, planned_blocks(config, shape, total, held, other, needed, step.tokens), held, needed, other)

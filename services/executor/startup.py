@@ -31,8 +31,9 @@ from penstock.engine_core.models.memory_estimate import (
     given_blocks,
     gpu_blocks,
     idle_weights,
+    weights,
 )
-from penstock.engine_core.models.sharding import check_ranks, rank_spec, stage_layers
+from penstock.engine_core.models.sharding import check_ranks, part_spec, rank_spec, stage_layers
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.engine_core.models.tensors import unread_tensors
 from penstock.engine_core.models.weight_files import read_names
@@ -179,7 +180,7 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     """The model in a folder, the length of its longest sequence, and its draft model. Raises ModelError, and
     ConfigError for a model that does not go with these options or cannot be split among so many executors."""
     asked = config.model.kv_cache_dtype
-    spec = with_kv_cache(read_spec(path), asked)
+    spec = with_kv_cache(read_spec(path, config.model.quantization), asked)
     length = folder.model_length(spec, config.model)
     drafting = with_draft_cache(find_draft(config, path, spec, length), asked)
     ranks = config.model.tensor_parallel_size
@@ -301,12 +302,13 @@ def choose_graphs(
     """Which steps are graphs: none on a CPU and none with --enforce-eager."""
     if device.type == "cpu" or config.executor.enforce_eager:
         return None
-    used = model.weight_bytes // model.dtype.itemsize - idle_weights(model.spec) // model.placement.size  # by a token
-    weights = model.placement.group.all_min(used)  # all have the same graphs
+    size = model.placement.size
+    used = weights(part_spec(model.spec, size)) - idle_weights(model.spec) // size  # by a token
+    used = model.placement.group.all_min(used)  # all have the same graphs
     asked = read_speculative(config.scheduler.speculative_config)
     drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
     seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)
-    return graph_sizes(spec.layers, weights, seqs, tokens, length, drafts)
+    return graph_sizes(spec.layers, used, seqs, tokens, length, drafts)
 
 
 def count_blocks(

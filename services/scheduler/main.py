@@ -53,7 +53,7 @@ def run(config: Config, index: int) -> int:
     stop, stages = Stop(), StartupPhases()
     sys.setswitchinterval(SWITCH)
     model = folder.resolve(config.model.model, config.model.revision)
-    spec = read_spec(model)
+    spec = read_spec(model, config.model.quantization)
     facts = ModelFacts(folder.model_length(spec, config.model), spec.vocab_size)
     grammar_tokens = tokens_of(model)
     fillers = config.scheduler.mask_threads or max(1, min(4, len(os.sched_getaffinity(0)) // 4))

@@ -13,7 +13,7 @@ import msgspec
 from penstock.engine_core import folder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.memory_estimate import ITEM_BYTES
-from penstock.engine_core.models.sharding import check_ranks, held_weights, part_spec, stage_layers, stage_spec
+from penstock.engine_core.models.sharding import check_ranks, held_bytes, part_spec, stage_layers, stage_spec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.engine_core.models.tensors import check_weights
 from penstock.engine_core.models.weight_files import stored_names
@@ -49,7 +49,7 @@ def checked(config: Config, parts: Parts) -> Config:
         check_topology(config, parts)
         config = resolved(config)
         model = Path(config.model.model)
-        spec = read_spec(model)
+        spec = read_spec(model, config.model.quantization)
         check_files(config, parts, model, spec)
         if executors:
             check_device(config, spec, executors, () if gpus is None else gpus.result())
@@ -65,7 +65,7 @@ def resolved(config: Config) -> Config:
     check_platform(config.executor.device)
     model = folder.resolve(config.model.model, config.model.revision)
     names = folder.served_names(model, config.model)
-    spec = read_spec(model)
+    spec = read_spec(model, config.model.quantization)
     folder.model_length(spec, config.model)
     check_ranks(spec, config.model.tensor_parallel_size, expert_parallel=config.model.expert_parallel)
     found = msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names))
@@ -124,7 +124,7 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
     ranks, stages = model.tensor_parallel_size, model.pipeline_parallel_size
     shares = [part_spec(stage_spec(spec, stages, stage), ranks) for stage in range(stages)]
     need = max(
-        held_weights(share, begins=stage == 0, ends=stage == stages - 1) * ITEM_BYTES[name]
+        held_bytes(share, ITEM_BYTES[name], begins=stage == 0, ends=stage == stages - 1, dequantized=not gpus)
         for stage, share in enumerate(shares)
     )
     if gpus and need > (room := int(min(gpu.memory for gpu in gpus) * config.executor.gpu_memory_utilization)):

@@ -13,8 +13,8 @@ Kind: TypeAlias = Literal["float8", "int8", "grouped", "float4"]
 # As `kernels.quantized.Activations`.
 Activations: TypeAlias = Literal["none", "row", "block", "static"]
 # How files lay out values and scales: a tensor `weight` of the type itself, and the packings of compressed-tensors,
-# AWQ, GPTQ (zero points minus one, or as they are), gpt-oss and ModelOpt.
-Packing: TypeAlias = Literal["plain", "packed", "awq", "gptq", "gptq_v2", "blocks", "nvfp4"]
+# AWQ, GPTQ (zero points minus one, or as they are), gpt-oss and ModelOpt; `dense` files are rounded while they load.
+Packing: TypeAlias = Literal["dense", "plain", "packed", "awq", "gptq", "gptq_v2", "blocks", "nvfp4"]
 Counts: TypeAlias = Literal["experts", "outputs", "inputs", ""]
 # What a tensor is: packed or plain values, scales, zero points, the group of each input, a factor of all scales, the
 # scale of activations, and what is not needed to read the others.
@@ -22,6 +22,7 @@ Role: TypeAlias = Literal["values", "scales", "zeros", "groups", "factor", "inpu
 
 SCALE_TYPES = ("F32", "BF16", "F16")
 EXPONENT_TYPES = ("U8", "F8_E8M0")
+DENSE_TYPES = ("F64", "F32", "F16", "BF16")
 WORD = 32  # bits of a packed element
 
 
@@ -141,6 +142,11 @@ def stacked_suffix(suffix: str) -> str:
     return suffix.removeprefix(".weight") if suffix.startswith(".weight") else suffix
 
 
+def dense(form: WeightFormat) -> tuple[StoredPart, ...]:
+    """A matrix that is not quantized yet."""
+    return (StoredPart(role="values", suffix=".weight", dtypes=DENSE_TYPES, axes=(OUTPUTS, INPUTS)),)
+
+
 def plain(form: WeightFormat) -> tuple[StoredPart, ...]:
     """Values of 8 bits as they are, and what the scales stretch over."""
     dtype = "F8_E4M3" if form.kind == "float8" else "I8"
@@ -226,6 +232,7 @@ def nvfp4(form: WeightFormat) -> tuple[StoredPart, ...]:
 
 
 STORED: Mapping[Packing, Callable[[WeightFormat], tuple[StoredPart, ...]]] = {
+    "dense": dense,
     "plain": plain,
     "packed": packed,
     "awq": awq,

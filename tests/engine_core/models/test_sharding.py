@@ -9,7 +9,7 @@ from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import FIRST, DraftSpec, HeadSpec
 from penstock.engine_core.models.memory_estimate import weights
-from penstock.engine_core.models.sharding import held_weights, stage_layers, stage_spec
+from penstock.engine_core.models.sharding import held_bytes, stage_layers, stage_spec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.protocol.errors import ConfigError
 from tests.engine_core.models.specs import resized
@@ -26,7 +26,7 @@ def spec_of(layers: int, vocabulary: int, *, tied: bool) -> ModelSpec:
 
 
 def stage_weights(spec: ModelSpec, stages: int, stage: int) -> int:
-    return held_weights(stage_spec(spec, stages, stage), begins=stage == 0, ends=stage == stages - 1)
+    return held_bytes(stage_spec(spec, stages, stage), 1, begins=stage == 0, ends=stage == stages - 1)
 
 
 def part(stage: int, stages: int, spec: ModelSpec = SPEC) -> Decoder:
@@ -75,7 +75,7 @@ def test_a_heads_embedding_counts_on_the_last_stage() -> None:
         assert model.spec.layers == len(stage_layers(spec, 2, head)[1])
         assert model.embedding is not None
         part = stage_spec(spec, 2, 1, head)
-        assert model.weight_bytes == 4 * held_weights(part, begins=False, ends=True, head=True)
+        assert model.weight_bytes == 4 * held_bytes(part, 1, begins=False, ends=True, head=True)
 
 
 def test_more_stages_than_layers_are_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from penstock.engine_core.models.weight_files import SINGLE, StoredTensor, check_tensors, read_header
+from penstock.engine_core.models.weight_files import SINGLE, StoredTensor, WantedTensor, check_tensors, read_header
 from penstock.protocol.errors import ModelError
 
 
@@ -38,5 +38,5 @@ def test_a_tensor_whose_bytes_do_not_fit_its_shape(tmp_path: Path) -> None:
 
 def test_where_each_tensor_is(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(1), "b": torch.zeros(2)}, tmp_path / SINGLE)
-    found = check_tensors(tmp_path, {"a": (1,), "b": (2,)})
+    found = check_tensors(tmp_path, {"a": WantedTensor((1,)), "b": WantedTensor((2,))})
     assert {path: sorted(names) for path, names in found.items()} == {tmp_path / SINGLE: ["a", "b"]}

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.engine_core.models.draft_spec import read_draft
 from penstock.engine_core.models.memory_estimate import StepShape, block_bytes, weights
-from penstock.engine_core.models.sharding import held_weights, stage_layers
+from penstock.engine_core.models.sharding import held_bytes, stage_layers
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.errors import ConfigError
 from penstock.services import cli
@@ -117,9 +117,9 @@ def test_of_stages_the_last_one_drafts(tmp_path: Path) -> None:
     assert first.shape.block_bytes == keys * layers[0]
     assert last.shape.block_bytes == keys * (layers[1] + 1) + 16 * 4096 * 2, "its own keys, and the states it reads"
     shorter = len(stage_layers(spec, 2)[1]) - layers[1]
-    layer = held_weights(spec.part((0,)), begins=False, ends=False)
+    layer = held_bytes(spec.part((0,)), 1, begins=False, ends=False)
     grown = last.weight_bytes - (without.weight_bytes - 2 * shorter * layer)
-    assert grown == 2 * (draft.weights + 128256 * 4096), "the head, and the embedding that it reads"
+    assert grown == 2 * (draft.weight_bytes(1) + 128256 * 4096), "the head, and the embedding that it reads"
 
 
 @pytest.mark.parametrize(("name", "size"), [("H200", GPUS["h200"]), ("80GB", 80 * 10**9), ("22.5GiB", int(22.5 * GIB))])

@@ -85,7 +85,7 @@ def test_the_last_stage_drafts(method: str, model: str) -> None:
     assert (first.model, first.weight_bytes) == (None, 0)
     assert last.model is not None
     copied = last.model.embedding.copied_bytes if isinstance(last.model, Decoder) and last.model.embedding else 0
-    assert last.weight_bytes == 4 * found.weights + copied
+    assert last.weight_bytes == found.weight_bytes(4) + copied
     assert (first.tokens, first.spec, first.aux_layers) == (last.tokens, last.spec, last.aux_layers)
 
 
