@@ -13,7 +13,7 @@ from penstock.engine_core.models.families import Body, Family, families
 from penstock.engine_core.models.foreign import beside, foreign
 from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, Formats, LayerSpec, MlpSpec, NormSpec
 from penstock.engine_core.models.quantization.config import KEY, read_quantization
-from penstock.engine_core.models.quantization.online import NONE, fitted, online
+from penstock.engine_core.models.quantization.online import NONE, ONLINE, fitted, online
 from penstock.engine_core.models.quantization.rules import Quantization
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.weight_files import read_names, read_shape
@@ -134,10 +134,10 @@ def with_quantization(spec: ModelSpec, file: ConfigFile, stored: Quantization | 
 
     Raises ModelError for a matrix that must not be quantized, ConfigError for weights that are quantized already.
     """
-    if stored is not None and wanted != NONE:
+    if stored is not None and wanted != NONE and ONLINE[wanted].kind not in {form.kind for form in stored.formats}:
         why = f"the weights are quantized already ({stored.label}); leave it out"
         raise ConfigError(QUANTIZATION, wanted, why)
-    found = stored if wanted == NONE else online(wanted)
+    found = stored or (None if wanted == NONE else online(wanted))
     if found is None:
         return spec
     layers = tuple(with_formats(spec, layer, f"model.layers.{at}", found, file) for at, layer in enumerate(spec.blocks))

@@ -38,7 +38,7 @@ SERVED = ", ".join(family.architecture for family in families().values())
 READS = "Penstock reads safetensors, so take the model that"
 LAYOUT = "a model is a folder with config.json, *.safetensors and tokenizer.json, as the Hugging Face hub has them"
 PICKLED = "is pickled, which runs code when it is read: Penstock reads safetensors only, so convert it"
-PLAIN = "Penstock serves unquantized weights only; take the model's bfloat16 version"
+READ = "Penstock reads fp8, compressed-tensors, awq, gptq, mxfp4, modelopt, so take the model in one of these, or unquantized"
 
 
 def write_weights(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "BF16") -> None:
@@ -165,13 +165,12 @@ FOLDERS: list[tuple[str, Callable[[Path], object], str]] = [
      "{}/config.json: auto_map is {'AutoModel': 'modeling.Model'}; the model needs code of its own, which Penstock "
      "never runs"),
     *((f"quantized, {method}", quantized(method),
-       f"{{}}/config.json: quantization_config says that the weights are quantized ({method}), and {PLAIN}")
-      for method in ("fp8", "awq", "gptq", "bitsandbytes", "compressed-tensors", "mxfp4")),
+       f"{{}}/config.json: quantization_config says that the weights are quantized by {method}; {READ}")
+      for method in ("bitsandbytes", "hqq")),
     ("quantized, MLX", config(quantization={"bits": 4, "group_size": 64}),
-     f"{{}}/config.json: quantization says that the weights are quantized (MLX), and {PLAIN}"),
+     f"{{}}/config.json: quantization says that the weights are MLX's; {READ}"),
     ("quantized, ModelOpt", file("hf_quant_config.json", "{}"),
-     "{}/hf_quant_config.json: the weights are quantized (ModelOpt), and Penstock serves unquantized weights only; "
-     "take the model's bfloat16 version"),
+     "{}/hf_quant_config.json: quantization is None; it must be an object"),
     ("heads that do not divide",
      config(architectures=["LlamaForCausalLM"], num_attention_heads=7, num_key_value_heads=7, head_dim=None),
      f"{{}}/config.json: num_attention_heads is 7; without head_dim it must divide hidden_size ({SHAPES[NORM][0]})"),
