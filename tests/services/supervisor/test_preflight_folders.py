@@ -38,7 +38,10 @@ SERVED = ", ".join(family.architecture for family in families().values())
 READS = "Penstock reads safetensors, so take the model that"
 LAYOUT = "a model is a folder with config.json, *.safetensors and tokenizer.json, as the Hugging Face hub has them"
 PICKLED = "is pickled, which runs code when it is read: Penstock reads safetensors only, so convert it"
-READ = "Penstock reads fp8, compressed-tensors, awq, gptq, mxfp4, modelopt, so take the model in one of these, or unquantized"
+READ = (
+    "Penstock reads fp8, compressed-tensors, awq, gptq, mxfp4, modelopt, so take the model in one of these, or "
+    "unquantized"
+)
 
 
 def write_weights(path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str = "BF16") -> None:
