@@ -41,7 +41,8 @@ class QuantizedExperts:
     @property
     def weights(self) -> tuple[QuantizedWeight, QuantizedWeight]:
         """`[held, 2 * width, hidden]`, gates first, and `[held, hidden, width]`."""
-        assert self.gate_up is not None and self.down is not None, "loaded"
+        assert self.gate_up is not None, "loaded"
+        assert self.down is not None, "loaded"
         return self.gate_up, self.down
 
     @property

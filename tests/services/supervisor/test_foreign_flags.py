@@ -178,8 +178,8 @@ def test_every_refused_flag_of_a_line_is_named_in_one_message() -> None:
         "command line: 5 flags are not allowed",
         "  --enable-lora: LoRA adapters are not served: merge the adapter into the model's weights",
         "  --lora-modules: LoRA adapters are not served: merge the adapter into the model's weights",
-        "  --quantize-and-serve: a quantized folder is served as its config.json says, and --quantization rounds another "
-        "while it loads",
+        "  --quantize-and-serve: a quantized folder is served as its config.json says, and --quantization rounds "
+        "another while it loads",
         "  --max_modle_len: there is no such option; did you mean --max-model-len?",
         "  --calculate-kv-scales: --kv-cache-dtype fp8 takes the checkpoint's scales of keys and values, in all layers",
     ]
