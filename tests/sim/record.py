@@ -89,8 +89,10 @@ class Record:
         ended = all(key in self.seen and self.seen[key].finish != Finish.NONE for key in keys)
         return ended or life.message.id in self.rejected
 
-    def verify(self, life: Life, world: World, aborted: bool, stopped: bool) -> None:
-        """Every choice of the life ended exactly once, with the tokens that the model gives to its prompt."""
+    def verify(self, life: Life, world: World, aborted: bool, stopped: bool, convicted: bool) -> None:
+        """Every choice of the life ended exactly once, with the tokens that the model gives to its prompt.
+
+        convicted: executors died often enough for one that runs alone to be taken for the cause."""
         message = life.message
         if message.id in self.rejected:
             assert life.invalid, self.rejected[message.id]
@@ -99,7 +101,7 @@ class Record:
             return
         assert not life.invalid
         if message.pooling is not None:
-            verify_vector(self.seen[message.id, 0], life, message.pooling, aborted, world.restarts > 0)
+            verify_vector(self.seen[message.id, 0], life, message.pooling, aborted, convicted)
             return
         for index in range(message.n):
             if life.over(index):
@@ -120,7 +122,7 @@ class Record:
                 assert aborted
                 assert seen.tokens == tokens[: len(seen.tokens)]
             elif seen.error == KILLER:
-                assert world.restarts, "it killed nobody"
+                assert convicted, "it killed nobody"
                 assert seen.tokens == tokens[: len(seen.tokens)]
             else:
                 assert seen.finish == Finish.STOP
@@ -154,11 +156,11 @@ class Record:
             assert seen.prompt_scores is None
 
 
-def verify_vector(seen: Seen, life: Life, pooling: Pooling, aborted: bool, restarts: bool) -> None:
+def verify_vector(seen: Seen, life: Life, pooling: Pooling, aborted: bool, convicted: bool) -> None:
     """A prompt's vector, made of every position that it needs, or the reason why there is none."""
     assert not seen.tokens
     if seen.error == KILLER:
-        assert restarts, "it killed nobody"
+        assert convicted, "it killed nobody"
         return
     fails = life.nature.fails_at == 0
     if seen.finish == Finish.ABORT:

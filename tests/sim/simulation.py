@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from penstock.engine_core.scheduling.lifecycle import SUSPICIOUS
 from penstock.engine_core.scheduling.peak_estimate import Forecast
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
@@ -191,11 +192,12 @@ class Simulation:
         assert (stand.running, stand.waiting, stand.requests, stand.in_flight) == (0, 0, 0, 0)
         assert stand.pool.held == 0
         assert is_idle(self.scheduler), "something is left in a map"
+        convicted = self.world.restarts > 0 or len(self.deaths) > SUSPICIOUS
         for life in self.lives:
             number = life.message.id
             if number in self.forgotten:
                 continue
-            self.record.verify(life, self.world, number in self.aborted, number in self.stopped)
+            self.record.verify(life, self.world, number in self.aborted, number in self.stopped, convicted)
         choices = sum(
             not life.over(choice) for life in self.lives if not life.invalid for choice in range(life.message.n)
         )
