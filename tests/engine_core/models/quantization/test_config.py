@@ -142,6 +142,12 @@ def test_a_config_without_the_key_is_not_quantized() -> None:
     assert read_quantization(ConfigFile(PATH, {"quantization_config": {}})) is None
 
 
+def test_one_group_of_all_inputs_has_no_order() -> None:
+    assert not form(GPTQ, group_size=-1, desc_act=True).ordered
+    channel = compressed("pack-quantized", args(8, "int", "channel", actorder="group"))
+    assert not form(channel).ordered
+
+
 def test_gpt_oss_has_quantized_experts_alone() -> None:
     found = read(GPT_OSS)
     expected = WeightFormat(kind="float4", packing="blocks", bits=4, group=32)
@@ -223,12 +229,13 @@ def test_modelopt_mixes_algorithms_by_module() -> None:
 def test_modelopts_own_file_is_read_where_config_json_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     own = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16,
-           "exclude_modules": ["lm_head", "model.layers.0.self_attn*"]}  # fmt: skip
+           "exclude_modules": ["lm_head", "model.layers.0.self_attn*", "*.mlp.gate"]}  # fmt: skip
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": own}))
     found = read_quantization(read_json(tmp_path / "config.json"))
     assert found is not None
     assert found.format_of(Q_PROJ) == msgspec.structs.replace(FLOAT4, packing="nvfp4")
     assert found.format_of("model.layers.0.self_attn.q_proj") is None
+    assert found.format_of(GATE) == found.format_of(Q_PROJ)
     assert found.kv_scheme is not None
     assert found.kv_scheme.keys == "self_attn.k_proj.k_scale"
 
@@ -260,6 +267,15 @@ def test_the_files_say_whether_the_output_embedding_is_quantized() -> None:
     quantized = read(values, (*dense, "lm_head.weight_scale", "model.layers.3.mlp.gate.weight_scale"))
     assert quantized.format_of(HEAD) == quantized.format_of(ROUTER) == quantized.format_of(Q_PROJ)
     assert read(AWQ, ("lm_head.qweight",)).format_of(HEAD) == form(AWQ)
+    assert read(W4A16, ("lm_head.weight_packed",)).format_of(HEAD) == form(W4A16)  # though the list says otherwise
+
+
+def test_an_output_embedding_that_is_named_is_quantized() -> None:
+    values = in_group("weights")
+    values["config_groups"]["group_0"]["targets"] = ["Linear", "re:.*lm_head$"]
+    found = read(values, ignore=[])
+    assert found.format_of("language_model.lm_head") == found.format_of(Q_PROJ)
+    assert read(GPTQ, lm_head=True).format_of(HEAD) == form(GPTQ)
 
 
 def test_the_files_say_which_matrices_are_packed() -> None:
