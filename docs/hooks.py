@@ -7,6 +7,7 @@ path while that has no public address (`repo_url` in mkdocs.yml).
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import posixpath
 import re
@@ -19,6 +20,7 @@ from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body
 from penstock.engine_core.models.families import families as registry
 from penstock.engine_core.models.layer_spec import NO_ROPE
+from penstock.engine_core.models.quantization.config import METHODS
 from penstock.engine_core.models.reading import ROPE_KINDS
 from penstock.engine_core.models.weight_files import STORED_TYPES
 from penstock.kernels.chip import CHIPS
@@ -244,6 +246,12 @@ def formats() -> str:
     ])  # fmt: skip
 
 
+def weight_formats() -> str:
+    """Every `quant_method` that is read, in its reader's words."""
+    rows = [[code(name), cell((inspect.getdoc(read) or "").partition("\n")[0])] for name, read in METHODS.items()]
+    return table(["`quant_method`", "What is read"], rows)
+
+
 def flags_of(server: str) -> str:
     """What becomes of each flag of another server, which the tests' list of its flags names."""
     lists = Path(__file__).parents[1] / "tests" / "services" / "supervisor" / "flags"
@@ -315,7 +323,7 @@ def chips() -> str:
 GENERATED: Mapping[str, Callable[[], str]] = {
     "options": options, "http": http, "metrics": metrics, "metrics-vllm": aliases, "families": families,
     "flags-vllm": functools.partial(flags_of, "vllm"), "flags-sglang": functools.partial(flags_of, "sglang"),
-    "formats": formats, "foreign-formats": elsewhere, "chips": chips,
+    "formats": formats, "weight-formats": weight_formats, "foreign-formats": elsewhere, "chips": chips,
 }  # fmt: skip
 
 

@@ -25,7 +25,9 @@ PACKED = ("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 
 
 def read_compressed_tensors(file: ConfigFile, names: Collection[str]) -> Quantization:
-    """Rules in the library's order: what is ignored, modules that groups name, and classes of modules last."""
+    """FP8 and INT8 by matrix, output or block; packed integers of 4 and 8 bits; packed NVFP4 and MXFP4.
+
+    Rules come in the library's order: what is ignored, modules that groups name, and classes of modules last."""
     del names
     groups = file.get(f"{KEY}.config_groups")
     kv_scheme = read_kv_scheme(file)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 
 from penstock.engine_core.models.config_file import ConfigFile, read_json
 from penstock.engine_core.models.quantization.compressed_tensors import read_compressed_tensors
 from penstock.engine_core.models.quantization.methods import read_awq, read_fp8, read_gptq, read_modelopt, read_mxfp4
-from penstock.engine_core.models.quantization.rules import Quantization, flattened, markers, refuse_unread_keys
+from penstock.engine_core.models.quantization.rules import Quantization, either, flattened, markers, refuse_unread_keys
 from penstock.protocol.errors import ModelError
 
 KEY = "quantization_config"
@@ -52,7 +53,17 @@ def read_quantization(file: ConfigFile, names: Collection[str] = ()) -> Quantiza
     section.get(f"{KEY}.quant_method")
     found = read(section, names)
     refuse_unread_keys(section)
+    refuse_wrong_patterns(section, found)
     return found.settled(markers(names)) if names else found
+
+
+def refuse_wrong_patterns(file: ConfigFile, found: Quantization) -> None:
+    """Raise ModelError where names are given by what is no regular expression."""
+    try:
+        for rule in found.rules:
+            either(rule.modules.patterns)
+    except re.error as error:
+        raise ModelError(f"{file.path}: {KEY} names modules by a wrong pattern, {error.pattern!r}: {error}") from None
 
 
 def as_object(file: ConfigFile, key: str) -> Mapping[str, object]:

@@ -38,7 +38,9 @@ def not_converted(names: Collection[str]) -> Selector:
 
 
 def read_fp8(file: ConfigFile, names: Collection[str]) -> Quantization:
-    """FP8 in blocks (DeepSeek-V3, 2024) or with one scale a matrix, as transformers and vLLM name the tensors."""
+    """FP8 in blocks of 128x128 (DeepSeek-V3, Qwen3, GLM), or with one scale for a matrix; activations dynamic or static.
+
+    Tensors are named as transformers or as vLLM does."""
     expect(file, f"{KEY}.fmt", (None, "e4m3", "float8_e4m3fn"), "Penstock serves e4m3")
     expect(file, f"{KEY}.scale_fmt", (None, "float", "ue8m0"), "Penstock serves float and ue8m0")
     scheme = f"{KEY}.activation_scheme"
@@ -75,7 +77,9 @@ def read_block(file: ConfigFile, key: str) -> tuple[int, int] | None:
 
 
 def read_awq(file: ConfigFile, names: Collection[str]) -> Quantization:
-    """AutoAWQ's files (Lin et al., 2023)."""
+    """Integers of 4 bits of AutoAWQ, version gemm.
+
+    Source: Lin et al., 2023."""
     del names
     for key in (f"{KEY}.bits", f"{KEY}.w_bit"):
         expect(file, key, (None, 4), "Penstock serves AWQ of 4 bits")
@@ -91,7 +95,9 @@ def read_awq(file: ConfigFile, names: Collection[str]) -> Quantization:
 
 
 def read_gptq(file: ConfigFile, names: Collection[str]) -> Quantization:
-    """AutoGPTQ's and GPTQModel's files (Frantar et al., 2022), with what `dynamic` says of single modules."""
+    """Integers of 4 and 8 bits of AutoGPTQ and GPTQModel: gptq and gptq_v2, desc_act, and `dynamic` overrides.
+
+    Source: Frantar et al., 2022."""
     del names
     layout, key = f"{KEY}.checkpoint_format", f"{KEY}.format"
     layout = layout if file.get(layout) is not None else key
@@ -129,7 +135,7 @@ def read_gptq_format(file: ConfigFile, at: str, base: WeightFormat, group: int) 
 
 
 def read_mxfp4(file: ConfigFile, names: Collection[str]) -> Quantization:
-    """gpt-oss: the experts, of which all are in one tensor."""
+    """Experts of 4 bits with a power of two for each 32 inputs, as gpt-oss has them."""
     del names
     form = WeightFormat(kind="float4", packing="blocks", bits=4, group=32)
     skipped = names_of(file, f"{KEY}.modules_to_not_convert")
@@ -138,7 +144,7 @@ def read_mxfp4(file: ConfigFile, names: Collection[str]) -> Quantization:
 
 
 def read_modelopt(file: ConfigFile, names: Collection[str]) -> Quantization:
-    """NVIDIA ModelOpt's: one algorithm for all modules, or one for each that is named."""
+    """NVIDIA ModelOpt's FP8, NVFP4 as weights alone, and mixtures of both (MIXED_PRECISION)."""
     del names
     rules = [Rule(wildcards(names_of(file, f"{KEY}.ignore") + names_of(file, f"{KEY}.exclude_modules")))]
     notes: list[str] = []
@@ -148,9 +154,12 @@ def read_modelopt(file: ConfigFile, names: Collection[str]) -> Quantization:
         layers = file.get(f"{KEY}.quantized_layers")
         if not isinstance(layers, Mapping) or not layers:
             raise file.error(f"{KEY}.quantized_layers", "an object of module names and algorithms is expected")
+        modules: dict[WeightFormat, list[str]] = {}
         for name in layers:
             at = f"{KEY}.quantized_layers.{name}"
-            rules.append(Rule(wildcards((name,)), modelopt_format(file, f"{at}.quant_algo", f"{at}.group_size", notes)))
+            form = modelopt_format(file, f"{at}.quant_algo", f"{at}.group_size", notes)
+            modules.setdefault(form, []).append(name)
+        rules += (Rule(wildcards(named), form) for form, named in modules.items())
     else:
         rules.append(Rule(EVERY, modelopt_format(file, algorithm, f"{KEY}.group_size", notes)))
     return Quantization(

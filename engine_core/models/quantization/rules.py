@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from penstock.engine_core.models.quantization.weight_format import WeightFormat
 
 # What stands before a layer's name depends on the library that saved the model.
 WRAPPERS = ("model.", "language_model.", "text_model.")
+PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "language_model.")
 # Modules that a rule for every linear layer means only where the files say so: the embeddings and the routers.
 SPECIAL = re.compile(r"(^|\.)(lm_head|embed_tokens|gate|shared_expert_gate|router(\.\w+)?)\Z")
 MARKERS = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
@@ -44,11 +46,13 @@ class Selector(msgspec.Struct, frozen=True):
                 return True
         if not self.patterns:
             return False
-        pattern = re.compile("|".join(f"(?:{pattern})" for pattern in self.patterns))
-        return any(
-            pattern.match(prefix + module)
-            for prefix in ("", "model.", "model.language_model.", "language_model.model.", "language_model.")
-        )
+        match = either(self.patterns).match
+        return any(match(prefix + module) for prefix in PREFIXES)
+
+
+@lru_cache(maxsize=64)
+def either(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -385,6 +385,11 @@ def test_mlx_is_refused() -> None:
         read_quantization(ConfigFile(PATH, {"quantization": {"bits": 4, "group_size": 64}}))
 
 
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"quantization_config names modules by a wrong pattern, '\(\?:\*gate\)': "):
+        read({**DYNAMIC, "ignore": ["re:*gate"]})
+
+
 def test_it_travels_as_json() -> None:
     """A specification is a record of plain values."""
     found = read(W4A16)
