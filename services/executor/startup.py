@@ -151,6 +151,8 @@ def start(
     log_loaded(ready, options, shape, draft)
     if left := unread_tensors(spec, read_names(path)):
         logs.info(log, "left_unread", tensors=left, reason="encoders and draft layers are not served")
+    for reason in () if spec.quantization is None else spec.quantization.notes:
+        logs.info(log, "served_otherwise", reason=reason)
     if spec.attention.kv_fp8:
         logs.info(log, "kv_scales", used="1.0", reason="the checkpoint has no scales of keys and values")
     for reason in wrong_output(config):

@@ -38,7 +38,7 @@ def not_converted(names: Collection[str]) -> Selector:
 
 
 def read_fp8(file: ConfigFile, names: Collection[str]) -> Quantization:
-    """FP8 in blocks of 128x128 (DeepSeek-V3, Qwen3, GLM), or with one scale for a matrix; activations dynamic or static.
+    """FP8 in blocks (DeepSeek, Qwen3, GLM) or with one scale for a matrix; activations dynamic or static.
 
     Tensors are named as transformers or as vLLM does."""
     expect(file, f"{KEY}.fmt", (None, "e4m3", "float8_e4m3fn"), "Penstock serves e4m3")

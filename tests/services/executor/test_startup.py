@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,19 @@ def test_a_byte_a_number_in_fp8(folder: str, caplog: pytest.LogCaptureFixture) -
     assert (ready.blocks, ready.dtype, ready.kv_cache_dtype) == (39, "float32", "fp8_e4m3")
     assert ready.cache_bytes == 10 * BLOCK_BYTES
     assert [record.message for record in caplog.records].count("kv_scales") == 1
+
+
+def test_weights_that_are_served_otherwise_than_they_say_are_logged(
+    folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = {"num_bits": 4, "type": "int", "strategy": "channel"}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8, "type": "int"}}
+    path = Path(folder) / "config.json"
+    quantization = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": group}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantization}))
+    with caplog.at_level("INFO"):
+        start(config(folder), 0)
+    assert [record.message for record in caplog.records].count("served_otherwise") == 1
 
 
 def test_a_cache_below_one_request_is_refused_with_the_length_that_fits(folder: str) -> None:
