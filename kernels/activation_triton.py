@@ -61,6 +61,22 @@ def gate_values(
 
 
 @triton.jit
+def finish_tile(
+    sums, ups, bias, output, width, TYPE: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
+    SLOPE: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Bias, gate and rounding of a finished tile `[rows, outputs]`; `ups` are those of outputs `width` further on."""
+    real = output < width
+    if BIAS:
+        sums += tl.load(bias + output, mask=real, other=0.0).to(tl.float32)[None, :]
+    if GATED:
+        if BIAS:
+            ups += tl.load(bias + width + output, mask=real, other=0.0).to(tl.float32)[None, :]
+        sums = gate_values(sums.to(TYPE), ups.to(TYPE), KIND, SLOPE, LIMIT, SHIFT)  # as the host rounds
+    return sums.to(TYPE)
+
+
+@triton.jit
 def activation_kernel(
     product, out, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
     SLOPE: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, PDL: tl.constexpr,

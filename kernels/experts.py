@@ -13,9 +13,7 @@ from torch.nn.functional import linear
 from penstock.kernels.activation import SILU, activate
 from penstock.kernels.chip import chip_of
 from penstock.kernels.quantized import QuantizedWeight, expert_of, multiply_reference
-from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
-
-NO_BIASES = ExpertBiases()
+from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes, Routing
 
 
 def expert_mlp(

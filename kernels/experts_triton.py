@@ -18,16 +18,17 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.kernels.activation import SILU
-from penstock.kernels.activation_triton import gate_values
+from penstock.kernels.activation_triton import finish_tile
 from penstock.kernels.chip import chip_of
-from penstock.kernels.experts import NO_BIASES
 from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling
-from penstock.kernels.linear_triton import add_product, load_tile, load_tma_tile, tma_compatible
+from penstock.kernels.linear_triton import add_product, line_pointers, load_tile, load_weights, tma_compatible
 from penstock.kernels.quantized import QuantizedWeight
-from penstock.kernels.records import Activation, ExpertBiases, Routes
-from penstock.kernels.routing_triton import Schedule, sort_pairs
+from penstock.kernels.quantized_experts_triton import multiply_pairs
+from penstock.kernels.quantized_linear import kind_of
+from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes
+from penstock.kernels.routing_triton import Schedule, load_tile_pairs, sort_pairs
 
 Weight = Tensor | QuantizedWeight
 COLUMNS = 1024  # of a token's sum in one program
@@ -38,7 +39,8 @@ def multiply_experts(
 ) -> Tensor:
     """`kernels.experts.expert_mlp` on a GPU."""
     _, hidden, width = down.shape
-    plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, "", False))
+    kind = "" if isinstance(down, Tensor) else kind_of(down)
+    plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, kind, False))
     tiling = plan.way(routes.experts.numel() / routes.total)
     assert isinstance(tiling, ExpertTiling)
     return multiply_sorted(x, routes, gate_up, down, first, tiling, biases, activation)
@@ -52,8 +54,12 @@ def multiply_sorted(
     held, hidden, _ = down.shape
     tokens, chosen = routes.experts.shape
     schedule = sort_pairs(routes.experts, first, held, tiling.down.rows)
-    inner = multiply_tiles(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation)
-    lines = multiply_tiles(inner, down, biases.down, schedule, tiling.down, 1, None)
+    if isinstance(gate_up, Tensor):
+        inner = multiply_tiles(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation)
+        lines = multiply_tiles(inner, down, biases.down, schedule, tiling.down, 1, None)
+    else:
+        assert not isinstance(down, Tensor)
+        lines = multiply_pairs(x, gate_up, down, schedule, tiling, chosen, biases, activation)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     pdl = chip_of(x.device).pdl
     sum_kernel[(tokens, triton.cdiv(hidden, COLUMNS))](
@@ -132,44 +138,28 @@ def expert_kernel(
     tile = tl.program_id(0) // columns
     if tile >= tl.load(count):
         return
-    expert = tl.load(tiles + tile * 3)
-    begin = tl.load(tiles + tile * 3 + 1)
-    size = tl.load(tiles + tile * 3 + 2)
-    line = tl.arange(0, ROWS)
-    pair = tl.load(order + begin + tl.minimum(line, size - 1)).to(tl.int64)
+    expert, line, size, pair = load_tile_pairs(order, tiles, tile, ROWS)
     first = tl.program_id(0) % columns * OUTPUTS
     output = first + tl.arange(0, OUTPUTS)
     top = expert * (2 * width if GATED else width)
     x_lines = x + pair // CHOSEN * x_stride
     sums = tl.zeros([OUTPUTS, ROWS] if SWAP_AB else [ROWS, OUTPUTS], tl.float32)
     ups = sums
-    if not TMA:
-        lines = weight + (top + tl.minimum(output, width - 1)).to(tl.int64) * inputs
-        up_lines = lines + width.to(tl.int64) * inputs
+    lines, up_lines = line_pointers(weight, top + tl.minimum(output, width - 1), width, inputs, TMA)
     for start in range(0, inputs, INPUTS):
         values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAP_AB)
-        if TMA:
-            weights = load_tma_tile(weight, top + first, start, not SWAP_AB)
-        else:
-            weights = load_tile(lines, start, inputs, INPUTS, EVEN, not SWAP_AB)
+        weights = load_weights(weight, lines, top + first, start, inputs, INPUTS, EVEN, not SWAP_AB, TMA)
         sums = add_product(values, weights, sums, SWAP_AB)
         if GATED:
-            if TMA:
-                weights = load_tma_tile(weight, top + width + first, start, not SWAP_AB)
-            else:
-                weights = load_tile(up_lines, start, inputs, INPUTS, EVEN, not SWAP_AB)
+            weights = load_weights(weight, up_lines, top + width + first, start, inputs, INPUTS, EVEN, not SWAP_AB, TMA)
             ups = add_product(values, weights, ups, SWAP_AB)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if SWAP_AB:
         sums = sums.trans()
         ups = ups.trans()
-    if BIAS:
-        sums += tl.load(bias + top + output, mask=output < width, other=0.0).to(tl.float32)[None, :]
-    if GATED:
-        if BIAS:
-            ups += tl.load(bias + top + width + output, mask=output < width, other=0.0).to(tl.float32)[None, :]
-        TYPE: tl.constexpr = out.dtype.element_ty  # as the host rounds
-        sums = gate_values(sums.to(TYPE), ups.to(TYPE), KIND, SLOPE, LIMIT, SHIFT)
+    found = finish_tile(
+        sums, ups, bias + top, output, width, out.dtype.element_ty, BIAS, GATED, KIND, SLOPE, LIMIT, SHIFT
+    )
     real = (line < size)[:, None] & (output < width)[None, :]
-    tl.store(out + pair[:, None] * width + output[None, :], sums.to(out.dtype.element_ty), mask=real)
+    tl.store(out + pair[:, None] * width + output[None, :], found, mask=real)

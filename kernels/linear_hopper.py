@@ -23,7 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from penstock.kernels.chip import chip_of
 from penstock.kernels.gluon_names import async_load, barrier
 from penstock.kernels.linear_tilings import PIPELINED_BYTES, PipelinedTiling
-from penstock.kernels.quantize import QuantizedRows
+from penstock.kernels.quantized import QuantizedRows
 
 ROW = gl.constexpr(128)  # bytes of a row of swizzled shared memory
 K_TILES = PIPELINED_BYTES // ROW.value  # of one iteration; the kernel has sums for four of them

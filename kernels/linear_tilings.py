@@ -73,6 +73,7 @@ class ExpertTiling(msgspec.Struct, frozen=True, array_like=True, tag="experts"):
 
     gate_up: Tiling  # of whose outputs each has its gate
     down: Tiling
+    rounding: bool = False  # rows of 8 bits are rounded in both products, for few rows to a tile; not in between
 
     def __post_init__(self) -> None:
         assert self.gate_up.rows == self.down.rows
@@ -91,7 +92,7 @@ def describe(way: Way) -> str:
     if isinstance(way, PipelinedTiling):
         return f"ring w{way.warps} s{way.stages}"
     if isinstance(way, ExpertTiling):
-        return f"{describe(way.gate_up)}, {describe(way.down)}"
+        return f"{describe(way.gate_up)}, {describe(way.down)}" + " rounding" * way.rounding
     if isinstance(way, GroupedTiling):
         return f"{way.rows}x{way.lines} w{way.warps} s{way.stages} parts {way.parts} shares {way.shares}"
     flags = ("s", way.swap_ab), ("d", way.tma), ("f", way.flat), ("g", way.gated)
@@ -135,8 +136,10 @@ RULED = (1, 8, 16, 32, 64, 128, *range(256, 8193, TALL))  # rows up to which the
 def ruled(product: Product, chip: Chip, *, invariant: bool) -> Plan:
     """The plan by the rules."""
     if product.experts:
-        ways = [ExpertTiling(SINGLE, SINGLE)] * len(BY_MEAN) if product.dtype.itemsize > 2 else [w for _, w in BY_MEAN]
-        return Plan(tuple(mean for mean, _ in BY_MEAN), tuple(fitted(way, product, chip) for way in ways))
+        rules = SCALED_BY_MEAN if product.weight in SCALED else BY_MEAN
+        single = product.dtype.itemsize > 2 and not product.weight
+        ways = [ExpertTiling(SINGLE, SINGLE) if single else way for _, way in rules]
+        return Plan(tuple(mean for mean, _ in rules), tuple(fitted(way, product, chip) for way in ways))
     found = [fitted(choose_tiling(rows, product, chip, invariant=invariant), product, chip) for rows in RULED]
     last = [at for at, way in enumerate(found) if at + 1 == len(found) or found[at + 1] != way]
     return Plan(tuple(RULED[at] for at in last), tuple(found[at] for at in last))
@@ -256,6 +259,13 @@ BY_MEAN = (
     (math.inf, ExpertTiling(Tiling(128, 128, 64, 8, 4, tma=True), Tiling(128, 256, 64, 8, 4, tma=True))),
 )
 
+# The same of weights of 8 bits, whose blocks have 128 outputs and inputs.
+SCALED_BY_MEAN = (
+    (8, ExpertTiling(Tiling(16, 64, TURN, 4, 6, swap_ab=True), Tiling(16, 64, TURN, 4, 6, swap_ab=True))),
+    (32, ExpertTiling(Tiling(32, 64, TURN, 4, 4, swap_ab=True), Tiling(32, 64, TURN, 4, 4, swap_ab=True))),
+    (math.inf, ExpertTiling(Tiling(64, 64, TURN, 4, 4, tma=True), Tiling(64, 128, TURN, 4, 4, tma=True))),
+)
+
 
 def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int:
     """Shared memory of one program, at most: the stages of its pipeline.
@@ -263,11 +273,10 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
     Hopper's and Blackwell's data center chips multiply from shared memory, others have the last stage in registers.
     """
     if isinstance(way, ExpertTiling):
-        sizes = (
-            shared_bytes(part, chip, gated=at == 0, itemsize=itemsize)
-            for at, part in enumerate((way.gate_up, way.down))
-        )
-        return max(sizes)
+        parts = [way.gate_up, way.down]
+        if way.rounding:  # rows lie there in both types
+            parts = [msgspec.structs.replace(part, rows=3 * part.rows) for part in parts]
+        return max(shared_bytes(part, chip, gated=at == 0, itemsize=itemsize) for at, part in enumerate(parts))
     if isinstance(way, PipelinedTiling):
         outputs = 16 * way.warps * (2 if gated else 1)
         return way.stages * PIPELINED_BYTES * (way.rows + outputs) + BARRIERS
@@ -299,7 +308,7 @@ def fitted(way: Way, product: Product, chip: Chip) -> Way:
         down = fitted(way.down, msgspec.structs.replace(product, gated=False, experts=0), chip)
         assert isinstance(gate_up, Tiling)
         assert isinstance(down, Tiling)
-        return ExpertTiling(gate_up, down)
+        return ExpertTiling(gate_up, down, way.rounding)
     if isinstance(way, Tiling) and way.tma and not chip.tma:
         way = msgspec.structs.replace(way, tma=False, ctas_per_sm=1, flat=False)
     while isinstance(way, Tiling | GroupedTiling) and not fits(way, product, chip):
@@ -321,6 +330,7 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     most: int
     way: Cut
     gated: bool | None = None  # None: either
+    scaled: bool = False  # of experts: for weights of 8 bits
 
 
 @lru_cache(maxsize=1)
@@ -341,6 +351,7 @@ def candidates(product: Product, rows: int, chip: Chip) -> list[Way]:
         if one.least <= rows <= one.most
         and one.gated in (None, product.gated)
         and isinstance(one.way, ExpertTiling) == bool(product.experts)
+        and (not product.experts or one.scaled == (product.weight in SCALED))
         and isinstance(one.way, GroupedTiling) == (product.weight in GROUPED)
         and (rows > 1 or product.experts or isinstance(one.way, VectorTiling | GroupedTiling) or not chip.pdl)
         and fits(one.way, product, chip)

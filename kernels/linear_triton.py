@@ -214,6 +214,31 @@ def load_tma_tile(matrix, row, start, UPRIGHT: tl.constexpr):
 
 
 @triton.jit
+def load_weights(
+    weight, lines, row, start, inputs, INPUTS: tl.constexpr, EVEN: tl.constexpr, UPRIGHT: tl.constexpr,
+    TMA: tl.constexpr,
+):  # fmt: skip
+    """A tile of a weight, of which `lines` are pointers, or whose first is `row` of a descriptor."""
+    if TMA:
+        tile = load_tma_tile(weight, row, start, UPRIGHT)
+    else:
+        tile = load_tile(lines, start, inputs, INPUTS, EVEN, UPRIGHT)
+    return tile
+
+
+@triton.jit
+def line_pointers(weight, line, width, inputs, TMA: tl.constexpr):
+    """Pointers to lines of a weight, and to those `width` further on; what has a descriptor needs none."""
+    if TMA:
+        lines = line
+        up_lines = line
+    else:
+        lines = weight + line.to(tl.int64) * inputs
+        up_lines = lines + width.to(tl.int64) * inputs
+    return lines, up_lines
+
+
+@triton.jit
 def add_product(values, weights, sums, SWAP_AB: tl.constexpr):
     """sums + values @ weights; SWAP_AB: sums + weights @ values."""
     if SWAP_AB:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
-import torch
 from torch import Tensor
 
 from penstock.kernels.chip import chip_of
-from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedWeight, quantize_rows
-
-
-class QuantizedRows(NamedTuple):
-    """Rows that a kernel before the product has rounded already."""
-
-    values: Tensor  # e4m3 or int8 [rows, inputs]
-    scales: Tensor  # fp32 [rows, 1], or [rows, ceil(inputs / block)]
-    dtype: torch.dtype  # of what was rounded, and of products
-
-
-@dataclass(frozen=True, eq=False)
-class RowFormat:
-    """What a product wants its rows to be, as `quantize_rows` takes it."""
-
-    kind: torch.dtype
-    block: int = 0
-    scale: Tensor | None = None  # fp32 [1], given for all rows
+from penstock.kernels.quantized import (
+    Float8Weight,
+    Int8Weight,
+    QuantizedRows,
+    QuantizedWeight,
+    RowFormat,
+    quantize_rows,
+)
 
 
 def row_format(weight: QuantizedWeight | Tensor) -> RowFormat | None:

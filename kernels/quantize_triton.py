@@ -12,8 +12,8 @@ from torch import Tensor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
-from penstock.kernels.quantize import QuantizedRows, RowFormat
 from penstock.kernels.quantized import SMALLEST as SMALLEST_SCALE
+from penstock.kernels.quantized import QuantizedRows, RowFormat
 
 SMALLEST = tl.constexpr(SMALLEST_SCALE)
 ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2^23: a sum with it is rounded to an integer, of two the even
@@ -60,32 +60,44 @@ def larger(one, other):
 
 
 @triton.jit
+def scales_of(parts, TYPE: tl.constexpr):
+    """The scale of each line of a tile."""
+    LARGEST: tl.constexpr = 127.0 if tl.int8 == TYPE else 448.0
+    largest = tl.reduce(tl.abs(parts), 1, larger)
+    return tl.maximum(tl.div_rn(largest, LARGEST), SMALLEST, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def rounded(parts, scale, TYPE: tl.constexpr):
+    """Lines of a tile over their scales, rounded to e4m3 or integers of 8 bits."""
+    LARGEST: tl.constexpr = 127.0 if tl.int8 == TYPE else 448.0
+    found = parts * tl.div_rn(1.0, scale)[:, None]
+    found = tl.minimum(tl.maximum(found, -LARGEST), LARGEST)
+    if tl.int8 == TYPE:
+        found = (found + ROUNDING) - ROUNDING
+    return found.to(TYPE)
+
+
+@triton.jit
 def store_rounded(
     values, row, first, out, scales,
     WIDTH: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
     """Part of a row from `first` on, fp32 and 0 beyond its end, rounded to out's type; its scales are written, but
     where they are given (STATIC). BLOCK: inputs of a scale; 0: the part is a row and has one."""
-    INTEGERS: tl.constexpr = out.dtype.element_ty == tl.int8
-    LARGEST: tl.constexpr = 127.0 if INTEGERS else 448.0
+    TYPE: tl.constexpr = out.dtype.element_ty
     SIZE: tl.constexpr = BLOCK if BLOCK > 0 else TILE
     parts = tl.reshape(values, [TILE // SIZE, SIZE])
     if STATIC:
         scale = tl.zeros([TILE // SIZE], tl.float32) + tl.load(scales)
     else:
-        scale = tl.maximum(
-            tl.div_rn(tl.reduce(tl.abs(parts), 1, larger), LARGEST), SMALLEST, propagate_nan=tl.PropagateNan.ALL
-        )
+        scale = scales_of(parts, TYPE)
         BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK if BLOCK > 0 else 1
         block = first // SIZE + tl.arange(0, TILE // SIZE)
         tl.store(scales + row * BLOCKS + block, scale, mask=block < BLOCKS)
-    found = parts * tl.div_rn(1.0, scale)[:, None]
-    found = tl.minimum(tl.maximum(found, -LARGEST), LARGEST)
-    if INTEGERS:
-        found = (found + ROUNDING) - ROUNDING
-    found = tl.reshape(found, [TILE])
+    found = tl.reshape(rounded(parts, scale, TYPE), [TILE])
     places = first + tl.arange(0, TILE)
-    tl.store(out + row * WIDTH + places, found.to(out.dtype.element_ty), mask=places < WIDTH)
+    tl.store(out + row * WIDTH + places, found, mask=places < WIDTH)
 
 
 @triton.jit

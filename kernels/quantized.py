@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -120,6 +120,23 @@ class Float4Weight:
         if self.factors is not None:
             scales = scales * self.factors[..., None]
         return (table[codes].view(*scales.shape, self.group) * scales[..., None]).flatten(-2).to(dtype)
+
+
+class QuantizedRows(NamedTuple):
+    """Rows that a kernel before the product has rounded already."""
+
+    values: Tensor  # e4m3 or int8 [rows, inputs]
+    scales: Tensor  # fp32 [rows, 1], or [rows, ceil(inputs / block)]
+    dtype: torch.dtype  # of what was rounded, and of products
+
+
+@dataclass(frozen=True, eq=False)
+class RowFormat:
+    """What a product wants its rows to be, as `quantize_rows` takes it."""
+
+    kind: torch.dtype
+    block: int = 0
+    scale: Tensor | None = None  # fp32 [1], given for all rows
 
 
 QuantizedWeight: TypeAlias = Float8Weight | Int8Weight | GroupedWeight | Float4Weight

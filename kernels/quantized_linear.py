@@ -11,12 +11,13 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_linear import PlaneWeight, planes_of
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
-from penstock.kernels.quantize import QuantizedRows, quantize, row_format
+from penstock.kernels.quantize import quantize, row_format
 from penstock.kernels.quantized import (
     Float4Weight,
     Float8Weight,
     GroupedWeight,
     Int8Weight,
+    QuantizedRows,
     QuantizedWeight,
     multiply_reference,
 )

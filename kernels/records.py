@@ -75,6 +75,9 @@ class ExpertBiases(NamedTuple):
     down: Tensor | None = None  # [held, hidden]
 
 
+NO_BIASES = ExpertBiases()
+
+
 class Routing(NamedTuple):
     """How experts are chosen, and their shares."""
 

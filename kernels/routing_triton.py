@@ -169,3 +169,15 @@ def sort_kernel(
         rank = tl.cumsum(mine.to(tl.int32), 0)
         tl.store(order + begin + rank - 1, start + tl.arange(0, CHUNK), mask=mine)
         begin += tl.sum(mine.to(tl.int32), 0)
+
+
+@triton.jit
+def load_tile_pairs(order, tiles, tile, ROWS: tl.constexpr):
+    """A tile's expert, counted from the first that is held, its lines, how many of them are real, and their pairs:
+    lines past the last repeat it."""
+    expert = tl.load(tiles + tile * 3)
+    begin = tl.load(tiles + tile * 3 + 1)
+    size = tl.load(tiles + tile * 3 + 2)
+    line = tl.arange(0, ROWS)
+    pair = tl.load(order + begin + tl.minimum(line, size - 1)).to(tl.int64)
+    return expert, line, size, pair

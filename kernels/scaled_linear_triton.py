@@ -20,8 +20,7 @@ from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_tilings import Tiling, VectorTiling
 from penstock.kernels.linear_triton import load_tile, load_tma_tile, store_tile
-from penstock.kernels.quantize import QuantizedRows
-from penstock.kernels.quantized import Float8Weight, Int8Weight
+from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedRows
 
 Rows = QuantizedRows | Tensor  # a Tensor where the weight alone has 8 bits
 NATIVE = 89  # capability from which conversions and products of E4M3 are in hardware

@@ -22,7 +22,8 @@ from penstock.engine_core.execution.compilation import UncompiledKernel, load_ke
 from penstock.engine_core.execution.cuda_graphs import Memory
 from penstock.engine_core.execution.product_tuning import Dropped, Job
 from penstock.kernels.grouped_linear import GROUPED, form_named, timed_weight
-from penstock.kernels.linear_tilings import ExpertTiling, Product, Way
+from penstock.kernels.linear_tilings import SCALED, TURN, ExpertTiling, Product, Way
+from penstock.kernels.quantized import FLOAT8, Float8Weight, Int8Weight, QuantizedWeight
 from penstock.kernels.records import Routes
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ CHOSEN = 8  # experts of a token
 CALLS = 6  # in a graph, at least
 REPLAYS = 3  # of which the quickest counts
 STD = 0.02  # of weights
+SMALL_CODES = 0xBF  # bits of which an E4M3 below 2 has none but these
 TOLERANCE = 0.02  # relative distance from the first way's result
 
 
@@ -100,9 +102,17 @@ class ProductBench:
         product = job.product
         held = held_experts(product)
         each = product.width * product.inputs
-        pool = self.pools[product.dtype]
-        gate_up = pool[: 2 * held * each].view(held, 2 * product.width, product.inputs)
-        down = pool[2 * held * each : 3 * held * each].view(held, product.inputs, product.width)
+        shapes = (held, 2 * product.width, product.inputs), (held, product.inputs, product.width)
+        gate_up: Tensor | QuantizedWeight
+        down: Tensor | QuantizedWeight
+        if product.weight in SCALED:
+            gate_up, down = (scaled_weight(product.weight, shape, self.device) for shape in shapes)
+        else:
+            pool = self.pools[product.dtype]
+            gate_up, down = (
+                pool[: 2 * held * each].view(shapes[0]),
+                pool[2 * held * each : 3 * held * each].view(shapes[1]),
+            )
         chosen = min(CHOSEN, held)
         tokens = max(1, job.rows * held // chosen)
         x = torch.randn(tokens, product.inputs, device=self.device).to(product.dtype)
@@ -138,6 +148,18 @@ class ProductBench:
         """The time of some calls in a graph."""
         graph, _ = self.memory.capture(calls, run=False)
         return replay_microseconds(graph, REPLAYS)
+
+
+def scaled_weight(kind: str, shape: tuple[int, int, int], device: torch.device) -> QuantizedWeight:
+    """Random experts of 8 bits."""
+    codes = torch.randint(0, 256, shape, dtype=torch.uint8, device=device).bitwise_and_(SMALL_CODES)
+    if kind == "int8":
+        return Int8Weight(codes.view(torch.int8), torch.full(shape[:2], STD / SMALL_CODES, device=device))
+    blocks = shape[0], -(-shape[1] // TURN), -(-shape[2] // TURN)
+    if kind == "fp8_blocks":
+        return Float8Weight(codes.view(FLOAT8), torch.full(blocks, STD, device=device), (TURN, TURN), "block")
+    scales = torch.full(shape[:2], STD, device=device)
+    return Float8Weight(codes.view(FLOAT8), scales, activations="none" if kind == "fp8_weights" else "row")
 
 
 def weight_bytes(product: Product) -> int:

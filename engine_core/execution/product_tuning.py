@@ -19,7 +19,7 @@ import torch
 
 from penstock.kernels.chip import Chip
 from penstock.kernels.linear_plans import MeasuredPlan, MeasuredTable, Plans, read
-from penstock.kernels.linear_tilings import Product, Way, candidates, ruled
+from penstock.kernels.linear_tilings import SCALED, Product, Way, candidates, ruled
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 2048)  # the last stands for all larger numbers
 MEANS = (4, 8, 16, 32, 128)  # pairs for each expert, likewise
@@ -55,8 +55,14 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def tunable(products: Iterable[Product]) -> list[Product]:
-    """Those for which a measured plan could matter."""
-    return [one for one in products if one.dtype.itemsize == 2 and one.width * one.inputs >= SMALLEST]
+    """Those for which a measured plan could matter, and which can be measured."""
+    return [
+        one
+        for one in products
+        if one.dtype.itemsize == 2
+        and one.width * one.inputs >= SMALLEST
+        and (not one.experts or one.weight in ("", *SCALED))
+    ]
 
 
 def untuned(plans: Plans) -> list[Product]:

@@ -12,8 +12,8 @@ import torch
 
 from penstock.kernels.linear_tilings import PIPELINED_ROWS, PipelinedTiling
 from penstock.kernels.linear_triton import pipelined_product
-from penstock.kernels.quantize import QuantizedRows, RowFormat, quantize
-from penstock.kernels.quantized import FLOAT8
+from penstock.kernels.quantize import quantize
+from penstock.kernels.quantized import FLOAT8, QuantizedRows, RowFormat
 
 CUDA = torch.device("cuda")
 

@@ -41,6 +41,7 @@ PRODUCTS = [
         Product(width, inputs, torch.float16, experts=experts)
         for width, inputs, experts in ((768, 2048, 128), (3584, 4096, 8))
     ),
+    Product(768, 2048, torch.bfloat16, experts=128, weight="fp8_blocks"),
 ]
 
 
@@ -178,7 +179,7 @@ def test_ways_are_read_as_they_are_written() -> None:
 
 
 def test_candidates_fit_and_differ() -> None:
-    assert len({(one.way, one.gated) for one in all_candidates()}) == len(all_candidates())
+    assert len({(one.way, one.gated, one.scaled) for one in all_candidates()}) == len(all_candidates())
     for product in PRODUCTS:
         for rows in ROWS:
             found = candidates(product, rows, H200)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from penstock.kernels import quantize_triton
-from penstock.kernels.quantize import RowFormat, quantize, row_format
-from penstock.kernels.quantized import FLOAT8, Float4Weight, Float8Weight, Int8Weight, quantize_rows
+from penstock.kernels.quantize import quantize, row_format
+from penstock.kernels.quantized import FLOAT8, Float4Weight, Float8Weight, Int8Weight, RowFormat, quantize_rows
 
 SCALE = torch.tensor([0.03])
 FORMS = [(FLOAT8, 0, None), (torch.int8, 0, None), (FLOAT8, 32, None), (FLOAT8, 0, SCALE), (torch.int8, 0, SCALE)]

@@ -82,7 +82,8 @@ def test_experts_are_as_many_as_memory_holds() -> None:
 @pytest.mark.parametrize(
     "product",
     [Product(2048, 1024, torch.bfloat16), Product(1536, 1024, torch.float16, gated=True),
-     Product(512, 1024, torch.bfloat16, experts=16)],
+     Product(512, 1024, torch.bfloat16, experts=16),
+     *(Product(512, 1024, torch.bfloat16, experts=16, weight=kind) for kind in ("fp8_blocks", "int8"))],
     ids=str,
 )  # fmt: skip
 def test_every_way_of_a_product_is_timed(product: Product) -> None:
