@@ -23,6 +23,7 @@ from penstock.kernels.quantize_triton import empty_rows, rounded, scales_of
 from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedRows, QuantizedWeight, RowFormat
 from penstock.kernels.records import Activation, ExpertBiases
 from penstock.kernels.routing_triton import Schedule, load_tile_pairs
+from penstock.kernels.scaled_linear_triton import float8_values, outer, readable
 
 
 def multiply_pairs(
@@ -67,12 +68,11 @@ def multiply_scaled_tiles(
     size = tiling.inputs
     if block is not None:
         size = block[1]
-        assert block[0] % tiling.outputs == 0
         assert gate is None or width % block[0] == 0
     assert values.stride(1) == 1
     assert weight.values.is_contiguous()
     assert weight.scales.is_contiguous()
-    lines = weight.values.view(held * outputs, inputs)
+    lines = readable(weight.values).view(held * outputs, inputs)
     tma = tiling.tma and tma_compatible(lines)
     if form is None:
         out: Tensor | QuantizedRows = torch.empty(len(schedule.order), width, dtype=dtype, device=values.device)
@@ -100,14 +100,27 @@ def multiply_scaled_tiles(
 
 
 @triton.jit
-def add_scaled(values, weights, scale, sums, SWAP_AB: tl.constexpr):
-    """sums + values @ weights * scale of each row; SWAP_AB: sums + weights @ values * scale."""
-    weights = weights.to(values.dtype)
-    if SWAP_AB:
-        found = tl.dot(weights, values, input_precision="ieee").to(tl.float32) * scale[None, :]
+def add_scaled(values, weights, row_scale, scale, sums, SWAP_AB: tl.constexpr, VECTOR: tl.constexpr):
+    """sums + values @ weights by the scales of rows and of all outputs, VECTOR: of each; SWAP_AB: turned over."""
+    weights = float8_values(weights, values.dtype) if weights.dtype != values.dtype else weights
+    if VECTOR:
+        factors = outer(row_scale, scale, SWAP_AB)
+    elif SWAP_AB:
+        factors = (row_scale * scale)[None, :]
     else:
-        found = tl.dot(values, weights, input_precision="ieee").to(tl.float32) * scale[:, None]
-    return sums + found
+        factors = (row_scale * scale)[:, None]
+    if SWAP_AB:
+        found = tl.dot(weights, values, input_precision="ieee")
+    else:
+        found = tl.dot(values, weights, input_precision="ieee")
+    return sums + found.to(tl.float32) * factors
+
+
+@triton.jit
+def block_scale_lines(scales, expert, first, output, outputs, blocks, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """Where the scales of a tile's outputs begin: of all, VECTOR: of each."""
+    block = tl.minimum(output, outputs - 1) // BLOCK if VECTOR else first // BLOCK
+    return scales + (expert * tl.cdiv(outputs, BLOCK) + block).to(tl.int64) * blocks
 
 
 @triton.jit(do_not_specialize=("columns",))
@@ -141,39 +154,37 @@ def scaled_expert_kernel(
     ones = tl.full([ROWS], 1.0, tl.float32)
     lines, up_lines = line_pointers(weight, top + tl.minimum(output, width - 1), width, inputs, TMA)
     blocks = tl.cdiv(inputs, INPUTS)
+    VECTOR: tl.constexpr = BLOCK > 0 and BLOCK % OUTPUTS != 0
     if BLOCK:
-        block_lines = scales + (expert * tl.cdiv(outputs, BLOCK) + first // BLOCK).to(tl.int64) * blocks
+        block_lines = block_scale_lines(scales, expert, first, output, outputs, blocks, BLOCK, VECTOR)
         up_block_lines = block_lines + width // BLOCK * blocks
     TYPE: tl.constexpr = weight.dtype if TMA else weight.dtype.element_ty
-    scale = ones
-    up_scale = ones
+    row_scale = ones
+    scale = 1.0
+    up_scale = 1.0
     for start in range(0, inputs, INPUTS):
         if BLOCK:
             block = start // INPUTS
-            factor = tl.load(block_lines + block)
+            scale = tl.load(block_lines + block)
             if GATED:
-                up_factor = tl.load(up_block_lines + block)
+                up_scale = tl.load(up_block_lines + block)
             if not ROUND and not PLAIN:
                 row_scale = tl.load(x_scales + row * blocks + block)
         if ROUND:
             plain = load_tile(x_lines, start, inputs, INPUTS, EVEN, False).to(tl.float32)
-            row_scale = ones * tl.load(x_scales) if STATIC else scales_of(plain, TYPE)
-            values = rounded(plain, row_scale, TYPE)
+            found_scale = ones * tl.load(x_scales) if STATIC else scales_of(plain, TYPE)
+            values = rounded(plain, found_scale, TYPE)
+            if not STATIC:
+                row_scale = found_scale
             if SWAP_AB:
                 values = values.trans()
         else:
             values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAP_AB)
-        if PLAIN:
-            row_scale = ones
-        if BLOCK:
-            scale = row_scale * factor
-            if GATED:
-                up_scale = row_scale * up_factor
         weights = load_weights(weight, lines, top + first, start, inputs, INPUTS, EVEN, not SWAP_AB, TMA)
-        sums = add_scaled(values, weights, scale, sums, SWAP_AB)
+        sums = add_scaled(values, weights, row_scale, scale, sums, SWAP_AB, VECTOR)
         if GATED:
             weights = load_weights(weight, up_lines, top + width + first, start, inputs, INPUTS, EVEN, not SWAP_AB, TMA)
-            ups = add_scaled(values, weights, up_scale, ups, SWAP_AB)
+            ups = add_scaled(values, weights, row_scale, up_scale, ups, SWAP_AB, VECTOR)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if SWAP_AB:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from penstock.kernels.quantized import (
 
 LAYOUTS = (
     "fp8_block",
+    "fp8_lines",
     "fp8_row",
     "fp8_static",
     "fp8_weights",
@@ -55,6 +58,11 @@ def quantized(layout: str, shape: tuple[int, int, int], block: int = 128) -> Qua
 
 def eight_bits(layout: str, dense: Tensor, block: int) -> Float8Weight | Int8Weight:
     """A dense weight rounded to 8 bits."""
+    if layout == "fp8_lines":  # blocks of one output, where parts of a weight end within a block
+        found = eight_bits("fp8_block", dense, block)
+        assert isinstance(found, Float8Weight)
+        scales = found.scales.repeat_interleave(block, 1)[:, : dense.shape[1]]
+        return replace(found, scales=scales.contiguous(), block=(1, block))
     if layout == "fp8_block":
         experts, outputs, inputs = dense.shape
         rows, columns = -(-outputs // block), -(-inputs // block)

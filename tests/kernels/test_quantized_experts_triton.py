@@ -17,7 +17,7 @@ from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes
 from tests.kernels.quantized_experts import quantized
 from tests.kernels.test_activation import CLAMPED
 
-SCALED = ("fp8_block", "fp8_row", "fp8_static", "fp8_weights", "int8_row")
+SCALED = ("fp8_block", "fp8_lines", "fp8_row", "fp8_static", "fp8_weights", "int8_row")
 COUNT, CHOSEN, HIDDEN, WIDTH, BLOCK = 4, 2, 80, 64, 32
 
 
