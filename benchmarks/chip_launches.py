@@ -73,11 +73,13 @@ from penstock.kernels.records import (  # noqa: E402
 from penstock.kernels.rope import gather_rotation, rotate_and_store  # noqa: E402
 from penstock.kernels.sampling import accept, sample_entries  # noqa: E402
 from penstock.kernels.triton_names import cache_hook, read_launch, set_fp_fusion  # noqa: E402
+from penstock.kernels.varlen_attention import varlen_attention  # noqa: E402
 
 ROWS = (1, 2, 8, 16, 32, 64, 128, 256, 1024, 8192)  # of a product
 BLOCK_SIZE = 16
 SLOTS = 257
 LONG = 131072
+ENCODED = (32, 64, 96, 128, 256)  # sizes of encoders' heads
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ def launches(chip: Chip) -> dict[str, Launch]:
             if model.name in SAMPLED:
                 sampling(model)
         attention_rows(chip)
+        encoders()
         slots()
     return found
 
@@ -290,6 +293,17 @@ def attention_rows(chip: Chip) -> None:
                 1, LONG,
             )  # fmt: skip
             attention_triton.attend_tiles(q, pages, pages, q, batch, options, tiling)
+
+
+def encoders() -> None:
+    """What encoders launch and decoders do not: for heads of each size, with a window and without, in each type."""
+    for dim in ENCODED:
+        for window in (0, 65):
+            for kind in (torch.bfloat16, torch.float16, torch.float32):
+                q, k, v = memory(4096, 12, dim, kind=kind).split(4, dim=1)
+                varlen_attention(q, k, v, numbers(9), 512, AttentionOptions(dim**-0.5, window))
+    for gated in (False, True):
+        activate(memory(8, 3072), Activation("gelu"), gated=gated)
 
 
 def sampling(model: Model) -> None:

@@ -211,14 +211,16 @@ def layer_options(found: Body) -> Iterator[str]:
     layers = found.layers
     dense = [layer.dense for layer in layers if layer.dense is not None]
     sparse = [layer.experts for layer in layers if layer.experts is not None]
-    own, norms = [layer.attention for layer in layers], layers[0].norms
+    own, norms = [layer.attention for layer in layers], layers[-1].norms
     ropes = {attention.rope for attention in own}
     yield from [text for text, has in {
+        "attention both ways": own[0].bidirectional,
+        "learned positions": found.embedding.positions,
         "biases of q, k and v": own[0].qkv_bias,
         "norms of q and k by head": own[0].qk_norm == "head",
         "norms of q and k over the width": own[0].qk_norm == "width",
         "sliding windows": any(attention.window for attention in own),
-        "layers without positions": any(rope.kind == "none" for rope in ropes),
+        "layers without positions": not found.embedding.positions and any(rope.kind == "none" for rope in ropes),
         "several rotary tables": len(ropes - {NO_ROPE}) > 1,
         "partly rotated heads": any(rope.dim for rope in ropes),
         "scores of another scale": any(attention.scale for attention in own),
@@ -227,7 +229,8 @@ def layer_options(found: Body) -> Iterator[str]:
         "LayerNorm": layers[0].norm.centered,
         "norms behind attention and MLP": norms.attention_output,
         "no norms before them": not norms.attention_input,
-        "GELU": any(mlp.activation == "gelu_tanh" for mlp in dense),
+        "norms of the sum behind them": found.post_norm,
+        "GELU": any(mlp.activation.startswith("gelu") for mlp in dense),
         "multipliers": (found.residual_scale, found.embedding_scale, found.logit_scale) != (1, 1, 1),
         "experts": sparse,
         "shared experts": any(experts.shared for experts in sparse),

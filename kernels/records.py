@@ -155,6 +155,7 @@ class AttentionBatch:
     max_query: int
     max_context: int
     invariant: bool = False  # a query's result has the same bits whatever the batch and the chunk (on a GPU)
+    token_types: Tensor | None = None  # int32 [tokens], 1 in the second text of a pair (encoders); None: all 0
     arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
     spans: dict[tuple[int, ...], Spans] = field(default_factory=dict, repr=False, compare=False)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from penstock.services.llm.async_llm import AsyncLLM
     from penstock.services.llm.llm import LLM
     from penstock.services.llm.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
         CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from penstock.services.llm.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 __all__ = [
-    "LLM", "AsyncLLM", "CompletionOutput", "Config", "ConfigError", "EmbeddingOutput", "EmbeddingRequestOutput",
+    "LLM", "AsyncLLM", "ClassificationOutput", "ClassificationRequestOutput", "CompletionOutput", "Config",
+    "ConfigError", "EmbeddingOutput", "EmbeddingRequestOutput",
     "LinkError", "Logprob", "ModelError", "PenstockError", "PoolingOutput", "PoolingRequestOutput", "RequestError",
     "RequestMetrics", "RequestOutput", "RequestOutputKind", "SamplingParams", "ScoringOutput", "ScoringRequestOutput",
     "StructuredOutputsParams", "ToolCall",

@@ -78,8 +78,6 @@ def number(value: int | float) -> str:
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
-# An option stands on two or three lines, not on six.
-# fmt: off
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +140,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pooler: Annotated[
         str,
         Option(
-            "hidden state that a text's vector is made of; auto: as the model's folder says, else the last",
+            "hidden state that a text's vector is made of; auto: as the model's folder says, else the last, of "
+            "encoders the mean",
             choices=("auto", "mean", "last", "cls"),
         ),
     ] = "auto"
@@ -150,7 +149,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         str,
         Option(
             "how pairs of texts are scored: the cosine of their vectors, or the model's yes or no as Qwen3-Reranker "
-            "is asked; auto: as the model's folder says, else cosine",
+            "is asked; auto: its classifier, else as the model's folder says, else cosine",
             choices=("auto", "cosine", "yes_no"),
         ),
     ] = "auto"

@@ -170,6 +170,11 @@ class Pooling(Part, frozen=True, kw_only=True):
     words: tuple[str, ...] = ()  # the same as text, one token each; the tokenizer fills `tokens`
     closing: str = ""  # text that follows the prompt, whatever is truncated of it
     param: str = ""  # the request's field that holds the prompt, for errors
+    classify: bool = False  # what the model's classifier makes of the state is wanted: logits of its labels
+    pair: str | None = None  # the text that goes with the prompt; the tokenizer joins both as the model wants it
+    second: int = (
+        0  # the first token of `pair` where the model tells tokens of both texts apart; the tokenizer fills it
+    )
 
     @property
     def whole(self) -> bool:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from penstock.engine_core.execution.input_batch import SlotSizes
-from penstock.protocol.messages import Sampling
+from penstock.protocol.messages import Pooling, Sampling
 from penstock.protocol.step_columns import chunk_table
 from penstock.protocol.steps import SlotStart, StepPlan
 
@@ -75,6 +75,29 @@ def long_context_steps(sizes: SlotSizes) -> list[StepPlan]:
     memory that no step of chunks takes."""
     rows = sorted({min(count, sizes.max_num_seqs) for count in LATE})
     return [dummy_step(sizes, [1] * count, Sampling(temperature=0.0), sizes.max_model_len - 1) for count in rows]
+
+
+def encoder_steps(sizes: SlotSizes, tokens: int, *, classifies: bool) -> list[StepPlan]:
+    """Steps of a model that samples nothing: the largest, of at most `tokens`, and one whose prompt is pooled, in each
+    way that the model has."""
+    greedy, length = Sampling(temperature=0.0), sizes.max_model_len
+    counts = [length] * min(tokens // length, sizes.max_num_seqs)
+    if len(counts) < sizes.max_num_seqs and tokens % length:
+        counts.append(tokens % length)
+    plans = [silent(dummy_step(sizes, counts, greedy))]
+    for classify in (False, True)[: 1 + classifies]:
+        plan = silent(dummy_step(sizes, [min(WARMUP_TOKENS, length)], greedy))
+        pooling = Pooling(kind="mean", classify=classify, second=1)
+        starts = tuple(msgspec.structs.replace(start, pooling=pooling) for start in plan.starts)
+        plans.append(msgspec.structs.replace(plan, starts=starts))
+    return plans
+
+
+def silent(plan: StepPlan) -> StepPlan:
+    """The same without samples."""
+    chunks = chunk_table(plan.chunks).copy()
+    chunks[:, 3] = 0
+    return msgspec.structs.replace(plan, chunks=chunks.tobytes())
 
 
 def largest_step(sizes: SlotSizes, tokens: int) -> StepPlan:

@@ -52,8 +52,9 @@ class Forward:
 
             self._arrivals = arrival_counters(block_tables.device)
 
-    def run(self, rows: InputRows, max_query: int, max_context: int) -> Tensor:
-        """Hidden states of the tokens: [tokens, hidden]. The bounds hold for every row."""
+    def run(self, rows: InputRows, max_query: int, max_context: int, token_types: Tensor | None = None) -> Tensor:
+        """Hidden states of the tokens: [tokens, hidden]. The bounds hold for every row. token_types: as of
+        AttentionBatch."""
         history, tables = self._history, self._block_tables
         inputs = gather_inputs(rows, history.tokens, history.known, tables, self._block_size)
         attention = AttentionBatch(
@@ -64,6 +65,7 @@ class Forward:
             slot_mapping=inputs.slot_mapping,
             max_query=max_query,
             max_context=max_context,
+            token_types=token_types,
             arrivals=self._arrivals,
         )
         return self._model.forward(inputs.input_ids, inputs.positions, attention, self._cache)

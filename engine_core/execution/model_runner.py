@@ -55,6 +55,7 @@ from penstock.engine_core.execution.step_output import (
     vector_rows,
 )
 from penstock.engine_core.execution.transfer import Download, Upload
+from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.sharding import rank_spec
 from penstock.engine_core.models.spec import ModelSpec
@@ -149,7 +150,7 @@ class Runner:
             )  # fmt: skip
         self._inputs: tuple[HostRows, StepInputs] | None = None  # of the last eager forward pass
         self._entries: tuple[HostRows, Entries] | None = None  # of the last eager sampling without masks
-        self._pools = Pools()
+        self._pools = Pools(whole if isinstance(whole, Decoder) else None)
         self._draft_rows: tuple[bytes, DraftRows] | None = None  # of the last drafting
         self._last: Launched | None = None  # that was collected
         self._totals: Counter[str] = Counter(dict.fromkeys(RunnerStatistics.__struct_fields__, 0))
@@ -235,8 +236,10 @@ class Runner:
             if rows.entries > shape.entries:
                 (last,) = self._upload.send((rows.last,))
         else:
-            inputs = self._send_inputs(rows)
-            hidden, last = self._forward.run(inputs.rows, rows.longest, self._slots.longest(rows)), inputs.last
+            inputs, types = self._send_inputs(rows), self._pools.token_types(plan, rows)
+            sent = None if types is None else self._upload.send((types,))[0]
+            hidden = self._forward.run(inputs.rows, rows.longest, self._slots.longest(rows), sent)
+            last = inputs.last
         if self._pipeline is not None:
             self._pipeline.pass_on(rows)
         if not self._ends:

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.engine_core.execution.model_runner import Runner
 from penstock.protocol.errors import ModelError
-from penstock.protocol.messages import Logprobs, Sampling
+from penstock.protocol.messages import Logprobs, Pooling, Sampling
 from penstock.protocol.steps import SlotStart, StepPlan
 
 FILE = "self_test.json"
@@ -79,6 +79,28 @@ def trouble(runner: Runner, probe: Probe) -> str:
         found += [row.logprobs for row in runner.collect(runner.launch(plan)).prompt_logprobs]
     runner.reset()
     return judged(found, probe) if runner.options.group.ends else ""
+
+
+def vector_trouble(runner: Runner, probe: Probe) -> str:
+    """The same of an encoder, by the vector of the probe."""
+    start = SlotStart(
+        slot=runner.sizes.max_num_seqs,
+        token_ids=np.array(probe.token_ids, "<i4").tobytes(),
+        prompt_tokens=len(probe.token_ids),
+        computed=0,
+        blocks=b"",
+        sampling=Sampling(temperature=0.0),
+        seed=0,
+        pooling=Pooling(kind="mean"),
+    )
+    chunk = np.array([(start.slot, 0, len(probe.token_ids), 0)], "<i4")
+    plan = StepPlan(step=0, epoch=0, starts=(start,), chunks=chunk.tobytes())
+    (found,) = runner.collect(runner.launch(plan)).vectors
+    runner.reset()
+    values = np.frombuffer(found.values, "<f4")
+    if not np.isfinite(values).all():
+        return "its vectors are not finite"
+    return "the numbers of its vectors are all the same" if (values == values[0]).all() else ""
 
 
 def judged(found: Sequence[Logprobs], probe: Probe) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from penstock.engine_core.execution.draft_model import DraftRows
 from penstock.engine_core.execution.forward import Network
 from penstock.engine_core.execution.input_batch import HostRows, SlotTable
 from penstock.engine_core.execution.transfer import Upload
+from penstock.engine_core.models.decoder import Decoder
 from penstock.kernels.logprobs import token_logprobs
 from penstock.kernels.records import TokenLogprobs
 from penstock.protocol.messages import Logprobs, Pooling
@@ -173,9 +174,11 @@ class Span:
 
 
 class Pools:
-    """Pooling requests of the slots, and partial results of those whose prompts come in several chunks."""
+    """Pooling requests of the slots, and partial results of those whose prompts come in several chunks. heads: the
+    model whose heads are behind pooling; None: a vector is the pooled state."""
 
-    def __init__(self) -> None:
+    def __init__(self, heads: Decoder | None = None) -> None:
+        self._heads = heads
         self._asked: dict[int, tuple[Pooling, int]] = {}  # by slot: what is wanted, tokens of the prompt
         self._kept: dict[int, Tensor] = {}  # by slot: fp32 [hidden], the sum so far or the first position's state
 
@@ -191,6 +194,15 @@ class Pools:
     def reset(self) -> None:
         self._asked.clear()
         self._kept.clear()
+
+    def token_types(self, plan: StepPlan, rows: HostRows) -> NDArray[np.int32] | None:
+        """Of each token of a step, 1 in the second text of a pair. None: all are 0."""
+        found = None
+        for span in self._spans(plan, rows) if self._asked and plan.chunks else ():
+            if span.pooling.second:
+                found = np.zeros(rows.tokens, np.int32) if found is None else found
+                found[span.first + max(0, span.pooling.second - span.start) : span.first + span.count] = 1
+        return found
 
     def take(self, plan: StepPlan, rows: HostRows, hidden: Tensor, model: Network, upload: Upload) -> Vectors | None:
         """Pool the hidden states of a step, `[tokens, hidden]`. None: no pooling prompt ends in it."""
@@ -215,6 +227,8 @@ class Pools:
                 kept = self._kept.pop(span.slot)
                 states[span.chunk] = kept / span.length if span.pooling.kind == "mean" else kept
             del self._asked[span.slot]
+        if self._heads is not None:
+            states |= behind_heads(ended, states, self._heads)
         vectors = [states[span.chunk] for span in ended]
         return Vectors(
             chunks=tuple(span.chunk for span in ended),
@@ -239,6 +253,17 @@ class Pools:
             self._kept[span.slot] = total if before is None else before + total
         elif span.start == 0:
             self._kept[span.slot] = hidden[span.first].to(torch.float32, copy=True)  # the next step may overwrite it
+
+
+def behind_heads(ended: Sequence[Span], states: Mapping[int, Tensor], model: Decoder) -> dict[int, Tensor]:
+    """By chunk, what the model makes of pooled states, [numbers] each."""
+    found: dict[int, Tensor] = {}
+    for classify in (False, True):
+        chunks = [span.chunk for span in ended if span.pooling.kind != "logits" and span.pooling.classify is classify]
+        if chunks:
+            made = model.pooled(torch.stack([states[chunk] for chunk in chunks]), classify=classify)
+            found |= dict(zip(chunks, made.unbind(), strict=True))
+    return found
 
 
 def chosen_logits(lasts: Sequence[Span], states: Tensor, model: Network, upload: Upload) -> dict[int, Tensor]:

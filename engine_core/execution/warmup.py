@@ -10,7 +10,13 @@ import torch
 
 from penstock.engine_core.execution.cuda_graphs import kept_tokens
 from penstock.engine_core.execution.draft_model import Draft
-from penstock.engine_core.execution.dummy_runs import largest_step, long_context_steps, mixed_steps, warmup_steps
+from penstock.engine_core.execution.dummy_runs import (
+    encoder_steps,
+    largest_step,
+    long_context_steps,
+    mixed_steps,
+    warmup_steps,
+)
 from penstock.engine_core.execution.forward import Network
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models.decoder import Decoder
@@ -67,7 +73,10 @@ def compile_steps(
     few = None if draft is None else shallow_draft(draft, short)
     runner = Runner(short, short.spec, replace(options, blocks=0), few)
     sizes = runner.sizes
-    plans = [largest_step(sizes, tokens), *mixed_steps(sizes, tokens), *warmup_steps(sizes, tokens)]
+    if short.spec.encoder:
+        plans = encoder_steps(sizes, tokens, classifies=short.spec.classifier is not None)
+    else:
+        plans = [largest_step(sizes, tokens), *mixed_steps(sizes, tokens), *warmup_steps(sizes, tokens)]
     runner.compile(runner.drafted(plans), compilers)
 
 

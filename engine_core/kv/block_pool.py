@@ -48,7 +48,7 @@ class BlockPool:
     """Owner of the reference counts. Eviction is queue order and nothing else: oldest released, first reused."""
 
     def __init__(self, total: int, prefix: PrefixIndex) -> None:
-        assert total >= 1
+        assert total >= 0
         self.total = total
         self.prefix = prefix
         self._references = array("i", bytes(4 * (total + 1)))

@@ -27,9 +27,11 @@ def load(model: Decoder, folder: Path, load_format: str = "auto", seed: int = 0)
     Raises ModelError naming the file and the tensor: missing, truncated, of a wrong shape or type, unknown, pickled.
     """
     if load_format == "dummy":
-        fill_random(model.destinations(), seed, model.dtype)
+        fill_random({**model.destinations(), **dict(model.projection.destinations())}, seed, model.dtype)
     else:
-        read_checkpoint(folder, named_as(read_names(folder), model.destinations()), unread(model))
+        read_checkpoint(folder, named_as(model.spec, read_names(folder), model.destinations()), unread(model))
+        for layer in model.projection.layers:
+            read_checkpoint(folder / layer.spec.folder, dict(layer.destinations()))
 
 
 def unread(model: Decoder) -> re.Pattern[str]:

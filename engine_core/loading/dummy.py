@@ -36,7 +36,7 @@ def fill_random(destinations: dict[str, Destination], seed: int, dtype: torch.dt
         if tensor is None:
             continue
         if not destination.fan_in:
-            tensor.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+            tensor.fill_(1.0 if name.endswith(".weight") else 0.0)
             continue
         generator = generators.setdefault(tensor.device, torch.Generator(tensor.device))
         stored = RandomTensor(name, seed, destination, tensor.dtype, generator)

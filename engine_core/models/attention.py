@@ -11,6 +11,7 @@ from penstock.engine_core.models.rope import head_order
 from penstock.kernels.attention import paged_attention, prepare_attention
 from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
 from penstock.kernels.rope import rotate_and_store
+from penstock.kernels.varlen_attention import varlen_attention
 
 Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
 
@@ -61,7 +62,25 @@ class SelfAttention:
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         """`[tokens, inputs] -> [tokens, hidden]`, this rank's partial sum."""
         q, k, v = self.heads_of(self.qkv.forward(x))
-        prepare_attention(q, pages[0], batch, self.options)
+        if self.spec.bidirectional:
+            attended = self.attend_both_ways(q, k, v, rotation, batch)
+        else:
+            prepare_attention(q, pages[0], batch, self.options)
+            q = self.rotate(q, k, v, rotation, pages, batch.slot_mapping)
+            attended = paged_attention(q, *pages, batch, self.options)  # [tokens, heads, head_dim]
+        return self.output.forward(attended.flatten(1))
+
+    def attend_both_ways(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, batch: AttentionBatch) -> Tensor:
+        """Over the step's own keys. Where they are turned, they and the values lie in pages of one token each, in the
+        order of the tokens."""
+        if self.spec.rope.kind != "none" or self.query_norm is not None:
+            keys, values = (torch.empty(len(k), 1, *k.shape[1:], dtype=k.dtype, device=k.device) for _ in range(2))
+            q = self.rotate(q, k, v, rotation, (keys, values), batch.slot_mapping)
+            k, v = keys.flatten(0, 1), values.flatten(0, 1)
+        return varlen_attention(q, k, v, batch.query_start, batch.max_query, self.options)
+
+    def rotate(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, pages: Pages, slot_mapping: Tensor) -> Tensor:
+        """Queries, behind their norm and turned. Keys likewise and values go into the pages."""
         norms = None
         if self.query_norm is not None and self.key_norm is not None:
             if self.spec.qk_norm != "width":
@@ -69,9 +88,7 @@ class SelfAttention:
                 norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps, turned)
             else:
                 q, k = self.norm_width(q, k, self.query_norm, self.key_norm)
-        q = rotate_and_store(q, k, v, rotation, *pages, batch.slot_mapping, norms, self.options.kv_scales)
-        attended = paged_attention(q, *pages, batch, self.options)  # [tokens, heads, head_dim]
-        return self.output.forward(attended.flatten(1))
+        return rotate_and_store(q, k, v, rotation, *pages, slot_mapping, norms, self.options.kv_scales)
 
     def heads_of(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product."""

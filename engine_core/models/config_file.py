@@ -20,12 +20,12 @@ ARITHMETIC = re.compile(
     r"|window|sparse|shared|per_layer|altup|laurel|swiglu|glu_|activation|hidden_act|parallel_(attn|residual)"
     r"|_attn_layers|n_group|topk_group|topk_method|scoring_func|dense_(replace|layers|intermediate)|swa_|index_(topk|n)"
     r"|expert|moe_|(^|_)v_head_dim|attn_layer|full_attn|global_attn|local_(attention|layer)|block_types?\Z|attention_(k_eq|type)"
-    r"|double_wide|prefix_lm|(alpha|beta)_factor|indexer|ngram|hyper_connection|hc_mult|mup|new_decoder|multi_query|kv_channels|num_kv_heads|position_embedding_type"
+    r"|double_wide|prefix_lm|(alpha|beta)_factor|indexer|ngram|hyper_connection|hc_mult|mup|new_decoder|bidirectional|multi_query|kv_channels|num_kv_heads|position_embedding_type"
 )
 # Words of settings that only training, quantization tools, or another task reads.
 HARMLESS = re.compile(
     r"dropout|pdrop|initializ|init_|loss|jitter|aux|output_(router|hidden_states|attentions|scores)|^_|classifier|unsloth|quant|label|pretraining|token|cache"
-    r"|checkpoint|implementation|problem_type|summary|max_norm|version|kernels?\Z"
+    r"|checkpoint|implementation|problem_type|summary|max_norm|version|sbert|kernels?\Z"
 )
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 ROPE_READ = frozenset(

@@ -1,4 +1,7 @@
-"""The decoder that all families share: embedding, pre-norm blocks, norm, logits."""
+"""The transformer that all families share: embedding, blocks, norm, and logits or what is made of a pooled state.
+
+An encoder is one whose attention goes both ways. It takes the step's own keys, and has no pages.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from msgspec import structs
 from torch import Tensor
 
 from penstock.engine_core.models.attention import Pages, SelfAttention
+from penstock.engine_core.models.encoder import InputEmbedding, PoolingHead
 from penstock.engine_core.models.layer_spec import LayerSpec, RopeSpec
 from penstock.engine_core.models.layers import (
     Destination,
@@ -34,11 +38,13 @@ from penstock.kernels.rope import gather_rotation
 
 class Block:
     """One layer: attention, then the MLP, each added to the residual stream, with norms where the spec has them. A
-    first layer without `normed` attends over the stream as it is."""
+    first layer without `normed` attends over the stream as it is. With `post_norm` the stream goes on from the norms'
+    results."""
 
     def __init__(
-        self, layer: LayerSpec, hidden: int, placement: Placement, *, scale: float = 1.0, normed: bool = True
-    ) -> None:
+        self, layer: LayerSpec, hidden: int, placement: Placement, *, scale: float = 1.0, normed: bool = True,
+        post_norm: bool = False,
+    ) -> None:  # fmt: skip
         self.spec = layer
         self.scale = scale  # of what is added to the stream
         names = layer.norms if normed else structs.replace(layer.norms, attention_input="")
@@ -50,6 +56,7 @@ class Block:
         self.attention = SelfAttention(layer, hidden, placement)
         self.mlp = layer_mlp(layer, hidden, placement)
         self.group = placement.group
+        self.post_norm = post_norm
 
     @property
     def partial(self) -> bool:
@@ -78,7 +85,8 @@ class Block:
         if residual is None:
             return (delta if norm is None else norm.forward(delta)), delta
         if norm is not None:
-            return norm.add(delta, residual, partial=partial, scale=self.scale)
+            normed, total = norm.add(delta, residual, partial=partial, scale=self.scale)
+            return normed, normed if self.post_norm else total
         if partial and self.group.ranks is not None:
             delta = self.group.all_reduce(delta)
         total = torch.add(residual, delta, alpha=self.scale)
@@ -114,10 +122,15 @@ class Decoder:
         group = placement.group
         looked_up = group.begins or (group.ends and (spec.tied or spec.headless or head))
         self.embedding = Embedding(spec, placement) if looked_up else None
-        scale = spec.body.residual_scale
-        self.blocks = tuple(Block(layer, spec.hidden, placement, scale=scale) for layer in spec.blocks)
+        self.input = InputEmbedding(spec, placement)
+        scale, post_norm = spec.body.residual_scale, spec.body.post_norm
+        self.blocks = tuple(
+            Block(layer, spec.hidden, placement, scale=scale, post_norm=post_norm) for layer in spec.blocks
+        )
         self.norm = Norm(spec.hidden, spec.norm, placement) if group.ends else None
         output = (vocabulary("lm_head", spec.vocab_size, placement),)
+        self.projection = PoolingHead(spec.projection, placement)
+        self.classifier = None if spec.classifier is None else PoolingHead(spec.classifier.layers, placement)
         # A headless model takes its logits from the input embedding, for dummy runs alone: text is refused.
         own_head = group.ends and not (spec.tied or spec.headless)
         formats = () if spec.head_form is None else (("lm_head", spec.head_form),)
@@ -149,11 +162,14 @@ class Decoder:
         states.
         """
         attention = replace(attention, invariant=attention.invariant or self.placement.invariant)
+        if self.spec.encoder:
+            places = torch.arange(len(input_ids), device=input_ids.device)
+            attention = replace(attention, slot_mapping=places)  # of pages that the step alone has
         residual: Tensor | None = None
         aux_states: list[Tensor] = []
         if stream is None:
             assert self.embedding is not None, "the first stage"
-            delta = self.embedding.forward(input_ids)
+            delta = self.input.forward(self.embedding.forward(input_ids), positions, attention.token_types)
         else:
             delta, *aux_states = stream.unbind()
         rotations = {
@@ -178,6 +194,14 @@ class Decoder:
         if partial:
             delta = self.placement.group.all_reduce(delta.clone())
         return torch.add(residual, delta, alpha=self.spec.body.residual_scale)
+
+    def pooled(self, states: Tensor, *, classify: bool) -> Tensor:
+        """Vectors of texts by their pooled states, or with `classify` the logits of their labels: fp32 `[rows, hidden]
+        -> [rows, numbers]`."""
+        if not classify:
+            return self.projection.forward(states)
+        assert self.classifier is not None, "a classifier"
+        return self.classifier.forward(states)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[rows, hidden] -> [rows, vocab]`, gathered from all ranks: in the model's dtype on a GPU, else in fp32."""
@@ -207,12 +231,15 @@ class Decoder:
         found: dict[str, Destination] = {}
         if self.embedding is not None:
             found.update(prefixed("model.embed_tokens.", self.embedding.destinations()))
+            found.update(prefixed("model.", self.input.destinations()))
         for layer, block in enumerate(self.blocks, self.first):
             found.update(prefixed(f"model.layers.{layer}.", block.destinations()))
         if self.norm is not None:
             found.update(prefixed("model.norm.", self.norm.destinations()))
         if self.head is not None:
             found.update(self.head.destinations())
+        if self.classifier is not None:
+            found.update(self.classifier.destinations())
         return {stored_name(self.spec, name): destination for name, destination in found.items()}
 
     @property

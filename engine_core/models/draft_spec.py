@@ -16,6 +16,7 @@ from penstock.engine_core.models.layer_spec import LayerSpec
 from penstock.engine_core.models.memory_estimate import weight_bytes, weights
 from penstock.engine_core.models.quantization.config import KEY
 from penstock.engine_core.models.spec import ModelSpec, decoder_spec, read_spec
+from penstock.protocol.errors import ModelError
 
 FIRST, THIRD = 1, 3  # versions; the second is the first with trees of drafts
 ARCHITECTURES: Mapping[str, int] = {
@@ -50,6 +51,8 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
 def read_draft(method: str, folder: Path, target: ModelSpec, names: Collection[str] | None) -> DraftSpec:
     """What `folder` has for a method of protocol.speculation.WITH_MODEL, beside a target as a whole. names: as of
     `read_head`. Raises ModelError naming the file and the key."""
+    if target.headless:
+        raise ModelError(f"{folder}: the model makes vectors and no text, so there is nothing to draft")
     if method == "eagle":
         head = read_head(folder, target, names)
         return DraftSpec(layers=head.layers, head=head)

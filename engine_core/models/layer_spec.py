@@ -1,4 +1,4 @@
-"""What one layer of a decoder computes, as data. Imports no torch: planning and preflight read it, too."""
+"""What one layer of a model computes, as data. Imports no torch: planning and preflight read it, too."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm_turned: bool = False  # behind the rotation; not over the width
     fused: bool = False  # queries, keys and values are one tensor in the checkpoint
     kv_fp8: bool = False  # keys and values are cached in e4m3
+    bidirectional: bool = False  # a query sees later keys, too: all, or on both sides those less than `window` away
     formats: Formats = ()
 
 
@@ -74,7 +75,18 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     eps: float
     offset: float = 0.0  # added to the checkpoint's weight
-    centered: bool = False  # LayerNorm with a bias, in place of an RMS norm
+    centered: bool = False  # LayerNorm, in place of an RMS norm
+    bias: bool = True  # of a LayerNorm
+
+
+class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What is added to the embedding of a token, and the norm of the sum, which an encoder may have (BERT: Devlin et
+    al., 2018)."""
+
+    positions: int = 0  # rows of a learned table; 0: there is none
+    first_position: int = 0  # row of the first token (RoBERTa)
+    types: int = 0  # rows of a table of first and second texts; 0: there is none
+    norm: NormSpec | None = None
 
 
 class NormNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,8 +167,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - rope of another base by layer: Gemma 3; stretched in some layers alone: Olmo 3
     - rope.temperature: Llama 4 (Nakanishi, 2025), Ministral 3
     - norms: before each part: GPT-2, Llama; behind it: OLMo 2, Exaone 4; on both sides: Gemma 2, GLM 4
-    - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2
-    - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2
+    - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2; without a bias: ModernBERT
+    - attention.bidirectional: BERT (Devlin et al., 2018); with a window: ModernBERT (2024), EmbeddingGemma (2025)
+    - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2; exact GELU: BERT
     - experts.routing: softmax then choice: Qwen MoE; choice then softmax, which is the same as normalised: Mixtral,
       Granite MoE; sigmoid with a selection bias and a scale: DeepSeek-V3 (2024), GLM 4.5, MiniMax M2;
       groups by their best expert: DeepSeek-V2 (2024), by their best two: DeepSeek-V3

@@ -384,7 +384,8 @@ class Norm:
         self.part = part or whole("", width)
         dtype = torch.float32 if spec.offset else placement.dtype
         self.weight = torch.empty(self.part.share, dtype=dtype, device=placement.device)
-        self.bias = placement.vector(width) if spec.centered else None
+        self.bias = placement.vector(width).zero_() if spec.centered else None
+        self.stored_bias = spec.centered and spec.bias
         self.eps = spec.eps
         self.offset = spec.offset
         self.group = placement.group
@@ -417,7 +418,7 @@ class Norm:
         runs = self.part.runs if len(self.part.order) > 1 else ()
         shape = (self.part.outputs,)
         yield "weight", Destination(self.weight, shape, 0, self.part.start, runs=runs, offset=self.offset)
-        if self.bias is not None:
+        if self.stored_bias:
             yield "bias", Destination(self.bias, shape)
 
 
@@ -435,7 +436,7 @@ class Embedding:
         self.weight = torch.empty(self.part.share, spec.hidden, dtype=placement.dtype, device=placement.device)
         self.weight[self.part.held :].zero_()
         self.operand: Operand = self.weight  # of the products that give logits
-        self.read_off = self.group.ends and (spec.tied or spec.headless)
+        self.read_off = self.group.ends and (spec.tied or spec.headless) and not spec.encoder
 
     def forward(self, ids: Tensor) -> Tensor:
         """`[tokens] -> [tokens, hidden]`."""

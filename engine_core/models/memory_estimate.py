@@ -44,7 +44,10 @@ class CacheShape:
 
 
 def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
-    """Keys and values of one block over all layers. item_bytes: of a number in the model's type."""
+    """Keys and values of one block over all layers; an encoder keeps none. item_bytes: of a number in the model's
+    type."""
+    if spec.encoder:
+        return 0
     attention = spec.attention
     numbers = 2 * spec.layers * block_size * attention.kv_heads * attention.head_dim
     return numbers if attention.kv_fp8 else numbers * item_bytes
@@ -73,6 +76,11 @@ def gpu_blocks(shape: CacheShape, total: int, utilization: float, used: int, ste
 def given_blocks(shape: CacheShape, given: int) -> int:
     """Blocks in the bytes of --kv-cache-memory, scratch block included in the bytes."""
     return given // shape.block_bytes - 1
+
+
+def encoder_tokens(spec: ModelSpec, tokens: int, length: int) -> int:
+    """The token budget of a step: an encoder's has room for the longest prompt, which runs as a whole."""
+    return max(tokens, length) if spec.encoder else tokens
 
 
 def check_blocks(shape: CacheShape, blocks: int, option: str, value: object) -> int:
@@ -135,7 +143,8 @@ def step_bytes(spec: ModelSpec, step: StepShape) -> int:
     activations = step.tokens * widest * step.item_bytes
     lines = (step.max_num_seqs + step.max_num_seqs // DRAFTED) * spec.vocab_size * FLOAT
     tables = step.max_num_seqs * step.max_model_len * FLOAT
-    return int(ACTIVATION_SHARE * activations + LOGIT_LINES * lines) + tables + SPLIT_BYTES * step.invariant
+    counted = 1.0 if spec.encoder else LOGIT_LINES  # it has no logits
+    return int(ACTIVATION_SHARE * activations + counted * lines) + tables + SPLIT_BYTES * step.invariant
 
 
 def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:

@@ -21,6 +21,10 @@ PROMPTS = "config_sentence_transformers.json"
 MODES: Mapping[str, str] = {
     "pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",
 }  # fmt: skip
+# torch's modules, and our names of what they compute.
+MODULE_ACTIVATIONS: Mapping[str, str] = {
+    "Identity": "", "Linear": "", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid",
+}  # fmt: skip
 NEWER: Mapping[str, str] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 
 
@@ -29,11 +33,34 @@ class Pooler(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str = "last"  # of `protocol.messages.Pooling`
     normalize: bool = True  # to length 1
-    scorer: str = "cosine"  # or yes_no
+    scorer: str = "cosine"  # or yes_no, or classifier: the model's head scores pairs
     query: str = ""  # text before a query that documents are ranked by
     document: str = ""  # text before each of them
     unpooled: str = ""  # why there are no vectors; empty: there are
     unscored: str = ""  # why there are no scores; empty: there are
+
+
+class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A product that a pooled state goes through, with its activation and norm."""
+
+    name: str  # of its tensors
+    inputs: int
+    outputs: int
+    bias: bool = True
+    activation: str = ""  # of `models.encoder.ACTIVATIONS`, empty: none
+    norm: str = ""  # the name of a LayerNorm behind it, empty: none (ModernBERT)
+    norm_bias: bool = False
+    norm_eps: float = 1e-5
+    folder: str = ""  # within the model's, which has its tensors in a file of its own
+
+
+class ClassifierSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A head that classifies texts, or scores pairs of them where it has one label (a cross-encoder)."""
+
+    kind: str  # of the state that it reads, as of `protocol.messages.Pooling`
+    layers: tuple[DenseSpec, ...]
+    labels: tuple[str, ...]
+    activation: str = "softmax"  # of its logits: softmax, sigmoid, or empty: none
 
 
 class Module(msgspec.Struct, frozen=True):
@@ -47,15 +74,29 @@ class Module(msgspec.Struct, frozen=True):
         return self.type.rsplit(".", 1)[-1]
 
 
-def read_pooler(folder: Path, pooler: str = "auto", scorer: str = "auto") -> Pooler:
+def read_pooler(
+    folder: Path,
+    pooler: str = "auto",
+    scorer: str = "auto",
+    *,
+    encoder: bool = False,
+    classifier: ClassifierSpec | None = None,
+) -> Pooler:
     """What the options say, and where they are auto what `folder` says; without a word from either a vector is the last
-    hidden state, of length 1. Raises ModelError naming the file and the key."""
+    hidden state, of an `encoder` their mean, of length 1. Raises ModelError naming the file and the key.
+
+    A `classifier` of one label scores pairs where nothing else is asked for.
+    """
     modules = read_modules(folder)
     names = [module.name for module in modules]
-    found = Pooler(normalize=not modules or "Normalize" in names or "LogitScore" in names, **read_prompts(folder))
+    found = Pooler(
+        kind="mean" if encoder else "last",
+        normalize=not modules or "Normalize" in names or "LogitScore" in names,
+        **read_prompts(folder),
+    )
     for module in modules:
         match module.name:
-            case "Transformer" | "Normalize":
+            case "Transformer" | "Normalize" | "Dense":
                 pass
             case "Pooling":
                 found = with_mode(found, read_json(folder / module.path / "config.json").values)
@@ -63,6 +104,11 @@ def read_pooler(folder: Path, pooler: str = "auto", scorer: str = "auto") -> Poo
                 found = with_answer(found, read_json(folder / module.path / "config.json").values)
             case other:
                 found = msgspec.structs.replace(found, unpooled=f"{MODULES} asks for {other}, which is not built")
+    if classifier is not None:
+        several = f"its classifier has {len(classifier.labels)} labels, and pairs are scored by one; ask /classify"
+        found = msgspec.structs.replace(
+            found, scorer="classifier", unscored=several if len(classifier.labels) > 1 else ""
+        )
     if pooler != "auto":
         found = msgspec.structs.replace(found, kind=pooler, unpooled="")
     if scorer != "auto":
@@ -70,6 +116,29 @@ def read_pooler(folder: Path, pooler: str = "auto", scorer: str = "auto") -> Poo
     if found.scorer == "cosine" and not found.unscored:
         found = msgspec.structs.replace(found, unscored=found.unpooled)
     return found
+
+
+def read_projection(folder: Path) -> tuple[DenseSpec, ...]:
+    """The Dense modules that vectors of the model go through. Raises ModelError naming the file and the key."""
+    found = []
+    for module in read_modules(folder):
+        if module.name == "Dense":
+            file = read_json(folder / module.path / "config.json")
+            named = str(file.get("activation_function") or "Tanh").rsplit(".", 1)[-1]
+            if named not in MODULE_ACTIVATIONS:
+                known = ", ".join(MODULE_ACTIVATIONS)
+                raise file.error("activation_function", f"Penstock serves {known}")
+            found.append(
+                DenseSpec(
+                    name="linear",
+                    inputs=file.integer("in_features"),
+                    outputs=file.integer("out_features"),
+                    bias=file.flag("bias", True),
+                    activation=MODULE_ACTIVATIONS[named],
+                    folder=module.path,
+                )
+            )
+    return tuple(found)
 
 
 def read_modules(folder: Path) -> list[Module]:

@@ -19,6 +19,7 @@ from penstock.engine_core.models.layer_spec import (
     RopeSpec,
     RoutingSpec,
 )
+from penstock.engine_core.models.pooler import MODULE_ACTIVATIONS
 from penstock.protocol.errors import ModelError
 
 LARGE = 1e6  # beyond what any stretching of positions is
@@ -33,6 +34,7 @@ ACTIVATIONS: Mapping[str, str] = {  # transformers' names and those of kernels.a
     "gelu": "gelu",
     "relu2": "relu2",
 }
+LABELS = 2  # of a classifier whose file names none, as transformers has it
 
 
 def read_attention(file: ConfigFile, rope: RopeSpec | None = None, **options: Any) -> AttentionSpec:
@@ -69,6 +71,30 @@ def read_activation(file: ConfigFile, key: str = "hidden_act", served: tuple[str
 
 def read_norm(file: ConfigFile, key: str = "rms_norm_eps", default: float = 1e-6, **options: Any) -> NormSpec:
     return NormSpec(eps=file.number(key, default), **options)
+
+
+def read_labels(file: ConfigFile) -> tuple[tuple[str, ...], str]:
+    """A classifier's labels, and the activation of its logits: what sentence-transformers wrote down for its
+    cross-encoders, else by the kind of the problem; one label is scored by the sigmoid."""
+    names, count = file.get("id2label"), file.integer("num_labels", LABELS)
+    if isinstance(names, dict):
+        count = len(names)
+        if not count or set(names) != set(map(str, range(count))):
+            raise file.error("id2label", "a name for each of the labels, from 0 on, is expected")
+    else:
+        names = {}
+    labels = tuple(str(names.get(str(number), f"LABEL_{number}")) for number in range(count))
+    own, kind = file.get("sentence_transformers"), file.get("problem_type")
+    named = own.get("activation_fn") if isinstance(own, dict) else file.get("sbert_ce_default_activation_function")
+    if named is not None:
+        module = str(named).rsplit(".", 1)[-1]
+        if module not in ("Identity", "Sigmoid"):
+            key = "sentence_transformers" if isinstance(own, dict) else "sbert_ce_default_activation_function"
+            raise file.error(key, "Penstock serves Identity and Sigmoid as its activation")
+        return labels, MODULE_ACTIVATIONS[module]
+    if kind == "regression":
+        return labels, ""
+    return labels, "softmax" if count > 1 and kind != "multi_label_classification" else "sigmoid"
 
 
 def read_layers(file: ConfigFile) -> int:

@@ -13,7 +13,7 @@ from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpe
 from penstock.engine_core.models.memory_estimate import ITEM_BYTES, weight_bytes
 from penstock.engine_core.models.quantization.weight_format import Counts, WeightFormat
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.engine_core.models.tensors import Weight
+from penstock.engine_core.models.tensors import Weight, beside_weights
 from penstock.protocol.errors import ConfigError
 
 TENSOR_PARALLEL = "--tensor-parallel-size"
@@ -133,6 +133,9 @@ def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, r
 
     Raises ConfigError where there are fewer layers than stages.
     """
+    if spec.encoder and stages > 1:
+        why = "the model is an encoder, which is served in one stage; --tensor-parallel-size spreads it over GPUs"
+        raise ConfigError(PIPELINE_PARALLEL, stages, why)
     if spec.layers < stages:
         raise ConfigError(PIPELINE_PARALLEL, stages, f"the model has {spec.layers} layers, and each stage needs one")
     bare, item = spec.part(()), ITEM_BYTES["bfloat16"]
@@ -184,5 +187,7 @@ def held_bytes(
     embedding = spec.vocab_size * spec.hidden * item_bytes
     looked_up = begins or (ends and (spec.tied or spec.headless or head))
     own_head = ends and not (spec.tied or spec.headless)
-    norm = spec.hidden * (1 + spec.norm.centered) * item_bytes
-    return layers + embedding * looked_up + head_bytes(spec, item_bytes) * own_head + norm * ends
+    norm = spec.hidden * (1 + (spec.norm.centered and spec.norm.bias)) * item_bytes
+    beside = sum(weight.held_bytes(item_bytes) for _, weight in beside_weights(spec))
+    own = beside * ends + norm * ends
+    return layers + embedding * looked_up + head_bytes(spec, item_bytes) * own_head + own

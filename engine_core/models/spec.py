@@ -1,4 +1,4 @@
-"""What config.json says about a decoder-only transformer. Imports no torch."""
+"""What config.json says about a transformer, a decoder or an encoder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile, read_
 from penstock.engine_core.models.families import Body, Family, families
 from penstock.engine_core.models.foreign import beside, foreign
 from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, Formats, LayerSpec, MlpSpec, NormSpec
+from penstock.engine_core.models.pooler import ClassifierSpec, DenseSpec, read_projection
 from penstock.engine_core.models.quantization.config import KEY, read_quantization
 from penstock.engine_core.models.quantization.online import NONE, ONLINE, fitted, online
 from penstock.engine_core.models.quantization.rules import Quantization
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
+from penstock.engine_core.models.reading import read_labels
 from penstock.engine_core.models.weight_files import read_names, read_shape
 from penstock.protocol.errors import ConfigError, ModelError
 
@@ -25,8 +27,9 @@ FOREIGN: tuple[tuple[str, str, str], ...] = (
     ("audio_config", r"Whisper|Wav2Vec|Speech|Audio|TTS", "a model that hears or speaks"),
     ("vision_config", r"VL|Llava|Vision|CLIP|ViT|Image|Paligemma", "a model that sees images"),
     ("is_encoder_decoder", r"T5|Bart|M2M|Marian|Pegasus", "an encoder and a decoder"),
-    ("", r"Bert|BERT|Roberta|MPNet|Electra|XLM|ForMaskedLM", "an encoder"),
-    ("", r"ForSequenceClassification|ForTokenClassification|RewardModel", "a classifier"),
+    ("", r"ForTokenClassification|ForQuestionAnswering|RewardModel|PreTraining", "a model with another head"),
+    ("", r"Bert|BERT|Roberta|MPNet|Electra|XLM|ForMaskedLM", "an encoder of another kind"),
+    ("", r"ForSequenceClassification", "a classifier of another kind"),
 )
 OUTPUT = "lm_head.weight"
 HEAD = ".lm_head."  # in names of its tensors
@@ -43,9 +46,11 @@ ENCODERS = (
     *("multi_modal_projector.", "audio.", "audio_tower.", "embed_vision.", "embed_audio.", "mtp."),
 )
 
+BEFORE = re.compile(r"^(model\.layers\.)(\d+)\.input_layernorm")
+
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder-only transformer."""
+    """A transformer: a decoder, or an encoder, whose attention goes both ways."""
 
     family: str
     hidden: int
@@ -62,6 +67,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()  # beginnings of names of tensors that are part of the checkpoint, and not of this
     quantization: Quantization | None = None  # of the checkpoint, or as its weights are quantized while they load
     head_form: WeightFormat | None = None  # of the output embedding
+    classifier: ClassifierSpec | None = None  # it classifies texts, in place of an output embedding
+    projection: tuple[DenseSpec, ...] = ()  # what vectors go through behind pooling
 
     @property
     def blocks(self) -> tuple[LayerSpec, ...]:
@@ -76,6 +83,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def attention(self) -> AttentionSpec:
         """The first layer's. Heads and their size are those of every layer, as is the shape of its KV pages."""
         return self.blocks[0].attention
+
+    @property
+    def encoder(self) -> bool:
+        """Whether its attention goes both ways: a prompt is run at once, and leaves nothing in a cache."""
+        return any(layer.attention.bidirectional for layer in self.blocks)
+
+    @property
+    def vector(self) -> int:
+        """Numbers of a text's vector."""
+        return self.projection[-1].outputs if self.projection else self.hidden
 
     @property
     def norm(self) -> NormSpec:
@@ -117,13 +134,19 @@ def read_spec(folder: Path, quantization: str = NONE) -> ModelSpec:
     spec = with_layout(decoder_spec(file, family), names)
     if any(experts.transposed for experts in spec.sparse):
         spec = with_axes(spec, read_shape(folder, STACKED))
+    if spec.encoder or spec.classifier is not None:
+        spec = msgspec.structs.replace(spec, tied=False, headless=True)
     if not (spec.tied or (has_head(file) and any(HEAD in f".{name}" for name in names or (OUTPUT,)))):
         spec = msgspec.structs.replace(spec, headless=True)
+    spec = msgspec.structs.replace(spec, projection=read_projection(folder))
     return with_quantization(spec, file, read_quantization(file, names), quantization)
 
 
 def stored_name(spec: ModelSpec, name: str) -> str:
-    """A tensor's name in the checkpoint."""
+    """A tensor's name in the checkpoint. Where norms are behind parts, that before a layer is the last one's."""
+    if spec.body.post_norm:
+        name = re.sub(r"^model\.norm\b", f"model.layers.{spec.layers}.input_layernorm", name)
+        name = BEFORE.sub(lambda found: f"{found[1]}{int(found[2]) - 1}.output_layernorm", name)
     for ours, theirs in spec.names:
         name = name.replace(ours, theirs)
     return name
@@ -263,6 +286,8 @@ def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) 
         own = layer.attention
         assert (own.heads, own.kv_heads, own.head_dim) == (first.heads, first.kv_heads, first.head_dim), family.name
     max_position = body.max_position or read_length(file, body)
+    if file.get("is_causal") is False:
+        body = both_ways(file, body)
     dynamic = max(layer.attention.rope.factor if layer.attention.rope.kind == "dynamic" else 1.0
                   for layer in body.layers)  # fmt: skip
     spec = ModelSpec(
@@ -278,9 +303,32 @@ def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) 
         eos_token_ids=file.token_ids("eos_token_id"),
         names=family.names,
         unread=(*body.unread, *(ENCODERS if family.wrappers else ())),
+        classifier=read_classifier(file, family, body),
     )
     refuse_unread(file, (*family.ignored, *known), family.same)
     return spec
+
+
+def both_ways(file: ConfigFile, body: Body) -> Body:
+    """The layers of a decoder that was trained on to be an encoder (gte-Qwen2: Li et al., 2023). Raises ModelError."""
+    if any(layer.attention.window or layer.attention.softcap or layer.attention.sinks for layer in body.layers):
+        raise file.error("is_causal", "Penstock serves such encoders without windows, caps of scores and sinks")
+    layers = tuple(
+        msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, bidirectional=True))
+        for layer in body.layers
+    )
+    return msgspec.structs.replace(body, layers=layers)
+
+
+def read_classifier(file: ConfigFile, family: Family, body: Body) -> ClassifierSpec | None:
+    """The head of an architecture for classification. Decoders have one product of the last state."""
+    if family.sequence_classifier not in (file.get("architectures") or ()):
+        return None
+    if body.classifier is not None:
+        return body.classifier
+    labels, activation = read_labels(file)
+    score = DenseSpec(name="score", inputs=file.integer("hidden_size"), outputs=len(labels), bias=False)
+    return ClassifierSpec(kind="last", layers=(score,), labels=labels, activation=activation)
 
 
 def read_length(file: ConfigFile, body: Body) -> int:
@@ -302,7 +350,7 @@ def read_family(file: ConfigFile) -> Family:
     kind = text.get("model_type") if isinstance(text, dict) else None
     if wrapped := within(named):
         return next((family for family in wrapped if kind in (family.name, *family.texts)), wrapped[0])
-    classes = {name: family for family in known.values() for name in (family.architecture, family.base)}
+    classes = {name: family for family in known.values() for name in family.classes}
     for name in named:
         if name in classes:
             return classes[name]
@@ -328,8 +376,6 @@ def refuse_unsupported(file: ConfigFile) -> None:
     """Raise ModelError for what would be served wrongly if it were ignored."""
     if file.get("auto_map"):
         raise file.error("auto_map", "the model needs code of its own, which Penstock never runs")
-    if file.get("is_causal") is False or file.get("use_bidirectional_attention"):
-        raise ModelError(f"{file.path}: the model attends to later tokens (is_causal); Penstock serves causal ones")
 
 
 def read_dtype(file: ConfigFile) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -19,14 +19,17 @@ from penstock.engine_core.models.layer_spec import (
     Formats,
     LayerSpec,
     MlpSpec,
+    NormSpec,
     format_of,
 )
+from penstock.engine_core.models.pooler import DenseSpec
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.spec import OUTPUT, ModelSpec, stored_name
 from penstock.engine_core.models.weight_files import LEFTOVER, WantedTensor, check_tensors, read_names
 
 PREFIX = "model."
 FIRST = "embed_tokens.weight"
+INNER = re.compile(r"^((model|bert|roberta)\.)?")  # what a model's names begin with
 
 Shape = tuple[int, ...]
 Value = TypeVar("Value")
@@ -57,34 +60,42 @@ class Weight(NamedTuple):
 
 def check_weights(folder: Path, spec: ModelSpec) -> None:
     """Raise ModelError unless the files of `folder` hold the weights of the model, by their headers."""
-    check_tensors(folder, named_as(read_names(folder), wanted_tensors(spec)), leftover(spec))
+    check_tensors(folder, named_as(spec, read_names(folder), wanted_tensors(spec)), leftover(spec))
+    for dense in spec.projection:
+        found = {name: WantedTensor(weight.shape) for name, weight in dense_weights(dense)}
+        check_tensors(folder / dense.folder, found)
 
 
 def leftover(spec: ModelSpec, others: Collection[str] = ()) -> re.Pattern[str]:
     """Names of tensors that a checkpoint of the model may have and that are not read. others: more patterns of such."""
-    unread = [rf"^(model\.)?{re.escape(name)}" for name in spec.unread]
+    unread = [rf"{INNER.pattern}{re.escape(name)}" for name in spec.unread]
     unread += spec.quantization.unread if spec.quantization is not None else ()
     return re.compile("|".join([LEFTOVER.pattern, *unread, *others]))
 
 
-def unread_tensors(spec: ModelSpec, names: Collection[str]) -> dict[str, int]:
+def unread_tensors(spec: ModelSpec, names: Set[str]) -> dict[str, int]:
     """How many of these tensors are part of the checkpoint and not of what is served, by the beginnings of their
     names."""
-    found = {start: sum(name.removeprefix(PREFIX).startswith(start) for name in names) for start in spec.unread}
+    left = names - named_as(spec, names, wanted_tensors(spec)).keys()
+    found = {start: sum(INNER.sub("", name).startswith(start) for name in left) for start in spec.unread}
     return {start: count for start, count in found.items() if count}
 
 
-def named_as(stored: Collection[str], wanted: Mapping[str, Value]) -> Mapping[str, Value]:
+def named_as(spec: ModelSpec, stored: Collection[str], wanted: Mapping[str, Value]) -> Mapping[str, Value]:
     """The same by the names that the files have: embedding models are saved without the prefix of a model that has a
-    head, and the text half of a model of text and images has one of its own."""
-    prefixes = [name.removesuffix(FIRST) for name in stored if name.endswith(FIRST)]
+    head, and the text half of a model of text and images has one of its own, as an encoder has in a classifier."""
+    first = stored_name(spec, FIRST)
+    prefixes = [name.removesuffix(first) for name in stored if name.endswith(first)]
     prefix, head = prefixes[0] if len(prefixes) == 1 else PREFIX, OUTPUT
     if prefix == PREFIX:
         return wanted
     heads = [name for name in stored if name.endswith(OUTPUT)]
     if len(heads) == 1:
         head = heads[0]
-    return {head if name == OUTPUT else prefix + name.removeprefix(PREFIX): value for name, value in wanted.items()}
+    return {
+        head if name == OUTPUT else prefix + name.removeprefix(PREFIX) if name.startswith(PREFIX) else name: value
+        for name, value in wanted.items()
+    }
 
 
 def wanted_tensors(spec: ModelSpec) -> dict[str, WantedTensor]:
@@ -104,11 +115,41 @@ def model_weights(spec: ModelSpec) -> Iterator[tuple[str, Weight]]:
     for at, layer in enumerate(spec.blocks):
         for name, weight in layer_weights(layer, spec.hidden):
             yield f"{PREFIX}layers.{at}.{name}", weight
-    yield f"{PREFIX}norm.weight", Weight((spec.hidden,))
-    if spec.blocks and spec.norm.centered:
-        yield f"{PREFIX}norm.bias", Weight((spec.hidden,))
+    if spec.blocks:
+        yield from norm_weights(f"{PREFIX}norm", spec.norm, spec.hidden)
+    else:
+        yield f"{PREFIX}norm.weight", Weight((spec.hidden,))
+    yield from beside_weights(spec)
     if not (spec.tied or spec.headless):
         yield OUTPUT, Weight((spec.vocab_size, spec.hidden), spec.head_form)
+
+
+def beside_weights(spec: ModelSpec) -> Iterator[tuple[str, Weight]]:
+    """Of an encoder's embedding beside that of tokens, and of a classifier."""
+    embedding = spec.body.embedding
+    for name, rows in (("embed_positions", embedding.positions), ("embed_types", embedding.types)):
+        if rows:
+            yield f"{PREFIX}{name}.weight", Weight((rows, spec.hidden))
+    if embedding.norm is not None:
+        yield from norm_weights(f"{PREFIX}embed_norm", embedding.norm, spec.hidden)
+    for dense in spec.classifier.layers if spec.classifier is not None else ():
+        yield from dense_weights(dense)
+
+
+def dense_weights(dense: DenseSpec) -> Iterator[tuple[str, Weight]]:
+    """Of a product behind pooling, and of its norm."""
+    yield f"{dense.name}.weight", Weight((dense.outputs, dense.inputs))
+    if dense.bias:
+        yield f"{dense.name}.bias", Weight((dense.outputs,))
+    if dense.norm:
+        norm = NormSpec(eps=dense.norm_eps, centered=True, bias=dense.norm_bias)
+        yield from norm_weights(dense.norm, norm, dense.outputs)
+
+
+def norm_weights(name: str, norm: NormSpec, width: int) -> Iterator[tuple[str, Weight]]:
+    yield f"{name}.weight", Weight((width,))
+    if norm.centered and norm.bias:
+        yield f"{name}.bias", Weight((width,))
 
 
 def layer_weights(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Weight]]:
@@ -116,9 +157,7 @@ def layer_weights(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Weight]]
     norms = layer.norms
     for name in (norms.attention_input, norms.attention_output, norms.mlp_input, norms.mlp_output):
         if name:
-            yield f"{name}.weight", Weight((hidden,))
-            if layer.norm.centered:
-                yield f"{name}.bias", Weight((hidden,))
+            yield from norm_weights(name, layer.norm, hidden)
     yield from attention_weights(layer.attention, hidden)
     if isinstance(layer.mlp, ExpertSpec):
         yield from mixture_weights(layer.mlp, hidden)

@@ -51,6 +51,8 @@ class Admissions:
                 walk.skip(sequence)
                 continue
             count = min(len(sequence.tokens) - len(found) * state.options.block_size, budget)
+            if state.options.encoder and count < len(sequence.tokens):
+                break  # it runs as a whole, in the next step
             if not self._fits(sequence, found, count):
                 if self._never_fits():
                     cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
@@ -103,6 +105,8 @@ class Admissions:
     def _fits(self, sequence: Sequence, found: list[int], count: int) -> bool:
         """Whether the first chunk's blocks are there now and the expected peak stays within the pool."""
         state, size, pool = self.state, self.state.options.block_size, self.state.kv.pool
+        if state.options.encoder:
+            return True
         need = -(-(len(found) * size + count) // size) - len(found)
         shared = len(found) - (idle := pool.idle_among(found))
         if need + idle > pool.available:

@@ -34,12 +34,13 @@ class SpeculationOptions(SpeculativeConfig, frozen=True, kw_only=True):
 class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers come from the configuration and from the executor's `ExecutorReady`."""
 
-    blocks: int  # usable KV blocks, numbered 1..blocks
+    blocks: int  # usable KV blocks, numbered 1..blocks; an encoder's requests take none
     block_size: int  # tokens per block
     max_model_len: int  # prompt plus output
     max_num_seqs: int  # slots
     max_num_batched_tokens: int  # token budget of one step
     vocab_size: int
+    encoder: bool = False  # a prompt runs in one step as a whole, and keeps nothing
     prefix_caching: bool = True
     policy: str = "fcfs"  # or "priority": larger first, then arrival
     fairness: bool = True  # clients take turns; without it the order is first come, first served
@@ -55,7 +56,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
 
     def __post_init__(self) -> None:
-        assert self.blocks >= 1
+        assert self.blocks >= (not self.encoder)
+        assert not self.encoder or self.max_model_len <= self.max_num_batched_tokens, "a prompt fits one step"
         assert self.block_size >= 1
         assert self.max_model_len >= 2
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"

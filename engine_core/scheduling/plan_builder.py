@@ -138,6 +138,8 @@ def drafted_crossing(state: SchedulerState, batch: RunningBatch, drafts: Drafts)
 
 def blocks_needed(state: SchedulerState, sequence: Sequence, count: int) -> int:
     """New blocks for the next `count` positions of a prefilling sequence."""
+    if state.options.encoder:
+        return 0
     positions = int(state.slots.num_computed_tokens[sequence.slot]) + count
     return max(0, -(-positions // state.options.block_size) - len(sequence.blocks))
 

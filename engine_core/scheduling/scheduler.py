@@ -26,7 +26,7 @@ from penstock.engine_core.scheduling.state import new_state
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.engine_core.scheduling.tracing import RESTARTED, Stay, StepFacts
 from penstock.engine_core.scheduling.update_from_output import apply, follow
-from penstock.engine_core.scheduling.validation import expire, longest, submit
+from penstock.engine_core.scheduling.validation import blocks_needed, expire, submit
 from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
 from penstock.protocol.steps import StepPlan, StepResult
 
@@ -161,9 +161,9 @@ class Scheduler:
         state.microbatches.decoding[:] = False
         state.microbatches.sent = [None] * state.options.stages
         state.refused = None
-        size, room = state.options.block_size, state.kv.pool.capacity
+        room = state.kv.pool.capacity
         for request in list(state.requests.values()):
-            if -(-(longest(request.message, state.options) - 1) // size) > room:
+            if blocks_needed(request.message, state.options) > room:
                 cancel(state, request, Finish.ERROR, TOO_SMALL)
         suspect(state, suspects, now)
 

@@ -36,6 +36,11 @@ def longest(message: SubmitTokens, options: SchedulingOptions) -> int:
     return options.max_model_len if allowed is None else min(options.max_model_len, prompt + allowed)
 
 
+def blocks_needed(message: SubmitTokens, options: SchedulingOptions) -> int:
+    """Blocks of a sequence at its longest."""
+    return 0 if options.encoder else -(-(longest(message, options) - 1) // options.block_size)
+
+
 def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
     """Raise InvalidRequest if its sequences cannot continue from what they have written."""
     if len(message.written) != message.n or all(written.ended for written in message.written):
@@ -69,6 +74,8 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
         raise InvalidRequest(f"the prompt holds token ids outside 0..{options.vocab_size - 1}", param="prompt")
     if message.pooling is not None:
         validate_pooling(message, options)
+    elif options.encoder:
+        raise InvalidRequest("the model is an encoder: it makes vectors and no text", param="model")
     elif len(tokens) + 1 > options.max_model_len:
         raise InvalidRequest(
             f"the prompt has {len(tokens)} tokens; with one token of output the model's limit is "
@@ -83,7 +90,7 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
         raise InvalidRequest(f"n is {message.n}; it must be between 1 and 65536", param="n")
     if message.written:
         validate_written(message, options)
-    need = -(-(longest(message, options) - 1) // options.block_size)
+    need = blocks_needed(message, options)
     if need > capacity:
         raise InvalidRequest(
             f"prompt and max_tokens need {need * options.block_size} tokens of KV cache; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 import msgspec
@@ -21,8 +22,10 @@ def pooled_submission(
     tokenizer puts around a text and what `pooling.closing` puts behind it stay.
     """
     closing = vocabulary.encode(pooling.closing, add_special_tokens=False) if pooling.closing else []
-    keep = kept(request.truncate, max_model_len) - len(closing)
-    if request.prompt is None:
+    keep, second = kept(request.truncate, max_model_len) - len(closing), 0
+    if pooling.pair is not None:
+        ids, second = pair_ids(request, pooling.pair, vocabulary, keep, max_model_len)
+    elif request.prompt is None:
         ids = unpack_token_ids(request.prompt_ids or b"", pooling.param)
         check_ids(ids, vocab_size, pooling.param)
         ids = part(ids, keep, request) if request.truncate else ids
@@ -37,7 +40,13 @@ def pooled_submission(
         id=request.id,
         token_ids=pack("i", ids),
         sampling=msgspec.structs.replace(request.sampling, max_tokens=1),
-        pooling=Pooling(kind=pooling.kind, tokens=chosen(pooling, vocabulary), param=pooling.param),
+        pooling=Pooling(
+            kind=pooling.kind,
+            tokens=chosen(pooling, vocabulary),
+            param=pooling.param,
+            classify=pooling.classify,
+            second=second,
+        ),
         speculate=False,
         priority=request.priority,
         cache_salt=request.cache_salt,
@@ -77,6 +86,27 @@ def text_ids(request: SubmitText, text: str, vocabulary: Vocabulary, keep: int, 
     if before is None:
         return part(ids, keep, request)
     return ids[:before] + part(bare, keep - around, request) + ids[before + len(bare) :]
+
+
+def pair_ids(
+    request: SubmitText, second: str, vocabulary: Vocabulary, keep: int, max_model_len: int
+) -> tuple[list[int], int]:
+    """Ids of the prompt and the text that goes with it, and the first of the second type. Where they are cut, the
+    longer one is first. Raises InvalidRequest."""
+    pooling, longest = request.pooling, max_model_len * vocabulary.longest
+    assert pooling is not None
+    assert request.prompt is not None
+    first, most = request.prompt, sys.maxsize
+    if request.truncate:
+        around, most = len(vocabulary.encode_pair("", "", keep, keep_first=True)[0]), keep
+        if keep < around + 2:
+            message = f"truncate_prompt_tokens leaves no room for two texts: {request.truncate}"
+            raise InvalidRequest(message, param="truncate_prompt_tokens")
+        # Nothing beyond can be among the kept tokens.
+        first, second = (text[:longest] if request.keep_first else text[-longest:] for text in (first, second))
+    elif len(first) + len(second) > 2 * longest:
+        raise too_long(pooling.param, max_model_len, "more characters than that many tokens can hold")
+    return vocabulary.encode_pair(first, second, most, keep_first=request.keep_first)
 
 
 def part(ids: list[int], length: int, request: SubmitText) -> list[int]:

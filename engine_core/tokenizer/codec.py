@@ -30,6 +30,10 @@ class Codec(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
+    def encode_pair(self, first: str, second: str, most: int, keep_first: bool) -> tuple[list[int], int]:
+        """Ids of two texts as the post-processor joins them, at most so many, of which the longer text loses first and
+        `keep_first` keeps beginnings; and the first of them of the second type, 0 where all are of the first."""
+
     def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
         """Ids of plain text and control tokens in turn, the first and the last plain. Nothing in plain text is taken
         for one of `controls`, which are the same at every call."""
@@ -78,6 +82,17 @@ class FastCodec:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def encode_pair(self, first: str, second: str, most: int, keep_first: bool) -> tuple[list[int], int]:
+        """As `Codec.encode_pair`."""
+        tokenizer = self._tokenizer
+        with panics():
+            one, other = (tokenizer.encode(text, add_special_tokens=False) for text in (first, second))
+            room = max(0, most - tokenizer.num_special_tokens_to_add(is_pair=True))
+            for text, length in zip((one, other), shares(len(one), len(other), room), strict=True):
+                text.truncate(length, direction="right" if keep_first else "left")
+            found = tokenizer.post_process(one, other, add_special_tokens=True)
+        return found.ids, second_type(found.type_ids)
+
     def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
         """As `Codec.encode_pieces`."""
         if self._plain is None:
@@ -125,6 +140,18 @@ class SlowCodec:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [int(i) for i in self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False)]
 
+    def encode_pair(self, first: str, second: str, most: int, keep_first: bool) -> tuple[list[int], int]:
+        """As `Codec.encode_pair`."""
+        texts = [self.encode(text, False) for text in (first, second)]
+        room = max(0, most - self._tokenizer.num_special_tokens_to_add(pair=True))
+        lengths = shares(len(texts[0]), len(texts[1]), room)
+        one, other = (
+            text[:length] if keep_first else text[len(text) - length :]
+            for text, length in zip(texts, lengths, strict=True)
+        )
+        ids = [int(i) for i in self._tokenizer.build_inputs_with_special_tokens(one, other)]
+        return ids, second_type(self._tokenizer.create_token_type_ids_from_sequences(one, other))
+
     def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], add_special_tokens: bool) -> list[int]:
         """As `Codec.encode_pieces`; plain text has no added token at all, since these classes know no other way."""
         del controls
@@ -159,6 +186,20 @@ class SlowCodec:
     def mark_special(self, tokens: Iterable[str]) -> None:
         found = (self.token_id(token) for token in tokens)
         self.special |= {token_id for token_id in found if token_id is not None}
+
+
+def shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths of two texts that fit so much room: the longer loses until they are equal (tokenizers' longest_first)."""
+    if first + second <= room:
+        return first, second
+    if min(first, second) <= room // 2:
+        return (first, room - first) if first <= second else (room - second, second)
+    return (room // 2, room - room // 2) if first <= second else (room - room // 2, room // 2)
+
+
+def second_type(types: Sequence[int]) -> int:
+    """The first token of a type above 0; 0 where there is none."""
+    return next((at for at, kind in enumerate(types) if kind), 0)
 
 
 def read_codec(folder: Path) -> Codec:

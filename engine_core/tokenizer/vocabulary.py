@@ -75,6 +75,10 @@ class Vocabulary:
         """Token ids of `text`; with `add_special_tokens` those that the model's own post-processor adds."""
         return self._codec.encode(text, add_special_tokens)
 
+    def encode_pair(self, first: str, second: str, most: int, *, keep_first: bool) -> tuple[list[int], int]:
+        """Token ids of two texts as the model wants them joined: see `Codec.encode_pair`."""
+        return self._codec.encode_pair(first, second, most, keep_first)
+
     def encode_pieces(self, pieces: Sequence[str], controls: frozenset[str], *, add_special_tokens: bool) -> list[int]:
         """Token ids of plain text and control tokens in turn: see `Codec.encode_pieces`."""
         return self._codec.encode_pieces(pieces, controls, add_special_tokens)

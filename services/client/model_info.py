@@ -11,7 +11,7 @@ import msgspec
 from penstock.engine_core import folder
 from penstock.engine_core.folder import Generation
 from penstock.engine_core.models.config_file import read_json
-from penstock.engine_core.models.pooler import Pooler, read_pooler
+from penstock.engine_core.models.pooler import ClassifierSpec, Pooler, read_pooler
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, wrong_output
 from penstock.protocol.errors import ConfigError, NotFound
@@ -30,11 +30,24 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     hidden: int = 0  # size of an embedding
     tokenizer: bytes = b"{}"  # JSON for /tokenizer_info
     pooler: Pooler = Pooler()
+    classifier: ClassifierSpec | None = None
+    headless: bool = False  # it makes vectors alone
     wrong_output: tuple[str, ...] = ()  # why its output is wrong, as protocol.config.wrong_output says
 
     @property
     def name(self) -> str:
         return self.names[0]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What it can be asked for."""
+        tasks = {
+            "generate": not self.headless,
+            "embed": not self.pooler.unpooled,
+            "score": not self.pooler.unscored,
+            "classify": self.classifier is not None,
+        }
+        return tuple(task for task, served in tasks.items() if served)
 
     def check_name(self, asked: str | None) -> None:
         """Raise NotFound unless `asked` is a name of this model, or None."""
@@ -52,9 +65,13 @@ def read_model_info(config: Config) -> ModelInfo:
         vocab_size=spec.vocab_size,
         created=int(time.time()),
         generation=folder.read_generation(path),
-        hidden=spec.hidden,
+        hidden=spec.vector,
         tokenizer=tokenizer_info(path, config.tokenizer.chat_template),
-        pooler=read_pooler(path, config.model.pooler, config.model.scorer),
+        pooler=read_pooler(
+            path, config.model.pooler, config.model.scorer, encoder=spec.encoder, classifier=spec.classifier
+        ),
+        classifier=spec.classifier,
+        headless=spec.headless,
         wrong_output=wrong_output(config),
     )
 

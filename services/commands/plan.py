@@ -26,6 +26,7 @@ from penstock.engine_core.models.memory_estimate import (
     block_bytes,
     check_blocks,
     drafting_bytes,
+    encoder_tokens,
     given_blocks,
     gpu_blocks,
     idle_weights,
@@ -63,7 +64,8 @@ SHORTEST = 512  # tokens of a request in the first row; each row doubles it
 
 
 class Concurrency(msgspec.Struct, frozen=True):
-    """How many requests of a length (prompt and output) run at once, and whether blocks or slots limit them."""
+    """How many requests of a length (prompt and output) run at once, and what limits them: blocks, slots, or an
+    encoder's step."""
 
     tokens: int
     requests: int
@@ -138,6 +140,7 @@ def plan(config: Config, gpu: str) -> Plan:
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
     length = folder.model_length(spec, config.model)
     tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)
+    tokens = encoder_tokens(spec, tokens, length)
     step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype], config.model.batch_invariant)
     ranks, stages = config.model.tensor_parallel_size, config.model.pipeline_parallel_size
     check_ranks(spec, ranks)
@@ -164,7 +167,7 @@ def plan(config: Config, gpu: str) -> Plan:
         cache_tokens=blocks * shape.block_size,
         max_model_len=length,
         max_num_seqs=shape.max_num_seqs,
-        concurrency=tuple(concurrency(tokens, blocks, shape) for tokens in lengths(length)),
+        concurrency=tuple(concurrency(own, blocks, shape, tokens) for own in lengths(length)),
     )
 
 
@@ -236,6 +239,8 @@ def planned_blocks(config: Config, shape: CacheShape, total: int, held: int, oth
             f"of {gib(total)} GiB weights take {gib(held)} GiB, a step of {tokens} "
             f"tokens and what CUDA needs {gib(peak + other)} GiB" + (f", the cache {gib(given)} GiB" if given else ""),
         )
+    if not shape.block_bytes:
+        return 0
     if given:
         return check_blocks(shape, given_blocks(shape, given), "--kv-cache-memory", given)
     blocks = gpu_blocks(shape, total, utilization, taken, peak)
@@ -252,7 +257,11 @@ def lengths(longest: int) -> list[int]:
     return [*found, longest]
 
 
-def concurrency(tokens: int, blocks: int, shape: CacheShape) -> Concurrency:
+def concurrency(tokens: int, blocks: int, shape: CacheShape, step: int) -> Concurrency:
+    """step: the token budget of one, which holds prompts of an encoder as a whole."""
+    if not shape.block_bytes:
+        fit = step // tokens
+        return Concurrency(tokens, min(fit, shape.max_num_seqs), "step" if fit < shape.max_num_seqs else "slots")
     fit = blocks // -(-tokens // shape.block_size)
     return Concurrency(tokens, min(fit, shape.max_num_seqs), "blocks" if fit < shape.max_num_seqs else "slots")
 

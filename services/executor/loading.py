@@ -18,7 +18,7 @@ from penstock.engine_core import folder, loading
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.model_runner import Runner
-from penstock.engine_core.execution.self_test import read_probe, trouble
+from penstock.engine_core.execution.self_test import read_probe, trouble, vector_trouble
 from penstock.engine_core.loading import load_head
 from penstock.engine_core.loading.checksums import check_hash, published_hashes
 from penstock.engine_core.models import registry
@@ -154,12 +154,12 @@ def verification(config: Config, index: int, folders: Sequence[Path]) -> Iterato
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def check_output(config: Config, runner: Runner, folder: Path) -> None:
+def check_output(config: Config, runner: Runner, folder: Path, *, encoder: bool = False) -> None:
     """Run the self-test. If it fails, raises ModelError, or logs a warning where wrong output is allowed."""
     if config.model.load_format == "dummy":
         return
     sizes = runner.sizes
-    found = trouble(runner, read_probe(folder, sizes.vocabulary, sizes.max_model_len))
+    found = (vector_trouble if encoder else trouble)(runner, read_probe(folder, sizes.vocabulary, sizes.max_model_len))
     if found and not config.model.allow_wrong_output:
         why = "the weights are damaged, or this model is not computed rightly here"
         raise ModelError(f"{folder}: the model failed its self-test: {found}; {why} (--allow-wrong-output serves it)")

@@ -15,7 +15,7 @@ from penstock.engine_core import folder, loading
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
-from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, warmup_steps
+from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, encoder_steps, warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.warmup import compile_steps, step_peak, used_memory
 from penstock.engine_core.models import registry
@@ -28,6 +28,7 @@ from penstock.engine_core.models.memory_estimate import (
     block_bytes,
     check_blocks,
     cpu_blocks,
+    encoder_tokens,
     given_blocks,
     gpu_blocks,
     idle_weights,
@@ -129,11 +130,11 @@ def start(
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
         runner, shape = make_runner(config, model, spec, options, draft, phases)
-        warm = warm_up(config, runner, phases)
+        warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
             notify(f"{WEIGHTS}={checks.finish()}")
-        check_output(config, runner, path)
+        check_output(config, runner, path, encoder=spec.encoder)
     ready = ExecutorReady(
         epoch=0,
         blocks=runner.options.blocks,
@@ -150,7 +151,7 @@ def start(
     )
     log_loaded(ready, options, shape, draft)
     if left := unread_tensors(spec, read_names(path)):
-        logs.info(log, "left_unread", tensors=left, reason="encoders and draft layers are not served")
+        logs.info(log, "left_unread", tensors=left, reason="images, sound, draft layers, heads for training")
     for reason in () if spec.quantization is None else spec.quantization.notes:
         logs.info(log, "served_otherwise", reason=reason)
     if spec.attention.kv_fp8:
@@ -173,7 +174,7 @@ def runner_options(
         max_num_seqs=config.model.max_num_seqs,
         graphs=choose_graphs(config, spec, model, length, device),
         group=group,
-        step_tokens=step_tokens(config.model, device),
+        step_tokens=encoder_tokens(spec, step_tokens(config.model, device), length),
         synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
     )
 
@@ -245,11 +246,15 @@ def make_runner(
     return Runner(model, spec, replace(options, blocks=blocks), draft), shape
 
 
-def warm_up(config: Config, runner: Runner, phases: StartupPhases) -> tuple[tuple[int, float], ...]:
+def warm_up(config: Config, runner: Runner, spec: ModelSpec, phases: StartupPhases) -> tuple[tuple[int, float], ...]:
     """Run every kind of step once and capture the graphs. Returns the steps' positions and seconds."""
     phases.begin("warming up")
     took = []
-    for plan in runner.drafted(warmup_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))):
+    if spec.encoder:
+        plans = encoder_steps(runner.sizes, runner.options.step_tokens, classifies=spec.classifier is not None)
+    else:
+        plans = warmup_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))
+    for plan in runner.drafted(plans):
         began = time.perf_counter()
         runner.collect(runner.launch(plan))
         took.append((chunk_positions(plan.chunks), time.perf_counter() - began))
@@ -301,8 +306,8 @@ def choose_dtype(config: Config, spec: ModelSpec, device: torch.device) -> torch
 def choose_graphs(
     config: Config, spec: ModelSpec, model: Decoder, length: int, device: torch.device
 ) -> GraphSizes | None:
-    """Which steps are graphs: none on a CPU and none with --enforce-eager."""
-    if device.type == "cpu" or config.executor.enforce_eager:
+    """Which steps are graphs: none on a CPU, none of an encoder and none with --enforce-eager."""
+    if device.type == "cpu" or config.executor.enforce_eager or spec.encoder:
         return None
     size = model.placement.size
     used = weights(part_spec(model.spec, size)) - idle_weights(model.spec) // size  # by a token
@@ -316,7 +321,10 @@ def choose_graphs(
 def count_blocks(
     config: Config, shape: CacheShape, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None
 ) -> int:
-    """KV blocks of this executor, enough for one request of full length or ConfigError with the numbers."""
+    """KV blocks of this executor, enough for one request of full length or ConfigError with the numbers; an encoder has
+    none."""
+    if spec.encoder:
+        return 0
     executor: ExecutorConfig = config.executor
     if executor.kv_cache_memory:
         blocks = given_blocks(shape, executor.kv_cache_memory)

@@ -73,7 +73,6 @@ LOG_LEVEL = "warning"  # by default: the engine logs to the program's own stderr
 # Of vLLM's classes, with what to do instead.
 ABSENT: Mapping[str, str] = {
     "beam_search": "beams are not searched; `n` and a temperature give several choices",
-    "classify": "heads for classification are not served; the structure `choice` has the model pick a label",
     "reward": "reward models are not served",
     "abort": "leave the loop over the outputs, or cancel its task",
     "shutdown": "it is called `close`",

@@ -18,6 +18,8 @@ from penstock.protocol.messages import SubmitText
 from penstock.services.commands.progress import ProgressBar
 from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
 from penstock.services.llm.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -32,6 +34,7 @@ from penstock.services.llm.prompts import (
     PromptForm,
     Request,
     chat_request,
+    classify_submissions,
     completion_requests,
     conversations,
     embedding_request,
@@ -40,6 +43,7 @@ from penstock.services.llm.prompts import (
     parse_prompts,
     score_sheet,
 )
+from penstock.services.openai.classification import activated
 from penstock.services.openai.embeddings import Vector, vectors
 
 T = TypeVar("T")
@@ -193,6 +197,20 @@ class LLM(EngineProperties):
         return [
             ScoringRequestOutput(str(number), ScoringOutput(score))
             for number, score in enumerate(sheet.scores(states), first)
+        ]
+
+    def classify(
+        self, prompts: str | list[str], *, use_tqdm: bool = True, truncate_prompt_tokens: int | None = None
+    ) -> list[ClassificationRequestOutput]:
+        """The chance of each of the model's labels, per text.
+
+        Raises RequestError as `embed` does, and Unsupported for a model without a head for classification.
+        """
+        submits, classifier = classify_submissions(prompts, truncate_prompt_tokens, self.model)
+        states, first = self._embed("classify", submits, use_tqdm)
+        return [
+            ClassificationRequestOutput(str(number), ClassificationOutput(activated(state, classifier)))
+            for number, state in enumerate(states, first)
         ]
 
     def close(self) -> None:

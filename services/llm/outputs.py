@@ -113,6 +113,16 @@ class ScoringOutput(msgspec.Struct, frozen=True):
     score: float
 
 
+class ClassificationOutput(msgspec.Struct, frozen=True):
+    """The chance of each label."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
 class PoolingRequestOutput(msgspec.Struct, frozen=True):
     """The output of `encode` for one prompt."""
 
@@ -134,6 +144,14 @@ class ScoringRequestOutput(msgspec.Struct, frozen=True):
 
     request_id: str
     outputs: ScoringOutput
+    finished: bool = True
+
+
+class ClassificationRequestOutput(msgspec.Struct, frozen=True):
+    """The output of `classify` for one prompt."""
+
+    request_id: str
+    outputs: ClassificationOutput
     finished: bool = True
 
 

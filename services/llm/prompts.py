@@ -9,12 +9,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.llm.params import SamplingParams, as_chat, as_completion, encoded, json_of
 from penstock.services.openai.chat import chat_submission
+from penstock.services.openai.classification import ClassifyRequest, classifier_of
+from penstock.services.openai.classification import submissions as classification_submissions
 from penstock.services.openai.completions import check_ids, lengths, prompt_submission
 from penstock.services.openai.embeddings import (
     REQUEST,
@@ -211,6 +214,15 @@ def embedding_submissions(
         submit = text_submission(request, model, text, path, parse(prompt.traceparent, prompt.tracestate))
         found.append(msgspec.structs.replace(submit, cache_salt=prompt.cache_salt or ""))
     return found
+
+
+def classify_submissions(
+    prompts: str | Sequence[str], truncate: int | None, model: ModelInfo
+) -> tuple[list[SubmitText], ClassifierSpec]:
+    """A message for each text, and the head that answers. Raises InvalidRequest and Unsupported."""
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    request = ClassifyRequest(input=texts, truncate_prompt_tokens=truncate)  # type: ignore[arg-type]
+    return classification_submissions(request, model, TraceContext()), classifier_of(model)
 
 
 def score_sheet(data_1: Strings, data_2: Strings, truncate: int | None, model: ModelInfo) -> Sheet:

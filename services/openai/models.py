@@ -22,8 +22,8 @@ PAGE, MOST = 20, 1000  # models of Anthropic's page: unless its query says how m
 
 
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One name that the model is served under. `max_model_len`, in tokens, and `input_modalities` are of neither
-    reference."""
+    """One name that the model is served under. `max_model_len`, in tokens, `input_modalities` and `tasks` are of
+    neither reference."""
 
     id: str
     object: Literal["model"] = "model"
@@ -31,6 +31,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str = "penstock"
     max_model_len: int
     input_modalities: tuple[Literal["text"], ...] = ("text",)
+    tasks: tuple[str, ...]  # of generate, embed, score and classify
     type: Literal["model"] = "model"
     display_name: str
     created_at: str  # RFC 3339
@@ -76,6 +77,7 @@ def model_answer(model: ModelInfo, name: str) -> ModelAnswer:
         id=name,
         created=model.created,
         max_model_len=model.max_model_len,
+        tasks=model.tasks,
         display_name=name,
         created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=model.max_model_len,

@@ -18,6 +18,7 @@ from penstock.services.openai import errors
 from penstock.services.openai.answers import ChatAnswer, CompletionAnswer
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.chat import create_chat_completion
+from penstock.services.openai.classification import ClassifyAnswer, ClassifyRequest, classify
 from penstock.services.openai.cohere import EmbedAnswer, EmbedRequest, embed
 from penstock.services.openai.completions import create_completion
 from penstock.services.openai.embeddings import EmbeddingAnswer, EmbeddingRequest, create_embeddings
@@ -119,6 +120,7 @@ ROUTES: tuple[Route, ...] = (
     computation("/rerank", rerank, "Rank documents, by Jina's path", RerankAnswer, RerankRequest),
     computation("/v2/rerank", rerank_ids, "Rank documents, by Cohere's path", RerankAnswer, RerankRequest),
     computation("/score", create_score, "Score pairs of texts, by vLLM's path", ScoreAnswer, ScoreRequest),
+    computation("/classify", classify, "Labels of texts, by vLLM's path", ClassifyAnswer, ClassifyRequest),
     computation("/v2/embed", embed, "Vectors of texts, as Cohere's clients ask", EmbedAnswer, EmbedRequest),
     generation("/invocations", invoke, "Answer what the body is for, as SageMaker asks", ChatAnswer, ChatRequest),
     Route("GET", "/v1/models", models, "List the served names", ModelList),

@@ -1,4 +1,5 @@
-"""POST /v1/rerank and POST /v1/score: how well texts go together, by their vectors' cosine or by the model's yes or no.
+"""POST /v1/rerank and POST /v1/score: how well texts go together, by their vectors' cosine, by the model's yes or no,
+or by its classifier.
 
 Sources: Cohere API reference, "Rerank" (v1 and v2), and Jina's of the same name; vLLM documentation, "Score API"; the
 prompt of yes_no is that of Qwen3-Reranker's model card.
@@ -15,12 +16,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Pooling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.classification import activated
 from penstock.services.openai.embeddings import (
     Vector,
     VectorRequest,
@@ -144,19 +147,23 @@ async def rerank(app: AppState, context: RequestContext, *, documents: bool = Tr
 class Sheet:
     """Pairs that are to be scored: the messages that it takes, without ids, and what their vectors mean.
 
-    By cosine each different text is asked for once; by yes_no each pair is. Raises Unsupported for a model whose scores
-    cannot be made.
+    By cosine each different text is asked for once; by yes_no and by a classifier each pair is. Raises
+    Unsupported for a model whose scores cannot be made.
     """
 
     def __init__(self, request: VectorRequest, pairs: Sequence[Pair], model: ModelInfo, trace: TraceContext) -> None:
         if model.pooler.unscored:
             raise Unsupported(f"this model scores nothing here: {model.pooler.unscored}", param="model")
         self._answers = model.pooler.scorer == "yes_no"
+        self._classifier = model.classifier if model.pooler.scorer == "classifier" else None
         self._places: dict[str, int] = {}  # of each text among the messages
         self._pairs = pairs
         self.submits: list[SubmitText] = []
         if self._answers:
             self.submits = [pair_submission(request, pair, trace) for pair in pairs]
+            return
+        if self._classifier is not None:
+            self.submits = [classified_pair(request, pair, self._classifier, trace) for pair in pairs]
             return
         for pair in pairs:
             for text, param in ((pair.first, pair.first_param), (pair.second, pair.second_param)):
@@ -168,6 +175,8 @@ class Sheet:
         """Of each pair. vectors: of the messages, in their order."""
         if self._answers:
             return [chance(float(no), float(yes)) for no, yes in vectors]
+        if self._classifier is not None:
+            return [activated(vector, self._classifier)[0] for vector in vectors]
         places = self._places
         return cosines((vectors[places[pair.first]], vectors[places[pair.second]]) for pair in self._pairs)
 
@@ -177,6 +186,12 @@ def pair_submission(request: VectorRequest, pair: Pair, trace: TraceContext) -> 
     pooling = Pooling(kind="logits", words=WORDS, closing=CLOSING, param=pair.second_param)
     text = OPENING.format(query=pair.first, document=pair.second)
     return vector_submission(request, text, pooling, trace, special=False)
+
+
+def classified_pair(request: VectorRequest, pair: Pair, classifier: ClassifierSpec, trace: TraceContext) -> SubmitText:
+    """Both texts, joined by the tokenizer, for the logit of the one label (cross-encoders: Nogueira and Cho, 2019)."""
+    pooling = Pooling(kind=classifier.kind, classify=True, pair=pair.second, param=pair.second_param)
+    return vector_submission(request, pair.first, pooling, trace)
 
 
 def chance(no: float, yes: float) -> float:

@@ -21,6 +21,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
     max_model_len: int
     vocab_size: int
+    encoder: bool = False
 
 
 def scheduling_options(
@@ -35,7 +36,8 @@ def scheduling_options(
         max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=executors.step_tokens,
         vocab_size=facts.vocab_size,
-        prefix_caching=options.enable_prefix_caching,
+        encoder=facts.encoder,
+        prefix_caching=options.enable_prefix_caching and not facts.encoder,
         policy=options.scheduling_policy,
         fairness=options.fairness == ON,
         speculation=speculation_options(config, executors, masks),

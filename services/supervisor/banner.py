@@ -54,6 +54,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def concurrency(self) -> int:
         """Requests of full length that fit at once."""
+        if not self.blocks:
+            return self.max_num_seqs
         return min(self.max_num_seqs, self.blocks // -(-self.max_model_len // self.block_size))
 
 
@@ -125,7 +127,9 @@ def banner(facts: Serving) -> list[str]:
         "model": facts.model,
         "device": f"{facts.device}, {facts.dtype}",
         "KV cache": f"{facts.blocks:,} blocks of {facts.block_size} tokens: at most {facts.tokens:,} tokens"
-        + (f", in {facts.kv_cache_dtype}" if facts.kv_cache_dtype else ""),
+        + (f", in {facts.kv_cache_dtype}" if facts.kv_cache_dtype else "")
+        if facts.blocks
+        else "none: an encoder keeps nothing of a text",
         "concurrency": f"{facts.concurrency:,} requests of full length ({facts.max_model_len:,} tokens), "
         f"{facts.max_num_seqs:,} of any length",
         "started in": f"{facts.seconds:.1f} s",

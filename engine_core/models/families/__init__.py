@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 
 from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.layer_spec import LayerSpec
+from penstock.engine_core.models.layer_spec import EmbeddingSpec, LayerSpec
+from penstock.engine_core.models.pooler import ClassifierSpec
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,11 +29,16 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     logit_softcap: float = 0.0  # cap * tanh(logits / cap), 0: none (Gemma 2)
     max_position: int = 0  # length served by default; 0: as the file and its rotary settings say
     unread: tuple[str, ...] = ()  # beginnings of names of tensors that belong to no layer, as those of an MTP head
+    embedding: EmbeddingSpec = EmbeddingSpec()
+    post_norm: bool = False  # norms are of the residual stream, which goes on from their results (BERT)
+    classifier: ClassifierSpec | None = None  # of the family's architecture for classification; None: that of decoders
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of model. `name` is its `model_type`, `architecture` its class with an output embedding, and `base` that
     without one, as embedding models are saved. `read` makes the layers of a file, whose silent keys `defaults` answer.
+
+    An encoder's output embedding is for training alone.
     """
 
     name: str
@@ -45,6 +51,16 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[tuple[str, str], ...] = ()  # parts of tensor names as `models.tensors` has them, and the checkpoint's
     ignored: tuple[str, ...] = ()  # keys that the family's code in transformers does not read either
     same: tuple[str, ...] = ()  # keys whose true says what the family does anyway
+
+    @property
+    def sequence_classifier(self) -> str:
+        """The class with a head for classification."""
+        return self.base.removesuffix("Model") + "ForSequenceClassification"
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Its architectures, without those of wrappers."""
+        return self.architecture, self.base, self.sequence_classifier
 
 
 @lru_cache(maxsize=1)

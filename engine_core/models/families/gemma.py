@@ -40,7 +40,10 @@ def body(file: ConfigFile, kinds: list[str], full: RopeSpec, sliding: RopeSpec, 
         scale = file.number("query_pre_attn_scalar", low=1.0) ** -0.5
         return read_attention(file, rope, qkv_bias=bias, output_bias=bias, scale=scale, softcap=cap, **options)
 
-    windowed = structs.replace(attention(sliding), window=file.integer("sliding_window"))
+    window = file.integer("sliding_window")
+    if options.get("bidirectional"):
+        window = window // 2 + 1  # it counts both sides
+    windowed = structs.replace(attention(sliding), window=window)
     named = "hidden_act" if file.get("hidden_activation") is None else "hidden_activation"
     mlp = read_mlp(file, activation=read_activation(file, named, ("gelu_tanh",)))
     return Body(
@@ -71,10 +74,12 @@ def read_gemma2(file: ConfigFile) -> Body:
 
 
 def read_gemma3(file: ConfigFile) -> Body:
-    """Every sixth layer sees all keys, by positions of a larger base."""
+    """Every sixth layer sees all keys, by positions of a larger base. EmbeddingGemma sees later
+    keys, too."""
     turn = file.integer("sliding_window_pattern", 6)
     kinds = read_kinds(file, (SLIDING if (layer + 1) % turn else FULL for layer in range(read_layers(file))))
-    return body(file, kinds, *read_ropes(file, "rope_local_base_freq"), qk_norm="head")
+    both = file.flag("use_bidirectional_attention")
+    return body(file, kinds, *read_ropes(file, "rope_local_base_freq"), qk_norm="head", bidirectional=both)
 
 
 DEFAULTS: Mapping[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.models.pooler import Pooler, read_pooler
+from penstock.engine_core.models.pooler import ClassifierSpec, DenseSpec, Pooler, read_pooler, read_projection
 from penstock.protocol.errors import ModelError
 
 PREFIX = "sentence_transformers.models."
@@ -69,9 +69,40 @@ def test_other_poolings_are_refused_unless_an_option_says_otherwise(tmp_path: Pa
     assert (told.kind, told.unpooled, told.unscored) == ("mean", "", "")
 
 
-def test_further_layers_are_refused_by_name(tmp_path: Path) -> None:
+def test_further_modules_are_refused_by_name(tmp_path: Path) -> None:
     values = mode(mean_tokens=True)
-    assert "Dense" in read_pooler(folder(tmp_path, "Transformer", "Pooling", "Dense", Pooling=values)).unpooled
+    assert "LSTM" in read_pooler(folder(tmp_path, "Transformer", "Pooling", "LSTM", Pooling=values)).unpooled
+
+
+def test_dense_modules_are_products_with_an_activation(tmp_path: Path) -> None:
+    sizes = {"in_features": 8, "out_features": 4}
+    values = {**sizes, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    path = folder(tmp_path, "Transformer", "Pooling", "Dense", Pooling=mode(mean_tokens=True), Dense=values)
+    assert read_pooler(path).unpooled == ""
+    assert read_projection(path) == (DenseSpec(name="linear", inputs=8, outputs=4, bias=False, folder="2_Dense"),)
+    config = path / "2_Dense" / "config.json"
+    config.write_text(json.dumps(sizes))
+    assert read_projection(path) == (
+        DenseSpec(name="linear", inputs=8, outputs=4, activation="tanh", folder="2_Dense"),
+    )
+    config.write_text(json.dumps(sizes | {"activation_function": "torch.nn.Softmax"}))
+    with pytest.raises(ModelError, match="activation_function"):
+        read_projection(path)
+    config.write_text(json.dumps(sizes | {"in_features": 0}))
+    with pytest.raises(ModelError, match="in_features"):
+        read_projection(path)
+
+
+def test_an_encoder_without_a_word_has_the_mean(tmp_path: Path) -> None:
+    assert read_pooler(tmp_path, encoder=True) == Pooler(kind="mean")
+
+
+def test_a_classifier_of_one_label_scores_unless_an_option_says_otherwise(tmp_path: Path) -> None:
+    head = ClassifierSpec(kind="cls", layers=(), labels=("one",))
+    assert read_pooler(tmp_path, classifier=head).scorer == "classifier"
+    assert read_pooler(tmp_path, scorer="cosine", classifier=head) == Pooler()
+    several = read_pooler(tmp_path, classifier=ClassifierSpec(kind="cls", layers=(), labels=("a", "b")))
+    assert "2 labels" in several.unscored
 
 
 def test_a_reranker_of_two_tokens_is_asked_for_yes_or_no(tmp_path: Path) -> None:

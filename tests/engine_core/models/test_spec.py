@@ -151,7 +151,7 @@ def test_model_type_serves_where_architectures_are_silent(tmp_path: Path) -> Non
     assert spec(tmp_path, silent, num_key_value_heads=8).attention.window
 
 
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForSequenceClassification", "GPT2Model", ""])
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForTokenClassification", "GPT2Model", ""])
 def test_unknown_architectures_are_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError) as caught:
         spec(tmp_path, architectures=[name])

@@ -49,6 +49,9 @@ def test_names_and_shapes_are_the_models(spec: ModelSpec) -> None:
 
 def test_names_follow_the_files() -> None:
     wanted = {"model.embed_tokens.weight": 1, "model.norm.weight": 2}
-    assert named_as(("embed_tokens.weight",), wanted) == {"embed_tokens.weight": 1, "norm.weight": 2}
-    assert named_as((), wanted) == wanted
-    assert named_as(wanted, wanted) == wanted
+    spec = small_spec()
+    assert named_as(spec, ("embed_tokens.weight",), wanted) == {"embed_tokens.weight": 1, "norm.weight": 2}
+    assert named_as(spec, (), wanted) == wanted
+    assert named_as(spec, wanted, wanted) == wanted
+    beside = {**wanted, "score.weight": 3}
+    assert named_as(spec, ("bert.embed_tokens.weight",), beside)["score.weight"] == 3, "a head is no part of the model"

@@ -135,3 +135,47 @@ def test_a_model_without_an_output_embedding_makes_vectors_and_no_text(vocabular
 def test_a_word_of_several_tokens_is_refused(vocabulary: Vocabulary) -> None:
     with pytest.raises(InvalidRequest, match="no token for"):
         ids(vocabulary, pooling=Pooling(kind="logits", words=("incomprehensibilities",), param="input"))
+
+
+class Paired(Wrapped):
+    """A vocabulary whose tokenizer joins two texts by three tokens of its own, the second of another type."""
+
+    def encode_pair(self, first: str, second: str, most: int, *, keep_first: bool) -> tuple[list[int], int]:
+        one, other = (self.inner.encode(text, add_special_tokens=False) for text in (first, second))
+        room = most - 3
+        while len(one) + len(other) > room:
+            longer = one if len(one) > len(other) else other
+            longer.pop(-1 if keep_first else 0)
+        return [1, *one, 2, *other, 2], len(one) + 2
+
+
+def paired(vocabulary: Vocabulary, second: str = "A fox.", **fields: Any) -> tuple[list[int], Pooling]:
+    pooling = Pooling(kind="cls", classify=True, pair=second, param="documents[3]")
+    fields.setdefault("keep_first", True)
+    request = SubmitText(id=1, prompt="Who?", sampling=Sampling(), pooling=pooling, **fields)
+    found = pooled_submission(request, pooling, Paired(vocabulary), 4000, LENGTH)  # type: ignore[arg-type]
+    assert found.pooling is not None
+    return list(struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids)), found.pooling
+
+
+def test_a_pair_is_joined_by_the_tokenizer(vocabulary: Vocabulary) -> None:
+    one, other = (vocabulary.encode(text, add_special_tokens=False) for text in ("Who?", "A fox."))
+    ids, pooling = paired(vocabulary)
+    assert ids == [1, *one, 2, *other, 2]
+    assert (pooling.second, pooling.classify, pooling.pair) == (len(one) + 2, True, None)
+
+
+def test_a_pair_that_is_too_long_is_refused_or_cut(vocabulary: Vocabulary) -> None:
+    for text in (TEXT * 20, TEXT * 5000):
+        with pytest.raises(InvalidRequest) as caught:
+            paired(vocabulary, text)
+        assert (caught.value.param, caught.value.code) == ("documents[3]", "context_length_exceeded")
+        one = vocabulary.encode("Who?", add_special_tokens=False)
+        for first in (True, False):
+            ids, pooling = paired(vocabulary, text, truncate=-1, keep_first=first)
+            assert len(ids) == LENGTH
+            assert ids[1 : pooling.second - 1] == one, "the shorter one is whole"
+        assert len(paired(vocabulary, text, truncate=20)[0]) == 20
+    with pytest.raises(InvalidRequest) as caught:
+        paired(vocabulary, truncate=4)
+    assert caught.value.param == "truncate_prompt_tokens"

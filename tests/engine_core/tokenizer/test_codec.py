@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.tokenizer.codec import FastCodec, SlowCodec, panics, read_codec
@@ -127,3 +127,76 @@ def test_a_panic_of_the_library_ends_one_request() -> None:
     for other in (KeyError, KeyboardInterrupt):
         with pytest.raises(other), panics():
             raise other
+
+
+def pairing(kind: str) -> Tokenizer:
+    """A tokenizer whose post-processor joins two texts: as BERT's, with types, or as RoBERTa's, without."""
+    made = tokenizer("byte_level")
+    made.add_special_tokens(["<s>", "</s>"])
+    begin, end = made.token_to_id("<s>"), made.token_to_id("</s>")
+    if kind == "typed":
+        made.post_processor = processors.TemplateProcessing(
+            single="<s>:0 $A:0 </s>:0",
+            pair="<s>:0 $A:0 </s>:0 $B:1 </s>:1",
+            special_tokens=[("<s>", begin), ("</s>", end)],
+        )
+    else:
+        made.post_processor = processors.RobertaProcessing(("</s>", end), ("<s>", begin), trim_offsets=False)
+    return made
+
+
+PAIRS = [
+    ("hello world", "a"),
+    ("a", "the quick brown fox, twice"),
+    ("one two three four", "five six seven eight"),
+    ("", "x"),
+]
+
+
+@pytest.mark.parametrize("kind", ["typed", "plain"])
+@pytest.mark.parametrize("first", [True, False])
+def test_pairs_are_joined_and_cut_as_the_library_does(kind: str, first: bool) -> None:
+    made = pairing(kind)
+    codec = FastCodec(Tokenizer.from_str(made.to_str()))
+    for texts in PAIRS:
+        for most in (*range(6, 30), 1000):
+            made.enable_truncation(most, strategy="longest_first", direction="right" if first else "left")
+            expected = made.encode(*texts)
+            ids, second = codec.encode_pair(*texts, most, first)
+            assert ids == expected.ids
+            types = [int(second > 0 and at >= second) for at in range(len(ids))]
+            assert types == expected.type_ids
+            assert (second > 0) == (kind == "typed")
+
+
+def test_a_python_tokenizer_joins_pairs(tmp_path: Path) -> None:
+    """As BERT's class of transformers; the ids are those of the one without Python."""
+
+    class Slow:
+        """What SlowCodec asks of such a class."""
+
+        all_special_ids: tuple[int, ...] = ()
+
+        def __init__(self) -> None:
+            self.added_tokens_decoder: dict[int, str] = {}
+            self.special_tokens_map: dict[str, str] = {}
+
+        def __len__(self) -> int:
+            return 100
+
+        def encode(self, text: str, **_: Any) -> list[int]:
+            return [len(word) for word in text.split()]
+
+        def num_special_tokens_to_add(self, pair: bool) -> int:
+            return 3 if pair else 2
+
+        def build_inputs_with_special_tokens(self, one: list[int], other: list[int]) -> list[int]:
+            return [90, *one, 91, *other, 91]
+
+        def create_token_type_ids_from_sequences(self, one: list[int], other: list[int]) -> list[int]:
+            return [0] * (len(one) + 2) + [1] * (len(other) + 1)
+
+    codec = SlowCodec(Slow())
+    assert codec.encode_pair("a bb", "c dd eee ffff", 1000, True) == ([90, 1, 2, 91, 1, 2, 3, 4, 91], 4)
+    assert codec.encode_pair("a bb", "c dd eee ffff", 8, True) == ([90, 1, 2, 91, 1, 2, 3, 91], 4)
+    assert codec.encode_pair("a bb", "c dd eee ffff", 7, False) == ([90, 1, 2, 91, 3, 4, 91], 4)

@@ -220,7 +220,7 @@ def test_default_parameters_are_the_models_to_be_changed(llm: LLM, monkeypatch: 
     assert len(output.outputs[0].token_ids) <= 3
 
 
-@pytest.mark.parametrize("name", ["beam_search", "classify", "nothing_at_all"])
+@pytest.mark.parametrize("name", ["beam_search", "reward", "nothing_at_all"])
 def test_what_there_is_not_is_said_with_what_to_do_instead(llm: LLM, name: str) -> None:
     with pytest.raises(AttributeError) as raised:
         getattr(llm, name)

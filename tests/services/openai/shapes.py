@@ -13,7 +13,7 @@ import pydantic
 
 # Fields of ours that OpenAI's shapes do not have, see services/openai/answers.py and services/openai/models.py.
 EXTENSIONS = frozenset(
-    ("reasoning_content", "reasoning", "stop_reason", "prompt_logprobs", "max_model_len", "input_modalities")
+    ("reasoning_content", "reasoning", "stop_reason", "prompt_logprobs", "max_model_len", "input_modalities", "tasks")
 )
 # OpenAI sends null for the prompt's first token, which its client's types do not know.
 FIRST_TOKEN = ("token_logprobs", "top_logprobs")

@@ -13,7 +13,7 @@ from tests.services.client.fake_engine import FakeLink, app_state, client, silen
 from tests.services.openai.shapes import check, check_error, strangers
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
-OWN = {"object", "created", "owned_by", "max_model_len", "input_modalities"}  # what Anthropic's models lack
+OWN = {"object", "created", "owned_by", "max_model_len", "input_modalities", "tasks"}  # what Anthropic's models lack
 
 
 async def test_models() -> None:

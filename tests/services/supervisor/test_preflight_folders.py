@@ -156,13 +156,17 @@ FOLDERS: list[tuple[str, Callable[[Path], object], str]] = [
     ("audio model", config(architectures=["WhisperForConditionalGeneration"], is_encoder_decoder=True),
      "{}/config.json: architectures is ['WhisperForConditionalGeneration']; this is a model that hears or speaks, and "
      f"Penstock serves {SERVED}"),
-    ("BERT encoder", config(architectures=["BertModel"]),
-     f"{{}}/config.json: architectures is ['BertModel']; this is an encoder, and Penstock serves {SERVED}"),
+    ("encoder", config(architectures=["MPNetModel"]),
+     f"{{}}/config.json: architectures is ['MPNetModel']; this is an encoder of another kind, and Penstock serves "
+     f"{SERVED}"),
     ("encoder and decoder", config(architectures=["T5ForConditionalGeneration"]),
      "{}/config.json: architectures is ['T5ForConditionalGeneration']; this is an encoder and a decoder, and "
      f"Penstock serves {SERVED}"),
-    ("classifier", config(architectures=["Qwen3ForSequenceClassification"]),
-     "{}/config.json: architectures is ['Qwen3ForSequenceClassification']; this is a classifier, and "
+    ("classifier", config(architectures=["GPT2ForSequenceClassification"]),
+     "{}/config.json: architectures is ['GPT2ForSequenceClassification']; this is a classifier of another kind, and "
+     f"Penstock serves {SERVED}"),
+    ("classifier of tokens", config(architectures=["Qwen3ForTokenClassification"]),
+     "{}/config.json: architectures is ['Qwen3ForTokenClassification']; this is a model with another head, and "
      f"Penstock serves {SERVED}"),
     ("code of its own", config(auto_map={"AutoModel": "modeling.Model"}),
      "{}/config.json: auto_map is {'AutoModel': 'modeling.Model'}; the model needs code of its own, which Penstock "

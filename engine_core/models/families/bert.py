@@ -1,0 +1,109 @@
+"""BERT (2018), RoBERTa (2019) and XLM-RoBERTa (2020): encoders whose positions are a learned table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import structs
+
+from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.families import Body, Family
+from penstock.engine_core.models.layer_spec import NO_ROPE, EmbeddingSpec, NormNames
+from penstock.engine_core.models.pooler import ClassifierSpec, DenseSpec
+from penstock.engine_core.models.reading import (
+    alike,
+    read_activation,
+    read_attention,
+    read_labels,
+    read_mlp,
+    read_norm,
+)
+
+
+def read_bert(file: ConfigFile) -> Body:
+    hidden = file.integer("hidden_size")
+    pooler = DenseSpec(name="model.pooler.dense", inputs=hidden, outputs=hidden, activation="tanh")
+    return body(file, 0, pooler, "classifier")
+
+
+def read_roberta(file: ConfigFile) -> Body:
+    """The rows before the first position are those of padding."""
+    hidden = file.integer("hidden_size")
+    dense = DenseSpec(name="classifier.dense", inputs=hidden, outputs=hidden, activation="tanh")
+    return body(file, file.integer("pad_token_id", low=0) + 1, dense, "classifier.out_proj")
+
+
+def body(file: ConfigFile, first_position: int, dense: DenseSpec, output: str) -> Body:
+    """What all have in common. dense, output: of the head for classification."""
+    if file.flag("is_decoder") or file.flag("add_cross_attention"):
+        raise file.error("is_decoder", "Penstock serves this family as encoders")
+    if file.get("position_embedding_type") not in (None, "absolute"):
+        raise file.error("position_embedding_type", "Penstock serves absolute positions in this family")
+    activation = read_activation(file, served=("gelu", "gelu_tanh"))
+    norm = read_norm(file, "layer_norm_eps", 1e-12, centered=True)
+    attention = read_attention(file, NO_ROPE, bidirectional=True, qkv_bias=True, output_bias=True)
+    layers = list(alike(file, attention, read_mlp(file, activation=activation, gated=False, bias=True), norm))
+    layers[0] = structs.replace(layers[0], norms=NormNames(attention_input=""))  # the embedding's is before it
+    labels, scale = read_labels(file)
+    rows = file.integer("max_position_embeddings", low=first_position + 1)
+    final = DenseSpec(name=output, inputs=dense.outputs, outputs=len(labels))
+    return Body(
+        layers=tuple(layers),
+        post_norm=True,
+        embedding=EmbeddingSpec(
+            positions=rows, first_position=first_position, types=file.integer("type_vocab_size", low=0), norm=norm
+        ),
+        max_position=rows - first_position,
+        classifier=ClassifierSpec(kind="cls", layers=(dense, final), labels=labels, activation=scale),
+        unread=("embeddings.position_ids", "embeddings.token_type_ids", "pooler.", "cls.", "lm_head."),
+    )
+
+
+NAMES = (
+    ("embed_tokens", "embeddings.word_embeddings"),
+    ("embed_positions", "embeddings.position_embeddings"),
+    ("embed_types", "embeddings.token_type_embeddings"),
+    ("embed_norm", "embeddings.LayerNorm"),
+    ("model.layers.", "model.encoder.layer."),
+    ("self_attn.q_proj", "attention.self.query"),
+    ("self_attn.k_proj", "attention.self.key"),
+    ("self_attn.v_proj", "attention.self.value"),
+    ("self_attn.o_proj", "attention.output.dense"),
+    ("post_attention_layernorm", "attention.output.LayerNorm"),
+    ("mlp.up_proj", "intermediate.dense"),
+    ("mlp.down_proj", "output.dense"),
+    ("output_layernorm", "output.LayerNorm"),
+)
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_act": "gelu",
+}
+ROBERTA: Mapping[str, Any] = {**DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
+FAMILIES = (
+    Family(
+        name="bert", architecture="BertForMaskedLM", base="BertModel", read=read_bert, defaults=DEFAULTS, names=NAMES
+    ),
+    Family(
+        name="roberta",
+        architecture="RobertaForMaskedLM",
+        base="RobertaModel",
+        read=read_roberta,
+        defaults=ROBERTA,
+        names=NAMES,
+    ),
+    Family(
+        name="xlm-roberta",
+        architecture="XLMRobertaForMaskedLM",
+        base="XLMRobertaModel",
+        read=read_roberta,
+        defaults={**ROBERTA, "vocab_size": 30522},
+        names=NAMES,
+    ),
+)
