@@ -15,7 +15,12 @@ FP8_CAPABILITY = 89  # from which a GPU converts to 8-bit floats
 
 
 def with_kv_cache(spec: ModelSpec, asked: str) -> ModelSpec:
-    """The model with keys and values cached in e4m3 if the option asks for it; with `auto` as the checkpoint says."""
+    """The model with keys and values cached in e4m3 if the option asks for it; with `auto` as the checkpoint says.
+
+    Raises ConfigError for an encoder, which caches none.
+    """
+    if spec.encoder and asked == KV_FP8:
+        raise ConfigError(OPTION, asked, "the model is an encoder, which has no KV cache")
     if asked == KV_AUTO:
         return spec
     return spec.with_layers(tuple(with_kv_fp8(layer, fp8=asked == KV_FP8) for layer in spec.blocks))

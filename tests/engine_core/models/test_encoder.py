@@ -25,6 +25,7 @@ from transformers import (
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import load
+from penstock.engine_core.models.kv_cache import with_kv_cache
 from penstock.engine_core.models.memory_estimate import block_bytes, encoder_tokens
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.sharding import stage_layers
@@ -150,6 +151,12 @@ def test_an_encoder_has_no_cache_and_room_for_its_longest_text(tmp_path: Path) -
     assert block_bytes(spec, 16, 2) == 0
     assert encoder_tokens(spec, 100, 130) == 130
     assert encoder_tokens(spec, 512, 130) == 512
+
+
+def test_a_type_of_the_cache_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, Qwen2Model, Qwen2Config(**GROUPED, is_causal=False))
+    with pytest.raises(ConfigError, match="no KV cache"):
+        with_kv_cache(read_spec(tmp_path), "fp8")
 
 
 def test_stages_are_refused(tmp_path: Path) -> None:
