@@ -78,6 +78,8 @@ def number(value: int | float) -> str:
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
+# An option stands on two or three lines, not on six.
+# fmt: off
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
