@@ -26,6 +26,8 @@ from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import Way
 
 SLICE = 32 << 20  # bytes of a dense slice, which stays in the L2 cache
+WHOLE = 256  # outputs of a slice are a multiple of, so that the library's tiles are whole
+DENSE_LINES = 32  # of a program that makes a slice dense
 COMPILED = not triton.knobs.runtime.interpret  # else by the interpreter, which knows no PTX
 
 
@@ -71,7 +73,9 @@ def multiply_planes(
         ROWS=tiling.rows, LINES=tiling.lines, PARTS=tiling.parts, SHARES=tiling.shares, RUN=form.run,
         PLANES=form.planes, SCALES=form.scales, NUMBERS=form.numbers, SCALE=form.scale, GATED=gated,
         ZEROS=weight.zeros is not None, FACTORS=weight.factors is not None, BIAS=bias is not None,
-        EVEN=inputs % (form.block * tiling.parts * tiling.shares) == 0, COMPILED=COMPILED, PDL=pdl,
+        EVEN=inputs % (form.block * tiling.parts * tiling.shares) == 0, SCALED=tiling.scaled,
+        CUT=min(tiling.cut, form.run // 16), COMPILED=COMPILED, PDL=pdl, EARLY=tiling.early,
+        PREFETCHED=tiling.prefetched,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -81,7 +85,7 @@ def multiply_slices(x: Tensor, weight: PlaneWeight, bias: Tensor | None) -> Tens
     """The product by the library, with some outputs of the weight at a time."""
     outputs, inputs = weight.shape
     out = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
-    size = max(1, SLICE // (inputs * x.itemsize))
+    size = max(WHOLE, SLICE // (inputs * x.itemsize) // WHOLE * WHOLE)
     for first in range(0, outputs, size):
         dense = dequantize(weight, x.dtype, first, min(first + size, outputs))
         target = out[:, first : first + size]
@@ -98,10 +102,10 @@ def dequantize(weight: PlaneWeight, dtype: torch.dtype, first: int, last: int) -
     dense = torch.empty(last - first, weight.inputs, dtype=dtype, device=weight.values.device)
     blocks, outputs = weight.scales.shape
     pdl = chip_of(dense.device).pdl
-    dequantize_kernel[(triton.cdiv(last - first, 16), blocks)](
+    dequantize_kernel[(triton.cdiv(last - first, DENSE_LINES), blocks)](
         weight.values, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
         weight.scales if weight.factors is None else weight.factors, dense, first, last, outputs, weight.inputs,
-        LINES=16, RUN=form.run, PLANES=form.planes, SCALES=form.scales, NUMBERS=form.numbers, SCALE=form.scale,
+        LINES=DENSE_LINES, RUN=form.run, PLANES=form.planes, SCALES=form.scales, NUMBERS=form.numbers, SCALE=form.scale,
         ZEROS=weight.zeros is not None, FACTORS=weight.factors is not None, COMPILED=COMPILED, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
@@ -151,6 +155,22 @@ def unpack(words, zero, PLANE: tl.constexpr, NUMBERS: tl.constexpr, TYPE: tl.con
 
 
 @triton.jit
+def multiply_pairs(weights, sizes, COMPILED: tl.constexpr):
+    """The product of 16-bit floats, rounded once."""
+    if COMPILED and weights.dtype.primitive_bitwidth == 16:
+        BF16: tl.constexpr = weights.dtype.is_bf16()
+        ptx: tl.constexpr = (
+            "{ .reg .b32 t; mov.b32 t, 0x80008000; fma.rn.bf16x2 $0, $1, $2, t; }"
+            if BF16
+            else "mul.rn.f16x2 $0, $1, $2;"
+        )
+        found = tl.inline_asm_elementwise(ptx, "=r,r,r", [weights, sizes], weights.dtype, is_pure=True, pack=2)
+    else:
+        found = (weights.to(tl.float32) * sizes.to(tl.float32)).to(weights.dtype)
+    return found
+
+
+@triton.jit
 def scale_of(words, AT: tl.constexpr, SCALE: tl.constexpr):
     """A block's scale in fp32, from its word."""
     if SCALE == "fp32":
@@ -184,8 +204,8 @@ def plane_kernel(
     x, values, scales, zeros, factors, bias, out, partials, arrivals, rows, width, inputs, x_stride,
     ROWS: tl.constexpr, LINES: tl.constexpr, PARTS: tl.constexpr, SHARES: tl.constexpr, RUN: tl.constexpr,
     PLANES: tl.constexpr, SCALES: tl.constexpr, NUMBERS: tl.constexpr, SCALE: tl.constexpr, GATED: tl.constexpr,
-    ZEROS: tl.constexpr, FACTORS: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
-    PDL: tl.constexpr,
+    ZEROS: tl.constexpr, FACTORS: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr,
+    CUT: tl.constexpr, COMPILED: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr, PREFETCHED: tl.constexpr,
 ):  # fmt: skip
     """A tile of LINES lines of the weight, or one share of it. GATED: of 16 lines 8 are gates and 8 their ups."""
     TYPE: tl.constexpr = x.dtype.element_ty
@@ -203,57 +223,57 @@ def plane_kernel(
     blocks = tl.cdiv(inputs, BLOCK)
     turns = tl.cdiv(blocks, PARTS * SHARES)
     part = tl.arange(0, PARTS) + tl.program_id(2) * (turns * PARTS)
-    places = tl.arange(0, RUN)
+    places = tl.arange(0, RUN // CUT)
     if PARTS > 1:
         places_x = places[None, :, None]
-        blocks_x = part[:, None, None]
-        block_lines = part[:, None]
+        part = part[:, None, None]
         x_lines = x + row.to(tl.int64)[None, None, :] * x_stride
         lines = values + (line.to(tl.int64) * (blocks * RUN))[None, :, None] + places[None, None, :]
         real = (row < rows)[None, None, :]
-        words = scales + line[None, :]
-        zero_words = zeros + line[None, :]
+        held = line[None, :, None]
         sums = tl.zeros([PARTS, LINES, ROWS], tl.float32)
     else:
         places_x = places[:, None]
-        blocks_x = tl.program_id(2) * turns
-        block_lines = tl.program_id(2) * turns
+        part = tl.program_id(2) * turns
         x_lines = x + row.to(tl.int64)[None, :] * x_stride
         lines = values + (line.to(tl.int64) * (blocks * RUN))[:, None] + places[None, :]
         real = (row < rows)[None, :]
-        words = scales + line
-        zero_words = zeros + line
+        held = line[:, None]
         sums = tl.zeros([LINES, ROWS], tl.float32)
-    scale = tl.load(words + tl.minimum(block_lines, blocks - 1) * outputs)
-    zero = scale
-    if ZEROS:
-        zero = tl.load(zero_words + tl.minimum(block_lines, blocks - 1) * outputs)
+    following = tl.load(scales + held + tl.minimum(part, blocks - 1) * outputs)
     if PDL:
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+        for turn in tl.static_range(PREFETCHED):
+            spots = values + held.to(tl.int64) * (blocks * RUN) + tl.minimum(part + turn * PARTS, blocks - 1) * RUN
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [spots.to(tl.int64)], tl.int32, is_pure=False, pack=1
+            )
         tl.extra.cuda.gdc_wait()
-    for turn in range(turns):
-        ahead = tl.minimum(block_lines + (turn + 1) * PARTS, blocks - 1) * outputs
-        next_scale = tl.load(words + ahead)
-        if ZEROS:
-            next_zero = tl.load(zero_words + ahead)
-        block = blocks_x + turn * PARTS
-        first = block * BLOCK + places_x
-        if EVEN:
-            numbers = tl.load(lines + block * RUN)
+    for turn in range(turns * CUT):
+        block = part + turn // CUT * PARTS
+        first = block * BLOCK + turn % CUT * (RUN // CUT) + places_x
+        there_block = block if EVEN else tl.minimum(block, blocks - 1)
+        numbers = tl.load(lines + there_block * RUN + turn % CUT * (RUN // CUT))
+        if SCALED:
+            scale = tl.load(scales + held + there_block * outputs)
         else:
-            numbers = tl.load(lines + tl.minimum(block, blocks - 1) * RUN)
+            scale = following
+            following = tl.load(scales + held + tl.minimum(block + PARTS, blocks - 1) * outputs)
+        zero = tl.load(zeros + held + there_block * outputs) if ZEROS else scale
         for at in tl.static_range(SCALES):
-            zero_point = tl.expand_dims(zero_of(zero, at, NUMBERS, ZEROS), -1)
-            found = tl.zeros(sums.shape, tl.float32)
+            zero_point = zero_of(zero, at, NUMBERS, ZEROS)
+            size = scale_of(scale, at, SCALE)
+            found = sums if SCALED else tl.zeros(sums.shape, tl.float32)
             for plane in tl.static_range(at * PLANES // SCALES, (at + 1) * PLANES // SCALES):
                 there = real if EVEN else real & (first < inputs - plane * RUN)
                 rows_of_x = tl.load(x_lines + first + plane * RUN, mask=there, other=0.0)
                 weights = unpack(numbers, zero_point, plane, NUMBERS, TYPE, COMPILED)
+                if SCALED:
+                    weights = multiply_pairs(weights, size.to(TYPE), COMPILED)
                 found = tl.dot(weights, rows_of_x, found, input_precision="ieee")
-            sums += found * tl.expand_dims(scale_of(scale, at, SCALE), -1)
-        scale = next_scale
-        if ZEROS:
-            zero = next_zero
-    if PDL:
+            sums = found if SCALED else sums + found * size
+    if PDL and not EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     if PARTS > 1:
         sums = tl.sum(sums, 0)

@@ -20,6 +20,10 @@ class GroupedTiling(msgspec.Struct, frozen=True, array_like=True, tag="grouped")
     stages: int
     parts: int = 1  # of the inputs, each summed by a warp
     shares: int = 1  # of the inputs, each summed by a program
+    scaled: bool = False  # values are multiplied with their scales, rounded to their type, instead of the sums
+    cut: int = 1  # runs are cut in so many iterations, if scaled
+    early: bool = False  # the next kernel may start at once, not when this one's programs end
+    prefetched: int = 0  # iterations whose weights are fetched into the L2 cache before the rows are known
     pdl: bool = True  # may start before the previous kernel has ended, see `kernels.launch`
 
 
@@ -45,5 +49,5 @@ def grouped_tiling(
 
 def grouped_bytes(tiling: GroupedTiling, itemsize: int) -> int:
     """Shared memory of one program, at most: the stages of its pipeline, or its sums at the end."""
-    stage = tiling.lines * LINE + BLOCK * tiling.rows * itemsize
+    stage = (tiling.lines * LINE + BLOCK * tiling.rows * itemsize) // tiling.cut + 8 * tiling.lines
     return max(tiling.parts * tiling.stages * stage, 4 * tiling.lines * (tiling.rows + 8))

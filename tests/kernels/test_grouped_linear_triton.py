@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from penstock.kernels.linear_tilings import Product, ruled
 from tests.kernels.grouped_weights import KINDS, exact_product, grouped
 
 PARTS, SHARES = GroupedTiling(8, 16, 4, 2, parts=4), GroupedTiling(8, 32, 2, 2, shares=2)
-TILINGS = (GroupedTiling(16, 32, 2, 2), PARTS, SHARES, None)
+SCALED = GroupedTiling(16, 32, 2, 2, scaled=True, cut=2)
+TILINGS = (GroupedTiling(16, 32, 2, 2), PARTS, SHARES, SCALED, msgspec.structs.replace(PARTS, scaled=True), None)
 
 
 def types(device: str) -> list[torch.dtype]:
