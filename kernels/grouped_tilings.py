@@ -8,7 +8,9 @@ from penstock.kernels.chip import Chip
 
 BLOCK = 256  # inputs of a block of the largest form
 LINE = 128  # bytes of a line's block
-DENSE_ROWS = 512  # beyond them the library multiplies by slices that are made dense
+MANY = 16384  # lines of a product that fills the device with wide tiles
+LONG = 8192  # inputs beyond which programs take shares of them
+DENSE_ROWS = 256  # beyond them the library multiplies by slices that are made dense
 
 
 class GroupedTiling(msgspec.Struct, frozen=True, array_like=True, tag="grouped"):
@@ -26,6 +28,13 @@ class GroupedTiling(msgspec.Struct, frozen=True, array_like=True, tag="grouped")
     prefetched: int = 0  # iterations whose weights are fetched into the L2 cache before the rows are known
     pdl: bool = True  # may start before the previous kernel has ended, see `kernels.launch`
 
+    def smaller(self) -> GroupedTiling:
+        """One that needs less shared memory; its rows are the same to the bit."""
+        if self.rows > 8:
+            return msgspec.structs.replace(self, rows=self.rows // 2)
+        assert self.lines > 16
+        return msgspec.structs.replace(self, lines=self.lines // 2)
+
 
 def grouped_tiling(
     rows: int, width: int, inputs: int, chip: Chip, *, gated: bool, invariant: bool
@@ -34,17 +43,16 @@ def grouped_tiling(
     if rows > DENSE_ROWS and not invariant:
         return None
     lines = 2 * width if gated else width
-    if rows <= 16 and not invariant:
-        height = 8 if rows <= 8 else 16
-        return GroupedTiling(height, 32 if lines > 16384 or rows > 4 else 16, 4, 4, parts=4)
-    if rows <= 64:
-        height = next(height for height in (8, 16, 32, 64) if rows <= height)
-        tiles = -(-lines // 64)
-        shares = 1
-        while not invariant and shares < 8 and tiles * shares < chip.num_sms and inputs >= 2 * shares * 4 * BLOCK:
-            shares *= 2
-        return GroupedTiling(height, 64, 4, 4, shares=shares)
-    return GroupedTiling(128, 128, 8, 3, pdl=False)
+    if rows > 64:
+        return GroupedTiling(64 if rows <= 128 else 128, 128, 8, 3)
+    height = next(height for height in (8, 16, 32, 64) if rows <= height)
+    if rows <= 8 and not invariant and inputs <= LONG and lines < MANY:
+        return GroupedTiling(8, 16, 4, 3, parts=4)
+    tile = 128 if lines >= MANY and rows <= 32 else 64
+    shares = 1
+    while not invariant and shares < 8 and lines // tile * shares < 2 * chip.num_sms and inputs >= 8 * shares * BLOCK:
+        shares *= 2
+    return GroupedTiling(height, tile, 4, 4 if rows <= 16 else 3, shares=shares)
 
 
 def grouped_bytes(tiling: GroupedTiling, itemsize: int) -> int:

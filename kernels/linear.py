@@ -18,8 +18,11 @@ from torch.nn import functional
 
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
+from penstock.kernels.grouped_linear import PlaneWeight, planes_of
 from penstock.kernels.quantized import (
+    Float4Weight,
     Float8Weight,
+    GroupedWeight,
     Int8Weight,
     QuantizedWeight,
     held_bytes,
@@ -40,7 +43,7 @@ class DequantizedWeight:
         return self.dense.shape
 
 
-Operand: TypeAlias = Tensor | QuantizedWeight | DequantizedWeight
+Operand: TypeAlias = Tensor | QuantizedWeight | PlaneWeight | DequantizedWeight
 
 
 def linear(x: Tensor, weight: Operand, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
@@ -75,6 +78,7 @@ def host_linear(x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor:
         rows = rounded_rows(x, weight.layout).to(weight.dense.dtype)
         return host_linear(rows, weight.dense, None if bias is None else bias.to(rows.dtype)).to(x.dtype)
     if not isinstance(weight, Tensor):
+        assert not isinstance(weight, PlaneWeight), "a GPU's"
         return multiply_reference(x, weight, bias)
     if weight.is_mkldnn:
         found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -83,10 +87,15 @@ def host_linear(x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor:
 
 
 def prepared(weight: Operand, dtype: torch.dtype) -> Operand:
-    """A loaded weight as products of rows of `dtype` want it: packed on a CPU, where a quantized one is dequantized."""
-    if isinstance(weight, DequantizedWeight):
+    """A loaded weight as products of rows of `dtype` want it: packed on a CPU, where a quantized one is dequantized; on
+    a GPU in the order in which its kernels read it."""
+    if isinstance(weight, DequantizedWeight | PlaneWeight):
         return weight
-    return packed(weight) if isinstance(weight, Tensor) else dequantized(weight, dtype)
+    if isinstance(weight, Tensor):
+        return packed(weight)
+    if isinstance(weight, GroupedWeight | Float4Weight) and chip_of(weight.values.device).runs_triton:
+        return planes_of(weight) or weight
+    return dequantized(weight, dtype)
 
 
 def dequantized(weight: QuantizedWeight, dtype: torch.dtype) -> Operand:

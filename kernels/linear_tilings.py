@@ -315,8 +315,7 @@ def fitted(way: Way, product: Product, chip: Chip) -> Way:
         if way.stages > 2:
             way = msgspec.structs.replace(way, stages=way.stages - 1)
         elif isinstance(way, GroupedTiling):
-            assert way.lines > 16, f"{chip.name} has {chip.shared_memory} bytes of shared memory"
-            way = msgspec.structs.replace(way, lines=way.lines // 2)
+            way = way.smaller()
         else:
             assert way.inputs > 16, f"{chip.name} has {chip.shared_memory} bytes of shared memory"
             way = msgspec.structs.replace(way, inputs=way.inputs // 2)
@@ -352,7 +351,7 @@ def candidates(product: Product, rows: int, chip: Chip) -> list[Way]:
         and one.gated in (None, product.gated)
         and isinstance(one.way, ExpertTiling) == bool(product.experts)
         and (not product.experts or one.scaled == (product.weight in SCALED))
-        and isinstance(one.way, GroupedTiling) == (product.weight in GROUPED)
+        and isinstance(one.way, GroupedTiling) == (product.weight in GROUPED and not product.experts)
         and (rows > 1 or product.experts or isinstance(one.way, VectorTiling | GroupedTiling) or not chip.pdl)
         and fits(one.way, product, chip)
     ]

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST: Mapping[torch.dtype, float] = {FLOAT8: 448.0, torch.int8: 127.0}
@@ -148,13 +151,13 @@ def expert_of(weight: QuantizedWeight, expert: int) -> QuantizedWeight:
     return replace(weight, **{name: part[expert] for name, part in parts.items() if part is not None})
 
 
-def tensors_of(weight: QuantizedWeight) -> dict[str, Tensor]:
+def tensors_of(weight: DataclassInstance) -> dict[str, Tensor]:
     """The tensors of a layout by the names of its fields."""
     found = {field.name: getattr(weight, field.name) for field in fields(weight)}
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def held_bytes(weight: QuantizedWeight) -> int:
+def held_bytes(weight: DataclassInstance) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(weight).values())
 
 

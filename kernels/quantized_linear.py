@@ -8,26 +8,17 @@ from torch import Tensor
 
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
-from penstock.kernels.grouped_linear import PlaneWeight, planes_of
+from penstock.kernels.grouped_linear import PlaneWeight
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
 from penstock.kernels.quantize import quantize, row_format
 from penstock.kernels.quantized import (
-    Float4Weight,
     Float8Weight,
-    GroupedWeight,
     Int8Weight,
     QuantizedRows,
     QuantizedWeight,
     multiply_reference,
 )
-
-
-def prepared(weight: QuantizedWeight) -> QuantizedWeight | PlaneWeight:
-    """The weight as kernels read it quickest, in new memory; itself where they read it as it is, and on a CPU."""
-    if isinstance(weight, GroupedWeight | Float4Weight) and chip_of(weight.values.device).runs_triton:
-        return planes_of(weight) or weight
-    return weight
 
 
 def multiply_quantized(
