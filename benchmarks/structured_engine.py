@@ -52,6 +52,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     budget: int = 512
     piece: int = 512  # of prompts, where there are several stages
     kv_cache_dtype: str = "auto"
+    quantization: str = "none"
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,7 @@ class Engine:
         self.cell = cell
         self._group = group
         self._tokens = tokens
-        whole, drafting = with_kv_cache(read_spec(folder), cell.kv_cache_dtype), None
+        whole, drafting = with_kv_cache(read_spec(folder, cell.quantization), cell.kv_cache_dtype), None
         draft_format = draft_format or load_format
         if cell.method in WITH_MODEL:
             assert draft is not None

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import model_weights
@@ -19,6 +21,7 @@ LOGIT_LINES = 5.4  # fp32 rows of a vocabulary per entry: logits, sampling's buf
 DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
 SPLIT_BYTES = 256 << 20  # of batch-invariant attention at most, whose keys are cut: kernels/attention_tiling.py
 FLOAT = 4  # bytes
+GIB = 1 << 30
 EXPERTS = ".experts."  # in names of their matrices
 ITEM_BYTES: Mapping[str, int] = {"float32": FLOAT, "bfloat16": 2, "float16": 2}
 
@@ -124,6 +127,31 @@ def weight_bytes(spec: ModelSpec, item_bytes: int, *, dequantized: bool = False)
         math.prod(weight.shape) * item_bytes if dequantized and EXPERTS not in name else weight.held_bytes(item_bytes)
         for name, weight in model_weights(spec)
     )
+
+
+class QuantizationFacts(msgspec.Struct, frozen=True):
+    """What quantization does to a model, for people."""
+
+    method: str  # as config.json or the option calls it
+    format: str
+    bits: int  # of a weight in the first of its formats
+    weight_bytes: int
+    bfloat16_bytes: int  # of the same model without
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return (
+            f"{self.format}, {self.weight_bytes / GIB:.2f} GiB in place of {self.bfloat16_bytes / GIB:.2f} in bfloat16"
+        )
+
+
+def quantization_facts(spec: ModelSpec) -> QuantizationFacts | None:
+    """None: the model is not quantized."""
+    if (found := spec.quantization) is None:
+        return None
+    item = ITEM_BYTES["bfloat16"]
+    return QuantizationFacts(found.method, found.label, found.bits, weight_bytes(spec, item), weights(spec) * item)
 
 
 def expert_weights(spec: ModelSpec, experts: ExpertSpec) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.engine_core.models.quantization.convert import read_matrix
 from penstock.engine_core.models.quantization.rounding import round_matrix
 from penstock.engine_core.models.quantization.weight_format import Counts, Role, StoredPart, WeightFormat
-from penstock.kernels.chip import chip_of
+from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.quantized import Float8Weight, QuantizedWeight, stack_experts
 
 FLOAT8_CAPABILITY = 89  # products of 8-bit floats begin there
@@ -106,11 +106,16 @@ class QuantizedMatrix:
             self.keep(stack_experts([round_matrix(self.form, one) for one in dense]))
 
     def keep(self, weight: QuantizedWeight) -> None:
-        chip = chip_of(self.device)
-        if isinstance(weight, Float8Weight) and chip.runs_triton and chip.capability < FLOAT8_CAPABILITY:
+        """This is the matrix."""
+        if isinstance(weight, Float8Weight) and not multiplies_float8(chip_of(self.device)):
             weight = replace(weight, activations="none", input_scale=None)
         self.found = weight
         self.owner.gather()
+
+
+def multiplies_float8(chip: Chip) -> bool:
+    """Whether products round rows to e4m3, too: a CPU computes what they mean."""
+    return not chip.runs_triton or chip.capability >= FLOAT8_CAPABILITY
 
 
 def stored_parts(form: WeightFormat, stacked: bool, transposed: bool) -> tuple[StoredPart, ...]:

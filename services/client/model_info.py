@@ -11,6 +11,7 @@ import msgspec
 from penstock.engine_core import folder
 from penstock.engine_core.folder import Generation
 from penstock.engine_core.models.config_file import read_json
+from penstock.engine_core.models.memory_estimate import QuantizationFacts, quantization_facts
 from penstock.engine_core.models.pooler import ClassifierSpec, Pooler, read_pooler
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, wrong_output
@@ -32,6 +33,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooler: Pooler = Pooler()
     classifier: ClassifierSpec | None = None
     headless: bool = False  # it makes vectors alone
+    quantization: QuantizationFacts | None = None
     wrong_output: tuple[str, ...] = ()  # why its output is wrong, as protocol.config.wrong_output says
 
     @property
@@ -72,6 +74,7 @@ def read_model_info(config: Config) -> ModelInfo:
         ),
         classifier=spec.classifier,
         headless=spec.headless,
+        quantization=quantization_facts(spec),
         wrong_output=wrong_output(config),
     )
 

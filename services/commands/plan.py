@@ -30,6 +30,7 @@ from penstock.engine_core.models.memory_estimate import (
     given_blocks,
     gpu_blocks,
     idle_weights,
+    quantization_facts,
     step_bytes,
     taken_bytes,
     weight_bytes,
@@ -83,6 +84,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     usable_bytes: int
     parameters: int
     active_parameters: int  # used for each token: in a mixture of experts, not all
+    quantization: str  # how its weights are quantized, in words; empty: they are not
     weight_bytes: int
     step_bytes: int  # estimate: the largest step and the tables of slots
     other_bytes: int  # estimate: CUDA context, kernels, rotary tables
@@ -144,7 +146,7 @@ def plan(config: Config, gpu: str) -> Plan:
     step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype], config.model.batch_invariant)
     ranks, stages = config.model.tensor_parallel_size, config.model.pipeline_parallel_size
     check_ranks(spec, ranks)
-    draft = planned_draft(config, spec)
+    draft, quantized = planned_draft(config, spec), quantization_facts(spec)
     shares = [stage_share(config, spec, draft, stage, step, total) for stage in range(stages)]
     share, parameters = min(shares, key=lambda share: share.blocks), weights(spec)
     shape, blocks = share.shape, share.blocks
@@ -157,6 +159,7 @@ def plan(config: Config, gpu: str) -> Plan:
         usable_bytes=int(total * config.executor.gpu_memory_utilization),
         parameters=parameters,
         active_parameters=parameters - idle_weights(spec),
+        quantization="" if quantized is None else quantized.text,
         weight_bytes=share.weight_bytes,
         step_bytes=share.step_bytes,
         other_bytes=share.other_bytes,
@@ -294,6 +297,7 @@ def text(found: Plan) -> str:
         f"{found.model} in {found.dtype} on {found.gpu}" + (f", each of {found.gpus}" if found.gpus > 1 else ""),
         f"  GPU memory          {gib(found.gpu_bytes):>8} GiB, of which Penstock may use {gib(found.usable_bytes)}",
         f"  weights             {gib(found.weight_bytes):>8} GiB, {found.parameters:,} parameters{active}",
+        *([f"  quantized           {found.quantization}"] if found.quantization else []),
         f"  largest step        {gib(found.step_bytes):>8} GiB, reckoned; the executor measures it",
         f"  CUDA and tables     {gib(found.other_bytes):>8} GiB, reckoned",
         f"  left for the cache  {gib(max(0, free)):>8} GiB",

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import torch
 
 from penstock.engine_core import folder, loading
@@ -32,13 +33,15 @@ from penstock.engine_core.models.memory_estimate import (
     given_blocks,
     gpu_blocks,
     idle_weights,
+    quantization_facts,
     weights,
 )
+from penstock.engine_core.models.quantized_matrix import multiplies_float8
 from penstock.engine_core.models.sharding import check_ranks, part_spec, rank_spec, stage_layers
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.engine_core.models.tensors import unread_tensors
 from penstock.engine_core.models.weight_files import read_names
-from penstock.kernels.chip import chip_of
+from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.triton_names import set_fp_fusion
 from penstock.protocol import groups
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
@@ -150,6 +153,10 @@ def start(
         load_seconds=time.monotonic() - began,
     )
     log_loaded(ready, options, shape, draft)
+    if (quantized := quantization_facts(spec)) is not None:
+        logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
+    for note in quantization_notes(spec, chip_of(device)):
+        logs.info(log, "quantized_otherwise", reason=note)
     if left := unread_tensors(spec, read_names(path)):
         logs.info(log, "left_unread", tensors=left, reason="images, sound, draft layers, heads for training")
     for reason in () if spec.quantization is None else spec.quantization.notes:
@@ -159,6 +166,17 @@ def start(
     for reason in wrong_output(config):
         logs.warning(log, "output_is_wrong", reason=reason)
     return Engine(runner, ready, warm)
+
+
+def quantization_notes(spec: ModelSpec, chip: Chip) -> tuple[str, ...]:
+    """What is computed otherwise than the checkpoint says."""
+    found = spec.quantization
+    if found is None:
+        return ()
+    rounded = any(form.kind == "float8" and form.activations != "none" for form in found.formats)
+    if rounded and not multiplies_float8(chip):
+        return (*found.notes, f"{chip.name} has no products of 8-bit floats: weights alone are of them")
+    return found.notes
 
 
 def runner_options(

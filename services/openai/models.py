@@ -21,9 +21,17 @@ from penstock.services.openai.errors import VERSION_HEADER
 PAGE, MOST = 20, 1000  # models of Anthropic's page: unless its query says how many, and at most
 
 
+class Quantization(msgspec.Struct, frozen=True):
+    """How the weights are quantized."""
+
+    method: str
+    format: str
+    bits: int
+
+
 class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One name that the model is served under. `max_model_len`, in tokens, `input_modalities` and `tasks` are of
-    neither reference."""
+    """One name that the model is served under. `max_model_len`, in tokens, `input_modalities`, `tasks` and
+    `quantization` are of neither reference."""
 
     id: str
     object: Literal["model"] = "model"
@@ -38,6 +46,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int
     max_tokens: int
+    quantization: Quantization | msgspec.UnsetType = msgspec.UNSET  # of weights that are
     wrong_output: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # why what it says is wrong; ours
 
 
@@ -73,6 +82,7 @@ async def models(app: AppState, context: RequestContext) -> None:
 
 
 def model_answer(model: ModelInfo, name: str) -> ModelAnswer:
+    facts = model.quantization
     return ModelAnswer(
         id=name,
         created=model.created,
@@ -82,6 +92,7 @@ def model_answer(model: ModelInfo, name: str) -> ModelAnswer:
         created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=model.max_model_len,
         max_tokens=model.max_model_len,
+        quantization=msgspec.UNSET if facts is None else Quantization(facts.method, facts.format, facts.bits),
         wrong_output=model.wrong_output or msgspec.UNSET,
     )
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.engine_core.models.memory_estimate import quantization_facts
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.config import ApiConfig, Config, wrong_output
 from penstock.protocol.messages import EngineStatus
 from penstock.services.supervisor import address
@@ -42,6 +44,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     wrong_output: tuple[str, ...] = ()  # reasons why the output is wrong
     headless: bool = False  # the model has no output embedding: it makes vectors alone
     exposed: bool = False  # other machines reach it, and clients need no key
+    quantized: str = ""  # how the weights are
     weights: str = ""  # how they were verified
     kv_cache_dtype: str = ""  # where it is not `dtype`
     replicas: int = 1  # `blocks` and `max_num_seqs` are those of one
@@ -72,9 +75,10 @@ def engine_facts(status: EngineStatus) -> tuple[str, ...]:
 
 
 def serving(
-    config: Config, children: Sequence[Child], model: str, seconds: float, *, chat: bool, headless: bool
+    config: Config, children: Sequence[Child], model: str, seconds: float, spec: ModelSpec, *, chat: bool
 ) -> Serving:
     """The banner's facts, from the notices of the processes."""
+    quantized = quantization_facts(spec)
     fields: dict[str, str] = {}
     for child in children:
         fields.update(child.fields)
@@ -90,7 +94,8 @@ def serving(
         max_num_seqs=config.model.max_num_seqs,
         seconds=seconds,
         chat=chat,
-        headless=headless,
+        headless=spec.headless,
+        quantized="" if quantized is None else quantized.text,
         locked=bool(config.api.api_key or config.api.api_key_file),
         replicas=config.model.data_parallel_size,
         wrong_output=wrong_output(config),
@@ -134,6 +139,8 @@ def banner(facts: Serving) -> list[str]:
         f"{facts.max_num_seqs:,} of any length",
         "started in": f"{facts.seconds:.1f} s",
     }
+    if facts.quantized:
+        rows["quantized"] = facts.quantized
     if facts.headless:
         rows["texts"] = "refused: the weights have no output embedding (lm_head.weight), so there are vectors alone"
     elif not facts.chat:

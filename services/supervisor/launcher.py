@@ -319,8 +319,8 @@ class Launcher:
         name = self._config.model.served_model_name.split(",")[0]
         model = Path(self._config.model.model)
         chat = has_template(model, self._config.tokenizer.chat_template)
-        headless = read_spec(model).headless
-        facts = banner.serving(self._config, self._children, name, process.age(), chat=chat, headless=headless)
+        spec = read_spec(model, self._config.model.quantization)
+        facts = banner.serving(self._config, self._children, name, process.age(), spec, chat=chat)
         port = 0 if self._config.api.uds else urlsplit(facts.url).port
         if port:  # clients know it, so an api process that is started again must listen there
             api = msgspec.structs.replace(self._config.api, port=port)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
+from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body
 from penstock.engine_core.models.layer_spec import (
     AttentionSpec,
@@ -16,7 +18,7 @@ from penstock.engine_core.models.layer_spec import (
     RopeSpec,
     RoutingSpec,
 )
-from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.spec import ModelSpec, with_quantization
 
 
 def resized(spec: ModelSpec, **sizes: Any) -> ModelSpec:
@@ -48,6 +50,11 @@ def small_spec(**sizes: Any) -> ModelSpec:
         dtype="float32", bos_token_id=None, eos_token_ids=(),
     )  # fmt: skip
     return resized(spec, **sizes)
+
+
+def online_spec(spec: ModelSpec, quantization: str) -> ModelSpec:
+    """The same with its weights rounded while they load."""
+    return with_quantization(spec, ConfigFile(Path("config.json"), {}), None, quantization)
 
 
 def small_experts(count: int, chosen: int, width: int, **more: Any) -> ExpertSpec:

@@ -53,6 +53,22 @@ def test_bytes_per_token_are_the_cache_formula(tmp_path: Path) -> None:
     assert planned(folder, "--dtype", "float32").kv_bytes_per_token == 2 * found.kv_bytes_per_token
 
 
+@pytest.mark.parametrize(
+    ("quantization", "least", "most"), [("fp8", 0.53, 0.58), ("int8", 0.53, 0.58), ("int4", 0.3, 0.36)]
+)
+def test_quantized_weights_leave_more_for_the_cache(
+    tmp_path: Path, quantization: str, least: float, most: float
+) -> None:
+    """Embeddings stay as they are, and parameters are counted as before."""
+    folder = folder_of(tmp_path, LLAMA_8B)
+    found, plain = planned(folder, "--quantization", quantization), planned(folder)
+    assert least < found.weight_bytes / plain.weight_bytes < most
+    assert found.blocks > plain.blocks
+    assert found.parameters == plain.parameters
+    assert "in place of 14.96 in bfloat16" in text(found)
+    assert "  quantized  " not in text(plain)
+
+
 def test_a_cache_in_fp8_takes_a_byte_a_number(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, QWEN_06B)
     found, plain = planned(folder, "--kv-cache-dtype", "fp8"), planned(folder)

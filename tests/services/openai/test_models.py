@@ -6,14 +6,19 @@ import json
 from typing import Any
 
 import anthropic.types as anthropic
+import msgspec
 import openai.types as types
 import pytest
 
-from tests.services.client.fake_engine import FakeLink, app_state, client, silent
+from penstock.engine_core.models.memory_estimate import QuantizationFacts
+from penstock.services.openai.models import model_answer
+from tests.services.client.fake_engine import MODEL, FakeLink, app_state, client, silent
 from tests.services.openai.shapes import check, check_error, strangers
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 OWN = {"object", "created", "owned_by", "max_model_len", "input_modalities", "tasks"}  # what Anthropic's models lack
+
+FACTS = QuantizationFacts("awq", "awq (INT4 in groups of 128)", 4, 1, 2)
 
 
 async def test_models() -> None:
@@ -46,6 +51,14 @@ async def test_a_server_whose_output_is_wrong_says_so_everywhere() -> None:
         answer = await http.get("/health")
         assert answer.json()["wrong_output"] == []
         assert "x-penstock-wrong-output" not in answer.headers
+
+
+async def test_quantized_weights_are_told() -> None:
+    async with client(app_state(FakeLink(silent))) as http:
+        assert "quantization" not in (await http.get("/v1/models")).json()["data"][0]
+    quantized = model_answer(msgspec.structs.replace(MODEL, quantization=FACTS), "demo")
+    told = msgspec.json.decode(msgspec.json.encode(quantized))
+    assert told["quantization"] == {"method": "awq", "format": "awq (INT4 in groups of 128)", "bits": 4}
 
 
 async def test_models_as_anthropics_clients_ask() -> None:

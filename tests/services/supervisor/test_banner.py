@@ -16,6 +16,7 @@ from penstock.protocol.config import ApiConfig, Config, ModelConfig, wrong_outpu
 from penstock.protocol.messages import EngineStatus
 from penstock.services.supervisor import banner
 from penstock.services.supervisor.banner import Serving, curl
+from tests.engine_core.models.specs import online_spec, small_spec
 
 
 class Told:
@@ -64,7 +65,7 @@ def test_wrong_output_is_told():
     fields = {"URL": "u", "DEVICE": "cpu", "DTYPE": "float32", "BLOCKS": "1", "BLOCK_SIZE": "1", "MAX_MODEL_LEN": "1"}
     child = Told({f"X_PENSTOCK_{name}": value for name, value in fields.items()})
     dummy = Config(model=ModelConfig(load_format="dummy"))
-    facts = banner.serving(dummy, [child], "model", chat=False, headless=False, seconds=1.0)
+    facts = banner.serving(dummy, [child], "model", 1.0, small_spec(), chat=False)
     assert facts.wrong_output == wrong_output(dummy)
 
 
@@ -74,6 +75,15 @@ def test_the_type_of_the_cache_is_told_where_it_is_another():
     )
     facts = msgspec.structs.replace(FACTS, blocks=64, block_size=16, kv_cache_dtype="fp8_e4m3")
     assert "at most 1,024 tokens, in fp8_e4m3\n" in "\n".join(banner.banner(facts))
+
+
+def test_quantized_weights_are_told_with_what_they_save():
+    assert "quantized" not in "\n".join(banner.banner(FACTS))
+    spec = online_spec(small_spec(hidden=1 << 10, intermediate=1 << 12, layers=4), "fp8")
+    child = Told({**{f"X_PENSTOCK_{name}": "1" for name in ("DEVICE", "DTYPE", "BLOCKS", "BLOCK_SIZE", "MAX_MODEL_LEN")},
+                  "X_PENSTOCK_URL": "u"})  # fmt: skip
+    facts = banner.serving(Config(), [child], "model", 1.0, spec, chat=False)
+    assert "  quantized    fp8 (FP8), 0.05 GiB in place of 0.09 in bfloat16" in banner.banner(facts)
 
 
 def test_replicas_are_told_of_where_there_are_several():
@@ -89,7 +99,7 @@ def test_what_an_api_tells_of_the_engine_is_what_the_banner_shows():
     rest = {field.name: 0 for field in msgspec.structs.fields(EngineStatus) if field.required}
     status = EngineStatus(**{**rest, **given})
     child = Told(dict(line.split("=", 1) for line in (*banner.engine_facts(status), "X_PENSTOCK_URL=http://x:1")))
-    facts = banner.serving(Config(), [child], "model", chat=False, headless=False, seconds=1.0)
+    facts = banner.serving(Config(), [child], "model", 1.0, small_spec(), chat=False)
     found = facts.device, facts.dtype, facts.blocks, facts.block_size, facts.max_model_len, facts.url
     assert found == ("2 x cpu", "float32", 12, 16, 1024, "http://x:1")
     assert facts.kv_cache_dtype == "fp8_e4m3"
