@@ -80,8 +80,8 @@ def test_the_type_of_the_cache_is_told_where_it_is_another():
 def test_quantized_weights_are_told_with_what_they_save():
     assert "quantized" not in "\n".join(banner.banner(FACTS))
     spec = online_spec(small_spec(hidden=1 << 10, intermediate=1 << 12, layers=4), "fp8")
-    child = Told({**{f"X_PENSTOCK_{name}": "1" for name in ("DEVICE", "DTYPE", "BLOCKS", "BLOCK_SIZE", "MAX_MODEL_LEN")},
-                  "X_PENSTOCK_URL": "u"})  # fmt: skip
+    fields = ("URL", "DEVICE", "DTYPE", "BLOCKS", "BLOCK_SIZE", "MAX_MODEL_LEN")
+    child = Told({f"X_PENSTOCK_{name}": "1" for name in fields})
     facts = banner.serving(Config(), [child], "model", 1.0, spec, chat=False)
     assert "  quantized    fp8 (FP8), 0.05 GiB in place of 0.09 in bfloat16" in banner.banner(facts)
 
