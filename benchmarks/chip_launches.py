@@ -43,9 +43,10 @@ class ChipDriver:
 
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
+from penstock.engine_core.models.kv_cache import FP8_CAPABILITY  # noqa: E402
 from penstock.kernels import attention_device, attention_tiling, attention_triton, changes_triton, gather  # noqa: E402
 from penstock.kernels.activation import activate  # noqa: E402
-from penstock.kernels.attention import paged_attention, prepare_attention  # noqa: E402
+from penstock.kernels.attention import E4M3, paged_attention, prepare_attention  # noqa: E402
 from penstock.kernels.exchange import Inboxes  # noqa: E402
 from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
 from penstock.kernels.experts import expert_mlp, route  # noqa: E402
@@ -132,6 +133,7 @@ ATTENDED = (
 SAMPLED = ("Phi-2", "Gemma-3-27B")
 NORMED = ("Qwen3-0.6B", "Phi-2", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b", "Gemma-3-27B")
 INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B")
+CACHED_IN_FP8 = ("Llama-3.1-8B", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b")
 
 
 class Launch(NamedTuple):
@@ -200,6 +202,8 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 norms(model)
             if model.name in ATTENDED:
                 attention(model)
+            if model.name in CACHED_IN_FP8 and chip.capability >= FP8_CAPABILITY:
+                attention(model, fp8=True)
             if model.name in SAMPLED:
                 sampling(model)
         attention_rows(chip)
@@ -240,6 +244,9 @@ def norms(model: Model) -> None:
     pages = memory(1024, BLOCK_SIZE, model.kv_heads, model.dim)
     own = HeadNorms(memory(model.dim), memory(model.dim), 1e-6) if model.norms else None
     rotate_and_store(q, k, v, rotation, pages, pages, memory(8, kind=torch.int64), own)
+    if driver.active.chip.capability >= FP8_CAPABILITY:
+        narrow, scales = pages.to(E4M3), memory(2, model.kv_heads, kind=torch.float32)
+        rotate_and_store(q, k, v, rotation, narrow, narrow, memory(8, kind=torch.int64), own, scales)
     if own is not None:
         rotation = rotation._replace(query_scale=memory(8, kind=torch.float32))
         rotate_and_store(q, k, v, rotation, pages, pages, memory(8, kind=torch.int64), own._replace(turned=True))
@@ -261,11 +268,13 @@ def experts(model: Model, x: Tensor) -> None:
         expert_mlp(x, routes, gate_up, down, biases=biases, activation=Activation("silu", 1.702, 7.0, 1.0))
 
 
-def attention(model: Model) -> None:
-    """Steps of single tokens, few and many, short and long; of a few drafts; of chunks, alone and among tokens."""
-    pages = memory(1 << 14, BLOCK_SIZE, model.kv_heads, model.dim)
+def attention(model: Model, *, fp8: bool = False) -> None:
+    """Steps of single tokens, few and many, short and long; of a few drafts; of chunks, alone and among tokens. Pages
+    are in e4m3 if `fp8`."""
+    pages = memory(1 << 14, BLOCK_SIZE, model.kv_heads, model.dim, kind=E4M3 if fp8 else torch.bfloat16)
     sinks = memory(model.heads, kind=torch.float32) if model.sinks else None
-    options = AttentionOptions(model.dim**-0.5, model.window, model.softcap, sinks)
+    scales = memory(2, model.kv_heads, kind=torch.float32) if fp8 else None
+    options = AttentionOptions(model.dim**-0.5, model.window, model.softcap, sinks, scales)
     for invariant in (False, True) if model.name in INVARIANT else (False,):
         for rows, tokens, longest, context in (
             (1, 1, 1, LONG), (256, 256, 1, 8192), (8, 32, 4, 4096), (1, 8192, 8192, 8192), (64, 2048, 1985, 4096),
@@ -282,12 +291,14 @@ def attention(model: Model) -> None:
 
 def attention_rows(chip: Chip) -> None:
     """Every row of attention's table that fits the chip, for heads of its own size."""
-    options = AttentionOptions(1.0)
     for row in attention_tiling.rows():
-        if row.item == 2 and row.shared_bytes(row.dim, chip) <= chip.shared_memory:
+        served = row.item == 2 or (row.item == 1 and chip.capability >= FP8_CAPABILITY)
+        if served and row.shared_bytes(row.dim, chip) <= chip.shared_memory:
             by_row = row.kind not in ("short", "long")
             tiling = attention_tiling.Tiling(row.block_m, row.block_n, 8, row.warps, row.stages, by_row)
-            q, pages = memory(64, 8, row.dim), memory(1 << 12, BLOCK_SIZE, 1, row.dim)
+            options = AttentionOptions(1.0, kv_scales=memory(2, 1, kind=torch.float32) if row.item == 1 else None)
+            kind = E4M3 if row.item == 1 else torch.bfloat16
+            q, pages = memory(64, 8, row.dim), memory(1 << 12, BLOCK_SIZE, 1, row.dim, kind=kind)
             batch = AttentionBatch(
                 numbers(65), numbers(64), numbers(64), numbers(SLOTS, LONG // BLOCK_SIZE), memory(64, kind=torch.int64),
                 1, LONG,

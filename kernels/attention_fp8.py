@@ -16,24 +16,14 @@ from torch import Tensor
 from penstock.kernels.attention_tiling import power_of_2
 from penstock.kernels.records import AttentionOptions
 
-
-def unpacking(second: bool, kind: str, shift: int, mask: str, factor: str) -> str:
-    """PTX that takes one number of each of two pairs in e4m3: sign, exponent and mantissa go where the wider type has
-    them, and are multiplied by the difference of the exponents' biases, which is right for subnormal numbers, too."""
-    sign, bits = ("mov.b32 sign, $1", f"shr.b32 bits, $1, {shift}")
-    if not second:
-        sign, bits = ("shl.b32 sign, $1, 8", f"shl.b32 bits, $1, {8 - shift}")
-    return (
-        f"{{ .reg .b32 sign, bits, factor, zero; {sign}; {bits}; and.b32 sign, sign, 0x80008000;"
-        f" lop3.b32 bits, bits, {mask}, sign, 0xEA; mov.b32 factor, {factor}; mov.b32 zero, 0x80008000;"
-        f" fma.rn.{kind}x2 $0, bits, factor, zero; }}"
-    )
-
-
-FIRST_BF16: tl.constexpr = tl.constexpr(unpacking(False, "bf16", 4, "0x07F007F0", "0x7B807B80"))  # times 2**120
-SECOND_BF16: tl.constexpr = tl.constexpr(unpacking(True, "bf16", 4, "0x07F007F0", "0x7B807B80"))
-FIRST_F16: tl.constexpr = tl.constexpr(unpacking(False, "f16", 1, "0x3F803F80", "0x5C005C00"))  # times 2**8
-SECOND_F16: tl.constexpr = tl.constexpr(unpacking(True, "f16", 1, "0x3F803F80", "0x5C005C00"))
+QUERY_SHIFT: tl.constexpr = tl.constexpr(2.0**-6)  # of queries in float16, so that none is beyond its range
+# PTX that takes the first, or the second, number of each of two pairs in e4m3.
+WIDEN: tl.constexpr = tl.constexpr(
+    "{ .reg .b16 pair, other; .reg .b32 both, others; mov.b32 {pair, other}, $1;"
+    " cvt.rn.f16x2.e4m3x2 both, pair; cvt.rn.f16x2.e4m3x2 others, other; prmt.b32 $0, both, others, "
+)
+FIRST: tl.constexpr = tl.constexpr(WIDEN.value + "0x5410; }")
+SECOND: tl.constexpr = tl.constexpr(WIDEN.value + "0x7632; }")
 
 
 def paired(k_pages: Tensor, v_pages: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,17 +40,13 @@ def dim_tile(dim: int, options: AttentionOptions) -> int:
 
 @triton.jit
 def unpack(pairs, NTH: tl.constexpr, LIKE: tl.constexpr, ASM: tl.constexpr):
-    """The first or second number in e4m3 of each int16, as LIKE. The chip's own conversions take a scarce unit's time
-    for each number, and ASM three cheap operations for two; it reads NaN as 480, and a token whose keys are NaN fails
-    as it computes them.
-    """
-    if ASM and tl.bfloat16 == LIKE:
-        return tl.inline_asm_elementwise(SECOND_BF16 if NTH else FIRST_BF16, "=r,r", [pairs], tl.bfloat16, True, 2)
-    elif ASM and tl.float16 == LIKE:
-        return tl.inline_asm_elementwise(SECOND_F16 if NTH else FIRST_F16, "=r,r", [pairs], tl.float16, True, 2)
+    """The first or the second number in e4m3 of each int16, as LIKE. Triton's own conversion wants a thread's numbers
+    beside each other."""
+    if ASM and tl.float16 == LIKE:
+        return tl.inline_asm_elementwise(SECOND if NTH else FIRST, "=r,r", [pairs], tl.float16, True, 2)
     else:
         byte = (pairs >> (8 * NTH)).to(tl.uint8)
-        return byte.to(tl.float8e4nv, bitcast=True).to(LIKE)
+        return byte.to(tl.float8e4nv, bitcast=True).to(tl.float32).to(LIKE)
 
 
 @triton.jit
@@ -75,6 +61,14 @@ def head_pages(k_pages, v_pages, scale, kv_scales, kv_head, KV_HEADS: tl.constex
 
 
 @triton.jit
-def split_pairs(x):
-    """The first and the second columns of each pair, `[rows, columns / 2]`."""
-    return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+def paired_queries(q):
+    """Queries as they are multiplied with pairs: the first and the second columns of each, `[rows, columns / 2]`, and
+    what the scale of the scores is multiplied with. The chip widens e4m3 to float16, which bfloat16 becomes, too.
+    """
+    first, second = tl.split(tl.reshape(q, [q.shape[0], q.shape[1] // 2, 2]))
+    factor = 1.0
+    if tl.bfloat16 == q.dtype:
+        first = (first.to(tl.float32) * QUERY_SHIFT).to(tl.float16)
+        second = (second.to(tl.float32) * QUERY_SHIFT).to(tl.float16)
+        factor = 1.0 / QUERY_SHIFT
+    return first, second, factor

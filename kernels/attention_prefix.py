@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention_fp8 import dim_tile, head_pages, paired, split_pairs
+from penstock.kernels.attention_fp8 import dim_tile, head_pages, paired, paired_queries
 from penstock.kernels.attention_schedule import (
     FIRST,
     HEADER,
@@ -179,9 +179,10 @@ def prefix_kernel(
         q_places = token[:, None] * q_stride + head[:, None] * DIM + dims[None, :]
         q_tile = tl.load(q + q_places, mask=real[:, None] & in_head, other=0.0)
         q_second = q_tile
-        if PAIRS:
-            q_tile, q_second = split_pairs(q_tile)
         own_k, own_v, own_scale, gain = head_pages(k_pages, v_pages, scale, kv_scales, kv_head, KV_HEADS, DIM)
+        if PAIRS:
+            q_tile, q_second, factor = paired_queries(q_tile)
+            own_scale *= factor
         nothing = tl.zeros([BLOCK_M, q_tile.shape[1]], tl.float32)
         found, second, row_max, row_sum = attend_keys(
             q_tile, q_second, own_k, own_v,

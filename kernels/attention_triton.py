@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention_fp8 import dim_tile, head_pages, paired, split_pairs, unpack
+from penstock.kernels.attention_fp8 import dim_tile, head_pages, paired, paired_queries, unpack
 from penstock.kernels.attention_schedule import HEADER, PLACE, PREFIX, STEP, UNIT, most_tiles, tiles_of
 from penstock.kernels.attention_tiling import Tiling, most_splits, power_of_2, tile_lines
 from penstock.kernels.chip import chip_of
@@ -176,7 +176,8 @@ def attend_split(
     WIDE: tl.constexpr = DIM // 2 if PAIRS else DIM
     q_second = q
     if PAIRS:
-        q, q_second = split_pairs(q)
+        q, q_second, factor = paired_queries(q)
+        scale *= factor
     sums = tl.zeros([BLOCK_M, q.shape[1]], tl.float32)
     second = sums
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
