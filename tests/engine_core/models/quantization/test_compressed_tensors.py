@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
+
 from penstock.engine_core.models.quantization.compressed_tensors import selector
+from penstock.engine_core.models.weight_files import SINGLE
+from tests.engine_core.models.parity import SIZES, PagedRun, ours, random_prompts, theirs
+from tests.engine_core.models.quantized_folders import CONFIGS, write_pair
+
+PACKED = ".weight_packed"
 
 
 def test_targets_are_names_or_patterns() -> None:
@@ -10,3 +24,30 @@ def test_targets_are_names_or_patterns() -> None:
     assert found.matches("layers.0.self_attn.k_proj")
     assert found.matches("lm_head")
     assert not found.matches("layers.0.self_attn.q_proj")
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("w4a16", 1e-4), ("w8a16", 1e-4), ("fp8 channels", 1e-2)])
+def test_transformers_reads_the_same(tmp_path: Path, name: str, tolerance: float) -> None:
+    """Through the library, which rounds rows to 8 bits, too: quotients that are almost halves make a difference."""
+    quantized, _ = write_pair(tmp_path, LlamaConfig(**{**SIZES, "intermediate_size": 128}), CONFIGS[name])
+    as_library_writes(quantized, CONFIGS[name])
+    prompts = random_prompts(2)
+    with torch.inference_mode():
+        expected = theirs(quantized)(torch.tensor(prompts)).logits
+        run = PagedRun(ours(quantized), prompts)
+        run.prefill()
+    found = torch.stack([torch.cat(sequence.logits) for sequence in run.sequences])
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+
+def as_library_writes(folder: Path, quantization: dict[str, Any]) -> None:
+    """With the shapes that it wants of packed weights, and the word that they are compressed."""
+    tensors = load_file(folder / SINGLE)
+    bits = quantization["config_groups"]["group_0"]["weights"]["num_bits"]
+    for packed in [name for name in tensors if name.endswith(PACKED)]:
+        outputs, words = tensors[packed].shape
+        tensors[packed.replace(PACKED, ".weight_shape")] = torch.tensor([outputs, words * 32 // bits])
+    save_file(tensors, folder / SINGLE, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["quantization_status"] = "compressed"
+    (folder / "config.json").write_text(json.dumps(config))
