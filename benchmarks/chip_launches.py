@@ -45,7 +45,7 @@ chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, at
 
 from penstock.engine_core.models.kv_cache import FP8_CAPABILITY  # noqa: E402
 from penstock.kernels import attention_device, attention_tiling, attention_triton, changes_triton, gather  # noqa: E402
-from penstock.kernels.activation import activate  # noqa: E402
+from penstock.kernels.activation import activate, activate_rounded  # noqa: E402
 from penstock.kernels.attention import E4M3, paged_attention, prepare_attention  # noqa: E402
 from penstock.kernels.exchange import Inboxes  # noqa: E402
 from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
@@ -56,7 +56,10 @@ from penstock.kernels.linear_plans import plans_of  # noqa: E402
 from penstock.kernels.linear_tilings import ExpertTiling, Product, candidates, shared_bytes  # noqa: E402
 from penstock.kernels.linear_triton import multiply_by  # noqa: E402
 from penstock.kernels.logprobs import token_logprobs  # noqa: E402
-from penstock.kernels.norm import add_norm, layer_norm, rms_norm  # noqa: E402
+from penstock.kernels.norm import add_norm, add_norm_rounded, layer_norm, rms_norm  # noqa: E402
+from penstock.kernels.quantize import row_format  # noqa: E402
+from penstock.kernels.quantized import FLOAT8, Float8Weight, Int8Weight  # noqa: E402
+from penstock.kernels.quantized_linear import multiply_quantized  # noqa: E402
 from penstock.kernels.records import (  # noqa: E402
     NUMBERS,
     Activation,
@@ -132,6 +135,7 @@ ATTENDED = (
 )
 SAMPLED = ("Phi-2", "Gemma-3-27B")
 NORMED = ("Qwen3-0.6B", "Phi-2", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b", "Gemma-3-27B")
+EIGHT_BITS = "Llama-3.1-8B"
 INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B")
 CACHED_IN_FP8 = ("Llama-3.1-8B", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b")
 
@@ -206,6 +210,8 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 attention(model, fp8=True)
             if model.name in SAMPLED:
                 sampling(model)
+            if model.name == EIGHT_BITS:
+                eight_bits(model, chip)
         attention_rows(chip)
         encoders()
         slots()
@@ -226,6 +232,26 @@ def products(model: Model) -> None:
             else:
                 gated_linear(x, memory(2 * model.width, model.hidden), invariant=invariant)
                 linear(memory(rows, model.width), memory(model.hidden, model.width), invariant=invariant)
+
+
+def eight_bits(model: Model, chip: Chip) -> None:
+    """The MLP's products with weights of 8 bits; chips without such numbers have them as weights alone."""
+    single = torch.float32
+    outputs = 2 * model.width
+    values = memory(outputs, model.hidden, kind=FLOAT8)
+    weights = [Float8Weight(values, memory(outputs, kind=single), activations="none")]
+    weights.append(Int8Weight(memory(outputs, model.hidden, kind=torch.int8), memory(outputs, kind=single)))
+    if chip.capability >= 89:
+        blocks = memory(-(-outputs // 128), -(-model.hidden // 128), kind=single)
+        weights += Float8Weight(values, memory(outputs, kind=single)), Float8Weight(values, blocks, (128, 128), "block")
+    for weight in weights:
+        for rows in ROWS:
+            for gated in (False, True):
+                multiply_quantized(memory(rows, model.hidden), weight, gated=gated)
+        if (form := row_format(weight)) is not None:
+            hidden = memory(8, model.hidden)
+            add_norm_rounded(hidden, hidden, memory(model.hidden), 1e-5, form)
+            activate_rounded(memory(8, outputs), form)
 
 
 def norms(model: Model) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels.chip import chip_of
+from penstock.kernels.quantized import QuantizedRows, RowFormat
 from penstock.kernels.records import Activation
 
 KINDS = ("silu", "gelu_tanh", "gelu", "relu2")
@@ -15,6 +16,13 @@ SILU = Activation()
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of a fused product `[tokens, 2 * width]`, gate first. Returns `[tokens, width]`."""
     return activate(gate_up, SILU)
+
+
+def activate_rounded(product: Tensor, rows: RowFormat, activation: Activation = SILU) -> QuantizedRows:
+    """The gate of a fused product on a GPU, as the product behind it wants its rows; rounded to its type before."""
+    from penstock.kernels.activation_triton import gate_rows
+
+    return gate_rows(product, activation, rows)
 
 
 def activate(product: Tensor, activation: Activation, *, gated: bool = True) -> Tensor:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
+from penstock.kernels.quantize_triton import empty_rows, row_tile, row_warps, store_rounded
+from penstock.kernels.quantized import QuantizedRows, RowFormat
 from penstock.kernels.records import Activation
 
 TILE = 1024
@@ -20,12 +22,31 @@ def activate_rows(product: Tensor, activation: Activation, *, gated: bool) -> Te
     tokens, width = product.shape[0], product.shape[1] // (2 if gated else 1)
     assert product.stride(1) == 1
     out = torch.empty(tokens, width, dtype=product.dtype, device=product.device)
-    pdl = chip_of(product.device).pdl
-    activation_kernel[(tokens, triton.cdiv(width, TILE))](
-        product, out, product.stride(0), WIDTH=width, TILE=TILE, GATED=gated, KIND=activation.kind,
-        SLOPE=activation.slope, LIMIT=activation.limit, SHIFT=activation.shift, PDL=pdl, launch_pdl=pdl,
-    )  # fmt: skip
+    launch(product, out, out, width, TILE, activation, gated=gated)
     return out
+
+
+def gate_rows(product: Tensor, activation: Activation, rows: RowFormat) -> QuantizedRows:
+    """`kernels.activation.activate_rounded` by the kernel."""
+    tokens, width = product.shape[0], product.shape[1] // 2
+    assert product.stride(1) == 1
+    found = empty_rows(tokens, width, rows, product)
+    tile = row_tile(width, rows)
+    launch(product, found.values, found.scales, width, tile, activation, gated=True, rows=rows)
+    return found
+
+
+def launch(
+    product: Tensor, out: Tensor, scales: Tensor, width: int, tile: int, activation: Activation, *, gated: bool,
+    rows: RowFormat | None = None,
+) -> None:  # fmt: skip
+    pdl = chip_of(product.device).pdl
+    activation_kernel[(len(product), triton.cdiv(width, tile))](
+        product, out, scales, product.stride(0), WIDTH=width, TILE=tile, GATED=gated, KIND=activation.kind,
+        SLOPE=activation.slope, LIMIT=activation.limit, SHIFT=activation.shift, ROUNDED=rows is not None,
+        BLOCK=0 if rows is None else rows.block, STATIC=rows is not None and rows.scale is not None, PDL=pdl,
+        num_warps=4 if rows is None else row_warps(tile), launch_pdl=pdl,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -78,10 +99,11 @@ def finish_tile(
 
 @triton.jit
 def activation_kernel(
-    product, out, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
-    SLOPE: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, PDL: tl.constexpr,
+    product, out, scales, stride, WIDTH: tl.constexpr, TILE: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
+    SLOPE: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, ROUNDED: tl.constexpr,
+    BLOCK: tl.constexpr, STATIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Part of one row, in fp32, rounded once."""
+    """Part of one row, in fp32, rounded once; ROUNDED: to the product's type, then to 8 bits."""
     begin_pdl(PDL)
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * TILE + tl.arange(0, TILE)
@@ -92,4 +114,8 @@ def activation_kernel(
         found = gate_values(gate, up, KIND, SLOPE, LIMIT, SHIFT)
     else:
         found = activated(gate.to(tl.float32), KIND, SLOPE)
-    tl.store(out + row * WIDTH + places, found.to(out.dtype.element_ty), mask=there)
+    if ROUNDED:
+        found = found.to(product.dtype.element_ty).to(tl.float32)
+        store_rounded(found, row, tl.num_programs(0), tl.program_id(1) * TILE, out, scales, WIDTH, TILE, BLOCK, STATIC)
+    else:
+        tl.store(out + row * WIDTH + places, found.to(out.dtype.element_ty), mask=there)

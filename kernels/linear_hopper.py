@@ -23,14 +23,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from penstock.kernels.chip import chip_of
 from penstock.kernels.gluon_names import async_load, barrier
 from penstock.kernels.linear_tilings import PIPELINED_BYTES, PipelinedTiling
-from penstock.kernels.quantized import QuantizedRows
+from penstock.kernels.quantized import QuantizedRows, Rows
 
 ROW = gl.constexpr(128)  # bytes of a row of swizzled shared memory
 K_TILES = PIPELINED_BYTES // ROW.value  # of one iteration; the kernel has sums for four of them
 
 
 def multiply_pipelined(
-    x: Tensor | QuantizedRows, weight: Tensor, bias: Tensor | None, tiling: PipelinedTiling, *, gated: bool,
+    x: Rows, weight: Tensor, bias: Tensor | None, tiling: PipelinedTiling, *, gated: bool,
     scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The product of few rows `[rows, inputs]`; x and weight must be `tma_compatible`.
@@ -63,15 +63,16 @@ def multiply_pipelined(
 
 @gluon.jit
 def copy_stage(
-    x, weight, x_tiles, tiles, full, iteration, width,
+    x, weight, x_tiles, tiles, full, first, iteration, width,
     WEIGHTS: gl.constexpr, VALUES: gl.constexpr, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, TILE_K: gl.constexpr,
     K_TILES: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
-    """Start an iteration's copies, of its weights, its values or both, into its pipeline stage, which must be free."""
+    """Start the copies of an iteration, counted from the program's first: of its weights, its values or both, into its
+    pipeline stage, which must be free."""
     stage = iteration % STAGES
     ready = full.index(stage)
     output = gl.program_id(0) * OUTPUTS
-    start = iteration * (K_TILES * TILE_K)
+    start = (first + iteration) * (K_TILES * TILE_K)
     if WEIGHTS:
         mbarrier.expect(ready, (PARTS * OUTPUTS + ROWS) * K_TILES * ROW)
         for part in gl.static_range(PARTS):
@@ -94,15 +95,20 @@ def add_tile(tiles, x_tiles, at, x_at, sums, SUMS: gl.constexpr):
 @gluon.jit
 def scaled(
     sums, ups, x_scales, scales, rows, width,
-    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SUMS: gl.constexpr, EACH: gl.constexpr, GATED: gl.constexpr,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SUMS: gl.constexpr, EACH: gl.constexpr, BLOCKS: gl.constexpr,
+    GATED: gl.constexpr,
 ):  # fmt: skip
-    """Finished sums by the scales of rows and outputs."""
+    """Finished sums by the scales of rows and outputs; those of blocks are in the sums already."""
     row = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
     output = gl.program_id(0) * OUTPUTS + gl.arange(0, OUTPUTS, gl.SliceLayout(1, SUMS))
-    of_rows = gl.load(x_scales + (row if EACH == "row" else row * 0), mask=row < rows, other=0.0)[None, :]
-    sums *= gl.load(scales + output, mask=output < width, other=0.0)[:, None] * of_rows
-    if GATED:
-        ups *= gl.load(scales + width + output, mask=output < width, other=0.0)[:, None] * of_rows
+    if EACH != "block":
+        of_rows = gl.load(x_scales + (row if EACH == "row" else row * 0), mask=row < rows, other=0.0)[None, :]
+        sums *= of_rows
+        ups *= of_rows
+    if not BLOCKS:
+        sums *= gl.load(scales + output, mask=output < width, other=0.0)[:, None]
+        if GATED:
+            ups *= gl.load(scales + width + output, mask=output < width, other=0.0)[:, None]
     return sums, ups
 
 
@@ -152,14 +158,14 @@ def pipelined_kernel(
     barrier()
     for iteration in range(gl.minimum(STAGES, iterations)):
         copy_stage(
-            x, weight, x_tiles, tiles, full, iteration, width, True, False,
+            x, weight, x_tiles, tiles, full, 0, iteration, width, True, False,
             ROWS, OUTPUTS, TILE_K, K_TILES, STAGES, PARTS,
         )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
     for iteration in range(gl.minimum(STAGES, iterations)):
         copy_stage(
-            x, weight, x_tiles, tiles, full, iteration, width, False, True,
+            x, weight, x_tiles, tiles, full, 0, iteration, width, False, True,
             ROWS, OUTPUTS, TILE_K, K_TILES, STAGES, PARTS,
         )  # fmt: skip
     sums_0 = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
@@ -182,11 +188,11 @@ def pipelined_kernel(
         barrier()  # every warp has read the iteration's tiles
         if iteration + STAGES < iterations:
             copy_stage(
-                x, weight, x_tiles, tiles, full, iteration + STAGES, width, True, True,
+                x, weight, x_tiles, tiles, full, 0, iteration + STAGES, width, True, True,
                 ROWS, OUTPUTS, TILE_K, K_TILES, STAGES, PARTS,
             )  # fmt: skip
     sums = (sums_0 + sums_1) + (sums_2 + sums_3)
     ups = (ups_0 + ups_1) + (ups_2 + ups_3)
     if EACH != "":
-        sums, ups = scaled(sums, ups, x_scales, scales, rows, width, ROWS, OUTPUTS, SUMS, EACH, GATED)
+        sums, ups = scaled(sums, ups, x_scales, scales, rows, width, ROWS, OUTPUTS, SUMS, EACH, False, GATED)
     store_outputs(sums, ups, bias, out, rows, width, ROWS, OUTPUTS, WARPS, SUMS, GATED, BIAS)

@@ -68,6 +68,19 @@ class PipelinedTiling(msgspec.Struct, frozen=True, array_like=True, tag="pipelin
     stages: int  # of the pipeline, PIPELINED_BYTES each
 
 
+class SplitTiling(msgspec.Struct, frozen=True, array_like=True, tag="split"):
+    """How a product of up to 64 rows with an e4m3 weight is cut among programs of 64 outputs. Powers of 2."""
+
+    rows: int  # all of them, at least 8
+    splits: int  # programs that share the inputs of the same outputs
+    stages: int  # of the pipeline, 256 inputs each
+
+
+class Rescaled(msgspec.Struct, frozen=True, array_like=True, tag="rescaled"):
+    """The library's product of e4m3 without scales, in fp32, and a kernel that multiplies it with those of rows and
+    outputs: the library's own products with a scale for each row have large tiles and do not split the inputs."""
+
+
 class ExpertTiling(msgspec.Struct, frozen=True, array_like=True, tag="experts"):
     """How products of the tokens of one expert are cut: both have tiles of as many rows."""
 
@@ -79,7 +92,7 @@ class ExpertTiling(msgspec.Struct, frozen=True, array_like=True, tag="experts"):
         assert self.gate_up.rows == self.down.rows
 
 
-Cut = VectorTiling | PipelinedTiling | Tiling | ExpertTiling | GroupedTiling
+Cut = VectorTiling | PipelinedTiling | SplitTiling | Rescaled | Tiling | ExpertTiling | GroupedTiling
 Way = Cut | None  # None: the library's product
 
 
@@ -91,6 +104,10 @@ def describe(way: Way) -> str:
         return f"vector {way.outputs}x{way.inputs} w{way.warps}"
     if isinstance(way, PipelinedTiling):
         return f"ring w{way.warps} s{way.stages}"
+    if isinstance(way, Rescaled):
+        return "cuBLAS, rescaled"
+    if isinstance(way, SplitTiling):
+        return f"split {way.splits} of {way.rows} s{way.stages}"
     if isinstance(way, ExpertTiling):
         return f"{describe(way.gate_up)}, {describe(way.down)}" + " rounding" * way.rounding
     if isinstance(way, GroupedTiling):
@@ -171,20 +188,32 @@ def choose_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -
 
 def choose_scaled_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -> Way:
     """The rule for weights of 8 bits. The library multiplies e4m3 with a scale for each row, on chips from 9.0 on."""
-    rounded = product.weight == "fp8"
+    multiplied = product.weight in ("fp8", "fp8_blocks")
+    if rows <= 64 and multiplied and not invariant and chip.wgmma:
+        return split_tiling(rows, product, chip)
     if rows == 1 and not invariant:
         return VectorTiling(1, 4096, 4) if product.inputs > 2048 else VectorTiling(2, 2048, 4)
-    if rows <= 16 and rounded and not invariant and chip.tma and chip.pdl:
-        height = 8 if rows <= 8 else 16
-        return pipelined_tiling(product.width, product.inputs, chip, gated=product.gated, rows=height, itemsize=1)
     if rows <= 64:
         height = 16 if rows <= 16 else 32 if rows <= 32 else 64
-        return Tiling(height, 64, TURN, 4, 6, swap_ab=True, tma=True, ctas_per_sm=2)
-    if rounded and not invariant and product.dtype is torch.bfloat16 and chip.capability >= 90:
+        return Tiling(height, 64, TURN, 4, 6, swap_ab=True)
+    if multiplied and not invariant and product.dtype is torch.bfloat16 and chip.capability >= 90:
         return None
     if rows <= 128:
         return Tiling(64, 64, TURN, 4, 6, tma=True, gated=False, ctas_per_sm=2)
     return Tiling(TALL, TALL, TURN, 8, 4, tma=True, gated=False, flat=rows > 256)
+
+
+def split_tiling(rows: int, product: Product, chip: Chip) -> SplitTiling:
+    """Of few rows: as many programs as there is room for, two to a processor at least, and long pipelines."""
+    height = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64
+    tiles = -(-product.width // 64)
+    splits = 1
+    while tiles * splits < 1.5 * chip.num_sms and product.inputs // splits >= 1024:
+        splits *= 2
+    stage = 256 * (height + (128 if product.gated else 64))
+    programs = -(-tiles * splits // chip.num_sms)
+    stages = min(chip.shared_memory // programs // stage, -(-product.inputs // (256 * splits)), PIPELINED_STAGES)
+    return SplitTiling(height, splits, max(stages, 2))
 
 
 def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
@@ -282,6 +311,8 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
         return way.stages * PIPELINED_BYTES * (way.rows + outputs) + BARRIERS
     if isinstance(way, GroupedTiling):
         return grouped_bytes(way, itemsize) + BARRIERS
+    if isinstance(way, SplitTiling):
+        return way.stages * 256 * (way.rows + (128 if gated else 64)) + BARRIERS
     if not isinstance(way, Tiling):
         return 0  # a few words for each warp
     outputs = way.outputs * (2 if gated and way.gated else 1)
@@ -293,6 +324,8 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
 def fits(way: Way, product: Product, chip: Chip) -> bool:
     """Whether the chip can run it: its shared memory holds one program, and it has the instructions."""
     if isinstance(way, PipelinedTiling) and not (chip.tma and chip.pdl):
+        return False
+    if isinstance(way, SplitTiling) and not chip.wgmma:
         return False
     parts = (way.gate_up, way.down) if isinstance(way, ExpertTiling) else (way,)
     if any(isinstance(part, Tiling) and part.tma for part in parts) and not chip.tma:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.kernels.chip import chip_of
+from penstock.kernels.quantized import QuantizedRows, RowFormat
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -45,3 +46,18 @@ def add_norm(
         return add_norm_rows(x, residual, weight, eps, bias, scale)
     total = torch.add(residual, x, alpha=scale)
     return (rms_norm(total, weight, eps) if bias is None else layer_norm(total, weight, bias, eps)), total
+
+
+def add_norm_rounded(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    rows: RowFormat,
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+) -> tuple[QuantizedRows, Tensor]:
+    """`add_norm` on a GPU, with the norm as the product behind it wants its rows; rounded to x's type before."""
+    from penstock.kernels.norm_triton import add_norm_rounded_rows
+
+    return add_norm_rounded_rows(x, residual, weight, eps, rows, bias, scale)

@@ -30,4 +30,5 @@ def quantize(x: Tensor, form: RowFormat) -> QuantizedRows:
         from penstock.kernels.quantize_triton import quantize_rows as quantize_on_gpu
 
         return quantize_on_gpu(x, form)
-    return QuantizedRows(*quantize_rows(x, form.kind, form.block, form.scale), x.dtype)
+    values, scales = quantize_rows(x, form.kind, form.block, form.scale)
+    return QuantizedRows(values, scales.t().contiguous().t(), x.dtype)

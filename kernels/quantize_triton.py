@@ -26,7 +26,7 @@ def empty_rows(rows: int, inputs: int, form: RowFormat, like: Tensor) -> Quantiz
     if form.scale is not None:
         return QuantizedRows(values, form.scale.expand(rows, 1), like.dtype)
     blocks = triton.cdiv(inputs, form.block) if form.block else 1
-    return QuantizedRows(values, torch.empty(rows, blocks, dtype=torch.float32, device=like.device), like.dtype)
+    return QuantizedRows(values, torch.empty(blocks, rows, dtype=torch.float32, device=like.device).t(), like.dtype)
 
 
 def row_tile(inputs: int, form: RowFormat) -> int:
@@ -62,9 +62,9 @@ def larger(one, other):
 @triton.jit
 def scales_of(parts, TYPE: tl.constexpr):
     """The scale of each line of a tile."""
-    LARGEST: tl.constexpr = 127.0 if tl.int8 == TYPE else 448.0
+    SHARE: tl.constexpr = 1.0 / (127.0 if tl.int8 == TYPE else 448.0)
     largest = tl.reduce(tl.abs(parts), 1, larger)
-    return tl.maximum(tl.div_rn(largest, LARGEST), SMALLEST, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(largest * SHARE, SMALLEST, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -80,7 +80,7 @@ def rounded(parts, scale, TYPE: tl.constexpr):
 
 @triton.jit
 def store_rounded(
-    values, row, first, out, scales,
+    values, row, rows, first, out, scales,
     WIDTH: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STATIC: tl.constexpr,
 ):  # fmt: skip
     """Part of a row from `first` on, fp32 and 0 beyond its end, rounded to out's type; its scales are written, but
@@ -94,7 +94,7 @@ def store_rounded(
         scale = scales_of(parts, TYPE)
         BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK if BLOCK > 0 else 1
         block = first // SIZE + tl.arange(0, TILE // SIZE)
-        tl.store(scales + row * BLOCKS + block, scale, mask=block < BLOCKS)
+        tl.store(scales + block * rows + row, scale, mask=block < BLOCKS)
     found = tl.reshape(rounded(parts, scale, TYPE), [TILE])
     places = first + tl.arange(0, TILE)
     tl.store(out + row * WIDTH + places, found, mask=places < WIDTH)
@@ -111,4 +111,4 @@ def quantize_kernel(
     first = tl.program_id(1) * TILE
     places = first + tl.arange(0, TILE)
     values = tl.load(x + row * x_stride + places, mask=places < WIDTH, other=0.0).to(tl.float32)
-    store_rounded(values, row, first, out, scales, WIDTH, TILE, BLOCK, STATIC)
+    store_rounded(values, row, tl.num_programs(0), first, out, scales, WIDTH, TILE, BLOCK, STATIC)

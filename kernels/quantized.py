@@ -129,8 +129,11 @@ class QuantizedRows(NamedTuple):
     """Rows that a kernel before the product has rounded already."""
 
     values: Tensor  # e4m3 or int8 [rows, inputs]
-    scales: Tensor  # fp32 [rows, 1], or [rows, ceil(inputs / block)]
+    scales: Tensor  # fp32 [rows, 1], or [rows, ceil(inputs / block)], which lie by block
     dtype: torch.dtype  # of what was rounded, and of products
+
+
+Rows: TypeAlias = Tensor | QuantizedRows  # of a product
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,10 +295,10 @@ def quantize_rows(x: Tensor, kind: torch.dtype, block: int = 0, scale: Tensor | 
         divisors = scales
     elif block:
         padded = pad(rows, (0, -x.shape[1] % block))
-        scales = (padded.view(len(x), -1, block).abs().amax(-1) / largest).clamp_min(SMALLEST)
+        scales = (padded.view(len(x), -1, block).abs().amax(-1) * (1 / largest)).clamp_min(SMALLEST)
         divisors = scales.repeat_interleave(block, 1)[:, : x.shape[1]]
     else:
-        scales = (rows.abs().amax(1, keepdim=True) / largest).clamp_min(SMALLEST)
+        scales = (rows.abs().amax(1, keepdim=True) * (1 / largest)).clamp_min(SMALLEST)
         divisors = scales
     found = (rows * (1 / divisors)).clamp(-largest, largest)
     return (found.round() if kind is torch.int8 else found).to(kind), scales

@@ -87,7 +87,7 @@ def multiply_scaled_tiles(
         TensorDescriptor(lines, list(lines.shape), [inputs, 1], [tiling.outputs, size]) if tma else lines,
         weight.scales, weight.scales if bias is None else bias,
         schedule.order, schedule.tiles, schedule.total, *(out[:2] if isinstance(out, QuantizedRows) else (out, out)),
-        width, inputs, values.stride(0), columns,
+        width, inputs, values.stride(0), columns, len(values), len(schedule.order),
         CHOSEN=chosen, ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=size, SWAP_AB=tiling.swap_ab,
         BLOCK=0 if block is None else block[0], STATIC=given is not None,
         ROUND=not isinstance(x, QuantizedRows) and weight.activations != "none", PLAIN=weight.activations == "none",
@@ -123,9 +123,10 @@ def block_scale_lines(scales, expert, first, output, outputs, blocks, BLOCK: tl.
     return scales + (expert * tl.cdiv(outputs, BLOCK) + block).to(tl.int64) * blocks
 
 
-@triton.jit(do_not_specialize=("columns",))
+@triton.jit(do_not_specialize=("columns", "x_rows", "out_rows"))
 def scaled_expert_kernel(
     x, x_scales, weight, scales, bias, order, tiles, count, out, out_scales, width, inputs, x_stride, columns,
+    x_rows, out_rows,
     CHOSEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAP_AB: tl.constexpr,
     BLOCK: tl.constexpr, STATIC: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr, ROUND_OUT: tl.constexpr,
     STATIC_OUT: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, SLOPE: tl.constexpr, LIMIT: tl.constexpr,
@@ -169,7 +170,7 @@ def scaled_expert_kernel(
             if GATED:
                 up_scale = tl.load(up_block_lines + block)
             if not ROUND and not PLAIN:
-                row_scale = tl.load(x_scales + row * blocks + block)
+                row_scale = tl.load(x_scales + block * x_rows + row)
         if ROUND:
             plain = load_tile(x_lines, start, inputs, INPUTS, EVEN, False).to(tl.float32)
             found_scale = ones * tl.load(x_scales) if STATIC else scales_of(plain, TYPE)
@@ -202,13 +203,13 @@ def scaled_expert_kernel(
             ups *= own[:, None] * tl.load(scales + top + width + output, mask=real, other=0.0)[None, :]
     found = finish_tile(sums, ups, bias + top, output, width, DTYPE, BIAS, GATED, KIND, SLOPE, LIMIT, SHIFT)
     if ROUND_OUT:
-        found = round_tile(found, out, out_scales, pair, line < size, width, first, OUTPUTS, STATIC_OUT)
+        found = round_tile(found, out, out_scales, pair, line < size, out_rows, first, OUTPUTS, STATIC_OUT)
     tl.store(out + pair[:, None] * width + output[None, :], found, mask=(line < size)[:, None] & real[None, :])
 
 
 @triton.jit
 def round_tile(
-    tile, out, scales, pair, there, width, first, OUTPUTS: tl.constexpr, STATIC: tl.constexpr
+    tile, out, scales, pair, there, rows, first, OUTPUTS: tl.constexpr, STATIC: tl.constexpr
 ):  # fmt: skip
     """A tile of results in out's type; the scale of each of its rows is written, but where one is given (STATIC)."""
     plain = tile.to(tl.float32)
@@ -216,5 +217,5 @@ def round_tile(
         scale = tl.zeros([tile.shape[0]], tl.float32) + tl.load(scales)
     else:
         scale = scales_of(plain, out.dtype.element_ty)
-        tl.store(scales + pair * tl.cdiv(width, OUTPUTS) + first // OUTPUTS, scale, mask=there)
+        tl.store(scales + first // OUTPUTS * rows + pair, scale, mask=there)
     return rounded(plain, scale, out.dtype.element_ty)

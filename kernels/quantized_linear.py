@@ -6,23 +6,25 @@ import msgspec
 import torch
 from torch import Tensor
 
+from penstock.kernels import gluon
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_linear import PlaneWeight
 from penstock.kernels.linear_plans import plans_of
-from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
+from penstock.kernels.linear_tilings import PipelinedTiling, Rescaled, SplitTiling, Tiling, VectorTiling, Way
 from penstock.kernels.quantize import quantize, row_format
 from penstock.kernels.quantized import (
     Float8Weight,
     Int8Weight,
     QuantizedRows,
     QuantizedWeight,
+    Rows,
     multiply_reference,
 )
 
 
 def multiply_quantized(
-    x: Tensor | QuantizedRows,
+    x: Rows,
     weight: QuantizedWeight | PlaneWeight,
     bias: Tensor | None = None,
     *,
@@ -61,9 +63,7 @@ def kind_of(weight: QuantizedWeight) -> str:
     return "fp8" if weight.block is None else "fp8_blocks"
 
 
-def way_of(
-    x: Tensor | QuantizedRows, weight: Float8Weight | Int8Weight, kind: str, *, gated: bool, invariant: bool
-) -> Way:
+def way_of(x: Rows, weight: Float8Weight | Int8Weight, kind: str, *, gated: bool, invariant: bool) -> Way:
     """How the product's plan cuts it."""
     outputs, inputs = weight.shape
     values = x if isinstance(x, Tensor) else x.values
@@ -72,7 +72,7 @@ def way_of(
 
 
 def multiply_quantized_by(
-    way: Way, x: Tensor | QuantizedRows, weight: Float8Weight | Int8Weight, bias: Tensor | None, *, gated: bool
+    way: Way, x: Rows, weight: Float8Weight | Int8Weight, bias: Tensor | None, *, gated: bool
 ) -> Tensor:
     """The product in one way. What a way cannot do, tiles of any product do."""
     from penstock.kernels import scaled_linear_triton as kernels
@@ -85,9 +85,17 @@ def multiply_quantized_by(
         pipelined = pipelined_product()
         if pipelined is not None and aligned and isinstance(x, QuantizedRows) and kind_of(weight) == "fp8":
             return pipelined(x, weight.values, bias, way, gated=gated, scales=weight.scales)
-    if way is None and aligned and isinstance(x, QuantizedRows) and multiplied_by_library(x, weight):
-        found = library_product(x, weight, bias)
-        return silu_mul(found) if gated else found
+    if isinstance(way, SplitTiling) and aligned and isinstance(x, QuantizedRows) and isinstance(weight, Float8Weight):
+        hopper = gluon.load("scaled_hopper")
+        if hopper is not None:
+            split: Tensor = hopper.multiply_split(x, weight, bias, way, gated=gated)
+            return split
+    if isinstance(x, QuantizedRows) and aligned and multiplied_by_library(x, weight):
+        if isinstance(way, Rescaled) and weight.scales.dim() == 1:
+            return kernels.multiply_rescaled(x, weight, bias, gated=gated)
+        if way is None:
+            found = library_product(x, weight, bias)
+            return silu_mul(found) if gated else found
     if not isinstance(way, Tiling):
         way = way_of(x, weight, kind_of(weight), gated=gated, invariant=True)
         assert isinstance(way, Tiling)
@@ -98,12 +106,24 @@ def multiply_quantized_by(
 
 
 def multiplied_by_library(x: QuantizedRows, weight: Float8Weight | Int8Weight) -> bool:
-    """Whether cuBLAS's and CUTLASS's products of E4M3 with a scale for each row take it."""
-    each = kind_of(weight) == "fp8" and x.dtype is torch.bfloat16 and weight.shape[0] % 16 == 0
-    return each and chip_of(x.values.device).capability >= 90
+    """Whether cuBLAS and CUTLASS have products of these rows and weights."""
+    outputs, inputs = weight.shape
+    if not isinstance(weight, Float8Weight) or x.dtype is not torch.bfloat16 or outputs % 16:
+        return False
+    chip = chip_of(x.values.device)
+    if weight.block is None:
+        return chip.capability >= 90
+    blocks = weight.block == (128, 128) and x.scales.shape[1] == inputs // 128 and inputs % 128 == outputs % 128 == 0
+    return blocks and chip.capability == 90 and len(x.values) > 1
 
 
 def library_product(x: QuantizedRows, weight: Float8Weight | Int8Weight, bias: Tensor | None) -> Tensor:
+    """By the library, with its short sums where scales are not of blocks."""
+    if weight.scales.dim() == 2:
+        scaled: Tensor = torch._scaled_mm(
+            x.values, weight.values.t(), x.scales, weight.scales.t(), out_dtype=x.dtype, use_fast_accum=False
+        )
+        return scaled if bias is None else scaled.add_(bias)
     found: Tensor = torch._scaled_mm(
         x.values, weight.values.t(), x.scales.contiguous(), weight.scales[None], bias, out_dtype=x.dtype,
         use_fast_accum=True,

@@ -10,6 +10,8 @@ Weights alone may be E4M3: they are made the rows' type in registers. Chips befo
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -18,11 +20,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.chip import chip_of
+from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_tilings import Tiling, VectorTiling
 from penstock.kernels.linear_triton import load_tile, load_tma_tile, store_tile
-from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedRows
+from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedRows, Rows
 
-Rows = QuantizedRows | Tensor  # a Tensor where the weight alone has 8 bits
+RESCALED = 1024  # outputs of a program
 NATIVE = 89  # capability from which conversions and products of E4M3 are in hardware
 
 
@@ -100,9 +103,60 @@ def multiply_scaled_tiles(
     return out
 
 
+@lru_cache(maxsize=16)
+def unit_of(device: torch.device) -> Tensor:
+    """The scale of products that are scaled afterwards."""
+    return torch.ones((), device=device)
+
+
+def multiply_rescaled(
+    x: QuantizedRows, weight: Float8Weight | Int8Weight, bias: Tensor | None, *, gated: bool
+) -> Tensor:
+    """The library's product without scales, then those of rows and outputs, bias and gate in one kernel."""
+    rows, outputs = len(x.values), weight.shape[0]
+    unit = unit_of(x.values.device)
+    sums = torch._scaled_mm(x.values, weight.values.t(), unit, unit, out_dtype=torch.float32, use_fast_accum=True)
+    width = outputs // (2 if gated else 1)
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.values.device)
+    pdl = chip_of(x.values.device).pdl
+    rescale_kernel[(rows, triton.cdiv(width, RESCALED))](
+        sums, x.scales, weight.scales, out if bias is None else bias, out, WIDTH=width, TILE=RESCALED,
+        EACH="row" if x.scales.stride(0) else "all", GATED=gated, BIAS=bias is not None, PDL=pdl, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
+
+
 def weight_block(weight: Float8Weight | Int8Weight) -> int:
     """Inputs of a scale, or 0."""
     return weight.block[1] if isinstance(weight, Float8Weight) and weight.block is not None else 0
+
+
+@triton.jit
+def rescaled(sums, scales, bias, factor, first, places, there, BIAS: tl.constexpr):
+    found = tl.load(sums + first + places, mask=there, other=0.0) * factor
+    found *= tl.load(scales + first + places, mask=there, other=0.0)
+    if BIAS:
+        found += tl.load(bias + first + places, mask=there, other=0.0).to(tl.float32)
+    return found
+
+
+@triton.jit
+def rescale_kernel(
+    sums, x_scales, scales, bias, out, WIDTH: tl.constexpr, TILE: tl.constexpr, EACH: tl.constexpr,
+    GATED: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Part of a row of sums, by the scales of row and outputs; bias and gate."""
+    begin_pdl(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    there = places < WIDTH
+    line = sums + row * (2 * WIDTH if GATED else WIDTH)
+    factor = tl.load(x_scales + row if EACH == "row" else x_scales)
+    found = rescaled(line, scales, bias, factor, 0, places, there, BIAS)
+    if GATED:
+        up = rescaled(line, scales, bias, factor, WIDTH, places, there, BIAS)
+        found = gate_values(found.to(out.dtype.element_ty), up.to(out.dtype.element_ty))
+    tl.store(out + row * WIDTH + places, found.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -166,7 +220,7 @@ def turn_factors(
         of_outputs = block_scales(scales, output, start, inputs, width, HIGH, WIDE)
         of_rows = tl.full(row.shape, 1.0, tl.float32)
         if EACH == "block":
-            of_rows = tl.load(x_scales + tl.minimum(row, rows - 1).to(tl.int64) * tl.cdiv(inputs, WIDE) + start // WIDE)
+            of_rows = tl.load(x_scales + start // WIDE * rows + tl.minimum(row, rows - 1))
         found = outer(of_rows, of_outputs, SWAP_AB)
     return found
 

@@ -23,6 +23,7 @@ def launched() -> list[str]:
     with chip_launches.collected(CHIP) as found:
         chip_launches.products(MODEL)
         chip_launches.attention(MODEL)
+        chip_launches.eight_bits(MODEL, CHIP)
     return sorted({launch.name for launch in found.values()})
 
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels import quantize_triton
+from penstock.kernels import activation_triton, norm_triton, quantize_triton
+from penstock.kernels.activation import SILU
 from penstock.kernels.quantize import quantize, row_format
-from penstock.kernels.quantized import FLOAT8, Float4Weight, Float8Weight, Int8Weight, RowFormat, quantize_rows
+from penstock.kernels.quantized import (
+    FLOAT8,
+    Float4Weight,
+    Float8Weight,
+    Int8Weight,
+    QuantizedRows,
+    RowFormat,
+    quantize_rows,
+)
 
 SCALE = torch.tensor([0.03])
 FORMS = [(FLOAT8, 0, None), (torch.int8, 0, None), (FLOAT8, 32, None), (FLOAT8, 0, SCALE), (torch.int8, 0, SCALE)]
@@ -68,3 +77,30 @@ def test_a_weight_says_what_its_rows_have_to_be() -> None:
     made = quantize(torch.ones(2, 256), RowFormat(FLOAT8, 128))
     assert made.values.dtype == FLOAT8
     assert made.scales.shape == (2, 2)
+
+
+@pytest.mark.parametrize("width", [96, 1100])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_norm_and_gate_round_as_a_kernel_behind_them_would(
+    form: tuple[torch.dtype, int, torch.Tensor | None], width: int, device: str
+) -> None:
+    kind, block, scale = form
+    rows = RowFormat(kind, block, None if scale is None else scale.to(device))
+    for dtype in (torch.float32, torch.float16):
+        x, residual = heavy(3, width, dtype).to(device), torch.randn(3, width).to(dtype).to(device)
+        weight, bias = torch.rand(width).to(dtype).to(device), torch.rand(width).to(dtype).to(device)
+        for given in (None, bias):
+            normed, total = norm_triton.add_norm_rows(x, residual, weight, 1e-5, given, 0.5)
+            found, sums = norm_triton.add_norm_rounded_rows(x, residual, weight, 1e-5, rows, given, 0.5)
+            assert torch.equal(sums, total)
+            check(found, normed, rows)
+        product = torch.cat((x, residual), 1)
+        gated = activation_triton.activate_rows(product, SILU, gated=True)
+        check(activation_triton.gate_rows(product, SILU, rows), gated, rows)
+
+
+def check(found: QuantizedRows, rows: torch.Tensor, form: RowFormat) -> None:
+    expected = quantize_triton.quantize_rows(rows, form)
+    assert torch.equal(found.values.view(torch.int8), expected.values.view(torch.int8))
+    assert torch.equal(found.scales, expected.scales)
+    assert found.dtype == rows.dtype

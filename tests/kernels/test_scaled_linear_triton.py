@@ -6,10 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.linear_tilings import Tiling, VectorTiling
+from penstock.kernels.activation import silu_mul
+from penstock.kernels.linear_tilings import Rescaled, Tiling, VectorTiling
 from penstock.kernels.quantize import quantize, row_format
-from penstock.kernels.quantized import FLOAT8, Float8Weight, Int8Weight, quantize_rows, spread_blocks
-from penstock.kernels.scaled_linear_triton import Rows, multiply_scaled_tiles, multiply_scaled_vector, readable
+from penstock.kernels.quantized import FLOAT8, Float8Weight, Int8Weight, Rows, quantize_rows, spread_blocks
+from penstock.kernels.quantized_linear import multiply_quantized, multiply_quantized_by
+from penstock.kernels.scaled_linear_triton import (
+    multiply_scaled_tiles,
+    multiply_scaled_vector,
+    readable,
+    rescale_kernel,
+)
 
 SMALL = (
     Tiling(16, 16, 32, 4, 2),
@@ -175,3 +182,42 @@ def test_tilings_give_the_same_bits(kind: str, outputs: int, inputs: int) -> Non
         found = multiply_scaled_tiles(x, weight, None, tiling, gated=False)
         check(found, exact, weight, None, False)
         assert torch.equal(first, found), tiling
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_plan_gives_the_product(kind: str, gated: bool) -> None:
+    """For every number of rows, by the rules as they are served, and by those of invariant products."""
+    for width, inputs in ((1024, 512), (392, 1040)):
+        if kind.startswith("blocks") and width % 128:
+            continue
+        for dtype in (torch.bfloat16, torch.float16):
+            weight = on(made(kind, width * (1 + gated), inputs), "cuda")
+            if kind.startswith("blocks"):
+                weight = Float8Weight(weight.values, weight.scales[::2].contiguous(), (128, 128), weight.activations)
+            bias = torch.randn(len(weight.values)).to(dtype).cuda()
+            for rows in (1, 2, 9, 17, 33, 65, 129, 257, 600):
+                x = heavy(rows, inputs).to(dtype).cuda()
+                exact = rows_of(x, weight)[1]
+                for invariant in (False, True):
+                    found = multiply_quantized(x, weight, bias, gated=gated, invariant=invariant)
+                    check(found, exact, weight, bias, gated)
+        if weight.values.dtype is FLOAT8 and not kind.startswith(("blocks", "weights")):
+            x = rows_of(heavy(70, inputs).bfloat16().cuda(), weight)
+            found = multiply_quantized_by(Rescaled(), x[0], weight, None, gated=gated)
+            check(found, x[1], weight, None, gated)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_sums_are_scaled_afterwards(gated: bool, device: str) -> None:
+    sums, x_scales = torch.randn(3, 2060, device=device), torch.rand(3, 1, device=device)
+    scales, bias = torch.rand(2060, device=device), torch.randn(2060, device=device)
+    width = 1030 if gated else 2060
+    for each in ("row", "all"):
+        out = torch.full((3, width), float("nan"), device=device)
+        rescale_kernel[(3, -(-width // 1024))](
+            sums, x_scales, scales, bias, out, WIDTH=width, TILE=1024, EACH=each, GATED=gated, BIAS=True, PDL=False
+        )
+        expected = sums * (x_scales if each == "row" else x_scales[0]) * scales + bias
+        assert torch.allclose(out, silu_mul(expected) if gated else expected, atol=1e-5)
