@@ -6,18 +6,32 @@ Tokens' sums are made in one order whatever the batch, and nothing waits for the
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from penstock.kernels.activation import SILU, activate
 from penstock.kernels.chip import chip_of
-from penstock.kernels.quantized import QuantizedWeight, expert_of, multiply_reference
+from penstock.kernels.grouped_linear import PlaneWeight, planes_of
+from penstock.kernels.quantized import (
+    Float4Weight,
+    GroupedWeight,
+    QuantizedWeight,
+    expert_of,
+    multiply_reference,
+    outputs_axes,
+    tensors_of,
+)
 from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes, Routing
+
+Weight = Tensor | QuantizedWeight | PlaneWeight
 
 
 def expert_mlp(
-    x: Tensor, routes: Routes, gate_up: Tensor | QuantizedWeight, down: Tensor | QuantizedWeight, *, first: int = 0,
+    x: Tensor, routes: Routes, gate_up: Weight, down: Weight, *, first: int = 0,
     biases: ExpertBiases = NO_BIASES, activation: Activation = SILU,
 ) -> Tensor:  # fmt: skip
     """The sum over a token's experts of share * down(activation(gate(x)) * up(x)): `[tokens, hidden]`, as x.
@@ -47,10 +61,26 @@ def expert_mlp(
     return total.to(x.dtype)
 
 
-def expert_linear(x: Tensor, weight: Tensor | QuantizedWeight, expert: int, bias: Tensor | None) -> Tensor:
+def prepared(weight: Weight, dtype: torch.dtype) -> Weight:
+    """Experts as kernels read them quickest, in new memory; as they are where kernels read them so, and on a CPU.
+    Where no kernel can read them they become dense."""
+    if not isinstance(weight, GroupedWeight | Float4Weight) or not chip_of(weight.values.device).runs_triton:
+        return weight
+    return planes_of(lines_of(weight)) or weight.dequantized(dtype)
+
+
+def lines_of(weight: GroupedWeight | Float4Weight) -> GroupedWeight | Float4Weight:
+    """All experts' outputs one behind the other."""
+    parts = tensors_of(weight)
+    flat: dict[str, Any] = {name: parts[name].flatten(0, 1) for name in outputs_axes(weight)}
+    return replace(weight, **flat)
+
+
+def expert_linear(x: Tensor, weight: Weight, expert: int, bias: Tensor | None) -> Tensor:
     """The product with one expert's matrix on a CPU."""
     if isinstance(weight, Tensor):
         return linear(x, weight[expert], bias)
+    assert not isinstance(weight, PlaneWeight)
     return multiply_reference(x, expert_of(weight, expert), bias)
 
 

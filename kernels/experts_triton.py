@@ -20,6 +20,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from penstock.kernels.activation import SILU
 from penstock.kernels.activation_triton import finish_tile
 from penstock.kernels.chip import chip_of
+from penstock.kernels.grouped_experts_triton import multiply_planes
+from penstock.kernels.grouped_linear import PlaneWeight
 from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling
@@ -30,7 +32,7 @@ from penstock.kernels.quantized_linear import kind_of
 from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes
 from penstock.kernels.routing_triton import Schedule, load_tile_pairs, sort_pairs
 
-Weight = Tensor | QuantizedWeight
+Weight = Tensor | QuantizedWeight | PlaneWeight
 COLUMNS = 1024  # of a token's sum in one program
 
 
@@ -38,8 +40,8 @@ def multiply_experts(
     x: Tensor, routes: Routes, gate_up: Weight, down: Weight, first: int, biases: ExpertBiases, activation: Activation
 ) -> Tensor:
     """`kernels.experts.expert_mlp` on a GPU."""
-    _, hidden, width = down.shape
-    kind = "" if isinstance(down, Tensor) else kind_of(down)
+    hidden, width = x.shape[1], down.shape[-1]
+    kind = down.form.name if isinstance(down, PlaneWeight) else "" if isinstance(down, Tensor) else kind_of(down)
     plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, kind, False))
     tiling = plan.way(routes.experts.numel() / routes.total)
     assert isinstance(tiling, ExpertTiling)
@@ -51,14 +53,20 @@ def multiply_sorted(
     biases: ExpertBiases = NO_BIASES, activation: Activation = SILU,
 ) -> Tensor:  # fmt: skip
     """The products of the tokens of each expert together."""
-    held, hidden, _ = down.shape
+    hidden = x.shape[1]
+    held = down.shape[0] // hidden if isinstance(down, PlaneWeight) else down.shape[0]
     tokens, chosen = routes.experts.shape
     schedule = sort_pairs(routes.experts, first, held, tiling.down.rows)
-    if isinstance(gate_up, Tensor):
+    if isinstance(gate_up, PlaneWeight):
+        assert isinstance(down, PlaneWeight)
+        inner = multiply_planes(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation, held)
+        lines = multiply_planes(inner, down, biases.down, schedule, tiling.down, 1, None, held)
+    elif isinstance(gate_up, Tensor):
+        assert isinstance(down, Tensor)
         inner = multiply_tiles(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation)
         lines = multiply_tiles(inner, down, biases.down, schedule, tiling.down, 1, None)
     else:
-        assert not isinstance(down, Tensor)
+        assert not isinstance(down, Tensor | PlaneWeight)
         lines = multiply_pairs(x, gate_up, down, schedule, tiling, chosen, biases, activation)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     pdl = chip_of(x.device).pdl
@@ -70,7 +78,7 @@ def multiply_sorted(
 
 
 def multiply_tiles(
-    x: Tensor, weight: Weight, bias: Tensor | None, schedule: Schedule, tiling: Tiling, chosen: int,
+    x: Tensor, weight: Tensor, bias: Tensor | None, schedule: Schedule, tiling: Tiling, chosen: int,
     gate: Activation | None,
 ) -> Tensor:  # fmt: skip
     """A row for each pair: row pair // chosen of x times its expert, of which the gate is taken if there is one. Rows
@@ -79,7 +87,6 @@ def multiply_tiles(
     width = outputs // 2 if gate is not None else outputs
     kind, slope, limit, shift = gate or SILU
     assert x.stride(1) == 1
-    assert isinstance(weight, Tensor)
     assert weight.is_contiguous()
     assert bias is None or bias.is_contiguous()
     lines = weight.view(held * outputs, inputs)

@@ -69,6 +69,11 @@ class PlaneWeight:
     def shape(self) -> torch.Size:
         return torch.Size((self.values.shape[0], self.inputs))
 
+    @property
+    def nbytes(self) -> int:
+        parts = self.values, self.scales, self.zeros, self.factors, self.order
+        return sum(part.nbytes for part in parts if part is not None)
+
 
 def form_of(weight: GroupedWeight | Float4Weight) -> PlaneForm | None:
     """The form with the longest runs; None where groups do not fit any."""

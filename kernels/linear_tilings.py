@@ -12,6 +12,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import torch
@@ -153,7 +154,9 @@ RULED = (1, 8, 16, 32, 64, 128, *range(256, 8193, TALL))  # rows up to which the
 def ruled(product: Product, chip: Chip, *, invariant: bool) -> Plan:
     """The plan by the rules."""
     if product.experts:
-        rules = SCALED_BY_MEAN if product.weight in SCALED else BY_MEAN
+        rules = BY_MEAN
+        if product.weight:
+            rules = SCALED_BY_MEAN if product.weight in SCALED else GROUPED_BY_MEAN
         single = product.dtype.itemsize > 2 and not product.weight
         ways = [ExpertTiling(SINGLE, SINGLE) if single else way for _, way in rules]
         return Plan(tuple(mean for mean, _ in rules), tuple(fitted(way, product, chip) for way in ways))
@@ -281,7 +284,8 @@ def waves(rows: int, outputs: int, wide: int, chip: Chip) -> int:
 
 
 # The tiling for up to so many tokens to an expert, on every rank alike.
-BY_MEAN = (
+ByMean: TypeAlias = tuple[tuple[float, ExpertTiling], ...]
+BY_MEAN: ByMean = (
     (8, ExpertTiling(Tiling(16, 64, 128, 4, 4, swap_ab=True), Tiling(16, 128, 128, 4, 4, swap_ab=True))),
     (16, ExpertTiling(Tiling(32, 64, 128, 4, 4, swap_ab=True), Tiling(32, 128, 128, 4, 4, swap_ab=True))),
     (32, ExpertTiling(Tiling(64, 128, 64, 4, 4, tma=True), Tiling(64, 256, 64, 4, 4, tma=True))),
@@ -289,10 +293,18 @@ BY_MEAN = (
 )
 
 # The same of weights of 8 bits, whose blocks have 128 outputs and inputs.
-SCALED_BY_MEAN = (
+SCALED_BY_MEAN: ByMean = (
     (8, ExpertTiling(Tiling(16, 64, TURN, 4, 6, swap_ab=True), Tiling(16, 64, TURN, 4, 6, swap_ab=True))),
     (32, ExpertTiling(Tiling(32, 64, TURN, 4, 4, swap_ab=True), Tiling(32, 64, TURN, 4, 4, swap_ab=True))),
     (math.inf, ExpertTiling(Tiling(64, 64, TURN, 4, 4, tma=True), Tiling(64, 128, TURN, 4, 4, tma=True))),
+)
+
+
+# And of weights in groups, whose planes say how many inputs an iteration has.
+GROUPED_BY_MEAN: ByMean = (
+    (16, ExpertTiling(Tiling(16, 64, 128, 4, 4), Tiling(16, 64, 128, 4, 4))),
+    (32, ExpertTiling(Tiling(32, 64, 128, 4, 4), Tiling(32, 64, 128, 4, 4))),
+    (math.inf, ExpertTiling(Tiling(64, 64, 128, 8, 3), Tiling(64, 128, 128, 8, 3))),
 )
 
 

@@ -62,7 +62,7 @@ class SparseMlp:
         self.quantized: QuantizedExperts | None = None
         if spec.formats:
             share = ExpertShare(self.first, self.held, self.start, self.width)
-            self.quantized = QuantizedExperts(spec, hidden, share, placement.device)
+            self.quantized = QuantizedExperts(spec, hidden, share, placement.device, placement.dtype)
         held = 0 if spec.formats else self.held
         self.gate_up = placement.matrices(held, 2 * self.width, hidden)
         self.down = placement.matrices(held, hidden, self.width)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import ExpertSpec
 from penstock.engine_core.models.layers import Destinations, others, quantized
 from penstock.engine_core.models.quantization.weight_format import Counts, WeightFormat
 from penstock.engine_core.models.quantized_matrix import QuantizedMatrix
-from penstock.kernels.quantized import QuantizedWeight, alike, held_bytes, stack_experts, stack_outputs, take_outputs
+from penstock.kernels.experts import Weight, prepared
+from penstock.kernels.grouped_linear import PlaneWeight
+from penstock.kernels.quantized import alike, held_bytes, stack_experts, stack_outputs, take_outputs
 
 
 class ExpertShare(NamedTuple):
@@ -25,13 +28,16 @@ class ExpertShare(NamedTuple):
 class QuantizedExperts:
     """The experts of a layer."""
 
-    def __init__(self, spec: ExpertSpec, hidden: int, share: ExpertShare, device: torch.device) -> None:
+    def __init__(
+        self, spec: ExpertSpec, hidden: int, share: ExpertShare, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.spec = spec
         self.hidden = hidden
         self.share = share
         self.device = device
-        self.gate_up: QuantizedWeight | None = None
-        self.down: QuantizedWeight | None = None
+        self.dtype = dtype
+        self.gate_up: Weight | None = None
+        self.down: Weight | None = None
         self.matrices = {f"experts.{at}.{name}": self.matrix(name, form)
                          for at in range(share.first, share.first + share.held) if not spec.stacked
                          for name, form in spec.formats}  # fmt: skip
@@ -39,7 +45,7 @@ class QuantizedExperts:
             self.matrices = {f"experts.{name}": self.matrix(name, form) for name, form in spec.formats}
 
     @property
-    def weights(self) -> tuple[QuantizedWeight, QuantizedWeight]:
+    def weights(self) -> tuple[Weight, Weight]:
         """`[held, 2 * width, hidden]`, gates first, and `[held, hidden, width]`."""
         assert self.gate_up is not None, "loaded"
         assert self.down is not None, "loaded"
@@ -48,7 +54,8 @@ class QuantizedExperts:
     @property
     def quantized_bytes(self) -> int:
         """Memory of the weights."""
-        return sum(held_bytes(weight) for weight in (self.gate_up, self.down) if weight is not None)
+        held = [weight for weight in (self.gate_up, self.down) if weight is not None]
+        return sum(weight.nbytes if isinstance(weight, Tensor | PlaneWeight) else held_bytes(weight) for weight in held)
 
     def matrix(self, name: str, form: WeightFormat) -> QuantizedMatrix:
         """This rank's share of one of the checkpoint's matrices."""
@@ -78,10 +85,11 @@ class QuantizedExperts:
         for matrix in self.matrices.values():
             matrix.found = None
         if self.spec.stacked:
-            self.gate_up, self.down = found["experts.gate_up_proj"], found["experts.down_proj"]
+            gate_up, self.down = found["experts.gate_up_proj"], found["experts.down_proj"]
             if self.spec.interleaved:
-                rows = torch.arange(self.gate_up.shape[-2], device=self.device)
-                self.gate_up = take_outputs(self.gate_up, torch.cat((rows[0::2], rows[1::2])))
+                rows = torch.arange(gate_up.shape[-2], device=self.device)
+                gate_up = take_outputs(gate_up, torch.cat((rows[0::2], rows[1::2])))
+            self.gate_up = gate_up
             return
         held = range(self.share.first, self.share.first + self.share.held)
         gate, up, self.down = (
@@ -91,7 +99,8 @@ class QuantizedExperts:
         self.gate_up = stack_outputs(alike(gate, up))
 
     def pack(self) -> None:
-        """Experts are multiplied by as they are."""
+        """Lay the experts out as kernels read them quickest."""
+        self.gate_up, self.down = (prepared(weight, self.dtype) for weight in self.weights)
 
     def destinations(self) -> Destinations:
         """By names within the MLP."""
