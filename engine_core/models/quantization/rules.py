@@ -116,8 +116,10 @@ class Quantization(msgspec.Struct, frozen=True, kw_only=True):
 
     def settled(self, markers: Markers) -> Quantization:
         """The same with what the files say where the rules say otherwise, or nothing for sure."""
-        named = {form.packing not in ("plain", "nvfp4") for form in self.formats}
-        telling = named == {True}  # the weights of these formats have names of their own
+        if not self.formats:
+            return self
+        # The weights of other formats have names of their own.
+        telling = not any(form.packing in ("plain", "nvfp4") for form in self.formats)
         return msgspec.structs.replace(
             self,
             quantized=frozenset(module for module in markers.quantized if self.format_of(module) is None),
