@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,9 +15,17 @@ from penstock.kernels.quantized import (
     Float8Weight,
     GroupedWeight,
     Int8Weight,
+    QuantizedWeight,
+    alike,
+    can_stack,
+    held_bytes,
     multiply_reference,
     packed_pairs,
+    pad_outputs,
     quantize_rows,
+    stack_experts,
+    stack_outputs,
+    take_outputs,
     unpacked,
 )
 
@@ -106,3 +116,75 @@ def test_an_order_says_which_input_of_x_belongs_to_each_of_the_weight() -> None:
     dense = torch.empty(3, 8)
     dense[:, order.long()] = weight.dequantized(torch.float32)
     assert torch.allclose(multiply_reference(x, weight), x @ dense.T, atol=1e-5)
+
+
+def layouts(outputs: int = 32, inputs: int = 64) -> dict[str, QuantizedWeight]:
+    """A random weight of each layout."""
+    values, rows = torch.randn(outputs, inputs).to(FLOAT8), torch.rand(outputs) + 0.5
+    groups, tiles = torch.rand(outputs, inputs // 16) + 0.5, torch.rand(outputs // 16, inputs // 16) + 0.5
+    return {
+        "float8": Float8Weight(values, rows),
+        "blocks": Float8Weight(values, tiles, (16, 16), "block"),
+        "int8": Int8Weight(torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), rows),
+        "groups": GroupedWeight(4, 16, codes(outputs, inputs // 2, 8), groups, codes(outputs, inputs // 16)),
+        "nvfp4": Float4Weight(codes(outputs, inputs // 2, 8), groups.to(FLOAT8), 16, rows),
+    }
+
+
+def numbers(weight: QuantizedWeight) -> torch.Tensor:
+    return weight.dequantized(torch.float32)
+
+
+@pytest.mark.parametrize("name", layouts())
+def test_weights_of_a_layout_are_stacked_by_outputs_and_experts(name: str) -> None:
+    first, second = layouts()[name], layouts()[name]
+    assert can_stack(first, second)
+    assert torch.equal(numbers(stack_outputs([first, second])), torch.cat((numbers(first), numbers(second))))
+    assert torch.equal(numbers(stack_experts([first, second])), torch.stack((numbers(first), numbers(second))))
+    for other in set(layouts()) - {name}:
+        assert not can_stack(first, layouts()[other])
+
+
+def test_what_products_treat_differently_is_not_stacked() -> None:
+    first = layouts()["float8"]
+    assert isinstance(first, Float8Weight)
+    given = [replace(first, activations="static", input_scale=torch.tensor([scale])) for scale in (0.5, 0.5, 0.25)]
+    assert can_stack(given[0], given[1])
+    assert not can_stack(given[0], given[2])
+    assert not can_stack(first, replace(first, activations="none"))
+    mine, other = alike(given[0], given[2])
+    assert can_stack(mine, other)
+    assert mine.input_scale.tolist() == [0.5]  # type: ignore[union-attr]
+    assert stack_experts(given).input_scale.tolist() == [0.5]  # type: ignore[union-attr]
+    grouped = layouts()["groups"]
+    assert isinstance(grouped, GroupedWeight)
+    turned = replace(grouped, order=torch.arange(63, -1, -1))
+    assert not can_stack(grouped, turned)
+    assert not can_stack(turned, replace(turned, order=torch.arange(64)))
+
+
+def test_blocks_are_stacked_where_they_end_with_the_first() -> None:
+    first, second = layouts(outputs=48)["blocks"], layouts()["blocks"]
+    assert can_stack(first, second)
+    cut = take_outputs(first, torch.arange(40))
+    assert isinstance(cut, Float8Weight)
+    assert cut.block == (1, 16), "so many rows are no whole blocks"
+    ragged = replace(first, values=first.values[:40])  # type: ignore[type-var]
+    assert not can_stack(ragged, second)
+    joined = stack_outputs(alike(ragged, second))
+    assert torch.equal(numbers(joined), torch.cat((numbers(ragged), numbers(second))))
+
+
+@pytest.mark.parametrize("name", layouts())
+def test_outputs_are_taken_in_an_order_and_padded(name: str) -> None:
+    weight = layouts()[name]
+    within = torch.arange(32).view(-1, 16).flip(1).flatten()  # in their blocks
+    for rows in (torch.randperm(32), within):
+        assert torch.equal(numbers(take_outputs(weight, rows)), numbers(weight)[rows])
+    kept = take_outputs(weight, within)
+    assert getattr(kept, "block", None) == getattr(weight, "block", None)
+    padded = pad_outputs(weight, 40)
+    assert padded.shape == (40, 64)
+    assert torch.equal(numbers(padded)[:32], numbers(weight))
+    assert not numbers(padded)[32:].any()
+    assert held_bytes(padded) > held_bytes(weight)

@@ -10,6 +10,9 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import dummy, load
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.layers import Linear, Placement, whole
+from penstock.engine_core.models.quantization.rounding import round_matrix
+from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.registry import build
 from penstock.kernels.records import AttentionBatch
 from tests.engine_core.loading.test_checkpoint import spec
@@ -110,3 +113,25 @@ def test_logits_are_finite_and_alive(tied: bool) -> None:
     assert logits.isfinite().all()
     assert 0.2 < logits.std(dim=1).mean() < 5
     assert len(logits.argmax(1).unique()) > 2
+
+
+FORMS = {
+    "blocks": WeightFormat(kind="float8", block=(16, 16), activations="block"),
+    "awq": WeightFormat(kind="grouped", packing="awq", bits=4, group=16, symmetric=False),
+    "mxfp4": WeightFormat(kind="float4", packing="packed", bits=4, group=32),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_quantized_weights_are_the_same_numbers_rounded(name: str) -> None:
+    """Whatever the files of the format would be like, of each rank its slice."""
+    form, device = FORMS[name], torch.device("cpu")
+    part = whole("down_proj", 24)
+    dense = Linear((part,), 128, Placement(torch.float32, device), bias=False)
+    fill_random({f"x.{name}": place for name, place in dense.destinations()}, 5)
+    for rank in range(2):
+        place = Placement(torch.float32, device, Group(rank, 2))
+        made = Linear((part,), 128, place, bias=False, split_inputs=True, formats=(("down_proj", form),))
+        fill_random({f"x.{name}": place for name, place in made.destinations()}, 5)
+        expected = round_matrix(form, dense.weight[:, 64 * rank : 64 * rank + 64]).dequantized(torch.float32)
+        assert torch.equal(made.operand.dequantized(torch.float32), expected)
