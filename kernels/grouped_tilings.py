@@ -56,6 +56,12 @@ def grouped_tiling(
 
 
 def grouped_bytes(tiling: GroupedTiling, itemsize: int) -> int:
-    """Shared memory of one program, at most: the stages of its pipeline, or its sums at the end."""
-    stage = (tiling.lines * LINE + BLOCK * tiling.rows * itemsize) // tiling.cut + 8 * tiling.lines
-    return max(tiling.parts * tiling.stages * stage, 4 * tiling.lines * (tiling.rows + 8))
+    """Shared memory of one program, at most: the stages of its pipeline, or its sums at the end.
+
+    Weights are unpacked in registers, so their last stage is there, and that of few rows, too.
+    """
+    weights = tiling.lines * (LINE // tiling.cut + 8)  # and words of scales and zero points
+    rows = BLOCK // tiling.cut * tiling.rows * itemsize
+    stages = tiling.stages if tiling.rows > 8 and tiling.parts == 1 else tiling.stages - 1
+    pipeline = tiling.parts * ((tiling.stages - 1) * weights + stages * rows)
+    return max(pipeline, 4 * tiling.lines * (tiling.rows + 8) * min(tiling.parts, 2))

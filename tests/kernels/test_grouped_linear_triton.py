@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels import grouped_linear_triton
 from penstock.kernels.chip import CHIPS
 from penstock.kernels.grouped_linear import PlaneWeight, planes_of
 from penstock.kernels.grouped_linear_triton import dequantize, multiply_by
@@ -87,6 +88,22 @@ def test_counters_of_shares_are_left_zero(device: str) -> None:
     first = multiply_by(SHARES, x, weight, None, gated=False)
     assert not weight.arrivals.any()
     assert torch.equal(first, multiply_by(SHARES, x, weight, None, gated=False))
+
+
+def test_more_tiles_than_counters_share_nothing(device: str) -> None:
+    weight = grouped("int4 128 bf16", 16, 256, device)
+    x = torch.randn(40, 256).half().to(device)
+    found = multiply_by(SHARES, x, planes(weight), None, gated=False)
+    alone = multiply_by(msgspec.structs.replace(SHARES, shares=1), x, planes(weight), None, gated=False)
+    assert torch.equal(found, alone)
+
+
+def test_a_slice_of_the_library_s_product_is_whole(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped_linear_triton, "SLICE", 1)
+    weight = grouped("int4 64 bf16 order", 300, 128, device)
+    x, bias = torch.randn(3, 128).half().to(device), torch.randn(300).half().to(device)
+    found = multiply_by(None, x, planes(weight), bias, gated=False)
+    assert distance(found, exact_product(x, weight, bias, False)) < torch.finfo(x.dtype).eps
 
 
 @pytest.mark.gpu
