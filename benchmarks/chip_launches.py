@@ -51,6 +51,9 @@ from penstock.kernels.exchange import Inboxes  # noqa: E402
 from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
 from penstock.kernels.experts import expert_mlp, route  # noqa: E402
 from penstock.kernels.experts_triton import multiply_sorted  # noqa: E402
+from penstock.kernels.grouped_linear import form_named, timed_weight  # noqa: E402
+from penstock.kernels.grouped_linear_triton import multiply_planes  # noqa: E402
+from penstock.kernels.grouped_tilings import GroupedTiling  # noqa: E402
 from penstock.kernels.linear import gated_linear, linear  # noqa: E402
 from penstock.kernels.linear_plans import plans_of  # noqa: E402
 from penstock.kernels.linear_tilings import ExpertTiling, Product, candidates, shared_bytes  # noqa: E402
@@ -136,6 +139,7 @@ ATTENDED = (
 SAMPLED = ("Phi-2", "Gemma-3-27B")
 NORMED = ("Qwen3-0.6B", "Phi-2", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b", "Gemma-3-27B")
 EIGHT_BITS = "Llama-3.1-8B"
+GROUPS = ("int4-128", "int8-128", "e2m1-16", "e2m1-32")  # forms of weights in groups
 INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B")
 CACHED_IN_FP8 = ("Llama-3.1-8B", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b")
 
@@ -212,6 +216,7 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 sampling(model)
             if model.name == EIGHT_BITS:
                 eight_bits(model, chip)
+                groups(model)
         attention_rows(chip)
         encoders()
         slots()
@@ -232,6 +237,18 @@ def products(model: Model) -> None:
             else:
                 gated_linear(x, memory(2 * model.width, model.hidden), invariant=invariant)
                 linear(memory(rows, model.width), memory(model.hidden, model.width), invariant=invariant)
+
+
+def groups(model: Model) -> None:
+    """The MLP's first product with weights of 4 and 8 bits in groups."""
+    for name in GROUPS:
+        form = form_named(name)
+        values = memory(2 * model.width, form.blocks(model.hidden) * form.run)
+        weight = timed_weight(form, 2 * model.width, model.hidden, values)
+        for rows in ROWS:
+            for gated in (False, True):
+                for invariant in (False, True):
+                    multiply_quantized(memory(rows, model.hidden), weight, gated=gated, invariant=invariant)
 
 
 def eight_bits(model: Model, chip: Chip) -> None:
@@ -382,6 +399,16 @@ def tables(chip: Chip, found: dict[str, Launch]) -> Iterator[tuple[str, int]]:
                 multiply_by(way, memory(rows, product.inputs), weight, None, gated=gated)
                 tiles = (key for key in found.keys() - before if "activation" not in key)
                 yield from ((key, shared_bytes(way, chip, gated=gated)) for key in tiles)
+        product = Product(14336, 4096, torch.bfloat16, gated, weight=GROUPS[0])
+        form = form_named(GROUPS[0])
+        values = memory(2 * product.width if gated else product.width, form.blocks(product.inputs) * form.run)
+        planes = timed_weight(form, len(values), product.inputs, values)
+        for rows in ROWS:
+            for way in candidates(product, rows, chip):
+                before = set(found)
+                assert isinstance(way, GroupedTiling)
+                multiply_planes(memory(rows, product.inputs), planes, None, way, gated=gated)
+                yield from ((key, shared_bytes(way, chip, gated=gated)) for key in found.keys() - before)
     mixture = Product(1024, 2048, torch.bfloat16, experts=32)
     for rows in ROWS:
         routes = route(memory(rows, 32), Routing(4, normalised=True))
