@@ -236,3 +236,36 @@ def test_a_chip_without_products_of_floats_of_8_bits_has_weights_of_them_alone(m
                        formats=(("o_proj", form),))  # fmt: skip
         layer.matrices["o_proj"].round(torch.randn(8, 16))
         assert layer.operand.activations == activations  # type: ignore[union-attr]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("rows", [1, 7, 200])
+@torch.inference_mode()
+def test_a_gpu_multiplies_as_a_cpu_does(tmp_path: Path, name: str, rows: int) -> None:
+    """Every product of a layer, by what loading made of the same files on both."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    kinds = (LlamaConfig, LLAMA), (Qwen3MoeConfig, {**EXPERTS, "moe_intermediate_size": 128})
+    for kind, known in kinds[: 1 if name == "w4a16 in order" else 2]:
+        place = tmp_path / kind.__name__
+        place.mkdir()
+        quantized, _ = write_pair(place, kind(**{**known, **sizes}), CONFIGS[name])
+        spec, random = read_spec(quantized), torch.Generator().manual_seed(rows)
+        blocks = []
+        for device in ("cpu", "cuda"):
+            model = build(spec, torch.bfloat16, torch.device(device), 64)
+            load(model, quantized)
+            pack(model.destinations())
+            blocks.append(model.blocks[1])
+        x = torch.randn(rows, 256, generator=random).bfloat16()
+        attended = torch.randn(rows, blocks[0].attention.output.inputs, generator=random).bfloat16()
+        for layer, given in (("qkv", x), ("output", attended)):
+            mine, others = (getattr(block.attention, layer) for block in blocks)
+            check_near(others.forward(given.cuda()).cpu(), mine.forward(given))
+        check_near(blocks[1].mlp.forward(x.cuda()).cpu(), blocks[0].mlp.forward(x))
+
+
+def check_near(found: Tensor, expected: Tensor) -> None:
+    """Up to what rounding to bfloat16 makes of sums, and of rows on the way to the second product."""
+    error = (found.float() - expected.float()).norm() / expected.float().norm()
+    assert error < 0.02
