@@ -6,7 +6,17 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import AttentionSpec, LayerSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, Part, Placement, prefixed, whole
+from penstock.engine_core.models.layers import (
+    Destination,
+    Destinations,
+    Linear,
+    Norm,
+    Part,
+    Placement,
+    prefixed,
+    spread,
+    whole,
+)
 from penstock.engine_core.models.rope import head_order
 from penstock.kernels.attention import paged_attention, prepare_attention
 from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
@@ -35,9 +45,11 @@ class SelfAttention:
         spec = layer.attention
         self.spec = spec
         self.placement = placement
-        parts = head_parts(spec, placement)
+        parts: tuple[Part, ...] = head_parts(spec, placement)
         self.heads = placement.share(spec.heads)
         self.kv_heads = placement.kv_heads(spec.kv_heads)
+        if spec.gated:
+            parts = (*parts, spread("gate_proj", spec.heads * spec.head_dim, placement))
         fused = "qkv_proj" if spec.fused else ""
         self.qkv = Linear(parts, inputs or hidden, placement, bias=spec.qkv_bias, fused=fused, formats=spec.formats)
         self.output = Linear(
@@ -61,13 +73,15 @@ class SelfAttention:
 
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         """`[tokens, inputs] -> [tokens, hidden]`, this rank's partial sum."""
-        q, k, v = self.heads_of(self.qkv.forward(x))
+        q, k, v, *gates = self.heads_of(self.qkv.forward(x))
         if self.spec.bidirectional:
             attended = self.attend_both_ways(q, k, v, rotation, batch)
         else:
             prepare_attention(q, pages[0], batch, self.options)
             q = self.rotate(q, k, v, rotation, pages, batch.slot_mapping)
             attended = paged_attention(q, *pages, batch, self.options)  # [tokens, heads, head_dim]
+        for gate in gates:
+            attended *= gate.sigmoid()
         return self.output.forward(attended.flatten(1))
 
     def attend_both_ways(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, batch: AttentionBatch) -> Tensor:
@@ -90,10 +104,11 @@ class SelfAttention:
                 q, k = self.norm_width(q, k, self.query_norm, self.key_norm)
         return rotate_and_store(q, k, v, rotation, *pages, slot_mapping, norms, self.options.kv_scales)
 
-    def heads_of(self, fused: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product."""
-        fused, last = fused.view(len(fused), -1, self.spec.head_dim), self.heads + self.kv_heads
-        return fused[:, : self.heads], fused[:, self.heads : last], fused[:, last:]
+    def heads_of(self, fused: Tensor) -> tuple[Tensor, ...]:
+        """q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`, and gates as q if there are some: views of one
+        product."""
+        counts = (self.heads, self.kv_heads, self.kv_heads, *[self.heads] * self.spec.gated)
+        return fused.view(len(fused), -1, self.spec.head_dim).split(counts, dim=1)
 
     def norm_width(self, q: Tensor, k: Tensor, query: Norm, key: Norm) -> tuple[Tensor, Tensor]:
         """Norms over all heads of a token, those of the other ranks among them."""

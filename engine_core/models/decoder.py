@@ -71,6 +71,8 @@ class Block:
         norm. The `partial` sums of all ranks are added up there."""
         x, residual = self.join(self.attention_norm, delta, residual, partial=partial)
         delta = self.attention.forward(x, rotation, batch, pages)
+        if self.spec.parallel:
+            return delta.add_(self.mlp.forward(x)), residual
         norm = self.attention_output_norm
         if norm is not None:
             delta = norm.forward(norm.summed(delta))

@@ -65,6 +65,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: str = ""  # of queries and keys: "head" by head, the same without a weight ("unit"), or over the "width"
     qk_norm_turned: bool = False  # behind the rotation; not over the width
     fused: bool = False  # queries, keys and values are one tensor in the checkpoint
+    gated: bool = False  # what was attended is multiplied with the sigmoid of a product of what attention reads
     kv_fp8: bool = False  # keys and values are cached in e4m3
     bidirectional: bool = False  # a query sees later keys, too: all, or on both sides those less than `window` away
     formats: Formats = ()
@@ -119,6 +120,7 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     bias: str = ""  # the tensor of the MLP that is added to the scores for the choice alone; empty: none
     bias_dims: int = 1  # of that tensor, the last of which counts experts
     scale: float = 1.0
+    scales_inputs: bool = False  # the share of the one that is chosen scales what the expert reads
     groups: int = 1  # of experts, from the best `top_groups` of which a token's are
     top_groups: int = 1
     group_best: int = 1  # a group counts as much as the sum of its best so many
@@ -167,12 +169,14 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - rope of another base by layer: Gemma 3; stretched in some layers alone: Olmo 3
     - rope.temperature: Llama 4 (Nakanishi, 2025), Ministral 3
     - norms: before each part: GPT-2, Llama; behind it: OLMo 2, Exaone 4; on both sides: Gemma 2, GLM 4
-    - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2; without a bias: ModernBERT
+    - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2; without a bias: Cohere, ModernBERT
     - attention.bidirectional: BERT (Devlin et al., 2018); with a window: ModernBERT (2024), EmbeddingGemma (2025)
-    - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2; exact GELU: BERT
+    - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; parallel: GPT-J (2021), Cohere
+    - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2; exact: BERT;
+      squared above zero: Nemotron-4 (So et al., 2021)
     - experts.routing: softmax then choice: Qwen MoE; choice then softmax, which is the same as normalised: Mixtral,
       Granite MoE; sigmoid with a selection bias and a scale: DeepSeek-V3 (2024), GLM 4.5, MiniMax M2;
-      groups by their best expert: DeepSeek-V2 (2024), by their best two: DeepSeek-V3
+      scaled inputs: Llama 4; groups by their best expert: DeepSeek-V2 (2024), by their best two: DeepSeek-V3
     - experts.gate clamped and shifted, bias, router_bias, transposed, interleaved: gpt-oss
     - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; with a gate: Qwen 2 MoE
     """
@@ -181,6 +185,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     mlp: MlpSpec | ExpertSpec
     norm: NormSpec
     norms: NormNames = NormNames()
+    parallel: bool = False  # the MLP reads what attention reads
 
     @property
     def experts(self) -> ExpertSpec | None:

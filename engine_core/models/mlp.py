@@ -78,9 +78,14 @@ class SparseMlp:
 
     def forward(self, x: Tensor) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
-        routes = route(self.router.forward(x), self.routing)
+        routes, read = route(self.router.forward(x), self.routing), x
+        if self.spec.routing.scales_inputs:
+            read = (x * routes.shares).to(x.dtype)
+            routes = routes._replace(shares=torch.ones_like(routes.shares))
         gate_up, down = (self.gate_up, self.down) if self.quantized is None else self.quantized.weights
-        found = expert_mlp(x, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation)
+        found = expert_mlp(
+            read, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation
+        )
         if self.shared is None:
             return found
         shared = self.shared.forward(x)

@@ -127,6 +127,17 @@ def read_kinds(file: ConfigFile, default: Iterable[str]) -> list[str]:
     return kinds
 
 
+def read_turned(file: ConfigFile) -> list[bool]:
+    """Whether each layer has positions: `no_rope_layers` has a zero where there are none."""
+    layers, given = read_layers(file), file.get("no_rope_layers")
+    turn = file.integer("no_rope_layer_interval", 4)
+    if given is None:
+        return [(layer + 1) % turn != 0 for layer in range(layers)]
+    if not isinstance(given, list) or len(given) < layers or not all(value in (0, 1) for value in given):
+        raise file.error("no_rope_layers", f"a list of 0 or 1 for each of the {layers} layers is expected")
+    return [bool(value) for value in given[:layers]]
+
+
 def by_kind(kinds: Iterable[str], full: AttentionSpec, sliding: AttentionSpec) -> list[AttentionSpec]:
     """The attention of layers of these kinds."""
     return [sliding if kind == SLIDING else full for kind in kinds]
@@ -183,6 +194,17 @@ def read_groups(file: ConfigFile, count: int) -> dict[str, int]:
     if file.integer("num_experts_per_tok", 8) > count // groups * top:
         raise file.error("topk_group", f"so few groups have fewer than num_experts_per_tok of the {count} experts")
     return {"groups": groups, "top_groups": top, "group_best": 2} if groups > 1 else {}
+
+
+def dense_first(file: ConfigFile) -> list[bool]:
+    """Which layers have experts: those that `mlp_layer_types` calls sparse, or all but the first."""
+    layers, kinds = read_layers(file), file.get("mlp_layer_types")
+    dense = file.integer("first_k_dense_replace", 1, low=0)
+    if kinds is None:
+        return [layer >= dense for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in ("dense", "sparse") for kind in kinds):
+        raise file.error("mlp_layer_types", f"it must name dense or sparse for each of the {layers} layers")
+    return [kind == "sparse" for kind in kinds]
 
 
 def read_rope(file: ConfigFile, kind: str = "", partial: float | None = None, *, interleaved: bool = False) -> RopeSpec:

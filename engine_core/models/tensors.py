@@ -176,6 +176,8 @@ def attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[s
         wide = attention.qk_norm == "width"
         yield "self_attn.q_norm.weight", Weight((queries if wide else attention.head_dim,))
         yield "self_attn.k_norm.weight", Weight((pairs if wide else attention.head_dim,))
+    if attention.gated:
+        yield from linear("self_attn", "gate_proj", queries, hidden, bias=attention.qkv_bias, formats=attention.formats)
     if attention.sinks:
         yield "self_attn.sinks", Weight((attention.heads,))
 

@@ -1,10 +1,25 @@
-"""Llama (Touvron et al., 2023; Llama 3 herd, 2024)."""
+"""Llama (Touvron et al., 2023; Llama 3 herd, 2024), Llama 4 (2025), and the Code World Model (Meta, 2025)."""
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.reading import FULL, alike, read_attention, read_mlp, read_norm
+from penstock.engine_core.models.layer_spec import NO_ROPE, ExpertSpec, RoutingSpec
+from penstock.engine_core.models.reading import (
+    FULL,
+    SLIDING,
+    alike,
+    by_kind,
+    read_attention,
+    read_kinds,
+    read_layers,
+    read_mlp,
+    read_norm,
+    read_rope,
+    read_turned,
+)
 
 
 def read(file: ConfigFile) -> Body:
@@ -12,6 +27,65 @@ def read(file: ConfigFile) -> Body:
     bias = file.flag("attention_bias")
     attention = read_attention(file, qkv_bias=bias, output_bias=bias)
     return Body(layers=alike(file, attention, read_mlp(file, bias=file.flag("mlp_bias")), read_norm(file)))
+
+
+def read_cwm(file: ConfigFile) -> Body:
+    """Every fourth layer sees all keys."""
+    kinds = read_kinds(file, (SLIDING if layer % 4 else FULL for layer in range(read_layers(file))))
+    full = read_attention(file)
+    layers = by_kind(kinds, full, structs.replace(full, window=file.integer("sliding_window")))
+    return Body(layers=alike(file, layers, read_mlp(file, bias=file.flag("mlp_bias")), read_norm(file)))
+
+
+def read_llama4(file: ConfigFile) -> Body:
+    """Layers with positions see the keys of their own chunk. A chunk is as long as Penstock serves: up to there these
+    are all keys."""
+    bias, layers = file.flag("attention_bias"), read_layers(file)
+    turned = read_attention(
+        file,
+        read_rope(file, interleaved=True),
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm="unit" if file.flag("use_qk_norm", True) else "",
+        qk_norm_turned=True,
+    )
+    rope = NO_ROPE
+    if file.flag("attn_temperature_tuning", True):
+        rope = structs.replace(
+            NO_ROPE,
+            temperature=file.number("attn_scale", 0.1),
+            temperature_length=file.integer("floor_scale", 8192),
+            temperature_shift=1,
+        )
+    still = structs.replace(turned, rope=rope, qk_norm="")
+    has = read_turned(file)
+    step = file.integer("interleave_moe_layer_step", 1, low=0)
+    sparse = file.get("moe_layers")
+    sparse = list(range(step - 1, layers, step)) if sparse is None else sparse
+    if not isinstance(sparse, list) or not all(type(layer) is int and 0 <= layer < layers for layer in sparse):
+        raise file.error("moe_layers", f"a list of layers, 0 to {layers - 1}, is expected")
+    dense, experts = read_mlp(file, "intermediate_size_mlp"), read_scaled_experts(file)
+    mlps = [experts if layer in sparse else dense for layer in range(layers)]
+    attentions = [turned if positions else still for positions in has]
+    length = file.integer("max_position_embeddings")
+    return Body(
+        layers=alike(file, attentions, mlps, read_norm(file)),
+        max_position=min(length, file.integer("attention_chunk_size")) if any(has) else length,
+    )
+
+
+def read_scaled_experts(file: ConfigFile) -> ExpertSpec:
+    count, shared = file.integer("num_local_experts", 16, high=4096), read_mlp(file)
+    if file.integer("num_experts_per_tok", 1) != 1:
+        raise file.error("num_experts_per_tok", "Penstock serves one expert of a token (1) in this family")
+    return ExpertSpec(
+        count=count,
+        width=shared.width,
+        routing=RoutingSpec(chosen=1, scores="sigmoid", scales_inputs=True),
+        stacked=True,
+        transposed=True,
+        shared=shared,
+    )
 
 
 def refuse_windows(file: ConfigFile) -> None:
@@ -31,5 +105,38 @@ FAMILIES = (
         base="LlamaModel",
         read=read,
         defaults={"max_position_embeddings": 2048},
+    ),
+    Family(
+        name="cwm",
+        architecture="CwmForCausalLM",
+        base="CwmModel",
+        read=read_cwm,
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "sliding_window": 8192,
+        },
+        ignored=("attention_bias",),
+    ),
+    Family(
+        name="llama4_text",
+        architecture="Llama4ForCausalLM",
+        base="Llama4TextModel",
+        read=read_llama4,
+        defaults={
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "attention_chunk_size": 8192,
+            "intermediate_size_mlp": 16384,
+        },
+        wrappers=("Llama4ForConditionalGeneration",),
+        names=(("mlp.gate.", "mlp.router."), ("mlp.", "feed_forward.")),
+        ignored=("layer_types", "for_llm_compressor", "attn_scale", "floor_scale"),
     ),
 )

@@ -13,9 +13,9 @@ from penstock.engine_core.models.reading import (
     alike,
     read_attention,
     read_kinds,
-    read_layers,
     read_mlp,
     read_norm,
+    read_turned,
 )
 
 
@@ -32,17 +32,6 @@ def read(file: ConfigFile) -> Body:
         for has, kind in zip(turned, kinds, strict=True)
     ]
     return Body(layers=alike(file, layers, read_mlp(file, bias=file.flag("mlp_bias")), read_norm(file)))
-
-
-def read_turned(file: ConfigFile) -> list[bool]:
-    """Whether each layer has positions: `no_rope_layers` has a zero where there are none."""
-    layers, given = read_layers(file), file.get("no_rope_layers")
-    turn = file.integer("no_rope_layer_interval", 4)
-    if given is None:
-        return [(layer + 1) % turn != 0 for layer in range(layers)]
-    if not isinstance(given, list) or len(given) < layers or not all(value in (0, 1) for value in given):
-        raise file.error("no_rope_layers", f"a list of 0 or 1 for each of the {layers} layers is expected")
-    return [bool(value) for value in given[:layers]]
 
 
 FAMILIES = (
