@@ -107,8 +107,8 @@ class SelfAttention:
     def heads_of(self, fused: Tensor) -> tuple[Tensor, ...]:
         """q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`, and gates as q if there are some: views of one
         product."""
-        counts = (self.heads, self.kv_heads, self.kv_heads, *[self.heads] * self.spec.gated)
-        return fused.view(len(fused), -1, self.spec.head_dim).split(counts, dim=1)
+        counts = [self.heads, self.kv_heads, self.kv_heads, *[self.heads] * self.spec.gated]
+        return torch.split(fused.view(len(fused), -1, self.spec.head_dim), counts, dim=1)
 
     def norm_width(self, q: Tensor, k: Tensor, query: Norm, key: Norm) -> tuple[Tensor, Tensor]:
         """Norms over all heads of a token, those of the other ranks among them."""

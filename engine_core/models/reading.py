@@ -185,7 +185,7 @@ def read_routed_experts(file: ConfigFile, **silent: Any) -> ExpertSpec:
     )
 
 
-def read_groups(file: ConfigFile, count: int) -> dict[str, int]:
+def read_groups(file: ConfigFile, count: int) -> dict[str, Any]:
     """Groups of experts as DeepSeek-V3 has them, as options of RoutingSpec."""
     groups = file.integer("n_group", 1, high=count)
     if count % groups or (groups > 1 and count < 2 * groups):

@@ -42,6 +42,7 @@ def read(file: ConfigFile) -> Body:
 
 
 def read_experts(file: ConfigFile) -> ExpertSpec:
+    """As in DeepSeek-V3, under names of its own."""
     count = file.integer("num_experts", 64, high=4096)
     one, number = read_mlp(file, "moe_intermediate_size"), file.integer("num_shared_experts", 2)
     for key, served in (("score_func", "sigmoid"), ("route_norm", True)):

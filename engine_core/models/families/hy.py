@@ -23,6 +23,7 @@ def read(file: ConfigFile) -> Body:
 
 
 def read_experts(file: ConfigFile) -> ExpertSpec:
+    """As in DeepSeek-V3, under names of its own."""
     count = file.integer("num_experts", 192, high=4096)
     routing = RoutingSpec(
         chosen=file.integer("num_experts_per_tok", 8, high=count),

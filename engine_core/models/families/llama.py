@@ -75,6 +75,7 @@ def read_llama4(file: ConfigFile) -> Body:
 
 
 def read_scaled_experts(file: ConfigFile) -> ExpertSpec:
+    """A token's one expert reads it times the expert's share."""
     count, shared = file.integer("num_local_experts", 16, high=4096), read_mlp(file)
     if file.integer("num_experts_per_tok", 1) != 1:
         raise file.error("num_experts_per_tok", "Penstock serves one expert of a token (1) in this family")
