@@ -26,6 +26,7 @@ from penstock.engine_core.models.pooler import DenseSpec
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.spec import OUTPUT, ModelSpec, stored_name
 from penstock.engine_core.models.weight_files import LEFTOVER, WantedTensor, check_tensors, read_names
+from penstock.protocol.errors import ModelError
 
 PREFIX = "model."
 FIRST = "embed_tokens.weight"
@@ -60,6 +61,10 @@ class Weight(NamedTuple):
 
 def check_weights(folder: Path, spec: ModelSpec) -> None:
     """Raise ModelError unless the files of `folder` hold the weights of the model, by their headers."""
+    for name, weight in model_weights(spec):
+        if weight.form is not None and (why := weight.form.complaint(*weight.shape[-2:])):
+            matrix = stored_name(spec, name).removesuffix(".weight")
+            raise ModelError(f"{folder}: {matrix} cannot be quantized as its config.json says: {why}")
     check_tensors(folder, named_as(spec, read_names(folder), wanted_tensors(spec)), leftover(spec))
     for dense in spec.projection:
         found = {name: WantedTensor(weight.shape) for name, weight in dense_weights(dense)}

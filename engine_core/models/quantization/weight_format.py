@@ -49,10 +49,6 @@ class StoredPart(msgspec.Struct, frozen=True):
         sizes: dict[Counts, int] = {"experts": experts, "outputs": outputs, "inputs": inputs}
         return tuple(axis.length(sizes) for axis in self.axes)
 
-    def accepts(self, shape: Sequence[int], outputs: int, inputs: int, experts: int = 1) -> bool:
-        """Whether a stored tensor of this shape is it: libraries differ in trailing axes of one element."""
-        return trimmed(shape) == trimmed(self.shape(outputs, inputs, experts))
-
     def axis(self, counts: Counts) -> int | None:
         """The axis along which a share of the outputs, inputs or experts is a slice; None: every rank reads it all."""
         return next((at for at, axis in enumerate(self.axes) if axis.counts == counts), None)

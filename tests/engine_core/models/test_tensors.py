@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from msgspec import structs
+from transformers import LlamaConfig
 
 from penstock.engine_core.models.families import families
 from penstock.engine_core.models.registry import build
-from penstock.engine_core.models.spec import ModelSpec
-from penstock.engine_core.models.tensors import named_as, tensor_shapes
+from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.tensors import check_weights, named_as, tensor_shapes
+from penstock.protocol.errors import ModelError
+from tests.engine_core.models.parity import SIZES
+from tests.engine_core.models.quantized_folders import CONFIGS, write_pair
 from tests.engine_core.models.specs import small_experts, small_spec
 
 FORMS: dict[str, dict[str, Any]] = {
@@ -55,3 +60,12 @@ def test_names_follow_the_files() -> None:
     assert named_as(spec, wanted, wanted) == wanted
     beside = {**wanted, "score.weight": 3}
     assert named_as(spec, ("bert.embed_tokens.weight",), beside)["score.weight"] == 3, "a head is no part of the model"
+
+
+def test_a_group_that_does_not_divide_the_inputs_is_refused_by_matrix(tmp_path: Path) -> None:
+    quantized, _ = write_pair(tmp_path, LlamaConfig(**{**SIZES, "intermediate_size": 128}), CONFIGS["w4a16"])
+    path = quantized / "config.json"
+    path.write_text(path.read_text().replace('"group_size": 32', '"group_size": 48'))
+    why = "model.layers.0.self_attn.q_proj cannot be quantized as its config.json says: its 64 inputs are no multiple"
+    with pytest.raises(ModelError, match=why):
+        check_weights(quantized, read_spec(quantized))

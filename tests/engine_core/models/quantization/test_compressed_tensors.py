@@ -26,9 +26,9 @@ def test_targets_are_names_or_patterns() -> None:
     assert not found.matches("layers.0.self_attn.q_proj")
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("w4a16", 1e-4), ("w8a16", 1e-4), ("fp8 channels", 1e-2)])
+@pytest.mark.parametrize(("name", "tolerance"), [("w4a16", 1e-5), ("w8a16", 1e-5), ("fp8 channels", 5e-3)])
 def test_transformers_reads_the_same(tmp_path: Path, name: str, tolerance: float) -> None:
-    """Through the library, which rounds rows to 8 bits, too: quotients that are almost halves make a difference."""
+    """Through the library, which rounds rows to 8 bits, too: a quotient that is almost a half may go the other way."""
     quantized, _ = write_pair(tmp_path, LlamaConfig(**{**SIZES, "intermediate_size": 128}), CONFIGS[name])
     as_library_writes(quantized, CONFIGS[name])
     prompts = random_prompts(2)
@@ -37,7 +37,7 @@ def test_transformers_reads_the_same(tmp_path: Path, name: str, tolerance: float
         run = PagedRun(ours(quantized), prompts)
         run.prefill()
     found = torch.stack([torch.cat(sequence.logits) for sequence in run.sequences])
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+    assert (found - expected).norm() < tolerance * expected.norm()
 
 
 def as_library_writes(folder: Path, quantization: dict[str, Any]) -> None:
