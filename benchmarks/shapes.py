@@ -153,6 +153,84 @@ MIXTRAL = Shape(
         "vocab_size": 32000,
     },
 )
+GPT_OSS = Shape(  # gpt-oss-20b, as it is published: experts in MXFP4
+    "gpt-oss-20b",
+    "gpt-oss-20b",
+    {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "dtype": "bfloat16",
+        "eos_token_id": 4089,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 8,
+        "num_local_experts": 32,
+        "quantization_config": {
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+            "quant_method": "mxfp4",
+        },
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 150000,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 201088,
+    },
+)
+GEMMA = Shape(  # the text half of Gemma-3-27B
+    "gemma-3-27b",
+    "Gemma-3-27B",
+    {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "attention_bias": False,
+        "dtype": "bfloat16",
+        "eos_token_id": 4089,
+        "head_dim": 128,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "query_pre_attn_scalar": 168,
+        "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000.0,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rope_theta": 1000000.0,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "tie_word_embeddings": True,
+        "vocab_size": 262208,
+    },
+)
+PLAIN_GPT_OSS = Shape(
+    "gpt-oss-20b-bf16",
+    "gpt-oss-20b in bf16",
+    {key: value for key, value in GPT_OSS.config.items() if key != "quantization_config"},
+)
 FP8_CHANNELS: Mapping[str, Any] = {  # as llm-compressor writes it: a scale for each output, and one for each row of x
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
@@ -206,7 +284,9 @@ QUANTIZED = (
     quantized(QWEN_MOE, "30b-a3b-fp8", "30B of which 3B in FP8, blocks of 128", FP8_BLOCKS),
 )
 SMOKE = Shape("smoke", "smoke", json.loads((demo_folder() / "config.json").read_bytes()))  # for a try on a CPU
-SHAPES: Mapping[str, Shape] = {shape.name: shape for shape in (EIGHT, SMALL, QWEN_MOE, MIXTRAL, *QUANTIZED, SMOKE)}
+SHAPES: Mapping[str, Shape] = {
+    shape.name: shape for shape in (EIGHT, SMALL, QWEN_MOE, MIXTRAL, *QUANTIZED, GPT_OSS, PLAIN_GPT_OSS, GEMMA, SMOKE)
+}
 
 
 def make_folder(shape: Shape, place: Path) -> Path:
