@@ -13,6 +13,7 @@ import pytest
 from penstock.engine_core.models.pooler import ClassifierSpec, Pooler
 from penstock.protocol.messages import Finish, SubmitText
 from penstock.services.client.model_info import ModelInfo
+from penstock.services.openai.classification import activated
 from tests.services.client.fake_engine import MODEL, FakeLink, Row, answering, app_state, client
 
 LABELS = ("bad", "good", "odd")
@@ -77,6 +78,7 @@ async def test_huge_logits_are_no_trouble() -> None:
     port = FakeLink(answering(logits))
     _, answer = await post("/score", {"text_1": "x" * 3000, "text_2": ["", "y" * 9000]}, RANKER, port)
     assert [item["score"] for item in answer["data"]] == pytest.approx([0.0, 1.0])
+    assert activated(np.array([0.0, 5000.0, 4000.0], np.float32), HEAD) == [0.0, 1.0, 0.0]
 
 
 async def test_a_cross_encoder_reads_both_texts_of_a_pair() -> None:
