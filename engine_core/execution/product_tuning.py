@@ -61,7 +61,7 @@ def tunable(products: Iterable[Product]) -> list[Product]:
         for one in products
         if one.dtype.itemsize == 2
         and one.width * one.inputs >= SMALLEST
-        and (not one.experts or one.weight in ("", *SCALED))
+        and (not one.weight or (one.weight in SCALED) == bool(one.experts))
     ]
 
 

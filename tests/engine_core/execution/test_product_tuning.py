@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace as struct_replace
 
 from penstock.engine_core.execution import product_tuning
 from penstock.engine_core.execution.product_tuning import (
@@ -27,6 +28,7 @@ from penstock.engine_core.execution.product_tuning import (
     load,
     replace_file,
     store,
+    tunable,
     tune,
     untuned,
 )
@@ -55,6 +57,16 @@ def measured(fast: Callable[[Job, Way], float]) -> Callable[[Sequence[Job]], lis
 
 def errors(path: Path, error: Exception) -> None:
     raise AssertionError(f"{path}: {error}")
+
+
+def test_what_has_no_benchmark_follows_the_rules() -> None:
+    """Weights of 8 bits alone, and experts in groups."""
+    found = [
+        struct_replace(one, weight=weight) for one in (PRODUCT, EXPERTS) for weight in ("", "fp8_blocks", "int4-128")
+    ]
+    assert [(bool(one.experts), one.weight) for one in tunable(found)] == [
+        (False, ""), (False, "int4-128"), (True, ""), (True, "fp8_blocks"),
+    ]  # fmt: skip
 
 
 def test_what_matters_and_is_not_measured_is_tuned() -> None:
