@@ -122,11 +122,15 @@ def weights(spec: ModelSpec) -> int:
 
 def weight_bytes(spec: ModelSpec, item_bytes: int, *, dequantized: bool = False) -> int:
     """Memory of them. item_bytes: of a number that is not quantized, or is `dequantized` on a CPU, as experts never
-    are."""
-    return sum(
-        math.prod(weight.shape) * item_bytes if dequantized and EXPERTS not in name else weight.held_bytes(item_bytes)
-        for name, weight in model_weights(spec)
-    )
+    are; in fp32 where rows are rounded, too."""
+    total = 0
+    for name, weight in model_weights(spec):
+        if dequantized and weight.form is not None and EXPERTS not in name:
+            rounded = weight.form.activations != "none"
+            total += math.prod(weight.shape) * (FLOAT if rounded else item_bytes)
+        else:
+            total += weight.held_bytes(item_bytes)
+    return total
 
 
 class QuantizationFacts(msgspec.Struct, frozen=True):

@@ -193,6 +193,9 @@ def with_formats(spec: ModelSpec, layer: LayerSpec, name: str, found: Quantizati
     if formats and (len(formats) <= len(names) or len(first) > 1):
         why = "gates, ups and downs of experts must be, gates and ups alike"
         raise ModelError(f"{file.path}: {KEY} quantizes only some matrices of {place}, or in different formats; {why}")
+    if any(form.ordered for _, form in formats):
+        why = "Penstock serves such experts without an order of their inputs (desc_act, actorder)"
+        raise ModelError(f"{file.path}: {KEY} quantizes {place} in the order of activations; {why}")
     if dense is not None:
         shared = with_mlp_formats(spec, dense, f"{name}.mlp.{experts.shared_name}", found)
         experts = msgspec.structs.replace(experts, shared=shared)

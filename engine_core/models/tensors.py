@@ -74,7 +74,10 @@ def check_weights(folder: Path, spec: ModelSpec) -> None:
 def leftover(spec: ModelSpec, others: Collection[str] = ()) -> re.Pattern[str]:
     """Names of tensors that a checkpoint of the model may have and that are not read. others: more patterns of such."""
     unread = [rf"{INNER.pattern}{re.escape(name)}" for name in spec.unread]
-    unread += spec.quantization.unread if spec.quantization is not None else ()
+    if (found := spec.quantization) is not None:
+        unread += found.unread
+        if (scheme := found.kv_scheme) is not None:  # of a cache that may be in another type
+            unread += [rf"\.{re.escape(name)}\Z" for name in (scheme.keys, scheme.values)]
     return re.compile("|".join([LEFTOVER.pattern, *unread, *others]))
 
 
