@@ -46,6 +46,8 @@ def read_file(path: Path, names: Sequence[str], destinations: Mapping[str, Desti
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in names:
                 destination = destinations[name]
+                if destination.take is not None:
+                    destination.take(file.get_tensor(name), name)
                 if destination.matrix is not None:
                     read_raw(file, name, destination, destination.matrix)
                 if destination.tensor is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -17,11 +19,13 @@ from penstock.engine_core.models.layers import (
     spread,
     whole,
 )
+from penstock.engine_core.models.quantization.weight_format import SCALE_TYPES
 from penstock.engine_core.models.rope import head_order
 from penstock.kernels.attention import paged_attention, prepare_attention
 from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
 from penstock.kernels.rope import rotate_and_store
 from penstock.kernels.varlen_attention import varlen_attention
+from penstock.protocol.errors import ModelError
 
 Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
 
@@ -36,6 +40,33 @@ def head_parts(spec: AttentionSpec, placement: Placement) -> tuple[Part, Part, P
         Part("k_proj", spec.kv_heads * dim, kv_heads * dim, first, order, dim),
         Part("v_proj", spec.kv_heads * dim, kv_heads * dim, first),
     )
+
+
+class KvScales:
+    """What keys and values in e4m3 are multiplied with: 1, unless the checkpoint says otherwise."""
+
+    def __init__(self, spec: AttentionSpec, placement: Placement) -> None:
+        own = placement.kv_heads(spec.kv_heads)
+        self._spec = spec
+        self._first = placement.rank * spec.kv_heads // placement.size
+        self.held = torch.ones(2, own, device=placement.device)  # fp32, of keys and of values
+        self.read = 0  # tensors of the checkpoint
+
+    def take(self, side: int, found: Tensor, name: str) -> None:
+        """From the checkpoint: of keys (side 0) or values. Raises ModelError naming the tensor."""
+        found = found.float().flatten()
+        if not (found.isfinite() & (found > 0)).all():
+            raise ModelError(f"tensor {name}: scales of keys and values must be positive, and it has {found.tolist()}")
+        own = self.held[side]
+        own.copy_(found[self._first : self._first + len(own)] if self._spec.kv_scales == "head" else found)
+        self.read += 1
+
+    def destinations(self) -> Destinations:
+        """By the names of compressed-tensors, and those of modelopt."""
+        shape = {"head": (self._spec.kv_heads,), "layer": ()}.get(self._spec.kv_scales)
+        for side, names in enumerate((("k_scale", "k_proj.k_scale"), ("v_scale", "v_proj.v_scale"))):
+            for name in names if shape is not None else ():
+                yield name, Destination(None, shape, take=partial(self.take, side), dtypes=SCALE_TYPES, optional=True)
 
 
 class SelfAttention:
@@ -68,7 +99,8 @@ class SelfAttention:
                 norm.weight.fill_(1.0)
         self.sinks = torch.empty(self.heads, device=placement.device) if spec.sinks else None
         scale = spec.scale or spec.head_dim**-0.5
-        kv_scales = torch.ones(2, self.kv_heads, device=placement.device) if spec.kv_fp8 else None
+        self.kv_scales = KvScales(spec, placement) if spec.kv_fp8 else None
+        kv_scales = None if self.kv_scales is None else self.kv_scales.held
         self.options = AttentionOptions(scale, spec.window, spec.softcap, self.sinks, kv_scales)
 
     def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
@@ -132,3 +164,5 @@ class SelfAttention:
         yield from self.output.destinations()
         if self.sinks is not None:
             yield "sinks", Destination(self.sinks, (self.spec.heads,), 0, self.placement.rank * self.heads)
+        if self.kv_scales is not None:
+            yield from self.kv_scales.destinations()

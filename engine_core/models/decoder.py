@@ -250,5 +250,11 @@ class Decoder:
         return held_bytes(self.destinations().values()) + copied
 
     @property
+    def missing_kv_scales(self) -> int:
+        """Scales of a cache in e4m3 that no checkpoint has given, two to a layer."""
+        found = (block.attention.kv_scales for block in self.blocks)
+        return sum(2 - scales.read for scales in found if scales is not None)
+
+    @property
     def dtype(self) -> torch.dtype:
         return self.placement.dtype

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engine_core.models.draft_spec import DraftSpec
-from penstock.engine_core.models.layer_spec import LayerSpec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.config import KV_AUTO, KV_FP8, KV_MODEL
 from penstock.protocol.errors import ConfigError
@@ -23,11 +22,7 @@ def with_kv_cache(spec: ModelSpec, asked: str) -> ModelSpec:
         raise ConfigError(OPTION, asked, "the model is an encoder, which has no KV cache")
     if asked == KV_AUTO:
         return spec
-    return spec.with_layers(tuple(with_kv_fp8(layer, fp8=asked == KV_FP8) for layer in spec.blocks))
-
-
-def with_kv_fp8(layer: LayerSpec, *, fp8: bool) -> LayerSpec:
-    return msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, kv_fp8=fp8))
+    return spec.with_attention(kv_fp8=asked == KV_FP8)
 
 
 def with_draft_cache(draft: DraftSpec | None, asked: str) -> DraftSpec | None:

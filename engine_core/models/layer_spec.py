@@ -67,6 +67,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     fused: bool = False  # queries, keys and values are one tensor in the checkpoint
     gated: bool = False  # what was attended is multiplied with the sigmoid of a product of what attention reads
     kv_fp8: bool = False  # keys and values are cached in e4m3
+    kv_scales: str = ""  # that the checkpoint has for that: of a "layer", or of each "head"
     bidirectional: bool = False  # a query sees later keys, too: all, or on both sides those less than `window` away
     formats: Formats = ()
 

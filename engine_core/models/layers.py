@@ -7,7 +7,7 @@ weights to what they are converted from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -82,6 +82,9 @@ class Placement:
         return torch.empty(count, outputs, inputs, dtype=self.dtype, device=self.device)
 
 
+Take = Callable[[Tensor, str], None]
+
+
 @dataclass(frozen=True)
 class Destination:
     """Where one checkpoint tensor goes: this rank's slice of it, along `axis` from `start`, fills `tensor`, or is what
@@ -98,6 +101,7 @@ class Destination:
     owner: Owner | None = None  # packs its weight once that is filled
     matrix: QuantizedMatrix | None = None
     role: Role = "values"
+    take: Take | None = None  # is handed the whole tensor, and its name
     dtypes: tuple[str, ...] = ()  # as safetensors calls them; empty: as the tensor needs
     optional: bool = False
 

@@ -113,6 +113,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The same model with these of its layers alone."""
         return self.with_layers(tuple(self.blocks[layer] for layer in kept))
 
+    def with_attention(self, **fields: object) -> ModelSpec:
+        """The same model with these fields of the attention of every layer."""
+        replace = msgspec.structs.replace
+        return self.with_layers(
+            tuple(replace(layer, attention=replace(layer.attention, **fields)) for layer in self.blocks)
+        )
+
     def with_layers(self, layers: tuple[LayerSpec, ...]) -> ModelSpec:
         return msgspec.structs.replace(self, body=msgspec.structs.replace(self.body, layers=layers))
 
@@ -163,6 +170,9 @@ def with_quantization(spec: ModelSpec, file: ConfigFile, stored: Quantization | 
     found = stored or (None if wanted == NONE else online(wanted))
     if found is None:
         return spec
+    if found.kv_scheme is not None:
+        scales = {"kv_fp8": True, "kv_scales": "head" if found.kv_scheme.per_head else "layer"}
+        spec = spec.with_attention(**scales)
     layers = tuple(with_formats(spec, layer, f"model.layers.{at}", found, file) for at, layer in enumerate(spec.blocks))
     head = found.format_of("lm_head")
     if head is not None and (spec.tied or spec.headless):

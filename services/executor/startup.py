@@ -161,8 +161,8 @@ def start(
         logs.info(log, "left_unread", tensors=left, reason="images, sound, draft layers, heads for training")
     for reason in () if spec.quantization is None else spec.quantization.notes:
         logs.info(log, "served_otherwise", reason=reason)
-    if spec.attention.kv_fp8:
-        logs.info(log, "kv_scales", used="1.0", reason="the checkpoint has no scales of keys and values")
+    if spec.attention.kv_fp8 and (missing := model.missing_kv_scales):
+        logs.info(log, "kv_scales", missing=missing, instead="1.0", reason="the checkpoint has no such tensors")
     for reason in wrong_output(config):
         logs.warning(log, "output_is_wrong", reason=reason)
     return Engine(runner, ready, warm)

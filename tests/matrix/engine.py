@@ -19,6 +19,7 @@ from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import read_draft
+from penstock.engine_core.models.kv_cache import with_kv_cache
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
@@ -43,6 +44,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool = False  # on a GPU alone
     own_drafts: int = 0  # that a draft model makes for a row
     expected_share: float = 1.0  # of what each request may still write; 0.0 admits too many and has to preempt
+    kv_cache_dtype: str = "auto"
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +57,10 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def network(
-    folder: Path, dtype: torch.dtype, device: str, group: Group = ALONE, draft: Path | None = None
-) -> tuple[Decoder, ModelSpec]:
-    spec = read_spec(folder)
+    folder: Path, dtype: torch.dtype, device: str, group: Group = ALONE, draft: Path | None = None,
+    kv_cache_dtype: str = "auto",
+) -> tuple[Decoder, ModelSpec]:  # fmt: skip
+    spec = with_kv_cache(read_spec(folder), kv_cache_dtype)
     drafting = None if draft is None else read_draft("draft_model", draft, spec, None)
     model = build(spec, dtype, torch.device(device), 1024, group=group, draft=drafting)
     load(model, folder, "auto", 0)
@@ -81,11 +84,13 @@ class Engine:
         draft: Path | None = None,
         group: Group = ALONE,
     ) -> None:
-        model, spec = network(folder, dtype, device, group, draft if cell.own_drafts else None)
+        kv = cell.kv_cache_dtype
+        model, spec = network(folder, dtype, device, group, draft if cell.own_drafts else None, kv)
         drafter = None
         if cell.own_drafts:
             assert draft is not None
-            drafts = network(draft, dtype, device) if group.ends else (None, read_spec(draft))
+            own = with_kv_cache(read_spec(draft), kv)
+            drafts = network(draft, dtype, device, kv_cache_dtype=kv) if group.ends else (None, own)
             drafter = Draft(*drafts, cell.own_drafts)
         self.cell = cell
         self.runner = Runner(

@@ -23,6 +23,7 @@ from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_plans import plans_of
+from penstock.protocol.config import KV_FP8
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan
 from tests.matrix.engine import Answers, Cell, Engine, Prompt
@@ -93,6 +94,16 @@ def test_a_draft_model_gives_the_same_tokens(name: str, dtype: torch.dtype) -> N
     if engine.runner.draft_graphs is not None:
         assert engine.runner.draft_graphs.captures.waiting == ()
         assert engine.runner.draft_graphs.replays > found.drafts / 64
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cache_in_fp8_gives_the_same_tokens(name: str, dtype: torch.dtype) -> None:
+    """Beside a draft model, whose cache is in FP8, too."""
+    alone = Engine(msgspec.structs.replace(BASE, kv_cache_dtype=KV_FP8), demo_folder(), dtype=dtype, device="cuda")
+    cell = msgspec.structs.replace(CELLS[name], own_drafts=4, kv_cache_dtype=KV_FP8)
+    drafted = Engine(cell, demo_folder(), dtype=dtype, device="cuda", draft=draft_folder())
+    assert drafted.answer(prompts()) == alone.answer(prompts())
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
