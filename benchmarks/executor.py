@@ -30,8 +30,10 @@ from penstock.engine_core.execution.cuda_graphs import graph_sizes
 from penstock.engine_core.execution.dummy_runs import warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
+from penstock.engine_core.models.kv_cache import with_kv_cache
 from penstock.engine_core.models.memory_estimate import idle_weights, weights
 from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.config import KV_AUTO, KV_FP8
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan
 
@@ -240,11 +242,13 @@ def steady(events: Sequence[Event], steps: int) -> list[Event]:
     return [event for event in events if event[1] >= low + edge and event[2] <= high - edge]
 
 
-def build(shape: str, max_model_len: int, blocks: int, *, eager: bool, device: str = "cuda") -> Runner:
+def build(
+    shape: str, max_model_len: int, blocks: int, *, eager: bool, device: str = "cuda", kv_cache_dtype: str = KV_AUTO
+) -> Runner:
     """A runner over random weights, warm and with all of its graphs."""
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "config.json").write_bytes(msgspec.json.encode(SHAPES[shape].config))
-        spec = read_spec(Path(place))
+        spec = with_kv_cache(read_spec(Path(place)), kv_cache_dtype)
     where = torch.device(device)
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     model = registry.build(spec, dtype, where, max_model_len)
@@ -293,12 +297,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--max-model-len", type=int, default=40960)
     parser.add_argument("--blocks", type=int, default=16384)
+    parser.add_argument("--kv-cache-dtype", default=KV_AUTO, choices=(KV_AUTO, KV_FP8))
     parser.add_argument("--way", default="greedy", choices=list(WAYS))
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--kernels", type=int, default=0, help="print so many kernels of each batch by their time")
     options = parser.parse_args()
     began = time.perf_counter()
-    runner = build(options.shape, options.max_model_len, options.blocks, eager=options.eager)
+    runner = build(
+        options.shape, options.max_model_len, options.blocks, eager=options.eager,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )  # fmt: skip
     ready = time.perf_counter() - began
     print(f"{options.shape} {torch.cuda.get_device_name()} ready in {ready:.1f} s, {runner.statistics()}")
     print("batch context prompt  step_ms  busy_ms launch_us collect_us   idle")

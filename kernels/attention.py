@@ -31,7 +31,8 @@ def write_kv(
 
 
 def quantized(x: Tensor, scale: Tensor) -> Tensor:
-    """`x  # [tokens, heads, dim]` over its head's scale in e4m3, the nearest that there is; NaN stays NaN."""
+    """`x  # [tokens, heads, dim]` over its head's scale in e4m3, the nearest that there is; NaN stays NaN. Not every
+    torch saturates."""
     return (x.float() * (1.0 / scale)[:, None]).clamp_(-LARGEST, LARGEST).to(E4M3)
 
 

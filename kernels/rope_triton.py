@@ -78,10 +78,9 @@ def rotate_heads(
 
 @triton.jit
 def as_stored(x, scales, head, there, TYPE: tl.constexpr):
-    """Some heads `[heads, numbers]` as they are stored: see `kernels.attention.quantized`."""
+    """Some heads `[heads, numbers]` as they are stored: see `kernels.attention.quantized`. The conversion saturates."""
     if tl.float8e4nv == TYPE:
         x = x.to(tl.float32) * tl.div_rn(1.0, tl.load(scales + head, mask=there, other=1.0))[:, None]
-        x = tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
     return x.to(TYPE)
 
 
