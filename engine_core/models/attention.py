@@ -63,9 +63,11 @@ class KvScales:
 
     def destinations(self) -> Destinations:
         """By the names of compressed-tensors, and those of modelopt."""
-        shape = {"head": (self._spec.kv_heads,), "layer": ()}.get(self._spec.kv_scales)
+        if not self._spec.kv_scales:
+            return
+        shape = (self._spec.kv_heads,) if self._spec.kv_scales == "head" else ()
         for side, names in enumerate((("k_scale", "k_proj.k_scale"), ("v_scale", "v_proj.v_scale"))):
-            for name in names if shape is not None else ():
+            for name in names:
                 yield name, Destination(None, shape, take=partial(self.take, side), dtypes=SCALE_TYPES, optional=True)
 
 
