@@ -19,12 +19,16 @@ from torch.nn import functional
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_linear import PlaneWeight, planes_of
+from penstock.kernels.quantize import row_format
 from penstock.kernels.quantized import (
     Float4Weight,
     Float8Weight,
     GroupedWeight,
     Int8Weight,
+    QuantizedRows,
     QuantizedWeight,
+    RowFormat,
+    Rows,
     held_bytes,
     multiply_reference,
     rounded_rows,
@@ -46,30 +50,50 @@ class DequantizedWeight:
 Operand: TypeAlias = Tensor | QuantizedWeight | PlaneWeight | DequantizedWeight
 
 
-def linear(x: Tensor, weight: Operand, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
+def linear(x: Rows, weight: Operand, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
     """`x @ weight.T + bias`: `[rows, inputs] -> [rows, outputs]`, summed in fp32, returned in x's type."""
-    if chip_of(x.device).runs_triton:
-        return device_linear(x, weight, bias, gated=False, invariant=invariant)
+    if isinstance(x, QuantizedRows) or chip_of(x.device).runs_triton:
+        found = device_linear(x, weight, bias, gated=False, invariant=invariant)
+        assert isinstance(found, Tensor)
+        return found
     return host_linear(x, weight, bias)
 
 
-def gated_linear(x: Tensor, weight: Operand, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
-    """silu(gate) * up of a fused weight `[2 * width, inputs]`, gate first: `[rows, inputs] -> [rows, width]`."""
-    if chip_of(x.device).runs_triton:
-        return device_linear(x, weight, bias, gated=True, invariant=invariant)
+def gated_linear(
+    x: Rows,
+    weight: Operand,
+    bias: Tensor | None = None,
+    *,
+    invariant: bool = False,
+    rows: RowFormat | None = None,
+) -> Rows:
+    """silu(gate) * up of a fused weight `[2 * width, inputs]`, gate first: `[rows, inputs] -> [rows, width]`. It may
+    come as `rows` says, on a GPU."""
+    if isinstance(x, QuantizedRows) or chip_of(x.device).runs_triton:
+        return device_linear(x, weight, bias, gated=True, invariant=invariant, rows=rows)
     return silu_mul(host_linear(x, weight, bias))
 
 
-def device_linear(x: Tensor, weight: Operand, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
+def device_linear(
+    x: Rows, weight: Operand, bias: Tensor | None, *, gated: bool, invariant: bool, rows: RowFormat | None = None
+) -> Rows:
     """The product on a GPU."""
     if isinstance(weight, Tensor):
         from penstock.kernels.linear_triton import multiply
 
+        assert isinstance(x, Tensor)
         return multiply(x, weight, bias, gated=gated, invariant=invariant)
     from penstock.kernels.quantized_linear import multiply_quantized
 
     assert not isinstance(weight, DequantizedWeight), "a CPU's"
-    return multiply_quantized(x, weight, bias, gated=gated, invariant=invariant)
+    return multiply_quantized(x, weight, bias, gated=gated, invariant=invariant, rows=rows)
+
+
+def rows_wanted(weight: Operand) -> RowFormat | None:
+    """What a kernel before a product with the weight may round its rows to; None: nothing."""
+    if isinstance(weight, Tensor | PlaneWeight | DequantizedWeight):
+        return None
+    return row_format(weight) if chip_of(weight.values.device).runs_triton else None
 
 
 def host_linear(x: Tensor, weight: Operand, bias: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import gluon
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate_rounded, silu_mul
 from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_linear import PlaneWeight
 from penstock.kernels.linear_plans import plans_of
@@ -18,6 +18,7 @@ from penstock.kernels.quantized import (
     Int8Weight,
     QuantizedRows,
     QuantizedWeight,
+    RowFormat,
     Rows,
     multiply_reference,
 )
@@ -30,10 +31,12 @@ def multiply_quantized(
     *,
     gated: bool = False,
     invariant: bool = False,
-) -> Tensor:
+    rows: RowFormat | None = None,
+) -> Rows:
     """`kernels.linear.linear`, or `gated_linear`, with a quantized weight: `[rows, inputs] -> [rows, outputs]`.
 
-    x may come as `kernels.quantize.row_format` of the weight wants it.
+    x may come as `kernels.quantize.row_format` of the weight wants it. rows: what the product behind a gate wants, if
+    the gate is a kernel of its own, which then gives it.
     """
     if isinstance(weight, PlaneWeight):
         from penstock.kernels.grouped_linear_triton import multiply
@@ -44,9 +47,9 @@ def multiply_quantized(
     if kind and chip_of(weight.values.device).runs_triton:
         assert isinstance(weight, Float8Weight | Int8Weight)
         form = row_format(weight)
-        rows = quantize(x, form) if isinstance(x, Tensor) and form is not None else x
-        way = way_of(rows, weight, kind, gated=gated, invariant=invariant)
-        return multiply_quantized_by(way, rows, weight, bias, gated=gated)
+        x = quantize(x, form) if isinstance(x, Tensor) and form is not None else x
+        way = way_of(x, weight, kind, gated=gated, invariant=invariant)
+        return multiply_quantized_by(way, x, weight, bias, gated=gated, rows=rows)
     assert isinstance(x, Tensor)
     found = multiply_reference(x, weight, bias)
     return silu_mul(found) if gated else found
@@ -72,8 +75,14 @@ def way_of(x: Rows, weight: Float8Weight | Int8Weight, kind: str, *, gated: bool
 
 
 def multiply_quantized_by(
-    way: Way, x: Rows, weight: Float8Weight | Int8Weight, bias: Tensor | None, *, gated: bool
-) -> Tensor:
+    way: Way,
+    x: Rows,
+    weight: Float8Weight | Int8Weight,
+    bias: Tensor | None,
+    *,
+    gated: bool,
+    rows: RowFormat | None = None,
+) -> Rows:
     """The product in one way. What a way cannot do, tiles of any product do."""
     from penstock.kernels import scaled_linear_triton as kernels
     from penstock.kernels.linear_triton import pipelined_product, tma_compatible
@@ -85,24 +94,27 @@ def multiply_quantized_by(
         pipelined = pipelined_product()
         if pipelined is not None and aligned and isinstance(x, QuantizedRows) and kind_of(weight) == "fp8":
             return pipelined(x, weight.values, bias, way, gated=gated, scales=weight.scales)
-    if isinstance(way, SplitTiling) and aligned and isinstance(x, QuantizedRows) and isinstance(weight, Float8Weight):
+    if isinstance(way, SplitTiling) and aligned and isinstance(x, QuantizedRows):
         hopper = gluon.load("scaled_hopper")
-        if hopper is not None:
+        if hopper is not None and isinstance(weight, Float8Weight) and weight.block in (None, (128, 128)):
             split: Tensor = hopper.multiply_split(x, weight, bias, way, gated=gated)
             return split
     if isinstance(x, QuantizedRows) and aligned and multiplied_by_library(x, weight):
         if isinstance(way, Rescaled) and weight.scales.dim() == 1:
             return kernels.multiply_rescaled(x, weight, bias, gated=gated)
         if way is None:
-            found = library_product(x, weight, bias)
-            return silu_mul(found) if gated else found
+            return gate(library_product(x, weight, bias), rows) if gated else library_product(x, weight, bias)
     if not isinstance(way, Tiling):
         way = way_of(x, weight, kind_of(weight), gated=gated, invariant=True)
         assert isinstance(way, Tiling)
     if way.tma and not aligned:
         way = msgspec.structs.replace(way, tma=False)
     found = kernels.multiply_scaled_tiles(x, weight, bias, way, gated=gated and way.gated)
-    return silu_mul(found) if gated and not way.gated else found
+    return gate(found, rows) if gated and not way.gated else found
+
+
+def gate(found: Tensor, rows: RowFormat | None) -> Rows:
+    return silu_mul(found) if rows is None else activate_rounded(found, rows)
 
 
 def multiplied_by_library(x: QuantizedRows, weight: Float8Weight | Int8Weight) -> bool:

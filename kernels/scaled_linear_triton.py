@@ -77,27 +77,25 @@ def multiply_scaled_tiles(
     values, x_scales = parts_of(x)
     rows, inputs = values.shape
     width = weight.shape[0] // (2 if gated else 1)
+    turn = min(tiling.inputs, weight_block(weight) or tiling.inputs)
     assert values.stride(1) == 1
     out = torch.empty(rows, width, dtype=x.dtype, device=values.device)
     chip = chip_of(values.device)
     pdl = tiling.pdl and chip.pdl
     weights, scales = readable(weight.values), weight.scales if x_scales is None else x_scales
     named = forms(x, weight, gated) | {
-        "ROWS": tiling.rows, "OUTPUTS": tiling.outputs, "INPUTS": tiling.inputs, "SWAP_AB": tiling.swap_ab,
+        "ROWS": tiling.rows, "OUTPUTS": tiling.outputs, "INPUTS": turn, "SWAP_AB": tiling.swap_ab,
         "BIAS": bias is not None, "PDL": pdl, "num_warps": tiling.warps, "num_stages": tiling.stages,
         "launch_pdl": pdl,
     }  # fmt: skip
-    assert not weight_block(weight) or weight_block(weight) % tiling.inputs == 0
     high, wide = triton.cdiv(rows, tiling.rows), triton.cdiv(width, tiling.outputs)
     others = scales, weight.scales, out if bias is None else bias, out, rows, width, inputs
     if not tiling.tma:
-        scaled_tile_kernel[(high, wide)](
-            values, weights, *others, values.stride(0), EVEN=inputs % tiling.inputs == 0, **named
-        )
+        scaled_tile_kernel[(high, wide)](values, weights, *others, values.stride(0), EVEN=inputs % turn == 0, **named)
         return out
     scaled_tma_kernel[(min(high * wide, tiling.ctas_per_sm * chip.num_sms),)](
-        TensorDescriptor(values, [rows, inputs], [values.stride(0), 1], [tiling.rows, tiling.inputs]),
-        TensorDescriptor(weights, list(weights.shape), [inputs, 1], [tiling.outputs, tiling.inputs]),
+        TensorDescriptor(values, [rows, inputs], [values.stride(0), 1], [tiling.rows, turn]),
+        TensorDescriptor(weights, list(weights.shape), [inputs, 1], [tiling.outputs, turn]),
         *others, FLAT=tiling.flat, **named,
     )  # fmt: skip
     return out

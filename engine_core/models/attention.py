@@ -22,6 +22,7 @@ from penstock.engine_core.models.layers import (
 from penstock.engine_core.models.quantization.weight_format import SCALE_TYPES
 from penstock.engine_core.models.rope import head_order
 from penstock.kernels.attention import paged_attention, prepare_attention
+from penstock.kernels.quantized import Rows
 from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
 from penstock.kernels.rope import rotate_and_store
 from penstock.kernels.varlen_attention import varlen_attention
@@ -105,7 +106,7 @@ class SelfAttention:
         kv_scales = None if self.kv_scales is None else self.kv_scales.held
         self.options = AttentionOptions(scale, spec.window, spec.softcap, self.sinks, kv_scales)
 
-    def forward(self, x: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
+    def forward(self, x: Rows, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         """`[tokens, inputs] -> [tokens, hidden]`, this rank's partial sum."""
         q, k, v, *gates = self.heads_of(self.qkv.forward(x))
         if self.spec.bidirectional:

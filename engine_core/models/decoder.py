@@ -32,6 +32,7 @@ from penstock.engine_core.models.rope import query_scales, rope_table
 from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
+from penstock.kernels.quantized import RowFormat, Rows
 from penstock.kernels.records import AttentionBatch, Rotation
 from penstock.kernels.rope import gather_rotation
 
@@ -69,26 +70,30 @@ class Block:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The residual stream is residual + scale * delta (delta alone in the first layer): the sum is fused with the
         norm. The `partial` sums of all ranks are added up there."""
-        x, residual = self.join(self.attention_norm, delta, residual, partial=partial)
+        rows = None if self.spec.parallel else self.attention.qkv.rows
+        x, residual = self.join(self.attention_norm, delta, residual, rows, partial=partial)
         delta = self.attention.forward(x, rotation, batch, pages)
         if self.spec.parallel:
             return delta.add_(self.mlp.forward(x)), residual
         norm = self.attention_output_norm
         if norm is not None:
             delta = norm.forward(norm.summed(delta))
-        x, residual = self.join(self.mlp_norm, delta, residual, partial=norm is None)
+        x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.rows, partial=norm is None)
         delta, norm = self.mlp.forward(x), self.mlp_output_norm
         return (delta if norm is None else norm.forward(norm.summed(delta))), residual
 
     def join(
-        self, norm: Norm | None, delta: Tensor, residual: Tensor | None, *, partial: bool
-    ) -> tuple[Tensor, Tensor]:
-        """What the next part reads, and the stream: they are the same without a norm."""
+        self, norm: Norm | None, delta: Tensor, residual: Tensor | None, rows: RowFormat | None, *, partial: bool
+    ) -> tuple[Rows, Tensor]:
+        """What the next part reads, and the stream: they are the same without a norm. rows: what that part's products
+        want."""
         if residual is None:
             return (delta if norm is None else norm.forward(delta)), delta
         if norm is not None:
-            normed, total = norm.add(delta, residual, partial=partial, scale=self.scale)
-            return normed, normed if self.post_norm else total
+            if self.post_norm:
+                normed, _ = norm.add(delta, residual, partial=partial, scale=self.scale)
+                return normed, normed
+            return norm.add_rounded(delta, residual, rows, partial=partial, scale=self.scale)
         if partial and self.group.ranks is not None:
             delta = self.group.all_reduce(delta)
         total = torch.add(residual, delta, alpha=self.scale)

@@ -22,9 +22,17 @@ from penstock.engine_core.models.sharding import vocabulary_share
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.weight_files import STORED_INTEGERS, STORED_TYPES
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.linear import Operand, gated_linear, linear, operand_bytes, prepared
-from penstock.kernels.norm import add_norm, layer_norm, rms_norm
-from penstock.kernels.quantized import QuantizedWeight, can_stack, pad_outputs, stack_outputs, take_outputs
+from penstock.kernels.linear import Operand, gated_linear, linear, operand_bytes, prepared, rows_wanted
+from penstock.kernels.norm import add_norm, add_norm_rounded, layer_norm, rms_norm
+from penstock.kernels.quantized import (
+    QuantizedWeight,
+    RowFormat,
+    Rows,
+    can_stack,
+    pad_outputs,
+    stack_outputs,
+    take_outputs,
+)
 
 
 @dataclass(frozen=True)
@@ -308,7 +316,12 @@ class Linear:
         assert len(self.operands) == 1, "a weight of one tensor"
         return self.operands[0]
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def rows(self) -> RowFormat | None:
+        """What x may be rounded to before; None: it comes as it is."""
+        return rows_wanted(self.operands[0]) if len(self.operands) == 1 else None
+
+    def forward(self, x: Rows) -> Tensor:
         """`[tokens, inputs] -> [tokens, outputs]`."""
         if len(self.operands) == 1:
             return linear(x, self.operands[0], self.bias, invariant=self.invariant)
@@ -317,10 +330,11 @@ class Linear:
         return torch.cat([linear(x, operand, bias, invariant=self.invariant)
                           for operand, bias in zip(self.operands, biases, strict=True)], -1)  # fmt: skip
 
-    def forward_gated(self, x: Tensor) -> Tensor:
-        """silu(gate) * up of the two parts' outputs, gate first: `[tokens, inputs] -> [tokens, outputs / 2]`."""
+    def forward_gated(self, x: Rows, rows: RowFormat | None = None) -> Rows:
+        """silu(gate) * up of the two parts' outputs, gate first: `[tokens, inputs] -> [tokens, outputs / 2]`. It may
+        come as `rows` says."""
         if len(self.operands) == 1:
-            return gated_linear(x, self.operands[0], self.bias, invariant=self.invariant)
+            return gated_linear(x, self.operands[0], self.bias, invariant=self.invariant, rows=rows)
         return silu_mul(self.forward(x))
 
     def gather(self) -> None:
@@ -413,6 +427,14 @@ class Norm:
         if partial:
             delta = self.summed(delta)
         return add_norm(delta, residual, self.weight, self.eps, self.bias, scale)
+
+    def add_rounded(
+        self, delta: Tensor, residual: Tensor, rows: RowFormat | None, *, partial: bool = True, scale: float = 1.0
+    ) -> tuple[Rows, Tensor]:
+        """The same; where no other ranks take part, the norm comes as the products behind it want it."""
+        if rows is None or (partial and self.group.ranks is not None):
+            return self.add(delta, residual, partial=partial, scale=scale)
+        return add_norm_rounded(delta, residual, self.weight, self.eps, rows, self.bias, scale)
 
     def summed(self, partial: Tensor) -> Tensor:
         """The sum of all ranks' parts."""

@@ -10,6 +10,7 @@ from penstock.engine_core.models.layers import Destination, Destinations, Linear
 from penstock.engine_core.models.quantized_experts import ExpertShare, QuantizedExperts
 from penstock.kernels.activation import activate
 from penstock.kernels.experts import expert_mlp, route
+from penstock.kernels.quantized import RowFormat, Rows
 from penstock.kernels.records import Activation, ExpertBiases, Routing
 
 
@@ -26,10 +27,15 @@ class Mlp:
         down = (whole("down_proj", hidden),)
         self.down = Linear(down, spec.width, placement, bias=spec.bias, split_inputs=True, formats=spec.formats)
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def rows(self) -> RowFormat | None:
+        """What x may be rounded to before."""
+        return self.gate_up.rows
+
+    def forward(self, x: Rows) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
         if self.spec.gated and self.spec.activation == "silu":
-            return self.down.forward(self.gate_up.forward_gated(x))
+            return self.down.forward(self.gate_up.forward_gated(x, self.down.rows))
         return self.down.forward(activate(self.gate_up.forward(x), self.activation, gated=self.spec.gated))
 
     def destinations(self) -> Destinations:
@@ -76,8 +82,14 @@ class SparseMlp:
         gate = (whole(f"{spec.shared_name}_gate", 1),)
         self.shared_gate = Linear(gate, hidden, placement, bias=False) if spec.shared_gate else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    @property
+    def rows(self) -> RowFormat | None:
+        """The router reads x as it is."""
+        return None
+
+    def forward(self, x: Rows) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
+        assert isinstance(x, Tensor)
         routes, read = route(self.router.forward(x), self.routing), x
         if self.spec.routing.scales_inputs:
             read = (x * routes.shares).to(x.dtype)
