@@ -10,6 +10,7 @@ Importing this replaces `kernels.chip.chip_of` in its process, so import it befo
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,9 +61,9 @@ from penstock.kernels.linear_tilings import ExpertTiling, Product, candidates, s
 from penstock.kernels.linear_triton import multiply_by  # noqa: E402
 from penstock.kernels.logprobs import token_logprobs  # noqa: E402
 from penstock.kernels.norm import add_norm, add_norm_rounded, layer_norm, rms_norm  # noqa: E402
-from penstock.kernels.quantize import row_format  # noqa: E402
-from penstock.kernels.quantized import FLOAT8, Float8Weight, Int8Weight  # noqa: E402
-from penstock.kernels.quantized_linear import multiply_quantized  # noqa: E402
+from penstock.kernels.quantize import quantize, row_format  # noqa: E402
+from penstock.kernels.quantized import FLOAT8, Float8Weight, Int8Weight, Rows  # noqa: E402
+from penstock.kernels.quantized_linear import kind_of, multiply_quantized, multiply_quantized_by  # noqa: E402
 from penstock.kernels.records import (  # noqa: E402
     NUMBERS,
     Activation,
@@ -252,7 +253,8 @@ def groups(model: Model) -> None:
 
 
 def eight_bits(model: Model, chip: Chip) -> None:
-    """The MLP's products with weights of 8 bits; chips without such numbers have them as weights alone."""
+    """The MLP's products with weights of 8 bits, in every way that tuning may try; chips without such numbers have them
+    as weights alone."""
     single = torch.float32
     outputs = 2 * model.width
     values = memory(outputs, model.hidden, kind=FLOAT8)
@@ -262,10 +264,18 @@ def eight_bits(model: Model, chip: Chip) -> None:
         blocks = memory(-(-outputs // 128), -(-model.hidden // 128), kind=single)
         weights += Float8Weight(values, memory(outputs, kind=single)), Float8Weight(values, blocks, (128, 128), "block")
     for weight in weights:
-        for rows in ROWS:
-            for gated in (False, True):
-                multiply_quantized(memory(rows, model.hidden), weight, gated=gated)
-        if (form := row_format(weight)) is not None:
+        form = row_format(weight)
+        for rows, gated in itertools.product(ROWS, (False, True)):
+            x: Rows = memory(rows, model.hidden)
+            multiply_quantized(x, weight, gated=gated)
+            if form is not None:
+                x = quantize(memory(rows, model.hidden), form)
+            product = Product(
+                model.width if gated else outputs, model.hidden, torch.bfloat16, gated, weight=kind_of(weight)
+            )
+            for way in candidates(product, rows, chip):
+                multiply_quantized_by(way, x, weight, None, gated=gated)
+        if form is not None:
             hidden = memory(8, model.hidden)
             add_norm_rounded(hidden, hidden, memory(model.hidden), 1e-5, form)
             activate_rounded(memory(8, outputs), form)

@@ -190,33 +190,24 @@ def choose_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -
 
 
 def choose_scaled_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -> Way:
-    """The rule for weights of 8 bits. The library multiplies e4m3 with a scale for each row, on chips from 9.0 on."""
-    multiplied = product.weight in ("fp8", "fp8_blocks")
-    if rows <= 64 and multiplied and not invariant and chip.wgmma:
-        return split_tiling(rows, product, chip)
-    if rows == 1 and not invariant:
-        return VectorTiling(1, 4096, 4) if product.inputs > 2048 else VectorTiling(2, 2048, 4)
+    """The rule for weights of 8 bits. The library multiplies e4m3 with scales on chips from 9.0 on."""
+    gated = product.gated
+    if rows == 1 and not (gated or invariant):
+        return VectorTiling(2, 2048, 4)
+    if rows <= 16:
+        height = 8 if rows <= 8 and not invariant else 16
+        return Tiling(height, 64, TURN, 4, 6, swap_ab=True) if gated else Tiling(height, 16, TURN, 2, 8, swap_ab=True)
     if rows <= 64:
-        height = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        height = 32 if rows <= 32 else 64
+        if gated:
+            return Tiling(height, 64, TURN, 4, 4, swap_ab=True, tma=True, ctas_per_sm=3)
         return Tiling(height, 64, TURN, 4, 6, swap_ab=True)
-    if multiplied and not invariant and product.dtype is torch.bfloat16 and chip.capability >= 90:
+    by_library = product.weight in ("fp8", "fp8_blocks") and product.dtype is torch.bfloat16 and chip.capability >= 90
+    if by_library and not invariant and (gated or rows > 128):
         return None
     if rows <= 128:
         return Tiling(64, 64, TURN, 4, 6, tma=True, gated=False, ctas_per_sm=2)
     return Tiling(TALL, TALL, TURN, 8, 4, tma=True, gated=False, flat=rows > 256)
-
-
-def split_tiling(rows: int, product: Product, chip: Chip) -> SplitTiling:
-    """Of few rows: as many programs as there is room for, two to a processor at least, and long pipelines."""
-    height = 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64
-    tiles = -(-product.width // 64)
-    splits = 1
-    while tiles * splits < 1.5 * chip.num_sms and product.inputs // splits >= 1024:
-        splits *= 2
-    stage = 256 * (height + (128 if product.gated else 64))
-    programs = -(-tiles * splits // chip.num_sms)
-    stages = min(chip.shared_memory // programs // stage, -(-product.inputs // (256 * splits)), PIPELINED_STAGES)
-    return SplitTiling(height, splits, max(stages, 2))
 
 
 def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
@@ -230,14 +221,12 @@ def vector_tiling(width: int, inputs: int, *, gated: bool) -> VectorTiling:
     return VectorTiling(2, 2048, 8)
 
 
-def pipelined_tiling(
-    width: int, inputs: int, chip: Chip, *, gated: bool, rows: int = PIPELINED_ROWS, itemsize: int = 2
-) -> PipelinedTiling:
-    """Of few rows: as long a pipeline as lets all programs be resident at once, at least two stages."""
+def pipelined_tiling(width: int, inputs: int, chip: Chip, *, gated: bool) -> PipelinedTiling:
+    """Of 2 to 8 rows: as long a pipeline as lets all programs be resident at once, at least two stages."""
     programs = -(-width // (16 * chip.num_sms))  # of an SM
-    stage = PIPELINED_BYTES * (rows + (32 if gated else 16))
-    stages = min(chip.shared_memory // programs // stage, -(-itemsize * inputs // PIPELINED_BYTES), PIPELINED_STAGES)
-    return PipelinedTiling(rows, 1, max(stages, 2))
+    stage = PIPELINED_BYTES * (PIPELINED_ROWS + (32 if gated else 16))
+    stages = min(chip.shared_memory // programs // stage, -(-2 * inputs // PIPELINED_BYTES), PIPELINED_STAGES)
+    return PipelinedTiling(PIPELINED_ROWS, 1, max(stages, 2))
 
 
 def low_tiling(rows: int, width: int, *, gated: bool) -> Tiling:
@@ -337,13 +326,24 @@ def fits(way: Way, product: Product, chip: Chip) -> bool:
     """Whether the chip can run it: its shared memory holds one program, and it has the instructions."""
     if isinstance(way, PipelinedTiling) and not (chip.tma and chip.pdl):
         return False
-    if isinstance(way, SplitTiling) and not chip.wgmma:
+    if not formed(way, product, chip):
         return False
     parts = (way.gate_up, way.down) if isinstance(way, ExpertTiling) else (way,)
     if any(isinstance(part, Tiling) and part.tma for part in parts) and not chip.tma:
         return False
     size = shared_bytes(way, chip, gated=product.gated or bool(product.experts), itemsize=product.itemsize)
     return size <= chip.shared_memory
+
+
+def formed(way: Way, product: Product, chip: Chip) -> bool:
+    """Whether there is a kernel of it for the weight's format."""
+    if isinstance(way, SplitTiling):
+        return chip.wgmma and product.weight in ("fp8", "fp8_blocks") and not (product.gated and way.rows > 64)
+    if isinstance(way, Rescaled):
+        return chip.capability >= 90 and product.weight == "fp8" and product.dtype is torch.bfloat16
+    if isinstance(way, PipelinedTiling):
+        return product.weight in ("", "fp8")
+    return True
 
 
 def fitted(way: Way, product: Product, chip: Chip) -> Way:
@@ -374,7 +374,7 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True):
     most: int
     way: Cut
     gated: bool | None = None  # None: either
-    scaled: bool = False  # of experts: for weights of 8 bits
+    scaled: bool = False  # for weights of 8 bits
 
 
 @lru_cache(maxsize=1)
@@ -395,8 +395,8 @@ def candidates(product: Product, rows: int, chip: Chip) -> list[Way]:
         if one.least <= rows <= one.most
         and one.gated in (None, product.gated)
         and isinstance(one.way, ExpertTiling) == bool(product.experts)
-        and (not product.experts or one.scaled == (product.weight in SCALED))
+        and one.scaled == (product.weight in SCALED)
         and isinstance(one.way, GroupedTiling) == (product.weight in GROUPED and not product.experts)
-        and (rows > 1 or product.experts or isinstance(one.way, VectorTiling | GroupedTiling) or not chip.pdl)
+        and (rows > 1 or product.experts or product.weight or isinstance(one.way, VectorTiling) or not chip.pdl)
         and fits(one.way, product, chip)
     ]

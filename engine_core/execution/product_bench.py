@@ -23,7 +23,8 @@ from penstock.engine_core.execution.cuda_graphs import Memory
 from penstock.engine_core.execution.product_tuning import Dropped, Job
 from penstock.kernels.grouped_linear import GROUPED, form_named, timed_weight
 from penstock.kernels.linear_tilings import SCALED, TURN, ExpertTiling, Product, Way
-from penstock.kernels.quantized import FLOAT8, Float8Weight, Int8Weight, QuantizedWeight
+from penstock.kernels.quantize import quantize, row_format
+from penstock.kernels.quantized import FLOAT8, Float8Weight, Int8Weight, QuantizedWeight, Rows
 from penstock.kernels.records import Routes
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class ProductBench:
         """The product by number of call and way, and how many calls read different weights."""
         if job.product.experts:
             return self.expert_calls(job)
+        if job.product.weight in SCALED:
+            return self.scaled_calls(job)
         return self.grouped_calls(job) if job.product.weight in GROUPED else self.linear_calls(job)
 
     def linear_calls(self, job: Job) -> tuple[Callable[[int, Way], Tensor], int]:
@@ -72,6 +75,26 @@ class ProductBench:
 
         def call(at: int, way: Way) -> Tensor:
             return multiply_by(way, x, weights[at % copies], None, gated=product.gated)
+
+        return call, max(copies, CALLS)
+
+    def scaled_calls(self, job: Job) -> tuple[Callable[[int, Way], Tensor], int]:
+        """Of a weight of 8 bits, with rows that are rounded already."""
+        from penstock.kernels.quantized_linear import multiply_quantized_by
+
+        product = job.product
+        shape = product.width * (2 if product.gated else 1), product.inputs
+        copies = max(1, min(MOST_COPIES, OUTLAST // (shape[0] * shape[1])))
+        weights = [scaled_weight(product.weight, shape, self.device) for _ in range(copies)]
+        rows: Rows = torch.randn(job.rows, product.inputs, device=self.device).to(product.dtype)
+        form = row_format(weights[0])
+        if form is not None and isinstance(rows, Tensor):
+            rows = quantize(rows, form)
+
+        def call(at: int, way: Way) -> Tensor:
+            found = multiply_quantized_by(way, rows, weights[at % copies], None, gated=product.gated)
+            assert isinstance(found, Tensor)
+            return found
 
         return call, max(copies, CALLS)
 
@@ -150,15 +173,15 @@ class ProductBench:
         return replay_microseconds(graph, REPLAYS)
 
 
-def scaled_weight(kind: str, shape: tuple[int, int, int], device: torch.device) -> QuantizedWeight:
-    """Random experts of 8 bits."""
+def scaled_weight(kind: str, shape: tuple[int, ...], device: torch.device) -> Float8Weight | Int8Weight:
+    """A random weight of 8 bits, or experts."""
     codes = torch.randint(0, 256, shape, dtype=torch.uint8, device=device).bitwise_and_(SMALL_CODES)
     if kind == "int8":
-        return Int8Weight(codes.view(torch.int8), torch.full(shape[:2], STD / SMALL_CODES, device=device))
-    blocks = shape[0], -(-shape[1] // TURN), -(-shape[2] // TURN)
+        return Int8Weight(codes.view(torch.int8), torch.full(shape[:-1], STD / SMALL_CODES, device=device))
+    blocks = *shape[:-2], -(-shape[-2] // TURN), -(-shape[-1] // TURN)
     if kind == "fp8_blocks":
         return Float8Weight(codes.view(FLOAT8), torch.full(blocks, STD, device=device), (TURN, TURN), "block")
-    scales = torch.full(shape[:2], STD, device=device)
+    scales = torch.full(shape[:-1], STD, device=device)
     return Float8Weight(codes.view(FLOAT8), scales, activations="none" if kind == "fp8_weights" else "row")
 
 

@@ -14,11 +14,15 @@ import torch
 from penstock.kernels.chip import CHIPS, Chip
 from penstock.kernels.linear_tilings import (
     PIPELINED_BYTES,
+    SCALED,
+    TURN,
     WIDE,
     ExpertTiling,
     PipelinedTiling,
     Plan,
     Product,
+    Rescaled,
+    SplitTiling,
     Tiling,
     VectorTiling,
     Way,
@@ -192,3 +196,21 @@ def test_candidates_fit_and_differ() -> None:
             for way in found:
                 assert product.experts or isinstance(way, VectorTiling) == (rows == 1), "one row, and kernels overlap"
                 assert not isinstance(way, PipelinedTiling) or rows <= way.rows
+
+
+@pytest.mark.parametrize("weight", SCALED)
+def test_weights_of_8_bits_have_ways_of_their_own(weight: str) -> None:
+    for width, inputs, gated in ((6144, 4096, False), (14336, 4096, True), (4096, 14336, False)):
+        product = Product(width, inputs, torch.bfloat16, gated, weight=weight)
+        for chip in CHIPS.values():
+            for invariant in (False, True):
+                assert all(fits(way, product, chip) for way in ruled(product, chip, invariant=invariant).ways)
+            assert None not in ruled(product, chip, invariant=True).ways
+        for rows in ROWS:
+            found = candidates(product, rows, H200)
+            assert found or rows > 512
+            for way in found:
+                assert not isinstance(way, SplitTiling) or (weight in ("fp8", "fp8_blocks") and rows <= way.rows)
+                assert not isinstance(way, Rescaled | PipelinedTiling) or weight == "fp8"
+                assert not isinstance(way, Tiling) or way.inputs == TURN, "sums of e4m3 are fp32 after as many inputs"
+            assert not any(isinstance(way, SplitTiling) for way in candidates(product, rows, CHIPS["sm_100"]))

@@ -17,7 +17,7 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_tilings import GroupedTiling
 from penstock.kernels.linear import gated_linear, linear
 from penstock.kernels.linear_plans import Plans
-from penstock.kernels.linear_tilings import ExpertTiling, Product, Tiling, VectorTiling, Way, candidates
+from penstock.kernels.linear_tilings import SCALED, ExpertTiling, Product, Tiling, VectorTiling, Way, candidates
 
 GOOD, OFF, NAN, FAILING = (VectorTiling(1, 32, warps) for warps in (1, 2, 4, 8))
 
@@ -139,3 +139,15 @@ def test_weights_in_groups_are_timed_as_they_are(weight: str) -> None:
     found = CpuBench(product).time(Job(product, 2, ways, ways[0]), lambda job, way, why: told.append(why))
     assert not told
     assert set(found) == set(ways)
+
+
+@pytest.mark.parametrize("weight", SCALED)
+def test_weights_of_8_bits_are_timed_as_they_are(weight: str) -> None:
+    """By ways of such weights alone, none of which is off."""
+    product = Product(128, 256, torch.float16, weight=weight)
+    ways = (Tiling(16, 16, 128, 2, 2, swap_ab=True), Tiling(16, 64, 128, 4, 2, tma=True), VectorTiling(16, 256, 4))
+    told: list[str] = []
+    for rows, given in ((2, ways[:2]), (1, (ways[0], ways[2]))):
+        found = CpuBench(product).time(Job(product, rows, given, given[0]), lambda job, way, why: told.append(why))
+        assert not told
+        assert set(found) == set(given)
