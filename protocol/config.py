@@ -90,25 +90,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ""
     revision: Annotated[str, Option("hub revision: branch, tag or commit")] = ""
     served_model_name: Annotated[
-        str,
-        Option(
-            "names that clients use; empty: the model's own; may be repeated", several=True, greedy=True, metavar="NAME"
-        ),
+        str, Option("names that clients use; empty: the model's own; may be repeated", several=True, greedy=True,
+                    metavar="NAME")
     ] = ""
     dtype: Annotated[
         str,
-        Option(
-            "arithmetic type; auto: the checkpoint's on a GPU, on a CPU the same or float32 by a trial",
-            choices=("auto", "float32", "bfloat16", "float16"),
-        ),
+        Option("arithmetic type; auto: the checkpoint's on a GPU, on a CPU the same or float32 by a trial",
+               choices=("auto", "float32", "bfloat16", "float16")),
     ] = "auto"
     kv_cache_dtype: Annotated[
         str,
-        Option(
-            "type of cached keys and values; fp8: e4m3 with the checkpoint's scales, or scales of 1; bfloat16: "
-            "that of the arithmetic; auto: fp8 where the checkpoint says so",
-            choices=(KV_AUTO, KV_MODEL, KV_FP8),
-        ),
+        Option("type of cached keys and values; fp8: e4m3 with the checkpoint's scales, or scales of 1; bfloat16: "
+               "that of the arithmetic; auto: fp8 where the checkpoint says so",
+               choices=(KV_AUTO, KV_MODEL, KV_FP8)),
     ] = KV_AUTO
     load_format: Annotated[
         str, Option("dummy makes random weights for speed work", choices=("auto", "safetensors", "dummy"))
@@ -141,19 +135,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = 1
     pooler: Annotated[
         str,
-        Option(
-            "hidden state that a text's vector is made of; auto: as the model's folder says, else the last, of "
-            "encoders the mean",
-            choices=("auto", "mean", "last", "cls"),
-        ),
+        Option("hidden state that a text's vector is made of; auto: as the model's folder says, else the last, of "
+               "encoders the mean",
+               choices=("auto", "mean", "last", "cls")),
     ] = "auto"
     scorer: Annotated[
         str,
-        Option(
-            "how pairs of texts are scored: the cosine of their vectors, or the model's yes or no as Qwen3-Reranker "
-            "is asked; auto: its classifier, else as the model's folder says, else cosine",
-            choices=("auto", "cosine", "yes_no"),
-        ),
+        Option("how pairs of texts are scored: the cosine of their vectors, or the model's yes or no as Qwen3-Reranker "
+               "is asked; auto: its classifier, else as the model's folder says, else cosine",
+               choices=("auto", "cosine", "yes_no")),
     ] = "auto"
     seed: Annotated[int, Option("seed of the server's own randomness: dummy weights", 0, 2**63 - 1)] = 0
     batch_invariant: Annotated[
@@ -168,42 +158,28 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     port: Annotated[int, Option("port to listen on; 0 picks a free one", 0, 65535)] = 8000
     uds: Annotated[str, Option("unix socket to listen on instead of an address", metavar="FILE")] = ""
     uds_mode: Annotated[
-        str,
-        Option(
-            "who may connect to it: its owner, or its group and everybody too", choices=("owner", "group", "everybody")
-        ),
+        str, Option("who may connect to it: its owner, or its group and everybody too",
+                    choices=("owner", "group", "everybody"))
     ] = "owner"
     api_processes: Annotated[
         int, Option("api processes sharing the port; 0: 1 to 4, by cores, and 1 with --uds", 0, 64)
     ] = 0
     api_key: Annotated[
-        str,
-        Option(
-            "key that clients must send as bearer token; may be repeated; left out: none",
-            several=True,
-            secret=True,
-            blank=NO_KEY,
-        ),
+        str, Option("key that clients must send as bearer token; may be repeated; left out: none", several=True,
+                    secret=True, blank=NO_KEY)
     ] = ""
     api_key_file: Annotated[
         str, Option("file with a key per line, read again when it changes and on SIGHUP", metavar="FILE", blank=NO_KEY)
     ] = ""
     allowed_hosts: Annotated[
         str,
-        Option(
-            "host names that this server goes by beside loopback names, *.NAME for those below, or *; may be "
-            "repeated; empty: any, or loopback names alone where --host is a loopback address",
-            several=True,
-            metavar="HOST[:PORT]",
-        ),
+        Option("host names that this server goes by beside loopback names, *.NAME for those below, or *; may be "
+               "repeated; empty: any, or loopback names alone where --host is a loopback address",
+               several=True, metavar="HOST[:PORT]"),
     ] = ""
     allowed_origins: Annotated[
-        str,
-        Option(
-            "origins whose pages may call this server (CORS), or *; may be repeated; empty: its own alone",
-            several=True,
-            metavar="ORIGIN",
-        ),
+        str, Option("origins whose pages may call this server (CORS), or *; may be repeated; empty: its own alone",
+                    several=True, metavar="ORIGIN")
     ] = ""
     allowed_methods: Annotated[
         str, Option("methods that those pages may use, or *; may be repeated", several=True, metavar="METHOD")
@@ -216,23 +192,19 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ssl_certfile: Annotated[str, Option("certificate chain, PEM; empty: no TLS", metavar="FILE")] = ""
     ssl_keyfile_password: Annotated[str, Option("password of the private key", secret=True)] = ""
     ssl_ca_certs: Annotated[
-        str,
-        Option("certificates, PEM, of those who sign client certificates; empty: none are asked for", metavar="FILE"),
+        str, Option("certificates, PEM, of those who sign client certificates; empty: none are asked for",
+                    metavar="FILE")
     ] = ""
     ssl_cert_reqs: Annotated[
-        str, Option("whether a client must have a certificate, given --ssl-ca-certs", choices=("required", "optional"))
+        str, Option("whether a client must have a certificate, given --ssl-ca-certs",
+                    choices=("required", "optional"))
     ] = "required"
     max_queued_requests: Annotated[
         int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
     ] = 4096
     max_connections: Annotated[
-        int,
-        Option(
-            "open connections per api process, beyond which the next ones wait to be accepted; 0: as many as "
-            "the limit of open files (ulimit -n) leaves room for",
-            0,
-            1 << 20,
-        ),
+        int, Option("open connections per api process, beyond which the next ones wait to be accepted; 0: as many as "
+                    "the limit of open files (ulimit -n) leaves room for", 0, 1 << 20)
     ] = 0
     max_stored_responses: Annotated[
         int, Option("responses that an api process keeps for previous_response_id; 0: none", 0, 1 << 20)
@@ -244,19 +216,12 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 512 << 20
     log_prompts: Annotated[bool, Option("log the bodies of requests, prompts included; otherwise no prompt is")] = False
     metrics_port: Annotated[
-        int,
-        Option(
-            "port of --host for /metrics, /health and /version without a key and without TLS, for monitoring "
-            "alone; 0: none, they are at --port for clients with a key",
-            0,
-            65535,
-        ),
+        int, Option("port of --host for /metrics, /health and /version without a key and without TLS, for monitoring "
+                    "alone; 0: none, they are at --port for clients with a key", 0, 65535)
     ] = 0
     metrics_alias: Annotated[
-        str,
-        Option(
-            "server under whose names metrics are exported too, as far as they mean the same", choices=("none", "vllm")
-        ),
+        str, Option("server under whose names metrics are exported too, as far as they mean the same",
+                    choices=("none", "vllm"))
     ] = "none"
     max_header_bytes: Annotated[int, Option("largest request line with headers", 1024, 1 << 24)] = 64 << 10
     max_body_bytes: Annotated[int, Option("largest request body", 1024, 1 << 30)] = limits.MAX_BODY_BYTES
@@ -265,10 +230,8 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 10.0
     body_timeout: Annotated[float, Option("seconds that the body of a request may take", 0.1, 3600.0)] = 60.0
     request_timeout: Annotated[
-        float,
-        Option(
-            "seconds that a request may take in all; beyond it 504; 0: as long as it takes", 0.0, limits.MAX_TIMEOUT
-        ),
+        float, Option("seconds that a request may take in all; beyond it 504; 0: as long as it takes", 0.0,
+                      limits.MAX_TIMEOUT)
     ] = 0.0
     keep_alive_timeout: Annotated[
         float, Option("seconds that a connection may be idle", 0.1, 86400.0, aliases=("--timeout-keep-alive",))
@@ -277,22 +240,19 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         limits.MAX_JSON_DEPTH
     )
     max_n: Annotated[int, Option("most choices per prompt", 1, limits.MAX_CHOICES)] = limits.MAX_N
-    max_logprobs: Annotated[int, Option("most log-probabilities per token", 0, limits.MAX_LOGPROBS)] = (
-        limits.MAX_LOGPROBS
-    )
-    max_stop_strings: Annotated[int, Option("most stop strings of a request", 0, limits.MOST_STOP_STRINGS)] = (
-        limits.MAX_STOP_STRINGS
-    )
-    max_logit_bias: Annotated[int, Option("most tokens in logit_bias", 0, limits.MAX_LOGIT_BIAS)] = (
-        limits.MAX_LOGIT_BIAS
-    )
+    max_logprobs: Annotated[
+        int, Option("most log-probabilities per token", 0, limits.MAX_LOGPROBS)
+    ] = limits.MAX_LOGPROBS
+    max_stop_strings: Annotated[
+        int, Option("most stop strings of a request", 0, limits.MOST_STOP_STRINGS)
+    ] = limits.MAX_STOP_STRINGS
+    max_logit_bias: Annotated[
+        int, Option("most tokens in logit_bias", 0, limits.MAX_LOGIT_BIAS)
+    ] = limits.MAX_LOGIT_BIAS
     clamp_max_tokens: Annotated[
-        str,
-        Option(
-            "requests whose max_tokens becomes what the context has left, instead of a 400 where it is more: "
-            "those of /v1/messages, all, or none",
-            choices=(CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL),
-        ),
+        str, Option("requests whose max_tokens becomes what the context has left, instead of a 400 where it is more: "
+                    "those of /v1/messages, all, or none",
+                    choices=(CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL))
     ] = CLAMP_MESSAGES
 
 
@@ -304,11 +264,9 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 0
     placement: Annotated[
         str,
-        Option(
-            "which replica a request goes to: who is expected to have most of its prompt cached unless its load is "
-            "far above the others', who has least to do, or each in turn",
-            choices=("prefix", "least_loaded", "round_robin"),
-        ),
+        Option("which replica a request goes to: who is expected to have most of its prompt cached unless its load is "
+               "far above the others', who has least to do, or each in turn",
+               choices=("prefix", "least_loaded", "round_robin")),
     ] = "prefix"
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
     trust_request_chat_template: Annotated[
@@ -326,55 +284,17 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 512 << 20
     tool_call_parser: Annotated[
         str,
-        Option(
-            "how the model writes tool calls; auto: as its chat template tells",
-            choices=(
-                "auto",
-                "none",
-                "hermes",
-                "llama3_json",
-                "mistral",
-                "pythonic",
-                "qwen3_coder",
-                "glm45",
-                "harmony",
-                "deepseek_v3",
-                "deepseek_v31",
-                "deepseek_v32",
-                "kimi_k2",
-                "minimax_m2",
-                "gemma4",
-                "functiongemma",
-                "granite",
-                "phi4",
-                "phi4_mini_json",
-                "olmo3",
-                "hunyuan_a13b",
-                "seed_oss",
-            ),
-        ),
+        Option("how the model writes tool calls; auto: as its chat template tells",
+               choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "glm45",
+                        "harmony", "deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "minimax_m2",
+                        "gemma4", "functiongemma", "granite", "phi4", "phi4_mini_json", "olmo3", "hunyuan_a13b",
+                        "seed_oss")),
     ] = "auto"
     reasoning_parser: Annotated[
         str,
-        Option(
-            "markers of the model's reasoning; auto: those in its chat template; deepseek_r1: outputs begin inside",
-            choices=(
-                "auto",
-                "none",
-                "think",
-                "qwen3",
-                "deepseek_r1",
-                "mistral",
-                "reasoning",
-                "harmony",
-                "gemma4",
-                "granite",
-                "seed_oss",
-                "hunyuan_a13b",
-                "ernie45",
-                "minimax_m2_append_think",
-            ),
-        ),
+        Option("markers of the model's reasoning; auto: those in its chat template; deepseek_r1: outputs begin inside",
+               choices=("auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "reasoning", "harmony", "gemma4",
+                        "granite", "seed_oss", "hunyuan_a13b", "ernie45", "minimax_m2_append_think")),
     ] = "auto"
     grammar_workers: Annotated[int, Option("processes that compile grammars, per tokenizer process", 1, 64)] = 2
     grammar_compile_timeout: Annotated[
@@ -400,32 +320,24 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = FCFS
     fairness: Annotated[
         str,
-        Option(
-            "on: clients (keys, and below each its users, sessions or connections) take turns, and one that has "
-            "nothing running gets a slot of the one that has most; off: requests are served as they come",
-            choices=(ON, OFF),
-        ),
+        Option("on: clients (keys, and below each its users, sessions or connections) take turns, and one that has "
+               "nothing running gets a slot of the one that has most; off: requests are served as they come",
+               choices=(ON, OFF)),
     ] = ON
     max_queued_tokens: Annotated[
         int, Option("tokens of the prompts that wait; beyond it 429 with Retry-After; 0: any number", 0, 1 << 40)
     ] = 8 << 20
     max_queue_time: Annotated[
-        float,
-        Option(
-            "seconds that a request waits to begin; beyond it 429 with Retry-After; 0: as long as it takes",
-            0.0,
-            limits.MAX_TIMEOUT,
-        ),
+        float, Option("seconds that a request waits to begin; beyond it 429 with Retry-After; 0: as long as it takes",
+                      0.0, limits.MAX_TIMEOUT)
     ] = 0.0
     overlap: Annotated[bool, Option("plan step k+1 while step k runs")] = True
     speculative_config: Annotated[
         str,
-        Option(
-            'drafts, as a JSON object like {"method": "ngram", "num_speculative_tokens": 4}; beside these keys '
-            'prompt_lookup_max and prompt_lookup_min; with method draft_model or eagle, "model" is a folder or '
-            "hub id; empty: only predictions of requests and what a grammar forces",
-            metavar="JSON",
-        ),
+        Option('drafts, as a JSON object like {"method": "ngram", "num_speculative_tokens": 4}; beside these keys '
+               'prompt_lookup_max and prompt_lookup_min; with method draft_model or eagle, "model" is a folder or '
+               'hub id; empty: only predictions of requests and what a grammar forces',
+               metavar="JSON"),
     ] = ""
     grammar_cache_bytes: Annotated[int, Option("bytes of automata; beyond it 429", 1 << 20, 1 << 40)] = 512 << 20
     mask_threads: Annotated[
@@ -449,19 +361,14 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cpu_threads: Annotated[int, Option("torch threads on a CPU; 0: by a trial", 0, 1024)] = 0
     rendezvous: Annotated[
         str,
-        Option(
-            "where the executors of groups on several hosts meet: the first one's address, a port for each replica "
-            "from this one on; empty: a file of the run directory",
-            metavar="tcp://HOST:PORT",
-        ),
+        Option("where the executors of groups on several hosts meet: the first one's address, a port for each replica "
+               "from this one on; empty: a file of the run directory",
+               metavar="tcp://HOST:PORT"),
     ] = ""
     first_executor: Annotated[
         int,
-        Option(
-            "number of this host's first executor, whose GPU is the first one; `penstock serve` counts them itself",
-            0,
-            MOST_EXECUTORS - 1,
-        ),
+        Option("number of this host's first executor, whose GPU is the first one; `penstock serve` counts them itself",
+               0, MOST_EXECUTORS - 1),
     ] = 0
 
 
@@ -470,26 +377,20 @@ class LinksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     scheduler_address: Annotated[
         str,
-        Option(
-            "where schedulers listen, each at two ports from this one on, so that processes of other hosts reach "
-            "them; empty: socket files of the run directory",
-            metavar="tcp://HOST:PORT",
-        ),
+        Option("where schedulers listen, each at two ports from this one on, so that processes of other hosts reach "
+               "them; empty: socket files of the run directory",
+               metavar="tcp://HOST:PORT"),
     ] = ""
     tokenizer_address: Annotated[
         str,
-        Option(
-            "where tokenizers listen, each at a port from this one on; empty: socket files of the run directory",
-            metavar="tcp://HOST:PORT",
-        ),
+        Option("where tokenizers listen, each at a port from this one on; empty: socket files of the run directory",
+               metavar="tcp://HOST:PORT"),
     ] = ""
     link_keys: Annotated[
         str,
-        Option(
-            "file that `penstock keys` made, the same on every host: who does not have it is refused; needed "
-            "wherever hosts meet",
-            metavar="FILE",
-        ),
+        Option("file that `penstock keys` made, the same on every host: who does not have it is refused; needed "
+               "wherever hosts meet",
+               metavar="FILE"),
     ] = ""
 
 
@@ -498,12 +399,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     parts: Annotated[
         str,
-        Option(
-            "processes that `penstock serve` starts on this host, like api,tokenizer,scheduler,executor:0-3 here "
-            "and executor:4-7 on another; may be repeated; empty: all",
-            several=True,
-            metavar="PARTS",
-        ),
+        Option("processes that `penstock serve` starts on this host, like api,tokenizer,scheduler,executor:0-3 here "
+               "and executor:4-7 on another; may be repeated; empty: all",
+               several=True, metavar="PARTS"),
     ] = ""
     run_dir: Annotated[str, Option("directory of socket files, made with mode 0700; empty: a temporary one")] = ""
     drain_timeout: Annotated[
@@ -520,17 +418,12 @@ class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options of tracing, the same for every process; the standard OTEL_ variables count as well."""
 
     otlp_endpoint: Annotated[
-        str,
-        Option(
-            "OpenTelemetry collector to which traces go, such as http://localhost:4318; empty: no traces", metavar="URL"
-        ),
+        str, Option("OpenTelemetry collector to which traces go, such as http://localhost:4318; empty: no traces",
+                    metavar="URL")
     ] = ""
     otlp_protocol: Annotated[
-        str,
-        Option(
-            "how they go there; auto: as $OTEL_EXPORTER_OTLP_PROTOCOL says, else http/protobuf",
-            choices=("auto", "http/protobuf", "grpc"),
-        ),
+        str, Option("how they go there; auto: as $OTEL_EXPORTER_OTLP_PROTOCOL says, else http/protobuf",
+                    choices=("auto", "http/protobuf", "grpc"))
     ] = "auto"
     trace_sampling_ratio: Annotated[
         float, Option("share of the requests whose client has not decided that are traced", 0.0, 1.0)
