@@ -87,7 +87,6 @@ class ExpertTiling(msgspec.Struct, frozen=True, array_like=True, tag="experts"):
 
     gate_up: Tiling  # of whose outputs each has its gate
     down: Tiling
-    rounding: bool = False  # rows of 8 bits are rounded in both products, for few rows to a tile; not in between
 
     def __post_init__(self) -> None:
         assert self.gate_up.rows == self.down.rows
@@ -110,7 +109,7 @@ def describe(way: Way) -> str:
     if isinstance(way, SplitTiling):
         return f"split {way.splits} of {way.rows} s{way.stages}"
     if isinstance(way, ExpertTiling):
-        return f"{describe(way.gate_up)}, {describe(way.down)}" + " rounding" * way.rounding
+        return f"{describe(way.gate_up)}, {describe(way.down)}"
     if isinstance(way, GroupedTiling):
         return f"{way.rows}x{way.lines} w{way.warps} s{way.stages} parts {way.parts} shares {way.shares}"
     flags = ("s", way.swap_ab), ("d", way.tma), ("f", way.flat), ("g", way.gated)
@@ -281,13 +280,20 @@ BY_MEAN: ByMean = (
     (math.inf, ExpertTiling(Tiling(128, 128, 64, 8, 4, tma=True), Tiling(128, 256, 64, 8, 4, tma=True))),
 )
 
-# The same of weights of 8 bits, whose blocks have 128 outputs and inputs.
+# The same of weights of 8 bits, whose blocks have 128 outputs and inputs. Tiles of 8 rows make other bits, and so do
+# those of 32 outputs: their matrix instructions add up E4M3 products in another order (H200).
 SCALED_BY_MEAN: ByMean = (
-    (8, ExpertTiling(Tiling(16, 64, TURN, 4, 6, swap_ab=True), Tiling(16, 64, TURN, 4, 6, swap_ab=True))),
-    (32, ExpertTiling(Tiling(32, 64, TURN, 4, 4, swap_ab=True), Tiling(32, 64, TURN, 4, 4, swap_ab=True))),
-    (math.inf, ExpertTiling(Tiling(64, 64, TURN, 4, 4, tma=True), Tiling(64, 128, TURN, 4, 4, tma=True))),
-)
-
+    (0.25, ExpertTiling(
+        Tiling(16, 64, TURN, 4, 8, swap_ab=True, tma=True), Tiling(16, 64, TURN, 4, 6, swap_ab=True, tma=True)
+    )),
+    (8, ExpertTiling(
+        Tiling(16, 64, TURN, 4, 4, swap_ab=True, tma=True), Tiling(16, 128, TURN, 4, 4, swap_ab=True, tma=True)
+    )),
+    (32, ExpertTiling(
+        Tiling(32, 128, TURN, 8, 3, swap_ab=True, tma=True), Tiling(32, 128, TURN, 8, 3, swap_ab=True, tma=True)
+    )),
+    (math.inf, ExpertTiling(Tiling(64, 128, TURN, 8, 4, tma=True), Tiling(64, 128, TURN, 8, 4, tma=True))),
+)  # fmt: skip
 
 # And of weights in groups, whose planes say how many inputs an iteration has.
 GROUPED_BY_MEAN: ByMean = (
@@ -303,10 +309,11 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
     Hopper's and Blackwell's data center chips multiply from shared memory, others have the last stage in registers.
     """
     if isinstance(way, ExpertTiling):
-        parts = [way.gate_up, way.down]
-        if way.rounding:  # rows lie there in both types
-            parts = [msgspec.structs.replace(part, rows=3 * part.rows) for part in parts]
-        return max(shared_bytes(part, chip, gated=at == 0, itemsize=itemsize) for at, part in enumerate(parts))
+        sizes = (
+            shared_bytes(part, chip, gated=at == 0, itemsize=itemsize)
+            for at, part in enumerate((way.gate_up, way.down))
+        )
+        return max(sizes)
     if isinstance(way, PipelinedTiling):
         outputs = 16 * way.warps * (2 if gated else 1)
         return way.stages * PIPELINED_BYTES * (way.rows + outputs) + BARRIERS
@@ -353,7 +360,7 @@ def fitted(way: Way, product: Product, chip: Chip) -> Way:
         down = fitted(way.down, msgspec.structs.replace(product, gated=False, experts=0), chip)
         assert isinstance(gate_up, Tiling)
         assert isinstance(down, Tiling)
-        return ExpertTiling(gate_up, down, way.rounding)
+        return ExpertTiling(gate_up, down)
     if isinstance(way, Tiling) and way.tma and not chip.tma:
         way = msgspec.structs.replace(way, tma=False, ctas_per_sm=1, flat=False)
     while isinstance(way, Tiling | GroupedTiling) and not fits(way, product, chip):
@@ -370,7 +377,7 @@ def fitted(way: Way, product: Product, chip: Chip) -> Way:
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
     """A way that is worth measuring."""
 
-    least: int  # rows
+    least: int  # rows, or pairs for each expert
     most: int
     way: Cut
     gated: bool | None = None  # None: either
@@ -383,7 +390,7 @@ def all_candidates() -> tuple[Candidate, ...]:
     return msgspec.json.decode(path.read_bytes(), type=tuple[Candidate, ...])
 
 
-def candidates(product: Product, rows: int, chip: Chip) -> list[Way]:
+def candidates(product: Product, rows: float, chip: Chip) -> list[Way]:
     """Ways of a product of so many rows that are worth measuring on a chip, besides the rules' and the library's.
 
     One row is multiplied by a vector where kernels overlap (PDL): a pipeline is up to 9 % faster alone, but keeps the

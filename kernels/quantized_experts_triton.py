@@ -31,7 +31,7 @@ def multiply_pairs(
     biases: ExpertBiases, activation: Activation,
 ) -> Tensor:  # fmt: skip
     """Both products: a row `[hidden]` for each pair."""
-    form, inner_form = early_form(gate_up, tiling), early_form(down, tiling)
+    form, inner_form = row_format(gate_up), row_format(down)
     rows = x if form is None else quantize(x, form)
     tile_form = inner_form
     if inner_form is not None and inner_form.scale is None and inner_form.block != tiling.gate_up.outputs:
@@ -46,19 +46,12 @@ def multiply_pairs(
     return lines
 
 
-def early_form(weight: QuantizedWeight, tiling: ExpertTiling) -> RowFormat | None:
-    """What rows are rounded to before the product; None: in it, or not at all."""
-    form = row_format(weight)
-    within = form is not None and tiling.rounding and (form.block or form.scale is not None)
-    return None if within else form
-
-
 def multiply_scaled_tiles(
     x: Tensor | QuantizedRows, weight: QuantizedWeight, bias: Tensor | None, schedule: Schedule,
     tiling: Tiling, chosen: int, gate: Activation | None, dtype: torch.dtype, form: RowFormat | None,
 ) -> Tensor | QuantizedRows:  # fmt: skip
-    """`kernels.experts_triton.multiply_tiles` with weights of 8 bits. Rows that are not yet what the weight wants are
-    rounded in the kernel. form: of the result; None: dtype."""
+    """`kernels.experts_triton.multiply_tiles` with weights of 8 bits. form: of the result; None:
+    dtype."""
     held, outputs, inputs = weight.shape
     width = outputs // 2 if gate is not None else outputs
     kind, slope, limit, shift = gate or SILU
@@ -90,8 +83,8 @@ def multiply_scaled_tiles(
         width, inputs, values.stride(0), columns, len(values), len(schedule.order),
         CHOSEN=chosen, ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=size, SWAP_AB=tiling.swap_ab,
         BLOCK=0 if block is None else block[0], STATIC=given is not None,
-        ROUND=not isinstance(x, QuantizedRows) and weight.activations != "none", PLAIN=weight.activations == "none",
-        ROUND_OUT=form is not None, STATIC_OUT=form is not None and form.scale is not None,
+        PLAIN=weight.activations == "none", ROUND_OUT=form is not None,
+        STATIC_OUT=form is not None and form.scale is not None,
         GATED=gate is not None, KIND=kind, SLOPE=slope, LIMIT=limit, SHIFT=shift, BIAS=bias is not None,
         DTYPE=getattr(tl, str(dtype).removeprefix("torch.")), TMA=tma, EVEN=inputs % size == 0, PDL=pdl,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
@@ -128,7 +121,7 @@ def scaled_expert_kernel(
     x, x_scales, weight, scales, bias, order, tiles, count, out, out_scales, width, inputs, x_stride, columns,
     x_rows, out_rows,
     CHOSEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAP_AB: tl.constexpr,
-    BLOCK: tl.constexpr, STATIC: tl.constexpr, ROUND: tl.constexpr, PLAIN: tl.constexpr, ROUND_OUT: tl.constexpr,
+    BLOCK: tl.constexpr, STATIC: tl.constexpr, PLAIN: tl.constexpr, ROUND_OUT: tl.constexpr,
     STATIC_OUT: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, SLOPE: tl.constexpr, LIMIT: tl.constexpr,
     SHIFT: tl.constexpr, BIAS: tl.constexpr, DTYPE: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr,
     PDL: tl.constexpr,
@@ -159,7 +152,6 @@ def scaled_expert_kernel(
     if BLOCK:
         block_lines = block_scale_lines(scales, expert, first, output, outputs, blocks, BLOCK, VECTOR)
         up_block_lines = block_lines + width // BLOCK * blocks
-    TYPE: tl.constexpr = weight.dtype if TMA else weight.dtype.element_ty
     row_scale = ones
     scale = 1.0
     up_scale = 1.0
@@ -169,18 +161,9 @@ def scaled_expert_kernel(
             scale = tl.load(block_lines + block)
             if GATED:
                 up_scale = tl.load(up_block_lines + block)
-            if not ROUND and not PLAIN:
+            if not PLAIN:
                 row_scale = tl.load(x_scales + block * x_rows + row)
-        if ROUND:
-            plain = load_tile(x_lines, start, inputs, INPUTS, EVEN, False).to(tl.float32)
-            found_scale = ones * tl.load(x_scales) if STATIC else scales_of(plain, TYPE)
-            values = rounded(plain, found_scale, TYPE)
-            if not STATIC:
-                row_scale = found_scale
-            if SWAP_AB:
-                values = values.trans()
-        else:
-            values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAP_AB)
+        values = load_tile(x_lines, start, inputs, INPUTS, EVEN, SWAP_AB)
         weights = load_weights(weight, lines, top + first, start, inputs, INPUTS, EVEN, not SWAP_AB, TMA)
         sums = add_scaled(values, weights, row_scale, scale, sums, SWAP_AB, VECTOR)
         if GATED:

@@ -71,7 +71,7 @@ class ProductBench:
         pool = self.pools[product.dtype]
         copies = max(1, min(MOST_COPIES, OUTLAST // (size * product.dtype.itemsize)))
         weights = [pool[at * size : (at + 1) * size].view(outputs, product.inputs) for at in range(copies)]
-        x = torch.randn(job.rows, product.inputs, device=self.device).to(product.dtype)
+        x = torch.randn(int(job.rows), product.inputs, device=self.device).to(product.dtype)
 
         def call(at: int, way: Way) -> Tensor:
             return multiply_by(way, x, weights[at % copies], None, gated=product.gated)
@@ -86,7 +86,7 @@ class ProductBench:
         shape = product.width * (2 if product.gated else 1), product.inputs
         copies = max(1, min(MOST_COPIES, OUTLAST // (shape[0] * shape[1])))
         weights = [scaled_weight(product.weight, shape, self.device) for _ in range(copies)]
-        rows: Rows = torch.randn(job.rows, product.inputs, device=self.device).to(product.dtype)
+        rows: Rows = torch.randn(int(job.rows), product.inputs, device=self.device).to(product.dtype)
         form = row_format(weights[0])
         if form is not None and isinstance(rows, Tensor):
             rows = quantize(rows, form)
@@ -111,7 +111,7 @@ class ProductBench:
         weights = [
             timed_weight(form, outputs, product.inputs, pool[at * size : (at + 1) * size]) for at in range(copies)
         ]
-        x = torch.randn(job.rows, product.inputs, device=self.device).to(product.dtype)
+        x = torch.randn(int(job.rows), product.inputs, device=self.device).to(product.dtype)
 
         def call(at: int, way: Way) -> Tensor:
             return multiply_by(way, x, weights[at % copies], None, gated=product.gated)
@@ -137,7 +137,7 @@ class ProductBench:
                 pool[2 * held * each : 3 * held * each].view(shapes[1]),
             )
         chosen = min(CHOSEN, held)
-        tokens = max(1, job.rows * held // chosen)
+        tokens = max(1, int(job.rows * held) // chosen)
         x = torch.randn(tokens, product.inputs, device=self.device).to(product.dtype)
         experts = torch.rand(tokens, held, device=self.device).argsort(1)[:, :chosen].int().contiguous()
         shares = torch.full((tokens, chosen), 1 / chosen, device=self.device)

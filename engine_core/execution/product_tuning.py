@@ -22,7 +22,7 @@ from penstock.kernels.linear_plans import MeasuredPlan, MeasuredTable, Plans, re
 from penstock.kernels.linear_tilings import SCALED, Product, Way, candidates, ruled
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 2048)  # the last stands for all larger numbers
-MEANS = (4, 8, 16, 32, 128)  # pairs for each expert, likewise
+MEANS = (0.25, 4, 8, 16, 32, 128)  # pairs for each expert, likewise
 SMALLEST = 1 << 20  # elements of a weight: smaller ones stay in the cache, and launches weigh more than tiles
 NOISE = 0.94  # of the rules' time, which another way must be below; smaller gains are lost among other kernels
 
@@ -33,7 +33,7 @@ class Job:
     result is what the others' are held to."""
 
     product: Product
-    rows: int
+    rows: float
     ways: tuple[Way, ...]
     rule: Way
 
@@ -47,7 +47,7 @@ class Choice(msgspec.Struct, frozen=True):
     """The fastest way of a job beside the rules'. Microseconds; infinite: it could not be measured."""
 
     product: Product
-    rows: int
+    rows: float
     way: Way
     microseconds: float
     rule: Way
@@ -61,7 +61,7 @@ def tunable(products: Iterable[Product]) -> list[Product]:
         for one in products
         if one.dtype.itemsize == 2
         and one.width * one.inputs >= SMALLEST
-        and (not one.weight or (one.weight in SCALED) == bool(one.experts))
+        and (not one.experts or one.weight in ("", *SCALED))
     ]
 
 

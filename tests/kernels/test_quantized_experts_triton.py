@@ -29,16 +29,12 @@ def seeded() -> None:
 def tilings(block: int) -> dict[str, ExpertTiling]:
     """Tiles of the gate as wide as a block, which then are rounded where they end, and less wide."""
     found = {}
-    for name, wide, swap_ab, tma, rounding in (
-        ("plain", block, False, False, False),
-        ("narrow", block // 2, False, False, False),
-        ("swap_ab", block, True, False, False),
-        ("tma", block // 2, True, True, False),
-        ("rounding", block // 2, True, False, True),
-        ("rounding upright", block, False, True, True),
-    ):
+    for name, wide, swap_ab, tma in (
+        ("plain", block, False, False), ("narrow", block // 2, False, False), ("swap_ab", block, True, False),
+        ("tma", block // 2, True, True), ("upright", block, False, True),
+    ):  # fmt: skip
         gate_up = Tiling(16, wide, block, 4, 2, swap_ab=swap_ab, tma=tma)
-        found[name] = ExpertTiling(gate_up, Tiling(16, block, block, 4, 2, swap_ab=swap_ab, tma=tma), rounding)
+        found[name] = ExpertTiling(gate_up, Tiling(16, block, block, 4, 2, swap_ab=swap_ab, tma=tma))
     return found
 
 
@@ -88,7 +84,7 @@ def check(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("way", ["swap_ab", pytest.param("rounding", marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", ["swap_ab", pytest.param("narrow", marks=pytest.mark.long)])
 def test_biases_and_clamped_gates(way: str, device: str) -> None:
     x, routes, gate_up, down = operands("fp8_block", 3, device)
     biases = ExpertBiases(torch.randn(COUNT, 2 * WIDTH, device=device), torch.randn(COUNT, HIDDEN, device=device))
@@ -113,7 +109,7 @@ def experts(weight: QuantizedWeight, first: int, held: int) -> QuantizedWeight:
 
 
 @pytest.mark.parametrize("layout", ["fp8_block", "fp8_static", "int8_row"])
-@pytest.mark.parametrize("way", ["plain", pytest.param("rounding", marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", ["plain", pytest.param("narrow", marks=pytest.mark.long)])
 def test_a_token_does_not_depend_on_its_neighbours(layout: str, way: str, device: str) -> None:
     """Not on their number, their size or its place among them, to the last bit."""
     x, routes, gate_up, down = operands(layout, 9, device)

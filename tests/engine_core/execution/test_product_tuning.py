@@ -60,12 +60,12 @@ def errors(path: Path, error: Exception) -> None:
 
 
 def test_what_has_no_benchmark_follows_the_rules() -> None:
-    """Weights of 8 bits alone, and experts in groups."""
+    """Experts in groups have none."""
     found = [
         struct_replace(one, weight=weight) for one in (PRODUCT, EXPERTS) for weight in ("", "fp8_blocks", "int4-128")
     ]
     assert [(bool(one.experts), one.weight) for one in tunable(found)] == [
-        (False, ""), (False, "int4-128"), (True, ""), (True, "fp8_blocks"),
+        (False, ""), (False, "fp8_blocks"), (False, "int4-128"), (True, ""), (True, "fp8_blocks"),
     ]  # fmt: skip
 
 
