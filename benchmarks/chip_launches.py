@@ -140,7 +140,7 @@ ATTENDED = (
 SAMPLED = ("Phi-2", "Gemma-3-27B")
 NORMED = ("Qwen3-0.6B", "Phi-2", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b", "Gemma-3-27B")
 EIGHT_BITS = "Llama-3.1-8B"
-GROUPS = ("int4-128", "int8-128", "e2m1-16", "e2m1-32")  # forms of weights in groups
+GROUPS = ("int4-128-bf16", "int8-128-bf16", "e2m1-16-e4m3", "e2m1-32-e8m0")  # forms of weights in groups
 INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B")
 CACHED_IN_FP8 = ("Llama-3.1-8B", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b")
 

@@ -20,8 +20,10 @@ RUNS = (64, 32, 16)
 SCALES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", FLOAT8: "e4m3", torch.uint8: "e8m0"}
 )
+GROUPS = (16, 32, 64, 128, 256)  # inputs of a scale; longer groups repeat theirs
 GROUPED = frozenset(
-    {*(f"int{bits}-{group}" for bits in (4, 8) for group in (16, 32, 64, 128, 256)), "e2m1-16", "e2m1-32"}
+    {f"int{bits}-{group}-{kind}" for bits in (4, 8) for group in GROUPS for kind in ("bf16", "fp16", "fp32")}
+    | {"e2m1-16-e4m3", "e2m1-32-e8m0"}
 )  # names of forms
 COUNTED = 4  # outputs for each counter of a tile: four tiles of the smallest height and width
 
@@ -38,7 +40,7 @@ class PlaneForm:
     @property
     def name(self) -> str:
         """Of a product's weight, as plans know it."""
-        return f"{self.numbers}-{self.run * self.planes // self.scales}"
+        return f"{self.numbers}-{self.block // self.scales}-{self.scale}"
 
     @property
     def planes(self) -> int:
@@ -90,12 +92,22 @@ def form_of(weight: GroupedWeight | Float4Weight) -> PlaneForm | None:
 
 
 def form_named(name: str) -> PlaneForm:
-    """A form of this name, with the type of scales that most weights have."""
-    numbers, _, group = name.partition("-")
-    scale = {"e2m1-16": "e4m3", "e2m1-32": "e8m0"}.get(name, "bf16")
-    planes = PlaneForm(numbers, 1, 1, "").planes
-    run = min(RUNS[0], int(group))
-    return PlaneForm(numbers, run, max(1, planes * run // int(group)), scale)
+    """A form of this name, with the longest runs."""
+    numbers, group, scale = name.split("-")
+    widths = {"fp32": 32, "bf16": 16, "fp16": 16}
+    for run in RUNS:
+        block = PlaneForm(numbers, run, 1, scale).block
+        scales = max(1, block // int(group))
+        if run <= int(group) and scales * widths.get(scale, 8) <= 64:
+            return PlaneForm(numbers, run, scales, scale)
+    raise AssertionError(name)
+
+
+def scales_exactly(name: str, dtype: torch.dtype) -> bool:
+    """Whether the scales of a form of this name are numbers of the type. Then values may be multiplied with them in it:
+    the products are rounded as `dequantized` rounds them."""
+    scale = name.rpartition("-")[2]
+    return scale == SCALES[dtype] or scale == "e4m3" or (scale == "e8m0" and dtype is torch.bfloat16)
 
 
 def planes_of(weight: GroupedWeight | Float4Weight) -> PlaneWeight | None:
@@ -121,8 +133,8 @@ def planes_of(weight: GroupedWeight | Float4Weight) -> PlaneWeight | None:
 def timed_weight(form: PlaneForm, outputs: int, inputs: int, memory: Tensor) -> PlaneWeight:
     """A weight with what lies in the memory of 16-bit numbers for its values, and scales of 1."""
     blocks = form.blocks(inputs)
-    one = {"bf16": 0x3F80, "e4m3": 0x38, "e8m0": EXPONENT_BIAS}[form.scale]
-    kind = torch.int16 if form.scale == "bf16" else torch.uint8
+    one = {"fp32": 0x3F800000, "bf16": 0x3F80, "fp16": 0x3C00, "e4m3": 0x38, "e8m0": EXPONENT_BIAS}[form.scale]
+    kind = {"fp32": torch.int32, "bf16": torch.int16, "fp16": torch.int16}.get(form.scale, torch.uint8)
     ones = torch.full((outputs, blocks * form.scales), one, dtype=kind, device=memory.device)
     return PlaneWeight(
         form, inputs, memory.view(torch.int16).view(outputs, blocks * form.run),

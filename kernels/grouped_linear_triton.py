@@ -25,9 +25,9 @@ from penstock.kernels.grouped_tilings import GroupedTiling
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import Way
 
-SLICE = 32 << 20  # bytes of a dense slice, which stays in the L2 cache
+SLICE = 64 << 20  # bytes of a dense slice, most of which stays in the L2 cache
 WHOLE = 256  # outputs of a slice are a multiple of, so that the library's tiles are whole
-DENSE_LINES = 32  # of a program that makes a slice dense
+DENSE_LINES = 64  # of a program that makes a slice dense
 COMPILED = not triton.knobs.runtime.interpret  # else by the interpreter, which knows no PTX
 
 
@@ -74,8 +74,7 @@ def multiply_planes(
         PLANES=form.planes, SCALES=form.scales, NUMBERS=form.numbers, SCALE=form.scale, GATED=gated,
         ZEROS=weight.zeros is not None, FACTORS=weight.factors is not None, BIAS=bias is not None,
         EVEN=inputs % (form.block * tiling.parts * tiling.shares) == 0, SCALED=tiling.scaled,
-        CUT=min(tiling.cut, form.run // 16), COMPILED=COMPILED, PDL=pdl, EARLY=tiling.early,
-        PREFETCHED=tiling.prefetched,
+        CUT=min(tiling.cut, form.run // 16), COMPILED=COMPILED, PDL=pdl,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -205,7 +204,7 @@ def plane_kernel(
     ROWS: tl.constexpr, LINES: tl.constexpr, PARTS: tl.constexpr, SHARES: tl.constexpr, RUN: tl.constexpr,
     PLANES: tl.constexpr, SCALES: tl.constexpr, NUMBERS: tl.constexpr, SCALE: tl.constexpr, GATED: tl.constexpr,
     ZEROS: tl.constexpr, FACTORS: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr,
-    CUT: tl.constexpr, COMPILED: tl.constexpr, PDL: tl.constexpr, EARLY: tl.constexpr, PREFETCHED: tl.constexpr,
+    CUT: tl.constexpr, COMPILED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of LINES lines of the weight, or one share of it. GATED: of 16 lines 8 are gates and 8 their ups."""
     TYPE: tl.constexpr = x.dtype.element_ty
@@ -242,13 +241,6 @@ def plane_kernel(
         sums = tl.zeros([LINES, ROWS], tl.float32)
     following = tl.load(scales + held + tl.minimum(part, blocks - 1) * outputs)
     if PDL:
-        if EARLY:
-            tl.extra.cuda.gdc_launch_dependents()
-        for turn in tl.static_range(PREFETCHED):
-            spots = values + held.to(tl.int64) * (blocks * RUN) + tl.minimum(part + turn * PARTS, blocks - 1) * RUN
-            tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [spots.to(tl.int64)], tl.int32, is_pure=False, pack=1
-            )
         tl.extra.cuda.gdc_wait()
     for turn in range(turns * CUT):
         block = part + turn // CUT * PARTS
@@ -273,7 +265,7 @@ def plane_kernel(
                     weights = multiply_pairs(weights, size.to(TYPE), COMPILED)
                 found = tl.dot(weights, rows_of_x, found, input_precision="ieee")
             sums = found if SCALED else sums + found * size
-    if PDL and not EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if PARTS > 1:
         sums = tl.sum(sums, 0)

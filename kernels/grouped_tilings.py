@@ -10,7 +10,7 @@ BLOCK = 256  # inputs of a block of the largest form
 LINE = 128  # bytes of a line's block
 MANY = 16384  # lines of a product that fills the device with wide tiles
 LONG = 8192  # inputs beyond which programs take shares of them
-DENSE_ROWS = 256  # beyond them the library multiplies by slices that are made dense
+DENSE_ROWS = 512  # beyond them the library multiplies by slices that are made dense
 
 
 class GroupedTiling(msgspec.Struct, frozen=True, array_like=True, tag="grouped"):
@@ -24,8 +24,6 @@ class GroupedTiling(msgspec.Struct, frozen=True, array_like=True, tag="grouped")
     shares: int = 1  # of the inputs, each summed by a program
     scaled: bool = False  # values are multiplied with their scales, rounded to their type, instead of the sums
     cut: int = 1  # runs are cut in so many iterations, if scaled
-    early: bool = False  # the next kernel may start at once, not when this one's programs end
-    prefetched: int = 0  # iterations whose weights are fetched into the L2 cache before the rows are known
     pdl: bool = True  # may start before the previous kernel has ended, see `kernels.launch`
 
     def smaller(self) -> GroupedTiling:
@@ -37,31 +35,44 @@ class GroupedTiling(msgspec.Struct, frozen=True, array_like=True, tag="grouped")
 
 
 def grouped_tiling(
-    rows: int, width: int, inputs: int, chip: Chip, *, gated: bool, invariant: bool
+    rows: int, width: int, inputs: int, chip: Chip, *, gated: bool, invariant: bool, weight: str, exact: bool
 ) -> GroupedTiling | None:
-    """The rule; None: dense slices and the library."""
+    """The rule, by measurement on an H200; None: dense slices and the library. exact: values may be scaled."""
     if rows > DENSE_ROWS and not invariant:
         return None
     lines = 2 * width if gated else width
     if rows > 64:
-        return GroupedTiling(64 if rows <= 128 else 128, 128, 8, 3)
+        return tall_grouped(rows, lines, chip, invariant=invariant, exact=exact)
     height = next(height for height in (8, 16, 32, 64) if rows <= height)
-    if rows <= 8 and not invariant and inputs <= LONG and lines < MANY:
-        return GroupedTiling(8, 16, 4, 3, parts=4)
+    scaled = exact and weight.startswith("e2m1") and not invariant
+    if rows <= 8 and not invariant and (scaled or (inputs <= LONG and lines < MANY)):
+        return GroupedTiling(8, 16 if lines < MANY and inputs <= LONG else 32, 4, 3, parts=4, scaled=scaled)
     tile = 128 if lines >= MANY and rows <= 32 else 64
+    wanted = chip.num_sms * {8: 2, 16: 2, 32: 1.5, 64: 1}[height]
     shares = 1
-    while not invariant and shares < 8 and lines // tile * shares < 2 * chip.num_sms and inputs >= 8 * shares * BLOCK:
+    while not invariant and shares < 8 and lines < MANY and lines // tile * shares < wanted and inputs > BLOCK * shares:
         shares *= 2
-    return GroupedTiling(height, tile, 4, 4 if rows <= 16 else 3, shares=shares)
+    return GroupedTiling(height, tile, 4, 4 if tile == 128 and rows <= 16 else 3, shares=shares, scaled=scaled)
 
 
-def grouped_bytes(tiling: GroupedTiling, itemsize: int) -> int:
+def tall_grouped(rows: int, lines: int, chip: Chip, *, invariant: bool, exact: bool) -> GroupedTiling:
+    """Of more than 64 rows."""
+    if lines >= MANY and exact and not invariant:
+        return GroupedTiling(128, 256, 8, 3, scaled=True, cut=2)
+    tiles = lines // 128 * -(-rows // 64)
+    if lines >= MANY or tiles > chip.num_sms:
+        return GroupedTiling(64 if rows <= 128 else 128, 128, 8, 3)
+    return GroupedTiling(64, 128, 8, 3, shares=2 if 2 * tiles <= chip.num_sms and not invariant else 1)
+
+
+def grouped_bytes(tiling: GroupedTiling, chip: Chip, itemsize: int) -> int:
     """Shared memory of one program, at most: the stages of its pipeline, or its sums at the end.
 
-    Weights are unpacked in registers, so their last stage is there, and that of few rows, too.
+    Weights are unpacked in registers, so their last stage is there, and that of the rows unless matrix units read it.
     """
     weights = tiling.lines * (LINE // tiling.cut + 8)  # and words of scales and zero points
     rows = BLOCK // tiling.cut * tiling.rows * itemsize
-    stages = tiling.stages if tiling.rows > 8 and tiling.parts == 1 else tiling.stages - 1
+    read_there = 90 <= chip.capability < 120 and tiling.rows > 8 and tiling.parts == 1
+    stages = tiling.stages if read_there else tiling.stages - 1
     pipeline = tiling.parts * ((tiling.stages - 1) * weights + stages * rows)
     return max(pipeline, 4 * tiling.lines * (tiling.rows + 8) * min(tiling.parts, 2))

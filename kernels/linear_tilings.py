@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from penstock.kernels.chip import Chip
-from penstock.kernels.grouped_linear import GROUPED
+from penstock.kernels.grouped_linear import GROUPED, scales_exactly
 from penstock.kernels.grouped_tilings import GroupedTiling, grouped_bytes, grouped_tiling
 
 WIDE = 16384  # outputs of a product whose tiles fill the device however large they are
@@ -97,7 +97,8 @@ Way = Cut | None  # None: the library's product
 
 
 def describe(way: Way) -> str:
-    """A way in a few letters: s swaps the operands, d loads by TMA, f is one loop, g takes the gate."""
+    """A way in a few letters: s swaps the operands, d loads by TMA, f is one loop, g takes the gate; p parts, h shares,
+    c cuts."""
     if way is None:
         return "cuBLAS"
     if isinstance(way, VectorTiling):
@@ -111,7 +112,8 @@ def describe(way: Way) -> str:
     if isinstance(way, ExpertTiling):
         return f"{describe(way.gate_up)}, {describe(way.down)}"
     if isinstance(way, GroupedTiling):
-        return f"{way.rows}x{way.lines} w{way.warps} s{way.stages} parts {way.parts} shares {way.shares}"
+        size = f"{way.rows}x{way.lines} w{way.warps} s{way.stages} p{way.parts} h{way.shares}"
+        return f"{size} scaled c{way.cut}" if way.scaled else size
     flags = ("s", way.swap_ab), ("d", way.tma), ("f", way.flat), ("g", way.gated)
     size = f"{way.rows}x{way.outputs}x{way.inputs} w{way.warps} s{way.stages} r{way.ctas_per_sm} "
     return size + "".join(letter for letter, there in flags if there)
@@ -170,7 +172,10 @@ def choose_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -
     if product.weight in SCALED:
         return choose_scaled_tiling(rows, product, chip, invariant=invariant)
     if product.weight in GROUPED:
-        return grouped_tiling(rows, width, inputs, chip, gated=gated, invariant=invariant)
+        exact = scales_exactly(product.weight, product.dtype)
+        return grouped_tiling(
+            rows, width, inputs, chip, gated=gated, invariant=invariant, weight=product.weight, exact=exact
+        )
     if product.dtype.itemsize > 2:
         return SINGLE if invariant else None
     if rows == 1 and not invariant:
@@ -318,7 +323,7 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
         outputs = 16 * way.warps * (2 if gated else 1)
         return way.stages * PIPELINED_BYTES * (way.rows + outputs) + BARRIERS
     if isinstance(way, GroupedTiling):
-        return grouped_bytes(way, itemsize) + BARRIERS
+        return grouped_bytes(way, chip, itemsize) + BARRIERS
     if isinstance(way, SplitTiling):
         return way.stages * 256 * (way.rows + (128 if gated else 64)) + BARRIERS
     if not isinstance(way, Tiling):
@@ -331,6 +336,8 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
 
 def fits(way: Way, product: Product, chip: Chip) -> bool:
     """Whether the chip can run it: its shared memory holds one program, and it has the instructions."""
+    if isinstance(way, GroupedTiling) and way.scaled and not scales_exactly(product.weight, product.dtype):
+        return False
     if isinstance(way, PipelinedTiling) and not (chip.tma and chip.pdl):
         return False
     if not formed(way, product, chip):

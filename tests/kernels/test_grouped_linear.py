@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.grouped_linear import GROUPED, PlaneForm, form_named, form_of, planes_of, timed_weight
+from penstock.kernels.chip import CHIPS
+from penstock.kernels.grouped_linear import (
+    GROUPED,
+    PlaneForm,
+    form_named,
+    form_of,
+    planes_of,
+    scales_exactly,
+    timed_weight,
+)
+from penstock.kernels.grouped_tilings import GroupedTiling
+from penstock.kernels.linear_tilings import Product, candidates, ruled
 from penstock.kernels.quantized import GroupedWeight
 from tests.kernels.grouped_weights import KINDS, grouped
 
@@ -15,7 +26,7 @@ def test_forms_have_names_that_plans_know(kind: str) -> None:
     form = form_of(grouped(kind, 4, 384))
     assert form is not None
     assert form.name in GROUPED
-    assert form_named(form.name).name == form.name
+    assert form_named(form.name) == form
 
 
 @pytest.mark.parametrize("group", [3, 24, 80])
@@ -45,8 +56,31 @@ def test_a_word_has_values_that_lie_a_run_apart() -> None:
 
 
 def test_a_timed_weight_is_finite_and_has_the_memory_s_values() -> None:
-    form = form_named("e2m1-32")
+    form = form_named("e2m1-32-e8m0")
     memory = torch.randn(3 * form.blocks(256) * form.run).half()
     found = timed_weight(form, 3, 256, memory)
     assert found.values.data_ptr() == memory.data_ptr()
     assert set(found.scales.flatten().tolist()) == {0x7F7F7F7F}
+
+
+def test_values_are_scaled_in_a_type_that_has_their_scales() -> None:
+    found = {name: [scales_exactly(name, dtype) for dtype in (torch.bfloat16, torch.float16)] for name in GROUPED}
+    assert found["int4-128-bf16"] == [True, False]
+    assert found["int4-128-fp16"] == [False, True]
+    assert found["int4-128-fp32"] == [False, False]
+    assert found["e2m1-16-e4m3"] == [True, True]
+    assert found["e2m1-32-e8m0"] == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_no_way_scales_values_inexactly(dtype: torch.dtype) -> None:
+    for chip in CHIPS.values():
+        for gated, width, inputs in ((True, 14336, 4096), (False, 4096, 14336), (False, 6144, 4096)):
+            product = Product(width, inputs, dtype, gated, weight="int4-128-bf16")
+            ways = [way for rows in (1, 16, 64, 128, 512, 2048) for way in candidates(product, rows, chip)]
+            ways += [*ruled(product, chip, invariant=False).ways, *ruled(product, chip, invariant=True).ways]
+            scaled = {way for way in ways if isinstance(way, GroupedTiling) and way.scaled}
+            assert bool(scaled) == (dtype is torch.bfloat16)
+            steady = ruled(product, chip, invariant=True).ways
+            assert all(isinstance(way, GroupedTiling) and not way.scaled for way in steady)
+            assert all(isinstance(way, GroupedTiling) and way.shares * way.parts == 1 for way in steady)

@@ -131,7 +131,7 @@ def test_tiles_have_the_same_bits() -> None:
     assert not any(isinstance(way, ExpertTiling) for way in ways)
 
 
-@pytest.mark.parametrize("weight", ["int4-128", "int8-32", "e2m1-16"])
+@pytest.mark.parametrize("weight", ["int4-128-bf16", "int8-32-fp16", "e2m1-16-e4m3", "int4-32-fp32"])
 def test_weights_in_groups_are_timed_as_they_are(weight: str) -> None:
     product = Product(16, 64, torch.float16, weight=weight)
     ways = (GroupedTiling(8, 16, 1, 2), GroupedTiling(8, 16, 2, 2, parts=2))
