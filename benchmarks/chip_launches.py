@@ -44,6 +44,7 @@ class ChipDriver:
 
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
+from penstock.engine_core.execution.product_bench import scaled_weight  # noqa: E402
 from penstock.engine_core.models.kv_cache import FP8_CAPABILITY  # noqa: E402
 from penstock.kernels import attention_device, attention_tiling, attention_triton, changes_triton, gather  # noqa: E402
 from penstock.kernels.activation import activate, activate_rounded  # noqa: E402
@@ -57,7 +58,7 @@ from penstock.kernels.grouped_linear_triton import multiply_planes  # noqa: E402
 from penstock.kernels.grouped_tilings import GroupedTiling  # noqa: E402
 from penstock.kernels.linear import gated_linear, linear  # noqa: E402
 from penstock.kernels.linear_plans import plans_of  # noqa: E402
-from penstock.kernels.linear_tilings import ExpertTiling, Product, candidates, shared_bytes  # noqa: E402
+from penstock.kernels.linear_tilings import SCALED, ExpertTiling, Product, candidates, shared_bytes  # noqa: E402
 from penstock.kernels.linear_triton import multiply_by  # noqa: E402
 from penstock.kernels.logprobs import token_logprobs  # noqa: E402
 from penstock.kernels.norm import add_norm, add_norm_rounded, layer_norm, rms_norm  # noqa: E402
@@ -219,6 +220,7 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 eight_bits(model, chip)
                 groups(model)
         attention_rows(chip)
+        quantized_experts(chip)
         encoders()
         slots()
     return found
@@ -319,6 +321,27 @@ def experts(model: Model, x: Tensor) -> None:
     if model.sinks:
         biases = ExpertBiases(memory(model.experts, 2 * model.width), memory(model.experts, model.hidden))
         expert_mlp(x, routes, gate_up, down, biases=biases, activation=Activation("silu", 1.702, 7.0, 1.0))
+
+
+def quantized_experts(chip: Chip) -> None:
+    """Experts of 8 bits, in every way that tuning may try, and in groups."""
+    width, inputs, held = 1024, 2048, 32
+    shapes = (held, 2 * width, inputs), (held, inputs, width)
+    for rows in ROWS:
+        x, routes = memory(rows, inputs), route(memory(rows, held), Routing(4, normalised=True))
+        for kind in SCALED if chip.capability >= 89 else ("fp8_weights", "int8"):
+            scaled = [scaled_weight(kind, shape, x.device) for shape in shapes]
+            expert_mlp(x, routes, scaled[0], scaled[1])
+            for way in candidates(Product(width, inputs, torch.bfloat16, experts=held, weight=kind), rows, chip):
+                assert isinstance(way, ExpertTiling)
+                multiply_sorted(x, routes, scaled[0], scaled[1], 0, way)
+        for name in GROUPS:
+            form = form_named(name)
+            planes = []
+            for _, outputs, own in shapes:
+                values = memory(held * outputs, form.blocks(own) * form.run)
+                planes.append(timed_weight(form, len(values), own, values))
+            expert_mlp(x, routes, planes[0], planes[1])
 
 
 def attention(model: Model, *, fp8: bool = False) -> None:
