@@ -46,7 +46,7 @@ def tile_of(dim: int, item_bytes: int) -> tuple[int, int, int, int]:
     if item_bytes > 2:
         return (32, 32, 4, 2) if dim <= 64 else (16, 16, 4, 2)  # larger ones spill most of their registers
     if dim <= 64:
-        return 128, 64, 4, 3
+        return 64, 64, 4, 3
     return (128, 32, 8, 3) if dim <= 128 else (64, 32, 4, 2)
 
 

@@ -19,6 +19,10 @@ class Sequences:
     query_start: Tensor
     lengths: tuple[int, ...]
 
+    @property
+    def scale(self) -> float:
+        return float(self.tensors[0].shape[2] ** -0.5)
+
     def on(self, device: str) -> Sequences:
         q, k, v = (part.to(device) for part in self.tensors)
         return Sequences((q, k, v), self.query_start.to(device), self.lengths)
