@@ -33,14 +33,17 @@ def test_definition(heads: int, kv_heads: int, dim: int, window: int, dtype: tor
     scene = sequences(LENGTHS, heads, kv_heads, dim, dtype)
     found = run(scene, device, window)
     assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), exact(scene, scene.scale, window), atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
+    torch.testing.assert_close(
+        found.double(), exact(scene, scene.scale, window), atol=ROUNDING[dtype], rtol=ROUNDING[dtype]
+    )
 
 
 @pytest.mark.parametrize("window", [0, 1, 60, 65, 130])
 def test_texts_of_several_tiles(window: int, device: str) -> None:
     """Borders of tiles of 32 queries and 32 keys, and windows that leave blocks of keys without any for some query."""
     scene = sequences((64, 65, 1, 191), 1, 1, 16, torch.float32)
-    torch.testing.assert_close(run(scene, device, window).double(), exact(scene, scene.scale, window), atol=3e-6, rtol=3e-6)
+    expected = exact(scene, scene.scale, window)
+    torch.testing.assert_close(run(scene, device, window).double(), expected, atol=3e-6, rtol=3e-6)
 
 
 def test_a_text_has_the_same_bits_beside_others(device: str) -> None:
