@@ -247,3 +247,14 @@ def test_seventy_billion_parameters_need_a_second_gpu(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="weights take"):
         planned(folder)
     assert planned(folder, "--tensor-parallel-size", "2").cache_tokens > 100_000
+
+
+def test_an_encoder_has_no_cache_and_steps_of_whole_texts(tmp_path: Path) -> None:
+    bert = {"architectures": ["BertModel"], "model_type": "bert", "dtype": "bfloat16"}
+    found = planned(folder_of(tmp_path, bert), "--max-num-batched-tokens", "300", "--max-num-seqs", "4")
+    assert (found.blocks, found.kv_bytes_per_token, found.max_model_len) == (0, 0, 512)
+    assert [(row.tokens, row.requests, row.limit) for row in found.concurrency] == [(512, 1, "step")]
+    assert 108_000_000 < found.parameters < 110_000_000
+    assert "keys and values" in text(found)
+    with pytest.raises(ConfigError, match="encoder"):
+        planned(tmp_path, "--pipeline-parallel-size", "2")

@@ -6,12 +6,21 @@ import array
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
+from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.protocol.columns import unpack
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.services.llm.params import SamplingParams
-from penstock.services.llm.prompts import Prompt, chat_request, completion_requests, conversations, parse_prompts
+from penstock.services.llm.prompts import (
+    Prompt,
+    chat_request,
+    classify_submissions,
+    completion_requests,
+    conversations,
+    parse_prompts,
+)
 from tests.services.client.fake_engine import MAX_MODEL_LEN, MODEL, VOCABULARY
 
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -123,3 +132,14 @@ def test_conversations_are_told_from_one() -> None:
     assert conversations(MESSAGES) == [MESSAGES]
     assert conversations([MESSAGES, MESSAGES]) == [MESSAGES, MESSAGES]
     assert conversations([]) == []
+
+
+def test_texts_to_classify_need_a_model_with_a_head() -> None:
+    head = ClassifierSpec(kind="cls", layers=(), labels=("a", "b"))
+    submits, found = classify_submissions("one", 5, msgspec.structs.replace(MODEL, classifier=head))
+    assert found is head
+    (submit,) = submits
+    assert submit.pooling is not None
+    assert (submit.prompt, submit.truncate, submit.pooling.kind, submit.pooling.classify) == ("one", 5, "cls", True)
+    with pytest.raises(Unsupported):
+        classify_submissions(["one"], None, MODEL)

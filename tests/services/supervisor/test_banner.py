@@ -195,3 +195,11 @@ def test_without_a_terminal_lines_pass_as_they_are(capsys):
     progress.write("a [bold]line[/bold] of another")
     progress.close()
     assert capsys.readouterr().err == "a [bold]line[/bold] of another\n"
+
+
+def test_an_encoder_has_no_cache_and_every_slot():
+    facts = msgspec.structs.replace(FACTS, blocks=0, headless=True, max_num_seqs=7)
+    assert facts.concurrency == 7
+    lines = banner.banner(facts)
+    assert any("none: an encoder" in line for line in lines)
+    assert not any("blocks" in line for line in lines)
