@@ -44,6 +44,8 @@ class QuantizedExperts:
         if spec.stacked:
             self.matrices = {f"experts.{name}": self.matrix(name, form) for name, form in spec.formats}
 
+        self.left = len(self.matrices)  # to be found
+
     @property
     def weights(self) -> tuple[Weight, Weight]:
         """`[held, 2 * width, hidden]`, gates first, and `[held, hidden, width]`."""
@@ -79,9 +81,10 @@ class QuantizedExperts:
 
     def gather(self) -> None:
         """Stack what the matrices have found, once all of them have."""
-        found = {name: matrix.found for name, matrix in self.matrices.items() if matrix.found is not None}
-        if len(found) < len(self.matrices):
+        self.left -= 1
+        if self.left:
             return
+        found = {name: matrix.found for name, matrix in self.matrices.items() if matrix.found is not None}
         for matrix in self.matrices.values():
             matrix.found = None
         if self.spec.stacked:
