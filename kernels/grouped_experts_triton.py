@@ -1,8 +1,8 @@
 """Products of tokens with experts whose weights have groups of 4 or 8 bits, in Triton: tiles of `experts_triton`.
 
 Weights are in planes (`kernels.grouped_linear`), of all experts one behind the other, and become 16-bit numbers in
-registers. A group's sum is multiplied with its scale in fp32, and groups are added in order: a row is the same to the
-last bit in every tiling.
+registers. They are multiplied with their scales where those are numbers of their type, else a group's sum is, in fp32.
+Groups are added in order: a row is the same to the last bit in every tiling.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch import Tensor
 from penstock.kernels.activation import SILU
 from penstock.kernels.activation_triton import finish_tile
 from penstock.kernels.chip import chip_of
-from penstock.kernels.grouped_linear import PlaneWeight
-from penstock.kernels.grouped_linear_triton import COMPILED, scale_of, unpack, zero_of
+from penstock.kernels.grouped_linear import PlaneWeight, scales_exactly
+from penstock.kernels.grouped_linear_triton import COMPILED, multiply_pairs, scale_of, unpack, zero_of
 from penstock.kernels.linear_tilings import Tiling
 from penstock.kernels.records import Activation
 from penstock.kernels.routing_triton import Schedule, load_tile_pairs
@@ -44,7 +44,7 @@ def multiply_planes(
         CHOSEN=chosen, ROWS=tiling.rows, OUTPUTS=tiling.outputs, RUN=form.run, PLANES=form.planes, SCALES=form.scales,
         NUMBERS=form.numbers, SCALE=form.scale, ZEROS=weight.zeros is not None, FACTORS=weight.factors is not None,
         GATED=gate is not None, KIND=kind, SLOPE=slope, LIMIT=limit, SHIFT=shift, BIAS=bias is not None,
-        EVEN=inputs % form.block == 0, COMPILED=COMPILED, PDL=pdl,
+        EVEN=inputs % form.block == 0, SCALED=scales_exactly(form.name, x.dtype), COMPILED=COMPILED, PDL=pdl,
         num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -54,14 +54,15 @@ def multiply_planes(
 def add_groups(
     sums, numbers, words, zero_words, x_lines, block, inputs,
     RUN: tl.constexpr, PLANES: tl.constexpr, SCALES: tl.constexpr, NUMBERS: tl.constexpr, SCALE: tl.constexpr,
-    ZEROS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr,
+    ZEROS: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr, COMPILED: tl.constexpr,
 ):  # fmt: skip
-    """sums and the products of a block of weights, `[outputs, rows]`."""
+    """sums and the products of a block of weights, `[outputs, rows]`. SCALED: of values times their scales."""
     TYPE: tl.constexpr = x_lines.dtype.element_ty
     places = tl.arange(0, RUN)
     for at in tl.static_range(SCALES):
         zero = zero_of(zero_words, at, NUMBERS, ZEROS)[:, None]
-        found = tl.zeros(sums.shape, tl.float32)
+        scale = scale_of(words, at, SCALE)[:, None]
+        found = sums if SCALED else tl.zeros(sums.shape, tl.float32)
         for plane in tl.static_range(at * PLANES // SCALES, (at + 1) * PLANES // SCALES):
             inner = (block * PLANES + plane) * RUN + places
             if EVEN:
@@ -69,8 +70,10 @@ def add_groups(
             else:
                 values = tl.load(x_lines[None, :] + inner[:, None], mask=(inner < inputs)[:, None], other=0.0)
             weights = unpack(numbers, zero, plane, NUMBERS, TYPE, COMPILED)
+            if SCALED:
+                weights = multiply_pairs(weights, scale.to(TYPE), COMPILED)
             found = tl.dot(weights, values, found, input_precision="ieee")
-        sums += found * scale_of(words, at, SCALE)[:, None]
+        sums = found if SCALED else sums + found * scale
     return sums
 
 
@@ -80,7 +83,7 @@ def plane_expert_kernel(
     CHOSEN: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, RUN: tl.constexpr, PLANES: tl.constexpr,
     SCALES: tl.constexpr, NUMBERS: tl.constexpr, SCALE: tl.constexpr, ZEROS: tl.constexpr, FACTORS: tl.constexpr,
     GATED: tl.constexpr, KIND: tl.constexpr, SLOPE: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr,
-    BIAS: tl.constexpr, EVEN: tl.constexpr, COMPILED: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, EVEN: tl.constexpr, SCALED: tl.constexpr, COMPILED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """`kernels.experts_triton.expert_kernel` of weights in planes. GATED: of 16 lines 8 are gates and 8 their ups."""
     if PDL:
@@ -111,7 +114,7 @@ def plane_expert_kernel(
         numbers = tl.load(value_lines + block * RUN)
         sums = add_groups(
             sums, numbers, words, zero_words, x_lines, block, inputs,
-            RUN, PLANES, SCALES, NUMBERS, SCALE, ZEROS, EVEN, COMPILED,
+            RUN, PLANES, SCALES, NUMBERS, SCALE, ZEROS, EVEN, SCALED, COMPILED,
         )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

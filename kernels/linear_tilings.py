@@ -304,7 +304,8 @@ SCALED_BY_MEAN: ByMean = (
 GROUPED_BY_MEAN: ByMean = (
     (16, ExpertTiling(Tiling(16, 64, 128, 4, 4), Tiling(16, 64, 128, 4, 4))),
     (32, ExpertTiling(Tiling(32, 64, 128, 4, 4), Tiling(32, 64, 128, 4, 4))),
-    (math.inf, ExpertTiling(Tiling(64, 64, 128, 8, 3), Tiling(64, 128, 128, 8, 3))),
+    (64, ExpertTiling(Tiling(64, 64, 128, 8, 3), Tiling(64, 128, 128, 8, 3))),
+    (math.inf, ExpertTiling(Tiling(128, 64, 128, 8, 3), Tiling(128, 128, 128, 8, 3))),
 )
 
 
