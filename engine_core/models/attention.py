@@ -160,6 +160,7 @@ class SelfAttention:
         return found[0], found[1]
 
     def destinations(self) -> Destinations:
+        """By names within the attention."""
         yield from self.qkv.destinations()
         for name, norm in (("q_norm.", self.query_norm), ("k_norm.", self.key_norm)):
             if norm is not None and self.spec.qk_norm != "unit":
