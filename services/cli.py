@@ -44,12 +44,13 @@ COMMANDS: Mapping[str, str] = {
     "bench offline": "benchmark the Python API",
     "bench start": "measure how long a server takes to start",
     "plan": "print the GPU memory that a model needs, and how many requests run at once",
+    "quantize": "write a model's folder with quantized weights, and tell what each layer lost",
     "tune": "measure how a model's products run best on this GPU, and keep that for every start",
     "top": "show the live state of a server",
     "collect-env": "print the environment for a bug report",
 }
 BENCHES = ("bench serve", "bench offline", "bench start")
-TAKES_MODEL = ("serve", "engine", "config", "plan", "tune", "chat", "complete", "run-batch", *BENCHES)
+TAKES_MODEL = ("serve", "engine", "config", "plan", "quantize", "tune", "chat", "complete", "run-batch", *BENCHES)
 STARTED = ("model", "tokenizer", "scheduler", "executor", "trace", "api_processes", "api_key", "max_queued_requests",
            "log_level", "log_format", "run_dir")  # fmt: skip
 COMMON = ("served_model_name", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
@@ -61,6 +62,7 @@ STARTED_COMMON = ("dtype", "max_model_len", "tensor_parallel_size", "device", "a
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "keys": (),
     "top": ("api_key", "run_dir"),
+    "quantize": ("model", "device"),
     "tune": ("model", "device"),
     "plan": ("model", "gpu_memory_utilization", "kv_cache_memory", "speculative_config"),
     **dict.fromkeys(("chat", "complete", "run-batch", *BENCHES), STARTED),
@@ -76,6 +78,7 @@ MODULES: Mapping[str, str] = {
     "bench offline": "penstock.services.bench.offline",
     "bench start": "penstock.services.bench.offline:start",
     "plan": "penstock.services.commands.plan",
+    "quantize": "penstock.services.commands.quantize",
     "tune": "penstock.services.commands.tune",
     "top": "penstock.services.commands.top",
     "collect-env": "penstock.services.commands.collect_env",
