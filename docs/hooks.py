@@ -190,9 +190,15 @@ def aliases() -> str:
 
 PROBE: Mapping[str, object] = {  # a config.json that asks for all that a family has
     "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 8, "vocab_size": 64,
-    "intermediate_size": 64, "num_experts": 8, "use_sliding_window": True, "max_window_layers": 0,
+    "intermediate_size": 64, "num_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 1, "moe_topk": 1,
+    "moe_intermediate_size": 64, "use_sliding_window": True, "max_window_layers": 0,
     "use_qk_norm": True, "residual_multiplier": 0.5,
     "sliding_window": 1 << 24, # Llama's reader refuses one that would hide a key
+}  # fmt: skip
+
+ASKED: Mapping[str, Mapping[str, object]] = {  # of files that must have more
+    "ministral3": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0,
+                                       "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}},
 }  # fmt: skip
 
 
@@ -200,7 +206,7 @@ def families() -> str:
     """The architectures that config.json may name, and what the reader makes of a file that asks for everything."""
     rows = []
     for family in registry().values():
-        found = family.read(ConfigFile(Path("config.json"), PROBE, family.defaults))
+        found = family.read(ConfigFile(Path("config.json"), {**PROBE, **ASKED.get(family.name, {})}, family.defaults))
         classes = map(code, (family.architecture, *family.wrappers))
         rows.append([family.name, " ".join(classes), code(family.base), ", ".join(layer_options(found))])
     return table(["Family", "Architecture", "Embedding model", "Beyond Llama's layers"], rows)
