@@ -25,7 +25,7 @@ from penstock.kernels.gluon_names import async_load, barrier
 from penstock.kernels.linear_tilings import PIPELINED_BYTES, PipelinedTiling
 from penstock.kernels.quantized import QuantizedRows, Rows
 
-ROW = gl.constexpr(128)  # bytes of a row of swizzled shared memory
+ROW = tl.constexpr(128)  # bytes of a row of swizzled shared memory
 K_TILES = PIPELINED_BYTES // ROW.value  # of one iteration; the kernel has sums for four of them
 
 

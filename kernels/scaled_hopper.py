@@ -85,6 +85,24 @@ def factors_of(
 
 
 @gluon.jit
+def turn_factors(
+    x_scales, scales, block, blocks, rows, width,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SUMS: gl.constexpr, EACH: gl.constexpr, BLOCKS: gl.constexpr,
+    GATED: gl.constexpr,
+):  # fmt: skip
+    """Of an iteration's two blocks, of gate and up."""
+    high = gl.program_id(0) * OUTPUTS // 128
+    up_high = (width + gl.program_id(0) * OUTPUTS) // 128
+    of_0 = factors_of(x_scales, scales, block, blocks, rows, high, ROWS, SUMS, EACH, BLOCKS)
+    of_1 = factors_of(x_scales, scales, block + 1, blocks, rows, high, ROWS, SUMS, EACH, BLOCKS)
+    up_0, up_1 = of_0, of_1
+    if GATED:
+        up_0 = factors_of(x_scales, scales, block, blocks, rows, up_high, ROWS, SUMS, EACH, BLOCKS)
+        up_1 = factors_of(x_scales, scales, block + 1, blocks, rows, up_high, ROWS, SUMS, EACH, BLOCKS)
+    return of_0, of_1, up_0, up_1
+
+
+@gluon.jit
 def add_parts(first, second, sums, of_first, of_second, BLOCKS: gl.constexpr):
     if BLOCKS:
         sums += first * of_first[None, :] + second * of_second[None, :]
@@ -121,8 +139,7 @@ def split_kernel(
         mbarrier.init(full.index(place), count=1)
     fence_async_shared()
     barrier()
-    split = gl.program_id(1)
-    first = split * share
+    first = gl.program_id(1) * share
     count = gl.maximum(gl.minimum(share, iterations - first), 0)
     for iteration in range(gl.minimum(STAGES, count)):
         copy_stage(
@@ -138,22 +155,14 @@ def split_kernel(
         )  # fmt: skip
     zeros = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
     sums, ups = zeros, zeros
-    high = gl.program_id(0) * OUTPUTS // 128
-    up_high = (width + gl.program_id(0) * OUTPUTS) // 128
-    of_0 = factors_of(x_scales, scales, 2 * first, blocks, rows, high, ROWS, SUMS, EACH, BLOCKS)
-    of_1 = factors_of(x_scales, scales, 2 * first + 1, blocks, rows, high, ROWS, SUMS, EACH, BLOCKS)
-    up_0, up_1 = of_0, of_1
-    if GATED:
-        up_0 = factors_of(x_scales, scales, 2 * first, blocks, rows, up_high, ROWS, SUMS, EACH, BLOCKS)
-        up_1 = factors_of(x_scales, scales, 2 * first + 1, blocks, rows, up_high, ROWS, SUMS, EACH, BLOCKS)
+    of_0, of_1, up_0, up_1 = turn_factors(
+        x_scales, scales, 2 * first, blocks, rows, width, ROWS, OUTPUTS, SUMS, EACH, BLOCKS, GATED
+    )
     for iteration in range(count):
         block = 2 * (first + iteration + 1)  # scales are fetched an iteration ahead
-        next_0 = factors_of(x_scales, scales, block, blocks, rows, high, ROWS, SUMS, EACH, BLOCKS)
-        next_1 = factors_of(x_scales, scales, block + 1, blocks, rows, high, ROWS, SUMS, EACH, BLOCKS)
-        next_up_0, next_up_1 = next_0, next_1
-        if GATED:
-            next_up_0 = factors_of(x_scales, scales, block, blocks, rows, up_high, ROWS, SUMS, EACH, BLOCKS)
-            next_up_1 = factors_of(x_scales, scales, block + 1, blocks, rows, up_high, ROWS, SUMS, EACH, BLOCKS)
+        next_0, next_1, next_up_0, next_up_1 = turn_factors(
+            x_scales, scales, block, blocks, rows, width, ROWS, OUTPUTS, SUMS, EACH, BLOCKS, GATED
+        )
         stage = iteration % STAGES
         mbarrier.wait(full.index(stage), iteration // STAGES & 1)
         at = stage * PARTS * K_TILES
@@ -178,9 +187,9 @@ def split_kernel(
         of_0, of_1, up_0, up_1 = next_0, next_1, next_up_0, next_up_1
     last = True
     if SPLITS > 1:
-        gl.store(partials + places_of(split, 0, PARTS, OUTPUTS, ROWS, SUMS), sums)
+        gl.store(partials + places_of(gl.program_id(1), 0, PARTS, OUTPUTS, ROWS, SUMS), sums)
         if GATED:
-            gl.store(partials + places_of(split, 1, PARTS, OUTPUTS, ROWS, SUMS), ups)
+            gl.store(partials + places_of(gl.program_id(1), 1, PARTS, OUTPUTS, ROWS, SUMS), ups)
         barrier()
         last = gl.atomic_add(arrivals + gl.program_id(0), 1, sem="acq_rel") == SPLITS - 1
     if last:

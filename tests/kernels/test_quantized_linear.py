@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from penstock.kernels import scaled_linear_triton
 from penstock.kernels.activation import silu_mul
-from penstock.kernels.quantized import FLOAT8, Float8Weight, multiply_reference
-from penstock.kernels.quantized_linear import multiply_quantized
+from penstock.kernels.linear_tilings import Tiling
+from penstock.kernels.quantize import quantize
+from penstock.kernels.quantized import FLOAT8, Float8Weight, RowFormat, Rows, multiply_reference
+from penstock.kernels.quantized_linear import multiply_quantized, multiply_quantized_by
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -19,3 +22,22 @@ def test_a_product_may_have_a_bias_and_a_gate(gated: bool, biased: bool) -> None
     expected = multiply_reference(x, weight, bias)
     found = multiply_quantized(x, weight, bias, gated=gated, invariant=False)
     assert torch.equal(found, silu_mul(expected) if gated else expected)
+
+
+@pytest.mark.parametrize("inputs", [48, 40])
+def test_rows_that_tma_cannot_load_are_loaded_without_it(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins at a multiple of 16 bytes, or it is read in the plain way."""
+    used: list[bool] = []
+    plain = scaled_linear_triton.multiply_scaled_tiles
+
+    def multiply(x: Rows, weight: Float8Weight, bias: None, tiling: Tiling, *, gated: bool) -> torch.Tensor:
+        used.append(tiling.tma)
+        return plain(x, weight, bias, tiling, gated=gated)
+
+    monkeypatch.setattr(scaled_linear_triton, "multiply_scaled_tiles", multiply)
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, inputs), Float8Weight(torch.randn(16, inputs).to(FLOAT8), torch.rand(16))
+    rows = quantize(x, RowFormat(FLOAT8))
+    found = multiply_quantized_by(Tiling(16, 16, 128, 4, 2, tma=True), rows, weight, None, gated=False)
+    assert torch.allclose(found, multiply_reference(x, weight), atol=1e-4)
+    assert used == [inputs == 48]
