@@ -23,6 +23,8 @@ from penstock.kernels.quantized import (
     multiply_reference,
 )
 
+ROWS_OF_LIBRARY = 8  # a multiple of which cuBLAS takes where scales are of blocks: their columns are aligned then
+
 
 def multiply_quantized(
     x: Rows,
@@ -129,13 +131,27 @@ def multiplied_by_library(x: QuantizedRows, weight: Float8Weight | Int8Weight) -
     return blocks and chip.capability == 90 and len(x.values) > 1
 
 
+def padded(x: QuantizedRows) -> QuantizedRows:
+    """The same with as many rows as cuBLAS asks for where scales are of blocks. What is in those behind is unset."""
+    rows, inputs = x.values.shape
+    size = -(-rows // ROWS_OF_LIBRARY) * ROWS_OF_LIBRARY
+    if size == rows:
+        return x
+    values, scales = x.values.new_empty(size, inputs), x.scales.new_empty(x.scales.shape[1], size)
+    values[:rows].copy_(x.values)
+    scales[:, :rows].copy_(x.scales.t())
+    return QuantizedRows(values, scales.t(), x.dtype)
+
+
 def library_product(x: QuantizedRows, weight: Float8Weight | Int8Weight, bias: Tensor | None) -> Tensor:
     """By the library, with its short sums where scales are not of blocks."""
     if weight.scales.dim() == 2:
+        rows = len(x.values)
+        x = padded(x)
         scaled: Tensor = torch._scaled_mm(
             x.values, weight.values.t(), x.scales, weight.scales.t(), out_dtype=x.dtype, use_fast_accum=False
         )
-        return scaled if bias is None else scaled.add_(bias)
+        return scaled[:rows] if bias is None else scaled[:rows].add_(bias)
     found: Tensor = torch._scaled_mm(
         x.values, weight.values.t(), x.scales.contiguous(), weight.scales[None], bias, out_dtype=x.dtype,
         use_fast_accum=True,
