@@ -153,8 +153,8 @@ def scaled_expert_kernel(
         block_lines = block_scale_lines(scales, expert, first, output, outputs, blocks, BLOCK, VECTOR)
         up_block_lines = block_lines + width // BLOCK * blocks
     row_scale = ones
-    scale = 1.0
-    up_scale = 1.0
+    scale = tl.full([OUTPUTS], 1.0, tl.float32) if VECTOR else 1.0
+    up_scale = scale
     for start in range(0, inputs, INPUTS):
         if BLOCK:
             block = start // INPUTS
