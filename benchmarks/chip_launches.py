@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -191,6 +192,8 @@ def labelled(compile: dict[str, Any]) -> str:
     the chip, and stays unsaid."""
     names = list(compile["signature"])
     constants = {names[place[0]]: value for place, value in compile["constants"].items() if names[place[0]] != "PDL"}
+    taken = [name for name, value in constants.items() if isinstance(value, str) and tl.dtype.is_dtype(value)]
+    assert not taken, f"{taken}: a kernel that another process compiled takes these words for types"
     words = [f"{name}={value}" for name, value in constants.items()]
     words.append(f"warps={compile['num_warps']} stages={compile['num_stages']}")
     if registers := json.loads(compile["specialization_data"])["options"].get("maxnreg"):

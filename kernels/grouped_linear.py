@@ -50,6 +50,13 @@ class PlaneForm:
     def block(self) -> int:
         return self.planes * self.run
 
+    @property
+    def constants(self) -> dict[str, int | str]:
+        """Of kernels. Words are in capitals: a constant that is called as one of Triton's types, as bf16 and int8 are,
+        becomes the type where a kernel is loaded that another process has compiled."""
+        words = {"NUMBERS": self.numbers.upper(), "SCALE": self.scale.upper()}
+        return {"RUN": self.run, "PLANES": self.planes, "SCALES": self.scales, **words}
+
     def blocks(self, inputs: int) -> int:
         return -(-inputs // self.block)
 

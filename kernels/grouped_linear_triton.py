@@ -70,8 +70,7 @@ def multiply_planes(
     plane_kernel[(high, wide, tiling.shares)](
         x, weight.values, weight.scales, zeros, factors, x if bias is None else bias, out, partials, arrivals,
         rows, width, inputs, x.stride(0),
-        ROWS=tiling.rows, LINES=tiling.lines, PARTS=tiling.parts, SHARES=tiling.shares, RUN=form.run,
-        PLANES=form.planes, SCALES=form.scales, NUMBERS=form.numbers, SCALE=form.scale, GATED=gated,
+        ROWS=tiling.rows, LINES=tiling.lines, PARTS=tiling.parts, SHARES=tiling.shares, **form.constants, GATED=gated,
         ZEROS=weight.zeros is not None, FACTORS=weight.factors is not None, BIAS=bias is not None,
         EVEN=inputs % (form.block * tiling.parts * tiling.shares) == 0, SCALED=tiling.scaled,
         CUT=min(tiling.cut, form.run // 16), COMPILED=COMPILED, PDL=pdl,
@@ -104,7 +103,7 @@ def dequantize(weight: PlaneWeight, dtype: torch.dtype, first: int, last: int) -
     dequantize_kernel[(triton.cdiv(last - first, DENSE_LINES), blocks)](
         weight.values, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
         weight.scales if weight.factors is None else weight.factors, dense, first, last, outputs, weight.inputs,
-        LINES=DENSE_LINES, RUN=form.run, PLANES=form.planes, SCALES=form.scales, NUMBERS=form.numbers, SCALE=form.scale,
+        LINES=DENSE_LINES, **form.constants,
         ZEROS=weight.zeros is not None, FACTORS=weight.factors is not None, COMPILED=COMPILED, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
@@ -116,7 +115,7 @@ def unpacking(numbers, plane, bf16):
     """PTX for two neighbouring words: a plane of both as 16-bit floats. Integers are set into the mantissa of 128 in
     bfloat16, or 1024 in float16, which the offset takes away. E2M1 becomes a small float with its bits, which a
     power of two brings to its size."""
-    if numbers == "int4":
+    if numbers == "INT4":
         bits = "0x43004300" if bf16 else "0x64006400"
         moved = f"shr.u32 t, $1, {4 * plane}; " if plane else "mov.b32 t, $1; "
         add = "mov.b32 u, 0x3F803F80; fma.rn.bf16x2 $0, t, u, $2; " if bf16 else "add.rn.f16x2 $0, t, $2; "
@@ -134,7 +133,7 @@ def unpacking(numbers, plane, bf16):
 @triton.jit
 def unpack(words, zero, PLANE: tl.constexpr, NUMBERS: tl.constexpr, TYPE: tl.constexpr, COMPILED: tl.constexpr):
     """A plane of words in a floating-point type, exactly: integers less their zero point, or E2M1."""
-    if NUMBERS == "int8":
+    if NUMBERS == "INT8":
         found = ((words.to(tl.int32) >> 8 * PLANE & 255).to(tl.float32) - zero).to(TYPE)
     elif COMPILED and TYPE.primitive_bitwidth == 16:
         BF16: tl.constexpr = TYPE.is_bf16()
@@ -143,7 +142,7 @@ def unpack(words, zero, PLANE: tl.constexpr, NUMBERS: tl.constexpr, TYPE: tl.con
         found = tl.inline_asm_elementwise(ptx, "=r,r,r", [words, offset], offset.dtype, is_pure=True, pack=2)
     else:
         codes = words.to(tl.int32) >> 4 * PLANE & 15
-        if NUMBERS == "int4":
+        if NUMBERS == "INT4":
             found = (codes.to(tl.float32) - zero).to(TYPE)
         else:
             half = (codes & 1).to(tl.float32) * 0.5
@@ -172,15 +171,15 @@ def multiply_pairs(weights, sizes, COMPILED: tl.constexpr):
 @triton.jit
 def scale_of(words, AT: tl.constexpr, SCALE: tl.constexpr):
     """A block's scale in fp32, from its word."""
-    if SCALE == "fp32":
+    if SCALE == "FP32":
         found = (words >> 32 * AT).to(tl.int32).to(tl.float32, bitcast=True)
-    elif SCALE == "bf16":
+    elif SCALE == "BF16":
         found = ((words >> 16 * AT).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    elif SCALE == "fp16":
+    elif SCALE == "FP16":
         found = (words >> 16 * AT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         bits = words >> 8 * AT & 255
-        if SCALE == "e4m3":  # its bits in those of a float whose exponent begins 120 lower
+        if SCALE == "E4M3":  # its bits in those of a float whose exponent begins 120 lower
             bits = (bits & 127) << 20 | (bits & 128) << 24
             found = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
         else:
@@ -194,7 +193,7 @@ def zero_of(words, AT: tl.constexpr, NUMBERS: tl.constexpr, ZEROS: tl.constexpr)
     if ZEROS:
         found = (words >> 8 * AT & 255).to(tl.float32)
     else:
-        found = tl.full(words.shape, 128.0 if NUMBERS == "int8" else 8.0, tl.float32)
+        found = tl.full(words.shape, 128.0 if NUMBERS == "INT8" else 8.0, tl.float32)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton.language as tl
 
 from penstock.kernels.chip import CHIPS
 from penstock.kernels.grouped_linear import (
@@ -27,6 +28,16 @@ def test_forms_have_names_that_plans_know(kind: str) -> None:
     assert form is not None
     assert form.name in GROUPED
     assert form_named(form.name) == form
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_word_of_a_kernel_is_a_type_of_triton(kind: str) -> None:
+    """It would become the type where a kernel comes from another process: scales of bf16 were read as exponents."""
+    form = form_of(grouped(kind, 4, 384))
+    assert form is not None
+    words = [value for value in form.constants.values() if isinstance(value, str)]
+    assert len(words) == 2
+    assert not any(map(tl.dtype.is_dtype, words))
 
 
 @pytest.mark.parametrize("group", [3, 24, 80])
