@@ -64,6 +64,28 @@ def h200() -> list[str]:
     return rows.table(rows.read(RESULTS / "h200"), titles).split("\n\n")
 
 
+def formats() -> str:
+    """Quantized and new shapes on one H200, with the share of each row's limit, beside 8B in bfloat16 of the same run."""
+    found = rows.read(RESULTS / "h200" / "formats")
+    shapes = list(dict.fromkeys(model for model, _ in found))
+    lines = []
+    for row in rows.SERVING:
+        cells = [cell(found.get((shape, row.name))) for shape in shapes]
+        if any(cells):
+            lines.append([row.name, rows.UNITS[row.figure], *cells])
+    return table(["Row", "", *(SHAPES[shape].title for shape in shapes)], lines)
+
+
+def cell(record: Record | None) -> str:
+    """The value in bold where it reached a goal, its share of the limit, and the goal that it missed."""
+    if record is None or record.value is None:
+        return ""
+    value = rows.number(record.value)
+    text = f"**{value}**" if record.met else value
+    text += f", {record.share_of_limit:.0%}" if record.share_of_limit else ""
+    return text if record.met or record.goal is None else f"{text} (goal {rows.number(record.goal)})"
+
+
 def invariant() -> str:
     plain, slow = rows.read(RESULTS / "h200"), rows.read(RESULTS / "h200" / "invariant")
     lines = []
@@ -293,7 +315,7 @@ BLOCKS: Blocks = {
     "cpu-embedded": lambda: cpu("cpu_embedded.json"), "cpu-06b": lambda: cpu("cpu_06b.json"),
     "scheduler": scheduler, "h200-serving": lambda: h200()[0],
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
-    "heads": other_heads, "turns": turns, "plans": plans, "scaling": gpus,
+    "formats": formats, "heads": other_heads, "turns": turns, "plans": plans, "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
     "speculation": speculation, "schema-drafts": drafts, "schemas": schemas, "faults": faults,
 }  # fmt: skip
