@@ -65,7 +65,7 @@ def h200() -> list[str]:
 
 
 def formats() -> str:
-    """Quantized and new shapes on one H200, with the share of each row's limit, beside 8B in bfloat16 of the same run."""
+    """Quantized and new shapes on one H200, beside 8B in bfloat16 of the same run."""
     found = rows.read(RESULTS / "h200" / "formats")
     shapes = list(dict.fromkeys(model for model, _ in found))
     lines = []
