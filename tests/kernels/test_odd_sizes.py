@@ -16,7 +16,7 @@ from penstock.kernels.linear_triton import multiply_tiles, multiply_tma, multipl
 from penstock.kernels.logprobs import token_logprobs
 from penstock.kernels.logprobs_triton import score_tokens
 from penstock.kernels.norm_triton import add_norm_rows, norm_rows
-from penstock.kernels.records import MOST
+from penstock.kernels.records import MOST, Activation
 from penstock.kernels.sampling import sample_entries
 from penstock.kernels.sampling_triton import choose_tokens
 from tests.kernels.sampling_scene import Row, scene
@@ -40,7 +40,9 @@ def test_norms_and_gates(hidden: int, device: str, poisoned: None) -> None:
     torch.testing.assert_close(normed.cpu(), functional.rms_norm(x + residual, (hidden,), weight, 1e-6))
     fused = random(2, 2 * hidden)
     gate, up = fused.chunk(2, dim=-1)
-    torch.testing.assert_close(activate_rows(fused.to(device), "silu", gated=True).cpu(), functional.silu(gate) * up)
+    torch.testing.assert_close(
+        activate_rows(fused.to(device), Activation("silu"), gated=True).cpu(), functional.silu(gate) * up
+    )
 
 
 @pytest.mark.parametrize("hidden", HIDDEN)

@@ -89,7 +89,7 @@ class Record:
         ended = all(key in self.seen and self.seen[key].finish != Finish.NONE for key in keys)
         return ended or life.message.id in self.rejected
 
-    def verify(self, life: Life, world: World, aborted: bool, stopped: bool, convicted: bool) -> None:
+    def verify(self, life: Life, world: World, aborted: bool, stopped: bool, convicted: bool = False) -> None:
         """Every choice of the life ended exactly once, with the tokens that the model gives to its prompt.
 
         convicted: executors died often enough for one that runs alone to be taken for the cause."""
