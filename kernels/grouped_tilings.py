@@ -72,8 +72,7 @@ def grouped_bytes(tiling: GroupedTiling, chip: Chip, itemsize: int) -> int:
     """
     weights = tiling.lines * (LINE // tiling.cut + 8)  # and words of scales and zero points
     rows = BLOCK // tiling.cut * tiling.rows * itemsize
-    tall = tiling.rows > 8 or chip.capability >= 100
-    read_there = 90 <= chip.capability < 120 and tall and tiling.parts == 1
+    read_there = 90 <= chip.capability < 120 and tiling.parts == 1
     stages = tiling.stages if read_there else tiling.stages - 1
     pipeline = tiling.parts * ((tiling.stages - 1) * weights + stages * rows)
     return max(pipeline, 4 * tiling.lines * (tiling.rows + 8) * min(tiling.parts, 2))
