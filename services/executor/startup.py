@@ -155,11 +155,9 @@ def start(
     log_loaded(ready, options, shape, draft)
     if (quantized := quantization_facts(spec)) is not None:
         logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
-    for note in quantization_notes(spec, chip_of(device)):
-        logs.info(log, "quantized_otherwise", reason=note)
     if left := unread_tensors(spec, read_names(path)):
         logs.info(log, "left_unread", tensors=left, reason="images, sound, draft layers, heads for training")
-    for reason in () if spec.quantization is None else spec.quantization.notes:
+    for reason in quantization_notes(spec, chip_of(device)):
         logs.info(log, "served_otherwise", reason=reason)
     if spec.attention.kv_fp8 and (missing := model.missing_kv_scales):
         logs.info(log, "kv_scales", missing=missing, instead="1.0", reason="the checkpoint has no such tensors")

@@ -80,6 +80,9 @@ def test_weights_that_are_served_otherwise_than_they_say_are_logged(
     with caplog.at_level("INFO"):
         start(config(folder), 0)
     assert [record.message for record in caplog.records].count("served_otherwise") == 1
+    told = [fields["reason"] for record in caplog.records if "reason" in (fields := getattr(record, "fields", {}))]
+    assert told
+    assert len(told) == len(set(told)), "each is told once"
 
 
 def test_a_cache_below_one_request_is_refused_with_the_length_that_fits(folder: str) -> None:
