@@ -46,7 +46,7 @@ class ChipDriver:
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
 from penstock.engine_core.execution.product_bench import scaled_weight  # noqa: E402
-from penstock.engine_core.models.kv_cache import FP8_CAPABILITY  # noqa: E402
+from penstock.engine_core.models.quantization.weight_format import FLOAT8_CAPABILITY  # noqa: E402
 from penstock.kernels import attention_device, attention_tiling, attention_triton, changes_triton, gather  # noqa: E402
 from penstock.kernels.activation import activate, activate_rounded  # noqa: E402
 from penstock.kernels.attention import E4M3, paged_attention, prepare_attention  # noqa: E402
@@ -215,7 +215,7 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 norms(model)
             if model.name in ATTENDED:
                 attention(model)
-            if model.name in CACHED_IN_FP8 and chip.capability >= FP8_CAPABILITY:
+            if model.name in CACHED_IN_FP8 and chip.capability >= FLOAT8_CAPABILITY:
                 attention(model, fp8=True)
             if model.name in SAMPLED:
                 sampling(model)
@@ -302,7 +302,7 @@ def norms(model: Model) -> None:
     pages = memory(1024, BLOCK_SIZE, model.kv_heads, model.dim)
     own = HeadNorms(memory(model.dim), memory(model.dim), 1e-6) if model.norms else None
     rotate_and_store(q, k, v, rotation, pages, pages, memory(8, kind=torch.int64), own)
-    if driver.active.chip.capability >= FP8_CAPABILITY:
+    if driver.active.chip.capability >= FLOAT8_CAPABILITY:
         narrow, scales = pages.to(E4M3), memory(2, model.kv_heads, kind=torch.float32)
         rotate_and_store(q, k, v, rotation, narrow, narrow, memory(8, kind=torch.int64), own, scales)
     if own is not None:
@@ -371,7 +371,7 @@ def attention(model: Model, *, fp8: bool = False) -> None:
 def attention_rows(chip: Chip) -> None:
     """Every row of attention's table that fits the chip, for heads of its own size."""
     for row in attention_tiling.rows():
-        served = row.item == 2 or (row.item == 1 and chip.capability >= FP8_CAPABILITY)
+        served = row.item == 2 or (row.item == 1 and chip.capability >= FLOAT8_CAPABILITY)
         if served and row.shared_bytes(row.dim, chip) <= chip.shared_memory:
             by_row = row.kind not in ("short", "long")
             tiling = attention_tiling.Tiling(row.block_m, row.block_n, 8, row.warps, row.stages, by_row)

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from penstock.engine_core.models.layer_spec import format_of
 from penstock.engine_core.models.memory_estimate import expert_weights
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.services.bench.workload import Workload, lengths
@@ -80,9 +81,8 @@ class Cost(msgspec.Struct, frozen=True):
     def of(cls, spec: ModelSpec, chip: Chip) -> Cost:
         projections = spec.hidden * spec.attention.head_dim * (2 * spec.attention.heads + 2 * spec.attention.kv_heads)
         experts = spec.sparse[0] if spec.sparse else None
-        sparse, name = len(spec.sparse), "mlp.down_proj" if experts is None else "mlp.experts.0.down_proj"
-        form = spec.quantization.format_of(f"model.layers.0.{name}") if spec.quantization is not None else None
-        inner = spec.dense[0].width if experts is None else experts.width
+        sparse, mlp = len(spec.sparse), experts or spec.dense[0]
+        form, inner = format_of(mlp.formats, "down_proj"), mlp.width
         layers = spec.layers * projections + sum(3 * spec.hidden * mlp.width for mlp in spec.dense)
         return cls(
             chip=chip,

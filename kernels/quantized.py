@@ -150,8 +150,8 @@ QuantizedWeight: TypeAlias = Float8Weight | Int8Weight | GroupedWeight | Float4W
 
 def expert_of(weight: QuantizedWeight, expert: int) -> QuantizedWeight:
     """The matrix of one expert. What has no experts' axis, an order and a scale of rows, is all experts'."""
-    parts = {name: getattr(weight, name, None) for name in ("values", "scales", "zeros", "factors")}
-    return replace(weight, **{name: part[expert] for name, part in parts.items() if part is not None})
+    own: dict[str, Any] = {name: getattr(weight, name)[expert] for name in outputs_axes(weight)}
+    return replace(weight, **own)
 
 
 def tensors_of(weight: DataclassInstance) -> dict[str, Tensor]:

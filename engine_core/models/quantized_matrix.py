@@ -16,11 +16,15 @@ from torch import Tensor
 
 from penstock.engine_core.models.quantization.convert import read_matrix
 from penstock.engine_core.models.quantization.rounding import round_matrix
-from penstock.engine_core.models.quantization.weight_format import Counts, Role, StoredPart, WeightFormat
+from penstock.engine_core.models.quantization.weight_format import (
+    FLOAT8_CAPABILITY,
+    Counts,
+    Role,
+    StoredPart,
+    WeightFormat,
+)
 from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.quantized import Float8Weight, QuantizedWeight, stack_experts
-
-FLOAT8_CAPABILITY = 89  # products of 8-bit floats begin there
 
 
 class Owner(Protocol):

@@ -41,7 +41,7 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
     config, out, began = effective.config, Path(namespace.out), time.monotonic()
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path, namespace.format)
-    check_weights(path, read_spec(path))
+    check_weights(path, spec)
     device = take_device(config, 0)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from penstock.engine_core.models.quantization.rounding import round_matrix
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.engine_core.models.tensors import model_weights, named_as
-from penstock.engine_core.models.weight_files import INDEX, find_files, read_header, read_names
+from penstock.engine_core.models.weight_files import INDEX, find_files, read_names
 from penstock.kernels.quantized import QuantizedWeight
 from penstock.protocol.errors import ModelError
 
@@ -55,6 +55,7 @@ def write_checkpoint(
     found: list[Rounded] = []
     places: dict[str, str] = {}
     dense: set[str] = set()
+    total = 0
     for path in find_files(folder):
         tensors: dict[str, Tensor] = {}
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -65,16 +66,17 @@ def write_checkpoint(
                     if tensor.dim() == 2 and name.endswith(WEIGHT):
                         dense.add(name.removesuffix(WEIGHT))
                     continue
-                for module, matrix in parts_of(spec, name, tensor):
-                    rounded = round_matrix(forms[name], matrix.to(device))
+                for module, part in parts_of(spec, name, tensor):
+                    matrix = part.to(device)
+                    rounded = round_matrix(forms[name], matrix)
                     tensors |= {f"{module}.{key}": value.cpu() for key, value in stored(rounded, forms[name]).items()}
-                    found.append(loss(module, matrix.to(device), rounded))
+                    found.append(loss(module, matrix, rounded))
         save_file(tensors, out / path.name, {"format": "pt"})
         (out / path.name).chmod(READABLE)
         places |= dict.fromkeys(tensors, path.name)
+        total += sum(tensor.nbytes for tensor in tensors.values())
         told(path)
     if (folder / INDEX).exists():
-        total = sum(end - begin for path in find_files(folder) for begin, end in offsets(out / path.name))
         write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
     copy_others(folder, out)
     form = next(iter(forms.values()))
@@ -101,13 +103,12 @@ def parts_of(spec: ModelSpec, name: str, tensor: Tensor) -> list[tuple[str, Tens
     experts = spec.sparse[0]
     if experts.transposed or experts.interleaved or not name.endswith(STACKED):
         raise ModelError(f"tensor {name} has experts in an order that compressed-tensors has no format for")
+    single = replace(spec, names=families()[spec.family].names)
     base, found = name.rpartition(".")[0], list[tuple[str, Tensor]]()
     for expert, matrix in enumerate(tensor):
         halves = zip(("gate_proj", "up_proj"), matrix.chunk(2), strict=True)
         for part, half in halves if name.endswith(STACKED[0]) else [("down_proj", matrix)]:
-            module = f"{base}.{expert}.{part}.weight"
-            for ours, theirs in families()[spec.family].names:
-                module = module.replace(ours, theirs)
+            module = stored_name(single, f"{base}.{expert}.{part}{WEIGHT}")
             found.append((module.removesuffix(WEIGHT), half))
     return found
 
@@ -150,10 +151,6 @@ def configuration(form: WeightFormat, ignore: list[str]) -> dict[str, Any]:
         "config_groups": {"group_0": group},
         "ignore": ignore,
     }
-
-
-def offsets(path: Path) -> list[tuple[int, int]]:
-    return [tensor.data_offsets for tensor in read_header(path).values()]
 
 
 def copy_others(folder: Path, out: Path) -> None:
