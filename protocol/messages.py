@@ -311,6 +311,7 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     arrival: float = 0.0
     written: tuple[Written, ...] = ()  # [n], as in `SubmitText`
     client: Client = Client()
+    turns: tuple[int, ...] = ()  # positions of the prompt, ascending, where its system prompt and past turns end
 
 
 class StopHit(Message, frozen=True):

@@ -36,6 +36,11 @@ def drafting_table(drafting: bytes) -> Column:
     return integers(drafting).reshape(-1, 5)
 
 
+def keep_table(keep: bytes) -> Column:
+    """`StepPlan.keep`. # [kept, 3]: slot, position, place"""
+    return integers(keep).reshape(-1, 3)
+
+
 def chunk_positions(chunks: bytes) -> int:
     """Positions that all chunks of a step run."""
     return int(chunk_table(chunks)[:, 2].sum())

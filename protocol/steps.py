@@ -30,6 +30,13 @@ requested, by naming OWN_DRAFT as their ids. The draft model's keys and values a
 A row runs `count` positions of the slot through it from `start` on, or, when that is below 0, the last -`start` of the
 tokens that the slot then has, which is as many as it may lack. A row of a chunk that does not sample has no drafts and
 ends where the chunk does: the draft model keeps up.
+
+A model with recurrent layers has a state for each slot, and room for snapshots of states in numbered places.
+`SlotStart.state` names the one to begin from, read before the step runs. Each row of `keep` copies a slot's state, as of
+a position, to a place once the step has run. States are kept as of multiples of STATE_PIECE alone. The state as of P can
+be kept in a step whose chunk of the slot ends at P, and in one that decodes the slot and begins at any of
+P .. P + STATE_PIECE - 1, whether it has drafts or not. Executors run plans in order, so a place may be written behind a
+step that reads it.
 """
 
 from __future__ import annotations
@@ -39,6 +46,8 @@ from penstock.protocol.messages import Logprobs, Message, Part, Pooling, Samplin
 REJECTED = -2  # token of an entry after a rejected draft
 NO_MICROBATCH = -1  # micro-batch of a step that runs chunks alone
 OWN_DRAFT = -3  # id of a draft that the executor made itself
+NO_STATE = -1  # place of a slot that begins without a snapshot: its state is zero
+STATE_PIECE = 64  # positions: states are kept as of its multiples
 
 
 class SlotStart(Part, frozen=True, kw_only=True):
@@ -54,6 +63,7 @@ class SlotStart(Part, frozen=True, kw_only=True):
     pooling: Pooling | None = None  # what its prompt becomes; None: it generates
     trace: TraceContext = TraceContext()  # of the request, where it is traced
     choice: int = 0  # of the request, for its trace
+    state: int = NO_STATE  # place whose snapshot is as of position `computed`, then a multiple of STATE_PIECE
 
 
 class StepPlan(Message, frozen=True, kw_only=True):
@@ -72,6 +82,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     drafting: bytes = b""  # int32 [rows, 5]: slot, start, count, drafts, told (1: the result has these drafts)
     microbatch: int = 0  # its decode set is run and changed
     trace: TraceContext | None = None  # of the scheduler's span of this step, where it has one
+    keep: bytes = b""  # int32 [kept, 3]: slot, position, place; no slot and no place twice
 
 
 class StepMasks(Message, frozen=True, kw_only=True):
@@ -133,6 +144,8 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     weight_bytes: int
     cache_bytes: int
     load_seconds: float
+    state_bytes: int = 0  # of one sequence's state, which is a snapshot's size; 0: the model has no recurrent layers
+    state_places: int = 0  # snapshots that it has room for, in places 0 .. state_places-1
     plans: int = 0  # run since its group's generation began: equal for all members of a group that is in step
 
 

@@ -12,10 +12,13 @@ from penstock.protocol.step_columns import (
     draft_table,
     drafting_table,
     integers,
+    keep_table,
 )
 
 
-@pytest.mark.parametrize(("read", "width"), [(block_table, 2), (chunk_table, 4), (draft_table, 2), (drafting_table, 5)])
+@pytest.mark.parametrize(
+    ("read", "width"), [(block_table, 2), (chunk_table, 4), (draft_table, 2), (drafting_table, 5), (keep_table, 3)]
+)
 def test_a_table_has_its_columns(read, width):
     rows = np.arange(3 * width, dtype="<i4").reshape(3, width)
     column = rows.tobytes()
