@@ -32,11 +32,11 @@ tokens that the slot then has, which is as many as it may lack. A row of a chunk
 ends where the chunk does: the draft model keeps up.
 
 A model with recurrent layers has a state for each slot, and room for snapshots of states in numbered places.
-`SlotStart.state` names the one to begin from, read before the step runs. Each row of `keep` copies a slot's state, as of
-a position, to a place once the step has run. States are kept as of multiples of STATE_PIECE alone. The state as of P can
-be kept in a step whose chunk of the slot ends at P, and in one that decodes the slot and begins at any of
-P .. P + STATE_PIECE - 1, whether it has drafts or not. Executors run plans in order, so a place may be written behind a
-step that reads it.
+`SlotStart.state` names the one to begin from, read before the step runs. Each row of `keep` copies a slot's state, as
+of a position, to a place once the step has run. States are kept as of multiples of STATE_PIECE alone. The state as of P
+can be kept in a step whose chunk of the slot ends at P, and in one that decodes the slot and begins at any of
+P .. P + STATE_PIECE - 1, whether it has drafts or not. Executors run plans in order, so a place may be written behind
+a step that reads it.
 """
 
 from __future__ import annotations
