@@ -68,6 +68,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = False  # what was attended is multiplied with the sigmoid of a product of what attention reads
     kv_fp8: bool = False  # keys and values are cached in e4m3
     kv_scales: str = ""  # that the checkpoint has for that: of a "layer", or of each "head"
+    kv_group: int = 0  # whose blocks hold its keys and values, see models/kv_groups.py
     bidirectional: bool = False  # a query sees later keys, too: all, or on both sides those less than `window` away
     formats: Formats = ()
 

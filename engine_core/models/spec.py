@@ -69,6 +69,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     head_form: WeightFormat | None = None  # of the output embedding
     classifier: ClassifierSpec | None = None  # it classifies texts, in place of an output embedding
     projection: tuple[DenseSpec, ...] = ()  # what vectors go through behind pooling
+    kv_windows: tuple[int, ...] = (0,)  # of each KV group, 0: it holds all keys; a stage has those of the whole model
 
     @property
     def blocks(self) -> tuple[LayerSpec, ...]:
