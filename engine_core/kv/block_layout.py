@@ -1,4 +1,4 @@
-"""Which blocks a sequence holds: a column for every `block_size` positions, which has a block of each KV group. No torch.
+"""Which blocks a sequence holds: a column for every `block_size` positions, with a block of each KV group. No torch.
 
 A group is some layers that need the same keys. One with a window gives back a column's block once no position that may
 still be computed sees into it; the null block 0 stands in its place. All blocks have the same bytes.
