@@ -1,4 +1,4 @@
-"""Places of paged states by states.py and states_triton.py against a loop over tokens."""
+"""Places of paged states by gather.py and gather_triton.py against a loop over tokens."""
 
 from __future__ import annotations
 

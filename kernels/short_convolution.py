@@ -1,0 +1,69 @@
+"""Causal convolutions of a few positions, each channel for itself, as recurrent layers have them before their state."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from penstock.kernels.states import StateBatch
+
+
+class UnitHeads(NamedTuple):
+    """The first heads * dim channels are heads whose results are divided by their length."""
+
+    heads: int
+    dim: int
+    eps: float = 1e-6  # added to the squares' sum
+
+    @property
+    def channels(self) -> int:
+        return self.heads * self.dim
+
+
+NO_HEADS = UnitHeads(0, 128)
+
+
+def short_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, batch: StateBatch, *,
+    activated: bool = True, unit: UnitHeads = NO_HEADS,
+) -> Tensor:  # fmt: skip
+    """The sum over the latest `width` inputs of each channel, then silu if `activated`; returns `[tokens, channels]`.
+
+    x is `[tokens, channels]`, weight `[channels, width]`, whose last column is the token's own, bias `[channels]`. The
+    ring `[slots, length, channels]` holds inputs of x's type, that of position p at p % length; it has to be of
+    `convolution_length` at least, and need not be cleared for a new text. Sums are fp32 and in one order, so that they
+    do not depend on how a text was cut.
+    """
+    assert ring.shape[1] >= weight.shape[1] - 1 + batch.most_steps
+    out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+    ends = batch.query_start.tolist()
+    for row, (slot, start) in enumerate(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True)):
+        own = slice(ends[row], ends[row + 1])
+        if own.stop > own.start:
+            out[own] = convolve(x[own], weight, bias, ring[slot], start, activated=activated, unit=unit)
+    return out
+
+
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, start: int, *, activated: bool, unit: UnitHeads
+) -> Tensor:
+    """The plain-torch reference for one row, of `ring  # [length, channels]`."""
+    count, before = len(x), weight.shape[1] - 1
+    positions = torch.arange(start - before, start)
+    held = torch.where(positions[:, None] >= 0, ring[positions % len(ring)], 0)
+    inputs = torch.cat((held, x)).float()
+    found = torch.zeros(x.shape) if bias is None else bias.float().expand(x.shape)
+    for tap in range(before + 1):
+        found = found + inputs[tap : tap + count] * weight[:, tap].float()
+    kept = min(count, len(ring))
+    ring[torch.arange(start + count - kept, start + count) % len(ring)] = x[-kept:]
+    if activated:
+        found = silu(found)
+    if unit.heads:
+        heads = found[:, : unit.channels].view(len(x), unit.heads, unit.dim)
+        heads = heads * (heads.square().sum(-1, keepdim=True) + unit.eps).rsqrt()
+        found = torch.cat((heads.flatten(1), found[:, unit.channels :]), 1)
+    return found.to(x.dtype)

@@ -1,0 +1,107 @@
+"""Recurrent states of running slots: what a step knows of them, and where a layer keeps them.
+
+A slot's state is held as of its base, an absolute multiple of PIECE. Inputs of later positions stand in a ring, that of
+position p at p % length. A step reads the state and writes ring entries. The state advances by whole pieces, always by
+the same arithmetic from the same entries, so its bits do not depend on how a text was cut into steps. A rejected draft
+is an entry that is written again: nothing is rolled back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PIECE = 64  # positions by which a state advances
+
+
+class Gates(NamedTuple):
+    """How a token changes its state: by exp(decay) what is held fades, by `weight` the token's own part is scaled."""
+
+    decay: Tensor  # fp32 [tokens, heads], at most 0
+    weight: Tensor  # fp32 [tokens, heads]
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrentCache:
+    """One layer's states. The first places are the slots', the others may hold snapshots.
+
+    The state as of base 0 is zero, whatever stands in memory. Keys and values are those that the layer was given, of
+    its type. Lines may be strided, what is within one is contiguous.
+    """
+
+    states: Tensor  # fp32 [places, heads, key_dim, value_dim]
+    keys: Tensor  # [slots, ring, key_heads, key_dim]
+    values: Tensor  # [slots, ring, heads, value_dim]
+    updates: Tensor | None  # [slots, ring, heads, value_dim], pseudo-values of the delta rule; None: it has none
+    gates: Tensor  # fp32 [slots, ring, 2, heads], decays, then weights
+
+
+@dataclass(frozen=True, eq=False)
+class StateBatch:
+    """Rows of one step, made by `begin_states`."""
+
+    query_start: Tensor  # int32 [rows + 1], first token of each row
+    slots: Tensor  # int32 [rows]
+    starts: Tensor  # int32 [rows], absolute position of each row's first token
+    stepping: Tensor  # int32 [rows], 1: tokens behind the first may be drafts; 0: a chunk, all of whose tokens stay
+    bases: Tensor  # int32 [rows], as of which a row's state is held when the step begins
+    pieces: Tensor  # int32 [rows + 1], first piece of each row among those that are computed whole or begun
+    most_steps: int  # tokens of a stepping row at most
+    most_pieces: int  # at least as many as there are; 0: there are none
+    has_chunks: bool  # whether any row may be a chunk
+
+
+def ring_length(most_steps: int) -> int:
+    """Entries of a ring of keys and values, where a stepping row has so many tokens at most: one, and its drafts."""
+    return -(-(PIECE + most_steps) // 16) * 16
+
+
+def convolution_length(width: int, most_steps: int) -> int:
+    """Entries of a ring of a convolution's inputs."""
+    return width - 1 + most_steps
+
+
+def begin_states(
+    query_start: Tensor, slots: Tensor, starts: Tensor, stepping: Tensor, bases: Tensor, tokens: int,
+    most_steps: int, chunk_rows: int, *, folds: bool = True,
+) -> StateBatch:  # fmt: skip
+    """Before the first layer of a step: takes the slots' bases, and advances them in place to where the step's layers
+    will leave the states.
+
+    query_start is int32 [rows + 1], slots, starts and stepping int32 [rows], bases int32 [slots], all on one device.
+    A row without tokens is left alone; any number of these may share a slot. A stepping row's state advances to the
+    piece of its first token, a chunk's to the piece of the token behind its last. A row that does not continue what its
+    slot holds, as in a dummy run, begins at its own piece.
+
+    tokens, chunk_rows: how many the step has at most; a row is taken for a chunk by `stepping` alone. folds: whether
+    any stepping row may have left its piece; where False is wrong the states are wrong.
+    """
+    rows = len(slots)
+    assert stepping.dtype == starts.dtype == slots.dtype == bases.dtype == query_start.dtype == torch.int32
+    most_pieces = tokens // PIECE + 3 * chunk_rows if chunk_rows else 0
+    most_pieces += rows if folds else 0
+    row_bases, pieces = advance_bases(query_start, slots, starts, stepping, bases)
+    return StateBatch(
+        query_start, slots, starts, stepping, row_bases, pieces, most_steps, most_pieces, has_chunks=chunk_rows > 0
+    )
+
+
+def advance_bases(
+    query_start: Tensor, slots: Tensor, starts: Tensor, stepping: Tensor, bases: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The reference of `begin_states`: the rows' bases, and their first pieces."""
+    counts, held = query_start.diff(), bases[slots]
+    behind = starts - held
+    row_bases = torch.where((behind < 0) | (behind >= 2 * PIECE), starts // PIECE * PIECE, held)
+    stays = starts + torch.where(stepping > 0, 0, counts)  # positions below it are sure
+    reached = torch.maximum(stays // PIECE * PIECE, row_bases)
+    last = torch.where(stepping > 0, reached, -(-stays // PIECE) * PIECE)
+    some = counts > 0
+    bases[slots[some]] = reached[some]
+    pieces = torch.where(some, last - row_bases, 0) // PIECE
+    first = torch.zeros_like(query_start)
+    torch.cumsum(pieces, 0, out=first[1:])
+    return row_bases, first
