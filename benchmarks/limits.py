@@ -79,7 +79,9 @@ class Cost(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, spec: ModelSpec, chip: Chip) -> Cost:
-        projections = spec.hidden * spec.attention.head_dim * (2 * spec.attention.heads + 2 * spec.attention.kv_heads)
+        attention = spec.attention
+        projections = sum(matrix.outputs * matrix.inputs for matrix in attention.matrices(spec.hidden).values())
+        pair = 2 * attention.head_dim if (own := attention.latent) is None else own.query_dim + own.value_dim
         experts = spec.sparse[0] if spec.sparse else None
         sparse, mlp = len(spec.sparse), experts or spec.dense[0]
         form, inner = format_of(mlp.formats, "down_proj"), mlp.width
@@ -88,8 +90,8 @@ class Cost(msgspec.Struct, frozen=True):
             chip=chip,
             layer_weights=layers + (0 if experts is None else sparse * spec.hidden * experts.count),
             head_weights=spec.hidden * spec.vocab_size,
-            attention=4 * spec.layers * spec.attention.heads * spec.attention.head_dim,
-            cache_bytes=2 * TWO_BYTES * spec.layers * spec.attention.kv_heads * spec.attention.head_dim,
+            attention=2 * spec.layers * attention.heads * pair,
+            cache_bytes=TWO_BYTES * spec.layers * attention.page_numbers,
             expert_weights=0 if experts is None else sparse * expert_weights(spec, experts),
             experts=0 if experts is None else experts.count,
             chosen=0 if experts is None else experts.routing.chosen,

@@ -14,6 +14,7 @@ from torch import Tensor
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.layer_spec import AttentionSpec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.attention import E4M3
 from penstock.kernels.chip import chip_of
@@ -122,10 +123,16 @@ def stage_model(model: Network, group: Group, tokens: int, aux_layers: Sequence[
 
 
 def kv_pages(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Pages]:
-    """A pair for each layer, zero: of this type, or in e4m3. Block 0 is scratch."""
-    shape = blocks + 1, block_size, spec.attention.kv_heads, spec.attention.head_dim
-    dtype = E4M3 if spec.attention.kv_fp8 else dtype
-    return [(zeros(shape, dtype, device), zeros(shape, dtype, device)) for _ in range(spec.layers)]
+    """Of each layer, zero: of this type, or in e4m3. Block 0 is scratch."""
+    return [layer_pages(layer.attention, blocks + 1, block_size, dtype, device) for layer in spec.blocks]
+
+
+def layer_pages(spec: AttentionSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
+    if spec.latent is not None:
+        return (zeros((blocks, block_size, spec.head_dim), dtype, device),)
+    shape = blocks, block_size, spec.kv_heads, spec.head_dim
+    dtype = E4M3 if spec.kv_fp8 else dtype
+    return zeros(shape, dtype, device), zeros(shape, dtype, device)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,13 +23,14 @@ from penstock.engine_core.models.layers import (
 from penstock.engine_core.models.quantization.weight_format import SCALE_TYPES
 from penstock.engine_core.models.rope import head_order
 from penstock.kernels.attention import paged_attention, prepare_attention
-from penstock.kernels.quantized import Rows
+from penstock.kernels.quantized import RowFormat, Rows
 from penstock.kernels.records import AttentionBatch, AttentionOptions, HeadNorms, Rotation
 from penstock.kernels.rope import rotate_and_store
 from penstock.kernels.varlen_attention import varlen_attention
 from penstock.protocol.errors import ModelError
 
-Pages = tuple[Tensor, Tensor]  # keys and values of one layer: [blocks, block_size, kv_heads, head_dim] each
+# Of one layer: keys and values, [blocks, block_size, kv_heads, head_dim] each; latents, [blocks, block_size, head_dim].
+Pages: TypeAlias = tuple[Tensor, ...]
 
 
 def head_parts(spec: AttentionSpec, placement: Placement) -> tuple[Part, Part, Part]:
@@ -106,6 +108,11 @@ class SelfAttention:
         kv_scales = None if self.kv_scales is None else self.kv_scales.held
         self.options = AttentionOptions(scale, spec.window, spec.softcap, self.sinks, kv_scales)
 
+    @property
+    def rows(self) -> RowFormat | None:
+        """What x may be rounded to before."""
+        return self.qkv.rows
+
     def forward(self, x: Rows, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         """`[tokens, inputs] -> [tokens, hidden]`, this rank's partial sum."""
         q, k, v, *gates = self.heads_of(self.qkv.forward(x))
@@ -114,7 +121,7 @@ class SelfAttention:
         else:
             prepare_attention(q, pages[0], batch, self.options)
             q = self.rotate(q, k, v, rotation, pages, batch.slot_mapping)
-            attended = paged_attention(q, *pages, batch, self.options)  # [tokens, heads, head_dim]
+            attended = paged_attention(q, pages[0], pages[1], batch, self.options)  # [tokens, heads, head_dim]
         for gate in gates:
             attended *= gate.sigmoid()
         return self.output.forward(attended.flatten(1))
@@ -137,7 +144,7 @@ class SelfAttention:
                 norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps, turned)
             else:
                 q, k = self.norm_width(q, k, self.query_norm, self.key_norm)
-        return rotate_and_store(q, k, v, rotation, *pages, slot_mapping, norms, self.options.kv_scales)
+        return rotate_and_store(q, k, v, rotation, pages[0], pages[1], slot_mapping, norms, self.options.kv_scales)
 
     def heads_of(self, fused: Tensor) -> tuple[Tensor, ...]:
         """q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`, and gates as q if there are some: views of one

@@ -70,7 +70,7 @@ class Block:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The residual stream is residual + scale * delta (delta alone in the first layer): the sum is fused with the
         norm. The `partial` sums of all ranks are added up there."""
-        rows = None if self.spec.parallel else self.attention.qkv.rows
+        rows = None if self.spec.parallel else self.attention.rows
         x, residual = self.join(self.attention_norm, delta, residual, rows, partial=partial)
         delta = self.attention.forward(x, rotation, batch, pages)
         if self.spec.parallel:
@@ -142,8 +142,8 @@ class Decoder:
         own_head = group.ends and not (spec.tied or spec.headless)
         formats = () if spec.head_form is None else (("lm_head", spec.head_form),)
         self.head = Linear(output, spec.hidden, placement, bias=False, formats=formats) if own_head else None
-        self.ropes: dict[RopeSpec, Tensor] = {  # fp32 [length, head_dim] each
-            rope: rope_table(rope, spec.attention.head_dim, length, placement.device)
+        self.ropes: dict[RopeSpec, Tensor] = {  # fp32 [length, rotary_dim] each
+            rope: rope_table(rope, spec.attention.rotary_dim, length, placement.device)
             for rope in {layer.attention.rope: None for layer in spec.blocks}
         }
         self.query_scales = {rope: query_scales(rope, length, placement.device) for rope in self.ropes}

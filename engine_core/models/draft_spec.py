@@ -141,6 +141,5 @@ def head_weights(spec: HeadSpec) -> int:
     found = blocks + joined * hidden * hidden + hidden * spec.fc_bias
     if spec.version == FIRST:
         return found - hidden  # the first layer has one norm
-    heads = (layers.attention.heads + 2 * layers.attention.kv_heads) * layers.attention.head_dim
-    wider = hidden * heads  # attention reads embedding and state
+    wider = hidden * layers.attention.activations  # attention reads embedding and state
     return found + wider + 2 * hidden + spec.vocabulary * hidden

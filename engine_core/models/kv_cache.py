@@ -16,13 +16,14 @@ OPTION = "--kv-cache-dtype"
 def with_kv_cache(spec: ModelSpec, asked: str) -> ModelSpec:
     """The model with keys and values cached in e4m3 if the option asks for it; with `auto` as the checkpoint says.
 
-    Raises ConfigError for an encoder, which caches none.
+    Raises ConfigError for an encoder, which caches none, and for latent attention.
     """
     if spec.encoder and asked == KV_FP8:
         raise ConfigError(OPTION, asked, "the model is an encoder, which has no KV cache")
-    if asked == KV_AUTO:
-        return spec
-    return spec.with_attention(kv_fp8=asked == KV_FP8)
+    spec = spec if asked == KV_AUTO else spec.with_attention(kv_fp8=asked == KV_FP8)
+    if spec.attention.kv_fp8 and spec.attention.latent is not None:
+        raise ConfigError(OPTION, asked, f"latents are cached in the model's type; give {KV_MODEL}")
+    return spec
 
 
 def with_draft_cache(draft: DraftSpec | None, asked: str) -> DraftSpec | None:

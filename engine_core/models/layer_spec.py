@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 
+EXPANSION = "kv_b_proj"  # of latents to keys and values; it is held dense, since its halves are multiplied apart
 # Quantized matrices of a part of a layer, by their names within it.
 Formats: TypeAlias = tuple[tuple[str, WeightFormat], ...]
 
@@ -49,8 +50,33 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 NO_ROPE = RopeSpec(kind="none")
 
 
+class Matrix(NamedTuple):
+    """A matrix of a layer as the checkpoint has it."""
+
+    outputs: int
+    inputs: int
+    bias: bool
+
+
+class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Multi-head latent attention (MLA: DeepSeek-V2, 2024). A token's keys and values are made from one latent, which
+    the cache has, beside one turned key that all heads share."""
+
+    rank: int  # numbers of the latent
+    rope_dim: int  # numbers of the shared key, and of each query, that are turned
+    nope_dim: int  # numbers of each head's key and query that are not
+    value_dim: int  # numbers of each head's value
+    q_rank: int = 0  # numbers of the latent that queries are made from; 0: they come from the residual stream
+
+    @property
+    def query_dim(self) -> int:
+        """Numbers of a query before it is absorbed."""
+        return self.nope_dim + self.rope_dim
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Grouped-query attention (Ainslie et al., 2023)."""
+    """Grouped-query attention (Ainslie et al., 2023), or latent attention, whose cached key of `head_dim` numbers is
+    the latent and what is turned."""
 
     heads: int
     kv_heads: int
@@ -70,7 +96,52 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_scales: str = ""  # that the checkpoint has for that: of a "layer", or of each "head"
     kv_group: int = 0  # whose blocks hold its keys and values, see models/kv_groups.py
     bidirectional: bool = False  # a query sees later keys, too: all, or on both sides those less than `window` away
+    latent: LatentSpec | None = None
     formats: Formats = ()
+
+    @property
+    def rotary_dim(self) -> int:
+        """Numbers of a head that rotary tables are made for."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def page_numbers(self) -> int:
+        """Numbers that the layer's pages have for a token."""
+        return 2 * self.kv_heads * self.head_dim if self.latent is None else self.head_dim
+
+    @property
+    def attended(self) -> int:
+        """Numbers that the output projection reads."""
+        return self.heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+    @property
+    def activations(self) -> int:
+        """Numbers of a token between the projections."""
+        if self.latent is None:
+            return (self.heads + 2 * self.kv_heads) * self.head_dim
+        absorbed = self.latent.query_dim + self.head_dim + self.latent.rank + self.latent.value_dim
+        return self.heads * absorbed + self.latent.q_rank + self.head_dim
+
+    def matrices(self, hidden: int) -> dict[str, Matrix]:
+        """By their names within the attention."""
+        bias = self.qkv_bias
+        queries, pairs = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if (latent := self.latent) is not None:
+            queries, pairs = self.heads * latent.query_dim, self.heads * (latent.nope_dim + latent.value_dim)
+            found = {"q_proj": Matrix(queries, hidden, bias)}
+            if latent.q_rank:
+                found = {"q_a_proj": Matrix(latent.q_rank, hidden, bias)}
+                found["q_b_proj"] = Matrix(queries, latent.q_rank, False)
+            found["kv_a_proj_with_mqa"] = Matrix(self.head_dim, hidden, bias)
+            found[EXPANSION] = Matrix(pairs, latent.rank, False)
+        elif self.fused:
+            found = {"qkv_proj": Matrix(queries + 2 * pairs, hidden, bias)}
+        else:
+            found = {"q_proj": Matrix(queries, hidden, bias)}
+            found |= {name: Matrix(pairs, hidden, bias) for name in ("k_proj", "v_proj")}
+        if self.gated:
+            found["gate_proj"] = Matrix(queries, hidden, bias)
+        return found | {"o_proj": Matrix(hidden, self.attended, self.output_bias)}
 
 
 class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +245,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2; without a bias: Cohere, ModernBERT
     - attention.bidirectional: BERT (Devlin et al., 2018); with a window: ModernBERT (2024), EmbeddingGemma (2025)
     - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; parallel: GPT-J (2021), Cohere
+    - attention.latent: DeepSeek-V2 (2024), V3, Kimi K2 (2025), GLM 4.7 Flash (2026)
     - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2; exact: BERT;
       squared above zero: Nemotron-4 (So et al., 2021)
     - experts.routing: softmax then choice: Qwen MoE; choice then softmax, which is the same as normalised: Mixtral,

@@ -47,13 +47,12 @@ class CacheShape:
 
 
 def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
-    """Keys and values of one block over all layers; an encoder keeps none. item_bytes: of a number in the model's
-    type."""
+    """Keys and values, or latents, of one block over all layers; an encoder keeps none. item_bytes: of a number in the
+    model's type."""
     if spec.encoder:
         return 0
-    attention = spec.attention
-    numbers = 2 * spec.layers * block_size * attention.kv_heads * attention.head_dim
-    return numbers if attention.kv_fp8 else numbers * item_bytes
+    numbers = ((layer.attention.page_numbers, layer.attention.kv_fp8) for layer in spec.blocks)
+    return block_size * sum(count if fp8 else count * item_bytes for count, fp8 in numbers)
 
 
 def drafting_bytes(layers: ModelSpec, block_size: int, item_bytes: int, *, states: bool) -> int:
@@ -125,7 +124,7 @@ def weight_bytes(spec: ModelSpec, item_bytes: int, *, dequantized: bool = False)
     are; in fp32 where rows are rounded, too."""
     total = 0
     for name, weight in model_weights(spec):
-        if dequantized and weight.form is not None and EXPERTS not in name:
+        if dequantized and weight.form is not None and not weight.dense and EXPERTS not in name:
             rounded = weight.form.activations != "none"
             total += math.prod(weight.shape) * (FLOAT if rounded else item_bytes)
         else:
@@ -170,8 +169,7 @@ def idle_weights(spec: ModelSpec) -> int:
 
 def step_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that slot tables and the largest step take beyond weights and cache."""
-    heads = (spec.attention.heads + 2 * spec.attention.kv_heads) * spec.attention.head_dim
-    widest = max(mlp_numbers(spec, layer) for layer in set(spec.blocks)) + 4 * spec.hidden + heads
+    widest = max(mlp_numbers(spec, layer) for layer in set(spec.blocks)) + 4 * spec.hidden + spec.attention.activations
     activations = step.tokens * widest * step.item_bytes
     lines = (step.max_num_seqs + step.max_num_seqs // DRAFTED) * spec.vocab_size * FLOAT
     tables = step.max_num_seqs * step.max_model_len * FLOAT
@@ -190,5 +188,5 @@ def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:
 
 def taken_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that are taken when the cache is made: weights, rotary tables, the context."""
-    tables = len({layer.attention.rope for layer in spec.blocks}) * spec.attention.head_dim * FLOAT
+    tables = len({layer.attention.rope for layer in spec.blocks}) * spec.attention.rotary_dim * FLOAT
     return weight_bytes(spec, step.item_bytes) + step.max_model_len * tables + CONTEXT_BYTES

@@ -100,11 +100,14 @@ def cut_matrices(
     layer: LayerSpec, size: int, *, expert_parallel: bool
 ) -> Iterator[tuple[str, WeightFormat, Counts, int]]:
     """The quantized matrices of a layer that ranks share, of each what is cut and how much of it is a share."""
-    own, dim = layer.attention, layer.attention.head_dim
-    queries, pairs = own.heads // size * dim, max(1, own.kv_heads // size) * dim
-    sizes = {"qkv_proj": math.gcd(queries, pairs), "q_proj": queries, "o_proj": queries}
+    own = rank_layer(layer, size).attention
+    whole, shares = layer.attention.matrices(1), own.matrices(1)
     for name, form in own.formats:
-        yield name, form, "inputs" if name == "o_proj" else "outputs", sizes.get(name, pairs)
+        outputs = math.gcd(own.heads, own.kv_heads) * own.head_dim if own.fused else shares[name].outputs
+        if name == "o_proj":
+            yield name, form, "inputs", shares[name].inputs
+        elif shares[name] != whole[name]:
+            yield name, form, "outputs", outputs
     mlps = [] if layer.dense is None else [(layer.dense.formats, layer.dense.width)]
     if layer.experts is not None and not expert_parallel:
         mlps.append((layer.experts.formats, layer.experts.width))

@@ -11,7 +11,15 @@ import msgspec
 from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile, read_json, refuse_unread
 from penstock.engine_core.models.families import Body, Family, families
 from penstock.engine_core.models.foreign import beside, foreign
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, Formats, LayerSpec, MlpSpec, NormSpec
+from penstock.engine_core.models.layer_spec import (
+    EXPANSION,
+    AttentionSpec,
+    ExpertSpec,
+    Formats,
+    LayerSpec,
+    MlpSpec,
+    NormSpec,
+)
 from penstock.engine_core.models.pooler import ClassifierSpec, DenseSpec, read_projection
 from penstock.engine_core.models.quantization.config import KEY, read_quantization
 from penstock.engine_core.models.quantization.online import NONE, ONLINE, fitted, online
@@ -185,10 +193,9 @@ def with_quantization(spec: ModelSpec, file: ConfigFile, stored: Quantization | 
 def with_formats(spec: ModelSpec, layer: LayerSpec, name: str, found: Quantization, file: ConfigFile) -> LayerSpec:
     """A layer with the formats of its matrices. name: of the layer in a Llama."""
     attention, experts, dense = layer.attention, layer.experts, layer.dense
-    queries = attention.heads * attention.head_dim
-    inputs = dict.fromkeys(("qkv_proj",) if attention.fused else ("q_proj", "k_proj", "v_proj"), spec.hidden)
-    inputs["o_proj"] = queries
+    inputs = {module: matrix.inputs for module, matrix in attention.matrices(spec.hidden).items()}
     own = formats_of(spec, f"{name}.self_attn", inputs, found)
+    own = tuple((module, form) for module, form in own if module != EXPANSION or form.packing != "dense")
     layer = msgspec.structs.replace(layer, attention=msgspec.structs.replace(attention, formats=own))
     if experts is None:
         assert isinstance(layer.mlp, MlpSpec), "dense"
@@ -293,7 +300,7 @@ def has_head(file: ConfigFile) -> bool:
 def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) -> ModelSpec:
     """The same of a file whose family is known. known: keys that the caller reads itself."""
     file = ConfigFile(file.path, file.values, family.defaults)
-    refuse_unsupported(file)
+    refuse_unsupported(file, family)
     body = family.read(file)
     first = body.layers[0].attention
     for layer in body.layers:
@@ -325,8 +332,9 @@ def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) 
 
 def both_ways(file: ConfigFile, body: Body) -> Body:
     """The layers of a decoder that was trained on to be an encoder (gte-Qwen2: Li et al., 2023). Raises ModelError."""
-    if any(layer.attention.window or layer.attention.softcap or layer.attention.sinks for layer in body.layers):
-        raise file.error("is_causal", "Penstock serves such encoders without windows, caps of scores and sinks")
+    if any(own.window or own.softcap or own.sinks or own.latent for own in (layer.attention for layer in body.layers)):
+        why = "Penstock serves such encoders without windows, caps of scores, sinks and latent attention"
+        raise file.error("is_causal", why)
     layers = tuple(
         msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, bidirectional=True))
         for layer in body.layers
@@ -386,9 +394,9 @@ def kind_of(file: ConfigFile) -> str:
     return ""
 
 
-def refuse_unsupported(file: ConfigFile) -> None:
+def refuse_unsupported(file: ConfigFile, family: Family) -> None:
     """Raise ModelError for what would be served wrongly if it were ignored."""
-    if file.get("auto_map"):
+    if file.get("auto_map") and not family.published_code:
         raise file.error("auto_map", "the model needs code of its own, which Penstock never runs")
 
 

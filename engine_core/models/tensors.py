@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from penstock.engine_core.models.layer_spec import (
+    EXPANSION,
     AttentionSpec,
     ExpertSpec,
     Formats,
@@ -41,6 +42,7 @@ class Weight(NamedTuple):
 
     shape: Shape
     form: WeightFormat | None = None
+    dense: bool = False  # it is dequantized while it loads
 
     def wanted(self, name: str) -> Iterator[tuple[str, WantedTensor]]:
         """The tensors that hold them. name: of the one, if they were not quantized."""
@@ -54,7 +56,7 @@ class Weight(NamedTuple):
 
     def held_bytes(self, item_bytes: int) -> int:
         """Memory that they take. item_bytes: of a number that is not quantized."""
-        if self.form is None:
+        if self.form is None or self.dense:
             return math.prod(self.shape) * item_bytes
         return math.prod(self.shape[:-2]) * self.form.held_bytes(*self.shape[-2:])
 
@@ -175,17 +177,17 @@ def layer_weights(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Weight]]
 
 def attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Weight]]:
     """Of a layer's attention."""
+    for name, (outputs, inputs, bias) in attention.matrices(hidden).items():
+        yield from linear("self_attn", name, outputs, inputs, bias=bias, formats=attention.formats)
+    if (latent := attention.latent) is not None:
+        yield "self_attn.kv_a_layernorm.weight", Weight((latent.rank,))
+        if latent.q_rank:
+            yield "self_attn.q_a_layernorm.weight", Weight((latent.q_rank,))
     queries, pairs = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    parts = (("q_proj", queries), ("k_proj", pairs), ("v_proj", pairs))
-    for name, outputs in (("qkv_proj", queries + 2 * pairs),) if attention.fused else parts:
-        yield from linear("self_attn", name, outputs, hidden, bias=attention.qkv_bias, formats=attention.formats)
-    yield from linear("self_attn", "o_proj", hidden, queries, bias=attention.output_bias, formats=attention.formats)
     if attention.qk_norm and attention.qk_norm != "unit":
         wide = attention.qk_norm == "width"
         yield "self_attn.q_norm.weight", Weight((queries if wide else attention.head_dim,))
         yield "self_attn.k_norm.weight", Weight((pairs if wide else attention.head_dim,))
-    if attention.gated:
-        yield from linear("self_attn", "gate_proj", queries, hidden, bias=attention.qkv_bias, formats=attention.formats)
     if attention.sinks:
         yield "self_attn.sinks", Weight((attention.heads,))
 
@@ -229,6 +231,6 @@ def linear(
     place: str, name: str, outputs: int, inputs: int, *, bias: bool, formats: Formats = ()
 ) -> Iterator[tuple[str, Weight]]:
     """A weight and perhaps a bias."""
-    yield f"{place}.{name}.weight", Weight((outputs, inputs), format_of(formats, name))
+    yield f"{place}.{name}.weight", Weight((outputs, inputs), format_of(formats, name), name == EXPANSION)
     if bias:
         yield f"{place}.{name}.bias", Weight((outputs,))

@@ -51,6 +51,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[tuple[str, str], ...] = ()  # parts of tensor names as `models.tensors` has them, and the checkpoint's
     ignored: tuple[str, ...] = ()  # keys that the family's code in transformers does not read either
     same: tuple[str, ...] = ()  # keys whose true says what the family does anyway
+    published_code: bool = False  # files name code of the model's own (`auto_map`), which is not needed any more
 
     @property
     def sequence_classifier(self) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from penstock.engine_core.execution.forward import kv_pages
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import pack
@@ -84,11 +85,9 @@ class PagedRun:
         wide = -(-room // block_size)
         blocks = 1 + wide * len(prompts)
         spec = model.spec
-        shape = blocks, block_size, spec.attention.kv_heads, spec.attention.head_dim
-        self.cache = [
-            (torch.full(shape, math.nan, dtype=model.dtype), torch.full(shape, math.nan, dtype=model.dtype))
-            for _ in range(spec.layers)
-        ]
+        self.cache = kv_pages(spec, blocks - 1, block_size, model.dtype, torch.device("cpu"))
+        for part in itertools.chain(*self.cache):
+            part.fill_(math.nan)
         tables = (torch.randperm(blocks - 1) + 1).int().view(len(prompts), wide)
         self.sequences = [Sequence(list(ids), table) for ids, table in zip(prompts, tables, strict=True)]
 
