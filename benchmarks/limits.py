@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from penstock.engine_core.models.layer_spec import format_of
 from penstock.engine_core.models.memory_estimate import expert_weights
+from penstock.engine_core.models.quantization.weight_format import format_of
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.services.bench.workload import Workload, lengths
 
@@ -90,8 +90,8 @@ class Cost(msgspec.Struct, frozen=True):
             chip=chip,
             layer_weights=layers + (0 if experts is None else sparse * spec.hidden * experts.count),
             head_weights=spec.hidden * spec.vocab_size,
-            attention=2 * spec.layers * attention.heads * pair,
-            cache_bytes=TWO_BYTES * spec.layers * attention.page_numbers,
+            attention=2 * len(spec.attentions) * attention.heads * pair,
+            cache_bytes=TWO_BYTES * len(spec.attentions) * attention.page_numbers,
             expert_weights=0 if experts is None else sparse * expert_weights(spec, experts),
             experts=0 if experts is None else experts.count,
             chosen=0 if experts is None else experts.routing.chosen,

@@ -217,11 +217,12 @@ def layer_options(found: Body) -> Iterator[str]:
     layers = found.layers
     dense = [layer.dense for layer in layers if layer.dense is not None]
     sparse = [layer.experts for layer in layers if layer.experts is not None]
-    own, norms = [layer.attention for layer in layers], layers[-1].norms
+    own, norms = [layer.attention for layer in layers if layer.attention is not None], layers[-1].norms
     ropes = {attention.rope for attention in own}
     yield from [text for text, has in {
         "attention both ways": own[0].bidirectional,
         "learned positions": found.embedding.positions,
+        "recurrent layers": any(layer.recurrence for layer in layers),
         "biases of q, k and v": own[0].qkv_bias,
         "norms of q and k by head": own[0].qk_norm == "head",
         "norms of q and k over the width": own[0].qk_norm == "width",

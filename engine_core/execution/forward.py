@@ -22,6 +22,7 @@ from penstock.kernels.gather import gather_inputs
 from penstock.kernels.records import AttentionBatch, InputRows, SlotHistory
 
 CACHE_LINE = 64  # bytes
+NO_BLOCKS = 1 << 30  # size of the only block of a stage without attention, which has no pages
 
 
 class Network(Protocol):
@@ -46,7 +47,7 @@ class Forward:
         self._history = history
         self._block_tables = block_tables  # int32 [slots, max_blocks]
         self._cache = cache
-        self._block_size = cache[0][0].shape[1]
+        self._block_size = next((pages[0].shape[1] for pages in cache if pages), NO_BLOCKS)
         self._arrivals: Tensor | None = None
         if chip_of(block_tables.device).runs_triton:
             from penstock.kernels.attention_device import arrival_counters
@@ -123,11 +124,15 @@ def stage_model(model: Network, group: Group, tokens: int, aux_layers: Sequence[
 
 
 def kv_pages(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Pages]:
-    """Of each layer, zero: of this type, or in e4m3. Block 0 is scratch."""
+    """Of each layer, zero: of this type, or in e4m3; none without attention. Block 0 is scratch."""
     return [layer_pages(layer.attention, blocks + 1, block_size, dtype, device) for layer in spec.blocks]
 
 
-def layer_pages(spec: AttentionSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
+def layer_pages(
+    spec: AttentionSpec | None, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> Pages:
+    if spec is None:
+        return ()
     if spec.latent is not None:
         return (zeros((blocks, block_size, spec.head_dim), dtype, device),)
     shape = blocks, block_size, spec.kv_heads, spec.head_dim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -36,10 +37,11 @@ Pages: TypeAlias = tuple[Tensor, ...]
 def head_parts(spec: AttentionSpec, placement: Placement) -> tuple[Part, Part, Part]:
     """This rank's share of queries, keys and values."""
     order, dim = head_order(spec.rope, spec.head_dim), spec.head_dim
+    stride = 2 * dim * spec.gate_in_queries
     heads, kv_heads = placement.share(spec.heads), placement.kv_heads(spec.kv_heads)
     first = placement.rank * spec.kv_heads // placement.size * dim
     return (
-        Part("q_proj", spec.heads * dim, heads * dim, placement.rank * heads * dim, order, dim),
+        Part("q_proj", spec.heads * dim, heads * dim, placement.rank * heads * dim, order, dim, stride),
         Part("k_proj", spec.kv_heads * dim, kv_heads * dim, first, order, dim),
         Part("v_proj", spec.kv_heads * dim, kv_heads * dim, first),
     )
@@ -79,13 +81,17 @@ class SelfAttention:
 
     def __init__(self, layer: LayerSpec, hidden: int, placement: Placement, inputs: int = 0) -> None:
         spec = layer.attention
+        assert spec is not None, "a layer with attention"
         self.spec = spec
         self.placement = placement
         parts: tuple[Part, ...] = head_parts(spec, placement)
         self.heads = placement.share(spec.heads)
         self.kv_heads = placement.kv_heads(spec.kv_heads)
-        if spec.gated:
-            parts = (*parts, spread("gate_proj", spec.heads * spec.head_dim, placement))
+        if spec.gate_in_queries:
+            query = parts[0]
+            parts = (query, replace(query, order=(), offset=spec.head_dim), *parts[1:])
+        elif spec.gated:
+            parts = (parts[0], spread("gate_proj", spec.heads * spec.head_dim, placement), *parts[1:])
         fused = "qkv_proj" if spec.fused else ""
         self.qkv = Linear(parts, inputs or hidden, placement, bias=spec.qkv_bias, fused=fused, formats=spec.formats)
         self.output = Linear(
@@ -97,7 +103,7 @@ class SelfAttention:
             part = Part("", spec.head_dim, spec.head_dim, 0, parts[0].order, spec.head_dim)
             norms = tuple(Norm(spec.head_dim, layer.norm, placement, part) for _ in range(2))
         elif spec.qk_norm:
-            norms = tuple(Norm(part.outputs, layer.norm, placement, part) for part in parts[:2])
+            norms = tuple(Norm(part.outputs, layer.norm, placement, part) for part in (parts[0], parts[-2]))
         self.query_norm, self.key_norm = norms
         if spec.qk_norm == "unit":
             for norm in filter(None, norms):
@@ -115,7 +121,7 @@ class SelfAttention:
 
     def forward(self, x: Rows, rotation: Rotation, batch: AttentionBatch, pages: Pages) -> Tensor:
         """`[tokens, inputs] -> [tokens, hidden]`, this rank's partial sum."""
-        q, k, v, *gates = self.heads_of(self.qkv.forward(x))
+        q, *gates, k, v = self.heads_of(self.qkv.forward(x))
         if self.spec.bidirectional:
             attended = self.attend_both_ways(q, k, v, rotation, batch)
         else:
@@ -147,9 +153,9 @@ class SelfAttention:
         return rotate_and_store(q, k, v, rotation, pages[0], pages[1], slot_mapping, norms, self.options.kv_scales)
 
     def heads_of(self, fused: Tensor) -> tuple[Tensor, ...]:
-        """q `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`, and gates as q if there are some: views of one
+        """q `[tokens, heads, dim]`, gates as q if there are some, k and v `[tokens, kv_heads, dim]`: views of one
         product."""
-        counts = [self.heads, self.kv_heads, self.kv_heads, *[self.heads] * self.spec.gated]
+        counts = [*[self.heads] * (1 + self.spec.gated), self.kv_heads, self.kv_heads]
         return torch.split(fused.view(len(fused), -1, self.spec.head_dim), counts, dim=1)
 
     def norm_width(self, q: Tensor, k: Tensor, query: Norm, key: Norm) -> tuple[Tensor, Tensor]:

@@ -54,8 +54,8 @@ class Block:
             Norm(hidden, layer.norm, placement) if name else None
             for name in (names.attention_input, names.attention_output, names.mlp_input, names.mlp_output)
         )
-        self.attention = SelfAttention(layer, hidden, placement)
-        self.mlp = layer_mlp(layer, hidden, placement)
+        self.attention = None if layer.attention is None else SelfAttention(layer, hidden, placement)
+        self.mlp = None if layer.mlp is None else layer_mlp(layer.mlp, hidden, placement)
         self.group = placement.group
         self.post_norm = post_norm
 
@@ -65,20 +65,27 @@ class Block:
         return self.mlp_output_norm is None
 
     def forward(
-        self, delta: Tensor, residual: Tensor | None, rotation: Rotation, batch: AttentionBatch, pages: Pages,
+        self, delta: Tensor, residual: Tensor | None, rotation: Rotation | None, batch: AttentionBatch, pages: Pages,
         *, partial: bool = True,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The residual stream is residual + scale * delta (delta alone in the first layer): the sum is fused with the
         norm. The `partial` sums of all ranks are added up there."""
-        rows = None if self.spec.parallel else self.attention.rows
-        x, residual = self.join(self.attention_norm, delta, residual, rows, partial=partial)
-        delta = self.attention.forward(x, rotation, batch, pages)
-        if self.spec.parallel:
-            return delta.add_(self.mlp.forward(x)), residual
-        norm = self.attention_output_norm
-        if norm is not None:
-            delta = norm.forward(norm.summed(delta))
-        x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.rows, partial=norm is None)
+        if self.attention is not None:
+            assert rotation is not None, "of its table"
+            rows = None if self.spec.parallel else self.attention.rows
+            x, residual = self.join(self.attention_norm, delta, residual, rows, partial=partial)
+            delta = self.attention.forward(x, rotation, batch, pages)
+            if self.spec.parallel:
+                assert self.mlp is not None, "beside attention"
+                return delta.add_(self.mlp.forward(x)), residual
+            norm = self.attention_output_norm
+            if norm is not None:
+                delta = norm.forward(norm.summed(delta))
+            partial = norm is None
+        if self.mlp is None:
+            assert residual is not None, "a layer has a part"
+            return delta, residual
+        x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.rows, partial=partial)
         delta, norm = self.mlp.forward(x), self.mlp_output_norm
         return (delta if norm is None else norm.forward(norm.summed(delta))), residual
 
@@ -104,7 +111,8 @@ class Block:
         names = self.names
         if self.attention_norm is not None:
             yield from prefixed(f"{names.attention_input}.", self.attention_norm.destinations())
-        yield from prefixed("self_attn.", self.attention.destinations())
+        if self.attention is not None:
+            yield from prefixed("self_attn.", self.attention.destinations())
         for name, norm in (
             (names.attention_output, self.attention_output_norm),
             (names.mlp_input, self.mlp_norm),
@@ -112,7 +120,8 @@ class Block:
         ):
             if norm is not None:
                 yield from prefixed(f"{name}.", norm.destinations())
-        yield from prefixed("mlp.", self.mlp.destinations())
+        if self.mlp is not None:
+            yield from prefixed("mlp.", self.mlp.destinations())
 
 
 class Decoder:
@@ -144,7 +153,7 @@ class Decoder:
         self.head = Linear(output, spec.hidden, placement, bias=False, formats=formats) if own_head else None
         self.ropes: dict[RopeSpec, Tensor] = {  # fp32 [length, rotary_dim] each
             rope: rope_table(rope, spec.attention.rotary_dim, length, placement.device)
-            for rope in {layer.attention.rope: None for layer in spec.blocks}
+            for rope in {attention.rope: None for attention in spec.attentions}
         }
         self.query_scales = {rope: query_scales(rope, length, placement.device) for rope in self.ropes}
 
@@ -186,7 +195,7 @@ class Decoder:
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
             if count := aux_layers.count(layer):
                 aux_states += [self.joined(delta, residual, partial=partial)] * count
-            rotation = rotations[block.spec.attention.rope]
+            rotation = None if block.spec.attention is None else rotations[block.spec.attention.rope]
             delta, residual = block.forward(delta, residual, rotation, attention, pages, partial=partial)
             partial = block.partial
         assert residual is not None
@@ -257,7 +266,7 @@ class Decoder:
     @property
     def missing_kv_scales(self) -> int:
         """Scales of a cache in e4m3 that no checkpoint has given, two to a layer."""
-        found = (block.attention.kv_scales for block in self.blocks)
+        found = (block.attention.kv_scales for block in self.blocks if block.attention is not None)
         return sum(2 - scales.read for scales in found if scales is not None)
 
     @property

@@ -106,8 +106,7 @@ def read_head(folder: Path, target: ModelSpec, names: Collection[str] | None) ->
 
 def with_bias(layer: LayerSpec) -> LayerSpec:
     """The same layer with biases of queries, keys and values."""
-    attention = msgspec.structs.replace(layer.attention, qkv_bias=True)
-    return msgspec.structs.replace(layer, attention=attention)
+    return layer.with_attention(qkv_bias=True)
 
 
 def read_version(file: ConfigFile) -> int:

@@ -57,7 +57,8 @@ class JoiningBlock:
             Norm(spec.hidden, spec.norm, placement) for _ in range(3)
         )
         self.attention = SelfAttention(spec.blocks[0], spec.hidden, placement, inputs=2 * spec.hidden)
-        self.mlp = layer_mlp(spec.blocks[0], spec.hidden, placement)
+        assert spec.blocks[0].mlp is not None, "a Llama's layer"
+        self.mlp = layer_mlp(spec.blocks[0].mlp, spec.hidden, placement)
 
     def forward(
         self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages

@@ -84,24 +84,21 @@ def with_kv_groups(spec: ModelSpec, length: int, block_size: int, *, drafting: b
     """
     if spec.encoder:
         return spec
-    groups = divide([layer.attention.window for layer in spec.blocks], length, block_size)
+    groups = divide([attention.window for attention in spec.attentions], length, block_size)
     if groups.windows == (HOLDS_ALL,) or (drafting and groups.windows[0] != HOLDS_ALL):
         return spec
-    replace = msgspec.structs.replace
-    layers = tuple(
-        replace(layer, attention=replace(layer.attention, kv_group=group))
-        for layer, group in zip(spec.blocks, groups.layers, strict=True)
-    )
-    return replace(spec.with_layers(layers), kv_windows=groups.windows)
+    found = iter(groups.layers)
+    layers = (layer.with_attention(kv_group=next(found)) if layer.attention else layer for layer in spec.blocks)
+    return msgspec.structs.replace(spec.with_layers(tuple(layers)), kv_windows=groups.windows)
 
 
 def page_places(spec: ModelSpec) -> tuple[int, ...]:
-    """For each layer of a model, or of a stage of it, which of a block's pages is its own: layers of different groups
-    share pages, since no two groups share a block."""
+    """For each layer with attention of a model, or of a stage of it, which of a block's pages is its own: layers of
+    different groups share pages, since no two groups share a block."""
     seen: dict[int, int] = {}
     found = []
-    for layer in spec.blocks:
-        group = layer.attention.kv_group
+    for attention in spec.attentions:
+        group = attention.kv_group
         found.append(seen.get(group, 0))
         seen[group] = found[-1] + 1
     return tuple(found)

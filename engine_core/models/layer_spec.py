@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
 
-from penstock.engine_core.models.quantization.weight_format import WeightFormat
+from penstock.engine_core.models.quantization.weight_format import Formats
+from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 
 EXPANSION = "kv_b_proj"  # of latents to keys and values; it is held dense, since its halves are multiplied apart
-# Quantized matrices of a part of a layer, by their names within it.
-Formats: TypeAlias = tuple[tuple[str, WeightFormat], ...]
-
-
-def format_of(formats: Formats, name: str) -> WeightFormat | None:
-    """None: the matrix is not quantized."""
-    return next((form for module, form in formats if module == name), None)
 
 
 class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +86,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm_turned: bool = False  # behind the rotation; not over the width
     fused: bool = False  # queries, keys and values are one tensor in the checkpoint
     gated: bool = False  # what was attended is multiplied with the sigmoid of a product of what attention reads
+    gate_in_queries: bool = False  # `gated`, and the gates of a head stand behind its queries in their tensor
     kv_fp8: bool = False  # keys and values are cached in e4m3
     kv_scales: str = ""  # that the checkpoint has for that: of a "layer", or of each "head"
     kv_group: int = 0  # whose blocks hold its keys and values, see models/kv_groups.py
@@ -137,9 +132,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         elif self.fused:
             found = {"qkv_proj": Matrix(queries + 2 * pairs, hidden, bias)}
         else:
-            found = {"q_proj": Matrix(queries, hidden, bias)}
+            found = {"q_proj": Matrix(queries * (1 + self.gate_in_queries), hidden, bias)}
             found |= {name: Matrix(pairs, hidden, bias) for name in ("k_proj", "v_proj")}
-        if self.gated:
+        if self.gated and not self.gate_in_queries:
             found["gate_proj"] = Matrix(queries, hidden, bias)
         return found | {"o_proj": Matrix(hidden, self.attended, self.output_bias)}
 
@@ -227,7 +222,7 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer: attention, then an MLP or experts, each added to the residual stream.
+    """A layer: attention or a recurrence, then an MLP or experts, each added to the residual stream.
 
     Every option with its source, a paper or the family that brought it:
 
@@ -244,8 +239,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - norms: before each part: GPT-2, Llama; behind it: OLMo 2, Exaone 4; on both sides: Gemma 2, GLM 4
     - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2; without a bias: Cohere, ModernBERT
     - attention.bidirectional: BERT (Devlin et al., 2018); with a window: ModernBERT (2024), EmbeddingGemma (2025)
-    - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; parallel: GPT-J (2021), Cohere
+    - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; in the queries' tensor: Qwen3-Next (2025)
     - attention.latent: DeepSeek-V2 (2024), V3, Kimi K2 (2025), GLM 4.7 Flash (2026)
+    - parallel: GPT-J (2021), Cohere; recurrence in place of attention: Qwen3-Next
     - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2; exact: BERT;
       squared above zero: Nemotron-4 (So et al., 2021)
     - experts.routing: softmax then choice: Qwen MoE; choice then softmax, which is the same as normalised: Mixtral,
@@ -255,11 +251,17 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; with a gate: Qwen 2 MoE
     """
 
-    attention: AttentionSpec
-    mlp: MlpSpec | ExpertSpec
+    attention: AttentionSpec | None = None
+    recurrence: RecurrenceSpec | None = None
+    mlp: MlpSpec | ExpertSpec | None = None
     norm: NormSpec
     norms: NormNames = NormNames()
     parallel: bool = False  # the MLP reads what attention reads
+
+    def with_attention(self, **fields: object) -> LayerSpec:
+        """The same with these fields of its attention, if it has one."""
+        replace = msgspec.structs.replace
+        return self if self.attention is None else replace(self, attention=replace(self.attention, **fields))
 
     @property
     def experts(self) -> ExpertSpec | None:

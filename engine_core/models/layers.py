@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.models.layer_spec import Formats, NormSpec, format_of
-from penstock.engine_core.models.quantization.weight_format import Role, WeightFormat
+from penstock.engine_core.models.layer_spec import NormSpec
+from penstock.engine_core.models.quantization.weight_format import Formats, Role, WeightFormat, format_of
 from penstock.engine_core.models.quantized_matrix import Owner, QuantizedMatrix
 from penstock.engine_core.models.sharding import vocabulary_share
 from penstock.engine_core.models.spec import ModelSpec
@@ -171,6 +173,8 @@ class Part:
     start: int  # first of them
     order: tuple[slice, ...] = ()  # of the outputs of each head, as of `models.rope.head_order`
     head_dim: int = 0
+    stride: int = 0  # outputs from head to head in a tensor in which parts take turns by head; 0: it has a run
+    offset: int = 0  # of a head within that
 
     @property
     def held(self) -> int:
@@ -180,10 +184,12 @@ class Part:
     @property
     def runs(self) -> tuple[slice, ...]:
         """Of the checkpoint's outputs that are in this share, in the order in which they are held."""
-        if len(self.order) < 2:
+        if len(self.order) < 2 and not self.stride:
             return (slice(self.start, self.start + self.held),)
-        heads = range(self.start, self.start + self.held, self.head_dim)
-        return tuple(slice(head + run.start, head + run.stop, run.step) for head in heads for run in self.order)
+        first, count = self.start // self.head_dim, self.held // self.head_dim
+        heads = [head * (self.stride or self.head_dim) + self.offset for head in range(first, first + count)]
+        order = self.order or (slice(0, self.head_dim),)
+        return tuple(slice(head + run.start, head + run.stop, run.step) for head in heads for run in order)
 
 
 def spread(name: str, outputs: int, placement: Placement) -> Part:
@@ -228,7 +234,7 @@ class Source:
 
     @property
     def ordered(self) -> bool:
-        return any(len(part.order) > 1 for part in self.parts)
+        return any(len(part.order) > 1 or part.stride for part in self.parts)
 
     @property
     def runs(self) -> tuple[slice, ...]:
@@ -237,12 +243,16 @@ class Source:
         first = 0
         for part in self.parts:
             found += (slice(first + run.start, first + run.stop, run.step) for run in part.runs)
-            first += part.outputs
+            first += 0 if part.stride else part.outputs
         return tuple(found) if len(self.parts) > 1 or self.ordered else ()
 
     @property
     def shares(self) -> tuple[slice, ...]:
         """The same in the checkpoint's order."""
+        one = self.parts[0]
+        if one.stride:
+            heads = (one.start // one.head_dim, (one.start + one.held) // one.head_dim)
+            return (slice(*(head * one.stride for head in heads)),)
         found, first = [], 0
         for part in self.parts:
             found.append(slice(first + part.start, first + part.start + part.held))
@@ -264,9 +274,9 @@ class Linear:
     """A weight `[outputs, inputs]` and perhaps a bias, stacked by output from the tensors of one or several parts.
 
     With `split_inputs` the ranks share the inputs instead: each then has a partial sum, and the first adds the bias.
-    fused: the name of the parts' one tensor in the checkpoint, empty where each has its own. formats: of the tensors
-    that are quantized, by their names. Parts that no one layout can hold are weights of their own, whose products stand
-    side by side.
+    fused: the name of the parts' one tensor in the checkpoint; empty: neighbours of one name are one tensor. formats:
+    of the tensors that are quantized, by their names. Parts that no one layout can hold are weights of their own, whose
+    products stand side by side.
     """
 
     def __init__(
@@ -299,9 +309,10 @@ class Linear:
             yield Source(fused, self.parts, 0, format_of(formats, fused))
             return
         row = 0
-        for part in self.parts:
-            yield Source(part.name, (part,), row, format_of(formats, part.name))
-            row += part.share
+        for name, parts in groupby(self.parts, key=attrgetter("name")):
+            found = tuple(parts)
+            yield Source(name, found, row, format_of(formats, name))
+            row += sum(part.share for part in found)
 
     def matrix(self, source: Source, form: WeightFormat, placement: Placement) -> QuantizedMatrix:
         first = self.rank * self.share

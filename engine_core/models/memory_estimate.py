@@ -51,7 +51,7 @@ def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
     model's type."""
     if spec.encoder:
         return 0
-    numbers = ((layer.attention.page_numbers, layer.attention.kv_fp8) for layer in spec.blocks)
+    numbers = ((attention.page_numbers, attention.kv_fp8) for attention in spec.attentions)
     return block_size * sum(count if fp8 else count * item_bytes for count, fp8 in numbers)
 
 
@@ -188,5 +188,5 @@ def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:
 
 def taken_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that are taken when the cache is made: weights, rotary tables, the context."""
-    tables = len({layer.attention.rope for layer in spec.blocks}) * spec.attention.rotary_dim * FLOAT
+    tables = len({attention.rope for attention in spec.attentions}) * spec.attention.rotary_dim * FLOAT
     return weight_bytes(spec, step.item_bytes) + step.max_model_len * tables + CONTEXT_BYTES

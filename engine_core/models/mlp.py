@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpec
+from penstock.engine_core.models.layer_spec import ExpertSpec, MlpSpec
 from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, prefixed, spread, whole
 from penstock.engine_core.models.quantized_experts import ExpertShare, QuantizedExperts
 from penstock.kernels.activation import activate
@@ -177,8 +177,6 @@ class SparseMlp:
         return Destination(held, shape, axis, first=self.first, fan_in=inputs, runs=runs)
 
 
-def layer_mlp(layer: LayerSpec, hidden: int, placement: Placement) -> Mlp | SparseMlp:
+def layer_mlp(spec: MlpSpec | ExpertSpec, hidden: int, placement: Placement) -> Mlp | SparseMlp:
     """A layer's MLP, dense or sparse."""
-    if isinstance(layer.mlp, ExpertSpec):
-        return SparseMlp(layer.mlp, hidden, placement)
-    return Mlp(layer.mlp, hidden, placement)
+    return SparseMlp(spec, hidden, placement) if isinstance(spec, ExpertSpec) else Mlp(spec, hidden, placement)

@@ -28,9 +28,9 @@ def rank_spec(spec: ModelSpec, size: int) -> ModelSpec:
 
 
 def rank_layer(layer: LayerSpec, size: int) -> LayerSpec:
-    own = layer.attention
-    attention = replace(own, heads=own.heads // size, kv_heads=max(1, own.kv_heads // size))
-    return replace(layer, attention=attention)
+    if (own := layer.attention) is not None:
+        layer = layer.with_attention(heads=own.heads // size, kv_heads=max(1, own.kv_heads // size))
+    return layer if layer.recurrence is None else replace(layer, recurrence=layer.recurrence.share(size))
 
 
 def vocabulary_share(rows: int, size: int) -> int:
@@ -44,7 +44,9 @@ def part_spec(spec: ModelSpec, size: int) -> ModelSpec:
     return replace(spec.with_layers(layers), vocab_size=vocabulary_share(spec.vocab_size, size))
 
 
-def mlp_share(mlp: MlpSpec | ExpertSpec, size: int) -> MlpSpec | ExpertSpec:
+def mlp_share(mlp: MlpSpec | ExpertSpec | None, size: int) -> MlpSpec | ExpertSpec | None:
+    if mlp is None:
+        return None
     if isinstance(mlp, MlpSpec):
         return replace(mlp, width=mlp.width // size)
     shared = mlp.shared and replace(mlp.shared, width=mlp.shared.width // size)
@@ -54,6 +56,7 @@ def mlp_share(mlp: MlpSpec | ExpertSpec, size: int) -> MlpSpec | ExpertSpec:
 def shared(spec: ModelSpec, *, expert_parallel: bool = False) -> list[tuple[str, int]]:
     """What is split evenly over the ranks, in words, and how much of it there is."""
     found = {("attention heads", spec.attention.heads): None}
+    found |= {recurrence.split(): None for recurrence in spec.recurrences}
     found |= {("numbers of each MLP's width", mlp.width): None for mlp in spec.dense}
     for experts in spec.sparse:
         whole, width = ("experts", experts.count), ("numbers of each expert's width", experts.width)
@@ -101,13 +104,19 @@ def cut_matrices(
 ) -> Iterator[tuple[str, WeightFormat, Counts, int]]:
     """The quantized matrices of a layer that ranks share, of each what is cut and how much of it is a share."""
     own = rank_layer(layer, size).attention
-    whole, shares = layer.attention.matrices(1), own.matrices(1)
-    for name, form in own.formats:
-        outputs = math.gcd(own.heads, own.kv_heads) * own.head_dim if own.fused else shares[name].outputs
-        if name == "o_proj":
-            yield name, form, "inputs", shares[name].inputs
-        elif shares[name] != whole[name]:
-            yield name, form, "outputs", outputs
+    if layer.attention is not None and own is not None:
+        whole, shares = layer.attention.matrices(1), own.matrices(1)
+        for name, form in own.formats:
+            outputs = math.gcd(own.heads, own.kv_heads) * own.head_dim if own.fused else shares[name].outputs
+            if name == "o_proj":
+                yield name, form, "inputs", shares[name].inputs
+            elif shares[name] != whole[name]:
+                yield name, form, "outputs", outputs
+    if (recurrence := layer.recurrence) is not None:
+        part = recurrence.share(size)
+        for name, form in recurrence.formats:
+            inputs = name == recurrence.output
+            yield name, form, "inputs" if inputs else "outputs", part.cut(name)
     mlps = [] if layer.dense is None else [(layer.dense.formats, layer.dense.width)]
     if layer.experts is not None and not expert_parallel:
         mlps.append((layer.experts.formats, layer.experts.width))

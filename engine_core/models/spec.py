@@ -13,9 +13,9 @@ from penstock.engine_core.models.families import Body, Family, families
 from penstock.engine_core.models.foreign import beside, foreign
 from penstock.engine_core.models.layer_spec import (
     EXPANSION,
+    NO_ROPE,
     AttentionSpec,
     ExpertSpec,
-    Formats,
     LayerSpec,
     MlpSpec,
     NormSpec,
@@ -24,8 +24,9 @@ from penstock.engine_core.models.pooler import ClassifierSpec, DenseSpec, read_p
 from penstock.engine_core.models.quantization.config import KEY, read_quantization
 from penstock.engine_core.models.quantization.online import NONE, ONLINE, fitted, online
 from penstock.engine_core.models.quantization.rules import Quantization
-from penstock.engine_core.models.quantization.weight_format import WeightFormat
+from penstock.engine_core.models.quantization.weight_format import Formats, WeightFormat
 from penstock.engine_core.models.reading import read_labels
+from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 from penstock.engine_core.models.weight_files import read_names, read_shape
 from penstock.protocol.errors import ConfigError, ModelError
 
@@ -54,6 +55,7 @@ ENCODERS = (
     *("multi_modal_projector.", "audio.", "audio_tower.", "embed_vision.", "embed_audio.", "mtp."),
 )
 
+NO_ATTENTION = AttentionSpec(heads=0, kv_heads=0, head_dim=0, rope=NO_ROPE)
 BEFORE = re.compile(r"^(model\.layers\.)(\d+)\.input_layernorm")
 
 
@@ -89,14 +91,25 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.blocks)
 
     @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Of each layer that has one."""
+        return tuple(layer.attention for layer in self.blocks if layer.attention is not None)
+
+    @property
     def attention(self) -> AttentionSpec:
-        """The first layer's. Heads and their size are those of every layer, as is the shape of its KV pages."""
-        return self.blocks[0].attention
+        """The first. Heads and their size are those of every layer, as is the shape of its KV pages; a stage of
+        recurrent layers alone has none."""
+        return next(iter(self.attentions), NO_ATTENTION)
+
+    @property
+    def recurrences(self) -> tuple[RecurrenceSpec, ...]:
+        """Of each layer that keeps a state of a fixed size for a sequence."""
+        return tuple(layer.recurrence for layer in self.blocks if layer.recurrence is not None)
 
     @property
     def encoder(self) -> bool:
         """Whether its attention goes both ways: a prompt is run at once, and leaves nothing in a cache."""
-        return any(layer.attention.bidirectional for layer in self.blocks)
+        return any(attention.bidirectional for attention in self.attentions)
 
     @property
     def vector(self) -> int:
@@ -124,10 +137,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_attention(self, **fields: object) -> ModelSpec:
         """The same model with these fields of the attention of every layer."""
-        replace = msgspec.structs.replace
-        return self.with_layers(
-            tuple(replace(layer, attention=replace(layer.attention, **fields)) for layer in self.blocks)
-        )
+        return self.with_layers(tuple(layer.with_attention(**fields) for layer in self.blocks))
 
     def with_layers(self, layers: tuple[LayerSpec, ...]) -> ModelSpec:
         return msgspec.structs.replace(self, body=msgspec.structs.replace(self.body, layers=layers))
@@ -193,10 +203,17 @@ def with_quantization(spec: ModelSpec, file: ConfigFile, stored: Quantization | 
 def with_formats(spec: ModelSpec, layer: LayerSpec, name: str, found: Quantization, file: ConfigFile) -> LayerSpec:
     """A layer with the formats of its matrices. name: of the layer in a Llama."""
     attention, experts, dense = layer.attention, layer.experts, layer.dense
-    inputs = {module: matrix.inputs for module, matrix in attention.matrices(spec.hidden).items()}
-    own = formats_of(spec, f"{name}.self_attn", inputs, found)
-    own = tuple((module, form) for module, form in own if module != EXPANSION or form.packing != "dense")
-    layer = msgspec.structs.replace(layer, attention=msgspec.structs.replace(attention, formats=own))
+    if attention is not None:
+        inputs = {module: matrix.inputs for module, matrix in attention.matrices(spec.hidden).items()}
+        own = formats_of(spec, f"{name}.self_attn", inputs, found)
+        own = tuple((module, form) for module, form in own if module != EXPANSION or form.packing != "dense")
+        layer = layer.with_attention(formats=own)
+    if layer.recurrence is not None:
+        inputs = {matrix: shape[1] for matrix, shape in layer.recurrence.products(spec.hidden).items()}
+        own = formats_of(spec, f"{name}.{layer.recurrence.place}", inputs, found)
+        layer = msgspec.structs.replace(layer, recurrence=msgspec.structs.replace(layer.recurrence, formats=own))
+    if layer.mlp is None:
+        return layer
     if experts is None:
         assert isinstance(layer.mlp, MlpSpec), "dense"
         return msgspec.structs.replace(layer, mlp=with_mlp_formats(spec, layer.mlp, f"{name}.mlp", found))
@@ -302,15 +319,14 @@ def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) 
     file = ConfigFile(file.path, file.values, family.defaults)
     refuse_unsupported(file, family)
     body = family.read(file)
-    first = body.layers[0].attention
-    for layer in body.layers:
-        own = layer.attention
+    attentions = [layer.attention for layer in body.layers if layer.attention is not None]
+    first = attentions[0]
+    for own in attentions:
         assert (own.heads, own.kv_heads, own.head_dim) == (first.heads, first.kv_heads, first.head_dim), family.name
     max_position = body.max_position or read_length(file, body)
     if file.get("is_causal") is False:
         body = both_ways(file, body)
-    dynamic = max(layer.attention.rope.factor if layer.attention.rope.kind == "dynamic" else 1.0
-                  for layer in body.layers)  # fmt: skip
+    dynamic = max(own.rope.factor if own.rope.kind == "dynamic" else 1.0 for own in attentions)
     spec = ModelSpec(
         family=family.name,
         hidden=file.integer("hidden_size"),
@@ -332,13 +348,11 @@ def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) 
 
 def both_ways(file: ConfigFile, body: Body) -> Body:
     """The layers of a decoder that was trained on to be an encoder (gte-Qwen2: Li et al., 2023). Raises ModelError."""
-    if any(own.window or own.softcap or own.sinks or own.latent for own in (layer.attention for layer in body.layers)):
-        why = "Penstock serves such encoders without windows, caps of scores, sinks and latent attention"
+    attentions = [layer.attention for layer in body.layers]
+    if any(own is None or own.window or own.softcap or own.sinks or own.latent for own in attentions):
+        why = "Penstock serves such encoders with plain attention alone: no windows, caps of scores, sinks, latents"
         raise file.error("is_causal", why)
-    layers = tuple(
-        msgspec.structs.replace(layer, attention=msgspec.structs.replace(layer.attention, bidirectional=True))
-        for layer in body.layers
-    )
+    layers = tuple(layer.with_attention(bidirectional=True) for layer in body.layers)
     return msgspec.structs.replace(body, layers=layers)
 
 
@@ -356,7 +370,7 @@ def read_classifier(file: ConfigFile, family: Family, body: Body) -> ClassifierS
 def read_length(file: ConfigFile, body: Body) -> int:
     """The length that the model serves, stretched as its rotary positions are."""
     found = file.integer("max_position_embeddings")
-    ropes = [layer.attention.rope for layer in body.layers]
+    ropes = [layer.attention.rope for layer in body.layers if layer.attention is not None]
     if any(rope.kind == "linear" for rope in ropes):
         return int(found * max(rope.factor for rope in ropes))
     return max(found, *(int(rope.original_max_position * rope.factor) for rope in ropes if rope.kind == "yarn"), 0)

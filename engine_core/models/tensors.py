@@ -17,14 +17,13 @@ from penstock.engine_core.models.layer_spec import (
     EXPANSION,
     AttentionSpec,
     ExpertSpec,
-    Formats,
     LayerSpec,
     MlpSpec,
     NormSpec,
-    format_of,
 )
 from penstock.engine_core.models.pooler import DenseSpec
-from penstock.engine_core.models.quantization.weight_format import WeightFormat
+from penstock.engine_core.models.quantization.weight_format import Formats, WeightFormat, format_of
+from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 from penstock.engine_core.models.spec import OUTPUT, ModelSpec, stored_name
 from penstock.engine_core.models.weight_files import LEFTOVER, WantedTensor, check_tensors, read_names
 from penstock.protocol.errors import ModelError
@@ -168,10 +167,13 @@ def layer_weights(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Weight]]
     for name in (norms.attention_input, norms.attention_output, norms.mlp_input, norms.mlp_output):
         if name:
             yield from norm_weights(name, layer.norm, hidden)
-    yield from attention_weights(layer.attention, hidden)
+    if layer.attention is not None:
+        yield from attention_weights(layer.attention, hidden)
+    if layer.recurrence is not None:
+        yield from recurrence_weights(layer.recurrence, hidden)
     if isinstance(layer.mlp, ExpertSpec):
         yield from mixture_weights(layer.mlp, hidden)
-    else:
+    elif layer.mlp is not None:
         yield from mlp_weights("mlp", layer.mlp, hidden)
 
 
@@ -190,6 +192,14 @@ def attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[s
         yield "self_attn.k_norm.weight", Weight((pairs if wide else attention.head_dim,))
     if attention.sinks:
         yield "self_attn.sinks", Weight((attention.heads,))
+
+
+def recurrence_weights(spec: RecurrenceSpec, hidden: int) -> Iterator[tuple[str, Weight]]:
+    """Of a recurrence."""
+    for name, shape in spec.products(hidden).items():
+        yield f"{spec.place}.{name}.weight", Weight(shape, format_of(spec.formats, name))
+    for name, whole in spec.others().items():
+        yield f"{spec.place}.{name}", Weight(whole)
 
 
 def mlp_weights(name: str, mlp: MlpSpec, hidden: int) -> Iterator[tuple[str, Weight]]:

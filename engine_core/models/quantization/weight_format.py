@@ -238,3 +238,11 @@ STORED: Mapping[Packing, Callable[[WeightFormat], tuple[StoredPart, ...]]] = {
     "blocks": blocks,
     "nvfp4": nvfp4,
 }
+
+# Quantized matrices of a part of a layer, by their names within it.
+Formats: TypeAlias = tuple[tuple[str, WeightFormat], ...]
+
+
+def format_of(formats: Formats, name: str) -> WeightFormat | None:
+    """None: the matrix is not quantized."""
+    return next((form for module, form in formats if module == name), None)

@@ -19,11 +19,11 @@ from penstock.engine_core.loading import load
 from penstock.engine_core.loading.checkpoint import cuts
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.layer_spec import ExpertSpec, RoutingSpec
+from penstock.engine_core.models.layer_spec import ExpertSpec, MlpSpec, RoutingSpec
 from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.mlp import Mlp, SparseMlp, layer_mlp
 from penstock.engine_core.models.registry import build
-from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.spec import ModelSpec, read_spec
 from tests.engine_core.models.parity import SIZES, ours, write_checkpoint
 from tests.engine_core.models.specs import resized, small_experts
 from tests.engine_core.models.test_layers import SPEC
@@ -169,10 +169,16 @@ def test_weights_lie_as_the_device_likes_them() -> None:
     assert on_gpu.gate_up.stride() == (288, 12, 1)
 
 
+def whole_mlp(spec: ModelSpec, layer: int) -> MlpSpec | ExpertSpec:
+    found = spec.blocks[layer].mlp
+    assert found is not None
+    return found
+
+
 def test_a_layer_has_what_the_spec_says() -> None:
-    assert isinstance(layer_mlp(MODEL.blocks[0], MODEL.hidden, placement()), SparseMlp)
-    assert isinstance(layer_mlp(MODEL.blocks[1], MODEL.hidden, placement()), Mlp)
-    assert isinstance(layer_mlp(SPEC.blocks[0], SPEC.hidden, placement()), Mlp)
+    assert isinstance(layer_mlp(whole_mlp(MODEL, 0), MODEL.hidden, placement()), SparseMlp)
+    assert isinstance(layer_mlp(whole_mlp(MODEL, 1), MODEL.hidden, placement()), Mlp)
+    assert isinstance(layer_mlp(whole_mlp(SPEC, 0), SPEC.hidden, placement()), Mlp)
 
 
 @pytest.mark.parametrize("original", [True, False])

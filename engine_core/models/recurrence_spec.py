@@ -1,0 +1,101 @@
+"""What a recurrent layer computes and which tensors it has, as data. Imports no torch: planning reads it, too.
+
+A recurrence keeps a state of a fixed size for each sequence in place of keys and values, and the latest inputs of a
+short convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import msgspec
+
+from penstock.engine_core.models.quantization.weight_format import Formats
+
+Shape = tuple[int, ...]
+
+
+class RecurrenceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What every kind has."""
+
+    place: ClassVar[str]  # its tensors' prefix within the layer
+    output: ClassVar[str]  # the last of its products, whose inputs ranks share
+
+    width: int  # of the convolution
+    formats: Formats = ()  # of its products that are quantized
+
+    def products(self, hidden: int) -> Mapping[str, tuple[int, int]]:
+        """Outputs and inputs of its matrices by their names."""
+        raise NotImplementedError
+
+    def others(self) -> Mapping[str, Shape]:
+        """Shapes of its other tensors by their names."""
+        raise NotImplementedError
+
+    def split(self) -> tuple[str, int]:
+        """What ranks divide evenly, in words, and how much of it there is."""
+        raise NotImplementedError
+
+    def share(self, size: int) -> RecurrenceSpec:
+        """One of so many ranks' part."""
+        raise NotImplementedError
+
+    def cut(self, name: str) -> int:
+        """How many of a product's outputs, or of the last one's inputs, stand together in what a rank has."""
+        raise NotImplementedError
+
+
+class GatedDeltaSpec(RecurrenceSpec, frozen=True, kw_only=True):
+    """Gated DeltaNet (Yang et al., 2025): `key_dim` times `value_dim` numbers for each value head, which decay, and
+    which every token corrects. The convolution is over queries, keys and values."""
+
+    place: ClassVar[str] = "linear_attn"
+    output: ClassVar[str] = "out_proj"
+
+    key_heads: int
+    value_heads: int  # a multiple of the key heads
+    key_dim: int
+    value_dim: int
+    fused: bool = False  # one tensor has queries, keys, values and gates by key head, another betas and decays
+
+    @property
+    def keys(self) -> int:
+        """Numbers in all keys of a token."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Numbers in all values of a token."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return 2 * self.keys + self.values
+
+    def products(self, hidden: int) -> Mapping[str, tuple[int, int]]:
+        heads = self.value_heads
+        if self.fused:
+            found = {"in_proj_qkvz": self.channels + self.values, "in_proj_ba": 2 * heads}
+        else:
+            found = {"in_proj_qkv": self.channels, "in_proj_z": self.values, "in_proj_b": heads, "in_proj_a": heads}
+        return {**{name: (outputs, hidden) for name, outputs in found.items()}, self.output: (hidden, self.values)}
+
+    def others(self) -> Mapping[str, Shape]:
+        heads = (self.value_heads,)
+        conv = (self.channels, 1, self.width)
+        return {"conv1d.weight": conv, "A_log": heads, "dt_bias": heads, "norm.weight": (self.value_dim,)}
+
+    def split(self) -> tuple[str, int]:
+        return "key heads of linear attention", self.key_heads
+
+    def share(self, size: int) -> RecurrenceSpec:
+        return msgspec.structs.replace(self, key_heads=self.key_heads // size, value_heads=self.value_heads // size)
+
+    def cut(self, name: str) -> int:
+        if name == "in_proj_qkv":
+            return math.gcd(self.keys, self.values)
+        outputs, inputs = self.products(1)[name]
+        return inputs if name == self.output else outputs
