@@ -13,11 +13,13 @@ from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix, cancel
 from penstock.engine_core.scheduling.peak_estimate import PeakEstimate
 from penstock.engine_core.scheduling.preemption import leaving_blocks
+from penstock.engine_core.scheduling.recurrent_state import ask_leader, cut, enter_slot, waits, with_state
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
 from penstock.engine_core.scheduling.running_batch import Ints, blocks_at_end
 from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.protocol.messages import Finish
+from penstock.protocol.steps import NO_STATE
 
 LOOKAHEAD = 256  # waiting sequences that one plan passes over
 HASHES = 2048  # blocks of theirs that one plan hashes, about 2 ms
@@ -60,7 +62,7 @@ class Admissions:
                 state.refused = sequence
                 state.forecast.refuse()
                 break
-            self._enter(sequence, found)
+            count = self._enter(sequence, found, count)
             yield sequence, count
             budget -= count
 
@@ -76,15 +78,17 @@ class Admissions:
         if not self._fits(sequence, found, count):
             cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
             return
-        self._enter(sequence, found)
-        yield sequence, count
+        yield sequence, self._enter(sequence, found, count)
 
     def _prefix(self, sequence: Sequence) -> list[int] | None:
         """Blocks that hold a prefix of the sequence already; None: wait for a prefix that is being computed."""
         state, size, start = self.state, self.state.options.block_size, sequence.request.root
+        states = state.kv.recurrent
+        if states is not None:
+            states.found = 0, NO_STATE
         if sequence.waits_for is not None:
             leader, life, blocks = sequence.waits_for
-            if leader.life == life and leader.cached < blocks:
+            if leader.life == life and leader.cached < blocks if states is None else waits(states, sequence, blocks):
                 return None
             sequence.waits_for = None
         if start is None:
@@ -97,8 +101,11 @@ class Admissions:
         found = state.kv.prefix.match(sequence.block_hashes, most)
         leader_next = state.kv.in_flight_prefixes.get(sequence.block_hashes[len(found)]) if len(found) < most else None
         if leader_next is None:
-            return found
+            return found if states is None else with_state(state, states, sequence, found, most)
         common = common_blocks(sequence.block_hashes[:most], leader_next.block_hashes)
+        if states is not None:
+            ask_leader(state, states, leader_next, common)
+            return with_state(state, states, sequence, found, most)
         sequence.waits_for = (leader_next, leader_next.life, common)
         return None
 
@@ -130,8 +137,9 @@ class Admissions:
         self.estimate = None if shared else both
         return True
 
-    def _enter(self, sequence: Sequence, found: list[int]) -> None:
-        """Give the sequence its slot and its share of the prefix."""
+    def _enter(self, sequence: Sequence, found: list[int], count: int) -> int:
+        """Give the sequence its slot and its share of the prefix. Returns how many of its next `count` positions the
+        first chunk has."""
         state = self.state
         reused = len(found) * state.options.block_size
         state.queue.enter(sequence, len(sequence.tokens) - reused)
@@ -149,7 +157,10 @@ class Admissions:
             state.stats.totals.count_lookup(sequence.request.cached)
         insort(state.prefilling, sequence, key=rank)
         announce_prefix(state, sequence)
+        if state.kv.recurrent is not None:
+            enter_slot(state, state.kv.recurrent, sequence)
         state.traces.enter(sequence, state.stats.now, reused)
+        return cut(state.kv.recurrent, slot, reused, count)
 
     def _never_fits(self) -> bool:
         """Nothing runs that could free blocks, and it still does not fit: quarantines have made the pool too small."""

@@ -77,6 +77,16 @@ class ExecutorGroup(Generic[M]):
         return min(ready.draft_tokens for ready in self._ready.values())
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of a sequence's recurrent state, of all executors together; 0: the model has none."""
+        return sum(ready.state_bytes for ready in self._ready.values())
+
+    @property
+    def state_places(self) -> int:
+        """Snapshots of recurrent states that every executor of the group has room for."""
+        return min(ready.state_places for ready in self._ready.values())
+
+    @property
     def first(self) -> ExecutorReady:
         return self._ready[min(self._ready, key=lambda peer: peer.index)]
 

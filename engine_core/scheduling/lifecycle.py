@@ -15,6 +15,7 @@ from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.drafting import equip
 from penstock.engine_core.scheduling.outbox import end_row
 from penstock.engine_core.scheduling.poison_requests import signature
+from penstock.engine_core.scheduling.recurrent_state import leave_slot
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.engine_core.scheduling.statistics import FINISHED
@@ -70,6 +71,8 @@ def vacate(state: SchedulerState, sequence: Sequence, *, trusted: bool = True) -
         state.kv.pool.distrust(sequence.blocks[sequence.borrowed :])
     if sequence in state.prefilling:
         state.prefilling.remove(sequence)
+    if state.kv.recurrent is not None:
+        leave_slot(state, state.kv.recurrent, sequence, trusted=trusted)
     slot = state.slots.leave(sequence, state.options.block_size)
     state.queue.leave(sequence, state.stats.now)
     blocks, sequence.blocks = sequence.blocks, []

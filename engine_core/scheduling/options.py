@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.protocol.speculation import METHODS, WITH_MODEL, SpeculativeConfig
+from penstock.protocol.steps import STATE_PIECE
 
 UNBOUNDED = 1 << 30
 
@@ -51,6 +52,9 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     stages: int = 1  # of the pipeline that runs the steps
     ahead: int = UNBOUNDED  # most steps that a sequence has in flight
     piece: int = 512  # positions of prompts that are worth a step of their own in a pipeline of stages
+    recurrent: bool = False  # the model has recurrent layers, whose states begin a sequence behind a prefix
+    state_places: int = 0  # snapshots of states that the executors have room for
+    state_piece: int = STATE_PIECE  # positions between two states that can be kept
     traced: bool = False  # whether the history of sampled requests is recorded
     trace_tokens: int = 0  # output tokens between two marks in it; 0: none
     epoch: int = 0
@@ -59,6 +63,9 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert self.blocks >= (not self.encoder)
         assert not self.encoder or self.max_model_len <= self.max_num_batched_tokens, "a prompt fits one step"
         assert self.block_size >= 1
+        assert self.state_piece >= 1
+        assert self.state_places >= 0
+        assert not self.state_places or self.recurrent
         assert self.max_model_len >= 2
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"
         assert 0.0 <= self.expected_share <= 1.0

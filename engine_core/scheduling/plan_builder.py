@@ -41,11 +41,12 @@ from penstock.engine_core.scheduling.lifecycle import (
     retract_prefix,
 )
 from penstock.engine_core.scheduling.preemption import make_way, preempt_for_blocks
+from penstock.engine_core.scheduling.recurrent_state import cut, keep_states
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, joined
 from penstock.engine_core.scheduling.state import Chunk, Drafts, GuidedRow, InFlightStep, SchedulerState
 from penstock.protocol.messages import TraceContext
-from penstock.protocol.steps import NO_MICROBATCH, SlotStart, StepPlan, choice_seed
+from penstock.protocol.steps import NO_MICROBATCH, NO_STATE, SlotStart, StepPlan, choice_seed
 
 UNTRACED = TraceContext()
 
@@ -87,7 +88,8 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch)
         budget = prompt_budget(state, budget)
     claims: list[tuple[Sequence, int]] = []
     for sequence in state.prefilling:
-        if count := min(len(sequence.tokens) - int(slots.num_computed_tokens[sequence.slot]), budget):
+        start = int(slots.num_computed_tokens[sequence.slot])
+        if count := cut(state.kv.recurrent, sequence.slot, start, min(len(sequence.tokens) - start, budget)):
             claims.append((sequence, count))
             budget -= count
     needs = [blocks_needed(state, sequence, count) for sequence, count in claims]
@@ -186,6 +188,7 @@ def extend_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence
 def start_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence, count: int) -> None:
     """The first chunk of a sequence that has just entered its slot: everything about it crosses here, once."""
     take_blocks(state, sequence, count)
+    states = state.kv.recurrent
     sampling = sequence.request.message.sampling
     if sequence.request.needs_prompt_logprobs and not sequence.needs_prompt_logprobs:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
@@ -201,6 +204,7 @@ def start_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence,
             pooling=sequence.request.message.pooling,
             trace=sequence.request.message.trace if state.traces.traced(sequence) else UNTRACED,
             choice=sequence.index,
+            state=NO_STATE if states is None else states.begins[sequence.slot],
         )
     )
     append_chunk(state, builder, sequence, count)
@@ -224,6 +228,7 @@ def finish_plan(
     if sampled:
         batch = joined(batch, slots.batch(np.array(sampled)))
     guided, behind = guided_rows(state, batch, drafts) if slots.guides else ((), 0)
+    kept = () if state.kv.recurrent is None else keep_states(state, state.kv.recurrent, step, rows, builder.chunks)
     slots.num_computed_tokens[rows] += 1
     slots.last[rows] = step
     table, ids = (b"", b"") if drafts is None else draft_columns(state, rows, drafts)
@@ -239,7 +244,7 @@ def finish_plan(
         grow_rows(state, builder, asked.short)
     inflight = InFlightStep(
         step, batch, tuple(builder.chunks), drafts, drafting, guided, asked.told, made, microbatch, behind,
-        planned=state.stats.now,
+        planned=state.stats.now, kept=kept,
     )  # fmt: skip
     state.steps.in_flight.append(inflight)
     if guided:
@@ -258,6 +263,7 @@ def finish_plan(
         masked=np.array([row.sequence.slot for row in guided], np.int32).tobytes() if guided else b"",
         drafting=asked.columns,
         microbatch=microbatch,
+        keep=np.array([(found.slot, found.position, found.place) for found in kept], np.int32).tobytes(),
     )
 
 

@@ -22,6 +22,7 @@ from penstock.engine_core.scheduling.lifecycle import (
 )
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.plan_builder import MaskWork, mask_work, plan
+from penstock.engine_core.scheduling.recurrent_state import check_states, clear_states
 from penstock.engine_core.scheduling.state import new_state
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.engine_core.scheduling.tracing import RESTARTED, Stay, StepFacts
@@ -135,10 +136,10 @@ class Scheduler:
         outbox = self._state.outboxes.get(source)
         return [] if outbox is None else outbox.take(self._state.steps.applied, limit)
 
-    def restart(self, epoch: int, now: float, blocks: int | None = None) -> None:
-        """A new executor group with empty blocks (`blocks` of them, if their number changed): everything that ran is
-        recomputed. Steps in flight are lost; their results, if they still come, are discarded. Their sequences are
-        suspects of the last group's death: see lifecycle.py."""
+    def restart(self, epoch: int, now: float, blocks: int | None = None, state_places: int | None = None) -> None:
+        """A new executor group with empty blocks and empty places for states (so many of them, if their number
+        changed): everything that ran is recomputed. Steps in flight are lost; their results, if they still come, are
+        discarded. Their sequences are suspects of the last group's death: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
         state.stats.now = now
@@ -158,6 +159,8 @@ class Scheduler:
         state.slots.clear()
         state.kv.pool.clear(state.kv.pool.total if blocks is None else blocks)
         state.kv.owners = np.zeros(state.kv.pool.total + 1, np.int64)
+        if state.kv.recurrent is not None:
+            clear_states(state.kv.recurrent, state_places)
         state.microbatches.decoding[:] = False
         state.microbatches.sent = [None] * state.options.stages
         state.refused = None
@@ -204,7 +207,9 @@ class Scheduler:
         wrong. Contradictory blocks are quarantined and reported, never raised."""
         state = self._state
         tables = [sequence.blocks for sequence in state.slots.sequences if sequence is not None]
-        return state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
+        report = state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
+        faults = () if state.kv.recurrent is None else check_states(state, state.kv.recurrent)
+        return msgspec.structs.replace(report, faults=report.faults + faults) if faults else report
 
     def statistics(self) -> SchedulerStatistics:
         """Counters as of now; what EngineStatus and the metrics read."""
@@ -223,6 +228,7 @@ class Scheduler:
             slots=state.slots.count,
             pool=state.kv.pool.statistics(),
             prefix=state.kv.prefix.statistics(),
+            snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
             forecast=state.forecast.statistics(len(state.slots.occupied())),
             requests=len(state.requests),
             waiting_clients=state.queue.clients,

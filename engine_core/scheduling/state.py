@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -12,13 +13,14 @@ import numpy.typing as npt
 from penstock.engine_core.grammar.spacing import Habits
 from penstock.engine_core.kv.block_pool import BlockPool, Fence
 from penstock.engine_core.kv.prefix_index import PrefixIndex
+from penstock.engine_core.kv.snapshots import Snapshots
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.outbox import Outboxes
 from penstock.engine_core.scheduling.peak_estimate import Forecast
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.request_queue import RequestQueue
-from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, Slots, StopTokenCounts
+from penstock.engine_core.scheduling.running_batch import NEVER, Ints, RunningBatch, Slots, StopTokenCounts
 from penstock.engine_core.scheduling.statistics import SequenceHistograms, Totals
 from penstock.engine_core.scheduling.tracing import RequestTraces
 from penstock.engine_core.speculation.acceptance import Acceptance
@@ -26,6 +28,7 @@ from penstock.engine_core.speculation.draft_model import DeviceDrafts
 from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.messages import Finish
+from penstock.protocol.steps import NO_STATE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,6 +93,7 @@ class InFlightStep:
     microbatch: int = 0  # whose decoding rows it runs
     depends_on: int = 0  # the last step before it with a guided row: masks of this one depend on those tokens
     planned: float = 0.0  # when
+    kept: tuple[KeptState, ...] = ()
 
 
 class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -122,6 +126,31 @@ class KVState:
     owners: npt.NDArray[np.int64]  # [blocks + 1], `life` of the sequence that a held block is accounted to
     # By the hash of the next block to be cached: the sequence that computes it.
     in_flight_prefixes: dict[bytes, Sequence] = field(default_factory=dict)
+    recurrent: RecurrentStates | None = None  # None: the model has no recurrent layers
+
+
+class KeptState(msgspec.Struct, frozen=True, eq=False):
+    """A state that a planned step keeps: of which slot, as of which position, where, and what it will be found by."""
+
+    slot: int
+    position: int
+    place: int
+    identity: bytes
+
+
+@dataclass(slots=True, eq=False)
+class RecurrentStates:
+    """Of a model with recurrent layers: the snapshots of its states, and which are to come. Lists are by slot."""
+
+    snapshots: Snapshots
+    piece: int  # positions between two states that an executor can keep
+    unit: int  # positions: the least multiple of it at which blocks end
+    stops: list[list[int]]  # positions of the prompt to keep, ascending
+    moving: list[tuple[int, bytes] | None]  # the place that moves up with the output, and what it holds
+    due: Ints  # [slots], the next position to keep of what is written; NEVER: none
+    begins: list[int]  # the place that the slot's sequence began from
+    found: tuple[int, int] = 0, NO_STATE  # of the last look for a prefix: the blocks known, the place of its state
+    coming: dict[bytes, Sequence] = field(default_factory=dict)  # identities that will be kept, and by whom
 
 
 @dataclass(slots=True, eq=False)
@@ -194,11 +223,10 @@ class SchedulerState:
 
 def new_state(options: SchedulingOptions) -> SchedulerState:
     """Nothing waits, nothing runs, every block is free."""
-    prefix = PrefixIndex(options.blocks)
     return SchedulerState(
         options=options,
         epoch=options.epoch,
-        kv=KVState(BlockPool(options.blocks, prefix), prefix, Fence(), np.zeros(options.blocks + 1, np.int64)),
+        kv=new_kv_state(options),
         slots=Slots(options.max_num_seqs, options.stages),
         queue=RequestQueue(fair=options.fairness),
         forecast=Forecast(options.expected_share),
@@ -209,4 +237,29 @@ def new_state(options: SchedulingOptions) -> SchedulerState:
         ),
         poison_requests=PoisonRequests(),
         traces=RequestTraces(options.max_num_seqs, options.trace_tokens),
+    )
+
+
+def new_kv_state(options: SchedulingOptions) -> KVState:
+    """Every block is free, and every place for a state."""
+    prefix = PrefixIndex(options.blocks)
+    return KVState(
+        BlockPool(options.blocks, prefix),
+        prefix,
+        Fence(),
+        np.zeros(options.blocks + 1, np.int64),
+        recurrent=new_recurrent_states(options) if options.recurrent else None,
+    )
+
+
+def new_recurrent_states(options: SchedulingOptions) -> RecurrentStates:
+    """No snapshot is kept."""
+    return RecurrentStates(
+        snapshots=Snapshots(options.state_places),
+        piece=options.state_piece,
+        unit=math.lcm(options.state_piece, options.block_size),
+        stops=[[] for _ in range(options.max_num_seqs)],
+        moving=[None] * options.max_num_seqs,
+        due=np.full(options.max_num_seqs, NEVER),
+        begins=[NO_STATE] * options.max_num_seqs,
     )

@@ -10,6 +10,7 @@ import msgspec
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.kv.block_pool import PoolStatistics
 from penstock.engine_core.kv.prefix_index import PrefixStatistics
+from penstock.engine_core.kv.snapshots import SnapshotStatistics
 from penstock.engine_core.scheduling.peak_estimate import ForecastStatistics
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.speculation.acceptance import AcceptanceStatistics
@@ -169,6 +170,7 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     slots: int
     pool: PoolStatistics
     prefix: PrefixStatistics
+    snapshots: SnapshotStatistics | None  # None: the model has no recurrent layers
     forecast: ForecastStatistics
     requests: int  # alive
     waiting_clients: int  # that have anything in the queue

@@ -19,6 +19,7 @@ from penstock.engine_core.scheduling.drafting import (
 )
 from penstock.engine_core.scheduling.lifecycle import cache_blocks_to, end, release
 from penstock.engine_core.scheduling.outbox import Rows, end_rows, joined, note
+from penstock.engine_core.scheduling.recurrent_state import publish_states
 from penstock.engine_core.scheduling.request import Request, Sequence, finish_reason
 from penstock.engine_core.scheduling.running_batch import RunningBatch
 from penstock.engine_core.scheduling.state import Chunk, InFlightStep, SchedulerState, SequenceEnd
@@ -55,6 +56,8 @@ def apply(state: SchedulerState, result: StepResult) -> None:
     take(state, inflight, result)
     if result.vectors:
         take_vectors(state, inflight, result)
+    if state.kv.recurrent is not None and inflight.kept:
+        publish_states(state.kv.recurrent, inflight.kept)
     for fenced in state.kv.fence.open(inflight.step):
         release(state, fenced)
 

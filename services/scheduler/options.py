@@ -45,6 +45,8 @@ def scheduling_options(
         max_queue_time=options.max_queue_time,
         stages=model.pipeline_parallel_size,
         ahead=ahead(config),
+        recurrent=executors.state_bytes > 0,
+        state_places=executors.state_places,
         trace_tokens=config.trace.trace_tokens,
         epoch=executors.epoch,
     )

@@ -233,7 +233,7 @@ class SchedulerLoop:
         self._bitmasks.renew(self.executors.mask_slots)
         if self._scheduler is not None:
             logs.warning(log, "epoch", epoch=epoch, unfinished=self._scheduler.unfinished)
-            self._scheduler.restart(epoch, now, blocks)
+            self._scheduler.restart(epoch, now, blocks, self.executors.state_places)
             return
         options = scheduling_options(self._config, self._facts, self.executors, self._bitmasks.most)
         self._scheduler = Scheduler(msgspec.structs.replace(options, traced=self._traces.enabled))

@@ -4,6 +4,10 @@ Every KV cell holds the hash of the whole prefix it was computed from. Before a 
 would attend to is compared with the hash of the slot's own tokens: a wrong block table, a block reused too early, a
 stale prefix hit and a wrong start position all show at once.
 
+Where the model has recurrent layers, a slot's state is the hash of the prefix that it has gone through, kept as of the
+multiples that a real executor keeps. A slot that begins from the state of another prefix, a state kept where none is,
+and a place written while a step in flight touches it show as well.
+
 A plan's diffs are taken when it arrives; its work waits for the work before it and, if rows of it are masked, for their
 masks. Drafts are computed as if they were accepted and judged against what the model says.
 """
@@ -20,6 +24,7 @@ from numpy.typing import NDArray
 from penstock.protocol.messages import Logprobs, Pooling, Sampling
 from penstock.protocol.steps import (
     NO_MICROBATCH,
+    NO_STATE,
     OWN_DRAFT,
     REJECTED,
     RowLogprobs,
@@ -46,6 +51,7 @@ class Slot:
     guessed: int = -1  # tokens that it had when they were made
     pooling: Pooling | None = None
     pooled: int = 0  # positions that went into its vector
+    began: int = 0  # position of its first row in the last step, or its end where that was a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class Touched:
     step: int
     slots: frozenset[int]
     blocks: frozenset[int]
+    places: frozenset[int] = frozenset()  # of snapshots
 
 
 def ints(data: bytes, width: int = 1) -> list[list[int]]:
@@ -97,6 +104,9 @@ class FakeExecutor:
         self._store: dict[int, frozenset[int]] = {}
         self._step = 0
         self.rows = 0
+        self._recurrent, self._piece = world.recurrent, world.state_piece
+        self._places: list[tuple[int, int] | None] = [None] * world.places  # position, hash of the prefix before it
+        self.kept = self.begun = 0  # snapshots, and slots that began from one
 
     def applied(self, step: int) -> None:
         """The scheduler has applied this step: its fence is open."""
@@ -116,6 +126,9 @@ class FakeExecutor:
                     decoding.discard(start.slot)
             assert start.slot not in fenced_slots, "slot reused before its fence opened"
             self._start(start, fenced_blocks)
+        fenced_places = frozenset().union(*[touched.places for touched in self._flying])
+        for _, _, place in ints(plan.keep, 3):
+            assert place not in fenced_places, "a place written before its fence opened"
         for slot, block in ints(plan.blocks, 2):
             assert block not in fenced_blocks, "block reused before its fence opened"
             assert 1 <= block < len(self._pages)
@@ -170,6 +183,11 @@ class FakeExecutor:
         assert not fenced_blocks.intersection(fresh), "block reused before its fence opened"
         slot.hashes = cells(slot.nature.root, slot.tokens)
         self._slots[start.slot] = slot
+        if start.state != NO_STATE:
+            self.begun += 1
+            expected = slot.computed, slot.hashes[slot.computed - 1]
+            assert self._places[start.state] == expected, "the state of another prefix"
+        assert (start.state != NO_STATE) == (self._recurrent and slot.computed > 0), "a prefix without its state"
 
     def _turn(self, plan: StepPlan) -> None:
         decoding = self._set(plan)
@@ -209,7 +227,11 @@ class FakeExecutor:
         sampling = running | {row[0] for row in chunks if row[3]}
         assert {slot for (slot,) in ints(plan.masked)} <= sampling
         blocks = frozenset(block for slot in used for block in self._slots[slot].table)
-        self._flying.append(Touched(plan.step, frozenset(used), blocks))
+        kept = ints(plan.keep, 3)
+        assert {row[0] for row in kept} <= set(used), "a state of a slot that does not run"
+        places = [start.state for start in plan.starts if start.state != NO_STATE] + [row[2] for row in kept]
+        assert len({row[0] for row in kept}) == len({row[2] for row in kept}) == len(kept)
+        self._flying.append(Touched(plan.step, frozenset(used), blocks, frozenset(places)))
         self.rows += len(used)
         return Work(plan, decoding, [(row[0], self._slots[row[0]]) for row in chunks])
 
@@ -226,6 +248,7 @@ class FakeExecutor:
                 assert set(drafts) == {OWN_DRAFT}
                 assert len(drafts) <= len(slot.guesses), "more drafts than were made"
                 drafts = slot.guesses[: len(drafts)]
+            slot.began = slot.computed
             lasts = self._positions(slot, 1, drafts)
             sampler.sample(index, slot, lasts, drafts)
         for row, ((index, slot), (_, start, count, sample)) in enumerate(
@@ -234,6 +257,7 @@ class FakeExecutor:
             assert start == slot.computed, "a chunk starts where the slot stands"
             assert count >= 1
             lasts = self._positions(slot, count, [])
+            slot.began = slot.computed
             ends = slot.computed == len(slot.tokens)
             assert bool(sample) == (ends and slot.pooling is None), "the last chunk samples, no other does"
             if slot.pooling is not None:
@@ -246,6 +270,9 @@ class FakeExecutor:
             if sample:
                 sampler.sample(index, slot, lasts, [])
         sampler.close()
+        held = dict([*((index, slot) for index, slot, _ in work.decoding), *work.chunks])
+        for number, position, place in ints(plan.keep, 3):
+            self._keep(held[number], position, place, chunk=any(number == row[0] for row in work.chunks))
         told, drafted = self._draft(plan), self._drafted
         self._drafted = sum(row[3] for row in ints(plan.drafting, 5)) * self._pace
         return StepResult(
@@ -259,6 +286,14 @@ class FakeExecutor:
             busy=0.01 + len(sampler.tokens) * self._pace if self._pace else 0.0,
             drafting=drafted,
         )
+
+    def _keep(self, slot: Slot, position: int, place: int, *, chunk: bool) -> None:
+        """The slot's state as of a position that it may still have one of."""
+        assert position > 0
+        assert position % self._piece == 0
+        assert 0 <= slot.began - position < (1 if chunk else self._piece), "a state that the executor has no more"
+        self._places[place] = position, slot.hashes[position - 1]
+        self.kept += 1
 
     def _draft(self, plan: StepPlan) -> list[int]:
         """What the draft model runs behind the step; returns the drafts that are told."""

@@ -13,6 +13,7 @@ def is_idle(scheduler: Scheduler) -> bool:
     maps = len(state.requests) + len(state.prefilling) + len(state.kv.in_flight_prefixes) + len(state.quarantine)
     moving = len(state.queue) + len(state.steps.in_flight) + len(state.kv.fence)
     empty = state.slots.free == state.slots.count and state.slots.blocks.committed == 0
+    maps += 0 if state.kv.recurrent is None else len(state.kv.recurrent.coming)
     return maps + moving == 0 and empty and is_clean(state.stop_tokens) and is_empty(state.queue)
 
 

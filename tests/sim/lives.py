@@ -46,6 +46,9 @@ class World:
     piece: int = 512
     fairness: bool = True
     tenants: int = 1  # each of them has as many clients
+    recurrent: bool = False  # the model has recurrent layers
+    places: int = 0  # for snapshots of their states
+    state_piece: int = 8
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
     @property
@@ -71,6 +74,9 @@ def scheduling_options(world: World) -> SchedulingOptions:
         stages=world.stages,
         ahead=world.ahead,
         piece=world.piece,
+        recurrent=world.recurrent,
+        state_places=world.places,
+        state_piece=world.state_piece,
     )
 
 

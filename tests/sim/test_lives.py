@@ -46,6 +46,13 @@ def test_lives_of_which_half_want_vectors(seed: int) -> None:
     run(seed, 200, pooled=0.5, restarts=0.01)
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_lives_with_recurrent_states(seed: int) -> None:
+    rng = random.Random(seed + 1000)
+    places, piece = rng.choice((0, 1, 3, 12, 50)), rng.choice((2, 4, 8, 16))
+    run(seed, 200, recurrent=True, places=places, state_piece=piece, restarts=rng.choice((0.0, 0.01)))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_10000_lives_in_one_run(depth: int) -> None:
