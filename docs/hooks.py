@@ -197,6 +197,8 @@ PROBE: Mapping[str, object] = {  # a config.json that asks for all that a family
 }  # fmt: skip
 
 ASKED: Mapping[str, Mapping[str, object]] = {  # of files that must have more
+    **{f"deepseek_v{version}": {"q_lora_rank": 64, "n_group": 1, "topk_group": 1} for version in (2, 3)},
+    "glm4_moe_lite": {"q_lora_rank": 64},
     "ministral3": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0,
                                        "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}},
 }  # fmt: skip
@@ -221,6 +223,7 @@ def layer_options(found: Body) -> Iterator[str]:
     ropes = {attention.rope for attention in own}
     yield from [text for text, has in {
         "attention both ways": own[0].bidirectional,
+        "latent attention": own[0].latent is not None,
         "learned positions": found.embedding.positions,
         "recurrent layers": any(layer.recurrence for layer in layers),
         "biases of q, k and v": own[0].qkv_bias,
@@ -230,7 +233,7 @@ def layer_options(found: Body) -> Iterator[str]:
         "layers without positions": not found.embedding.positions and any(rope.kind == "none" for rope in ropes),
         "several rotary tables": len(ropes - {NO_ROPE}) > 1,
         "partly rotated heads": any(rope.dim for rope in ropes),
-        "scores of another scale": any(attention.scale for attention in own),
+        "scores of another scale": any(attention.scale and attention.latent is None for attention in own),
         "softcaps": any(attention.softcap for attention in own) or found.logit_softcap,
         "sinks": any(attention.sinks for attention in own),
         "LayerNorm": layers[0].norm.centered,

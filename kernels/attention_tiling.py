@@ -178,7 +178,11 @@ def invariant_tiling(shape: Shape, chip: Chip) -> Tiling:
     number of programs, which take splits in turn, follows the batch. One program keeps its results to itself, so that
     one it is where partial results would take too much memory.
     """
-    tiling = cut(("short",), power_of_2(shape.group), shape, chip)
+    return with_invariant_splits(cut(("short",), power_of_2(shape.group), shape, chip), shape, chip)
+
+
+def with_invariant_splits(tiling: Tiling, shape: Shape, chip: Chip) -> Tiling:
+    """The tile with such splits of keys."""
     by_row = shape.max_query * shape.group <= tiling.block_m
     tiles = shape.rows if by_row else tall_tiles(shape, tiling)
     tiling = replace(tiling, by_row=by_row, split_keys=invariant_split_keys(shape.longest))

@@ -13,8 +13,9 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from penstock.engine_core.models.attention import Pages, SelfAttention
+from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.encoder import InputEmbedding, PoolingHead
+from penstock.engine_core.models.latent_attention import layer_attention
 from penstock.engine_core.models.layer_spec import LayerSpec, RopeSpec
 from penstock.engine_core.models.layers import (
     Destination,
@@ -54,7 +55,7 @@ class Block:
             Norm(hidden, layer.norm, placement) if name else None
             for name in (names.attention_input, names.attention_output, names.mlp_input, names.mlp_output)
         )
-        self.attention = None if layer.attention is None else SelfAttention(layer, hidden, placement)
+        self.attention = None if layer.attention is None else layer_attention(layer, hidden, placement)
         self.mlp = None if layer.mlp is None else layer_mlp(layer.mlp, hidden, placement)
         self.group = placement.group
         self.post_norm = post_norm

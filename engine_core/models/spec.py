@@ -217,7 +217,7 @@ def with_formats(spec: ModelSpec, layer: LayerSpec, name: str, found: Quantizati
     if experts is None:
         assert isinstance(layer.mlp, MlpSpec), "dense"
         return msgspec.structs.replace(layer, mlp=with_mlp_formats(spec, layer.mlp, f"{name}.mlp", found))
-    for router in ("mlp.gate", f"mlp.{experts.shared_name}_gate"):
+    for router in ("mlp.gate", *([f"mlp.{experts.shared_name}_gate"] if experts.shared_gate else [])):
         module = stored_name(spec, f"{name}.{router}.weight").removesuffix(".weight")
         if found.format_of(module) is not None:
             raise ModelError(f"{file.path}: {KEY} says that {module} is quantized, and Penstock routes unquantized")
