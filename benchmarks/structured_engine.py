@@ -30,7 +30,7 @@ from penstock.engine_core.scheduling.options import SchedulingOptions, Speculati
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.messages import Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
-from penstock.protocol.speculation import WITH_MODEL
+from penstock.protocol.speculation import HEADS, WITH_MODEL
 from penstock.protocol.steps import StepMasks, StepPlan
 
 MAX_MODEL_LEN = 1024
@@ -42,7 +42,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     depth: int = 2
     drafts: bool = True  # whatever is proposed is sent
-    method: str = "none"  # or "ngram", "draft_model" or "eagle", beside forced runs and predictions
+    method: str = "none"  # or "ngram", "draft_model", "eagle" or "mtp", beside forced runs and predictions
     draft_tokens: int = 4
     prefix_caching: bool = True
     blocks: int = 2048  # few of them force preemption
@@ -107,7 +107,7 @@ class Engine:
         draft_format = draft_format or load_format
         if cell.method in WITH_MODEL:
             assert draft is not None
-            names = stored_names(draft) if cell.method == "eagle" and draft_format != "dummy" else None
+            names = stored_names(draft) if cell.method in HEADS and draft_format != "dummy" else None
             drafting = with_draft_cache(read_draft(cell.method, draft, whole, names), cell.kv_cache_dtype)
             assert drafting is not None
         self._model = build(whole, torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group, draft=drafting)

@@ -16,6 +16,7 @@ from penstock.engine_core.models.config_file import read_json
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.config import ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
+from penstock.protocol.speculation import IN_FOLDERS, SpeculativeConfig
 
 EMBEDDED = "penstock-demo"  # the name of the model that Penstock brings along
 EMBEDDED_DRAFT = "penstock-demo-draft"  # the same of its draft
@@ -89,6 +90,12 @@ def near(path: Path) -> str:
         return ""
     close = difflib.get_close_matches(path.name, there, n=1)
     return f"; do you mean {path.parent / close[0]}?" if close else ""
+
+
+def draft_folder(asked: SpeculativeConfig, target: Path, wanted: tuple[str, ...] = FETCHED) -> Path:
+    """Where the weights of a method of protocol.speculation.WITH_MODEL are: as `resolve_draft` finds them, or in the
+    model's own folder, the `target`."""
+    return resolve_draft(asked.model, wanted) if asked.method in IN_FOLDERS else target
 
 
 def resolve_draft(model: str, wanted: tuple[str, ...] = FETCHED) -> Path:

@@ -336,7 +336,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Option('drafts, as a JSON object like {"method": "ngram", "num_speculative_tokens": 4}; beside these keys '
                'prompt_lookup_max and prompt_lookup_min; with method draft_model or eagle, "model" is a folder or '
-               'hub id; empty: only predictions of requests and what a grammar forces',
+               'hub id; method mtp drafts by the head that the checkpoint has; '
+               'empty: only predictions of requests and what a grammar forces',
                metavar="JSON"),
     ] = ""
     grammar_cache_bytes: Annotated[int, Option("bytes of automata; beyond it 429", 1 << 20, 1 << 40)] = 512 << 20

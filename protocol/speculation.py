@@ -10,8 +10,10 @@ import msgspec
 from penstock.protocol.errors import ConfigError
 
 FLAG = "--speculative-config"
-METHODS = ("none", "ngram", "draft_model", "eagle")
-WITH_MODEL = ("draft_model", "eagle")  # the executors draft, by a model of their own
+METHODS = ("none", "ngram", "draft_model", "eagle", "mtp")
+WITH_MODEL = ("draft_model", "eagle", "mtp")  # the executors draft, by a model of their own
+HEADS = ("eagle", "mtp")  # which reads the model's hidden states
+IN_FOLDERS = ("draft_model", "eagle")  # of its own
 # Whole numbers: the least and the most that each may be.
 BOUNDS: Mapping[str, tuple[int, int]] = {
     "num_speculative_tokens": (1, 64),
@@ -27,9 +29,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     method: str = "none"  # or "ngram": prompt lookup; "draft_model": a smaller model with the same tokenizer;
-    # "eagle": a head that reads the model's hidden states
+    # "eagle": a head that reads the model's hidden states; "mtp": the one that the model's own checkpoint has
     num_speculative_tokens: int = 4  # most drafts of a row that nothing forces
-    model: str = ""  # of both: a folder in Hugging Face layout or a hub id; penstock-demo-draft, penstock-demo-eagle
+    model: str = (
+        ""  # of the two before: a folder in Hugging Face layout or a hub id; penstock-demo-draft, penstock-demo-eagle
+    )
     prompt_lookup_max: int = 4  # longest run of tokens that is looked up
     prompt_lookup_min: int = 2  # shortest
     adaptive: bool = True  # rows get as many drafts as pay by measured step times; false: as many as there may be
@@ -76,9 +80,9 @@ def check_model(method: object, model: object) -> None:
     """Raises ConfigError unless there is a model where the method needs one, and only there."""
     if type(model) is not str:
         raise ConfigError(f"{FLAG} model", model, "it must be a folder or a hub id, as text")
-    if method in WITH_MODEL and not model:
+    if method in IN_FOLDERS and not model:
         raise ConfigError(f"{FLAG} model", model, f"method {method} needs one: a folder or a hub id")
-    if model and method not in WITH_MODEL:
+    if model and method not in IN_FOLDERS:
         raise ConfigError(f"{FLAG} model", model, f"method {method} has none")
 
 

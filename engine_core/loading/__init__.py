@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.engine_core.loading.checkpoint import read_checkpoint
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.draft_spec import HeadSpec, read_head
+from penstock.engine_core.models.draft_spec import HeadSpec, beside_mtp, read_head
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.tensors import leftover, named_as
 from penstock.engine_core.models.weight_files import read_names, stored_names
@@ -58,8 +58,8 @@ def load_head(
     """The head in `folder` for a target, with its weights; the format is auto, safetensors or dummy (random).
 
     length: of the longest sequence. spec: of the head, which must have been read where the target is but the last stage
-    of a model. Raises ModelError naming the file and the key or the tensor: no EAGLE head, one for
-    another model; a tensor missing, truncated, of a wrong shape or type, unknown, pickled.
+    of a model, or the head is one of MTP. Raises ModelError naming the file and the key or the tensor: no EAGLE head,
+    one for another model; a tensor missing, truncated, of a wrong shape or type, unknown, pickled.
     """
     dummy = load_format == "dummy"
     if spec is None:
@@ -67,6 +67,10 @@ def load_head(
     head = EagleHead(spec, target, length)
     if dummy:
         fill_random(head.destinations(), seed, target.dtype)
+        return head
+    if spec.mtp is not None:
+        wanted = named_as(spec.layers, read_names(folder), head.destinations())
+        read_checkpoint(folder, wanted, beside_mtp(spec.layers, spec.mtp))
         return head
     read_checkpoint(folder, head.destinations(), HEAD_LEFTOVER)
     if head.tokens is not None:

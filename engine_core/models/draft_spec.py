@@ -1,22 +1,43 @@
-"""Specs of draft models and EAGLE heads. Imports no torch: planning reads them, too.
+"""Specs of draft models, EAGLE heads and heads of multi-token prediction. Imports no torch: planning reads them, too.
 
-Both run on the last stage of a pipeline, where tokens are sampled, whole on each rank.
+All run on the last stage of a pipeline, where tokens are sampled, whole on each rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from penstock.engine_core.models.config_file import ConfigFile, read_json
 from penstock.engine_core.models.families import families
-from penstock.engine_core.models.layer_spec import LayerSpec
+from penstock.engine_core.models.layer_spec import LayerSpec, MtpNames
 from penstock.engine_core.models.memory_estimate import weight_bytes, weights
 from penstock.engine_core.models.quantization.config import KEY
-from penstock.engine_core.models.spec import ModelSpec, decoder_spec, read_spec
+from penstock.engine_core.models.quantization.online import fitted
+from penstock.engine_core.models.quantization.weight_format import WeightFormat
+from penstock.engine_core.models.spec import (
+    STACKED,
+    ModelSpec,
+    decoder_spec,
+    read_spec,
+    stored_name,
+    with_experts,
+    with_formats,
+)
+from penstock.engine_core.models.tensors import (
+    INNER,
+    Weight,
+    layer_weights,
+    leftover,
+    named_as,
+    norm_weights,
+)
+from penstock.engine_core.models.weight_files import WantedTensor, check_tensors, read_names
 from penstock.protocol.errors import ModelError
+from penstock.protocol.speculation import HEADS
 
 FIRST, THIRD = 1, 3  # versions; the second is the first with trees of drafts
 ARCHITECTURES: Mapping[str, int] = {
@@ -40,7 +61,11 @@ class DraftSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def weight_bytes(self, item_bytes: int) -> int:
         """Memory of all its weights. item_bytes: of a number that is not quantized."""
-        return weight_bytes(self.layers, item_bytes) if self.head is None else head_weights(self.head) * item_bytes
+        if self.head is None:
+            return weight_bytes(self.layers, item_bytes)
+        if self.head.mtp is not None:
+            return sum(weight.held_bytes(item_bytes) for _, weight in mtp_weights(self.head, self.head.mtp))
+        return head_weights(self.head) * item_bytes
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
@@ -53,8 +78,8 @@ def read_draft(method: str, folder: Path, target: ModelSpec, names: Collection[s
     `read_head`. Raises ModelError naming the file and the key."""
     if target.headless:
         raise ModelError(f"{folder}: the model makes vectors and no text, so there is nothing to draft")
-    if method == "eagle":
-        head = read_head(folder, target, names)
+    if method in HEADS:
+        head = (read_mtp if method == "mtp" else read_head)(folder, target, names)
         return DraftSpec(layers=head.layers, head=head)
     return DraftSpec(layers=read_spec(folder))
 
@@ -62,7 +87,9 @@ def read_draft(method: str, folder: Path, target: ModelSpec, names: Collection[s
 class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A head as its config.json and its tensors' names describe it."""
 
-    version: int
+    version: int = 0  # of EAGLE
+    mtp: MtpNames | None = None  # in place of one of EAGLE
+    form: WeightFormat | None = None  # of its projection
     layers: ModelSpec  # its own
     aux_layers: tuple[int, ...] = ()  # EAGLE-3: the target's layers whose inputs it reads
     fc_bias: bool = False
@@ -142,3 +169,61 @@ def head_weights(spec: HeadSpec) -> int:
         return found - hidden  # the first layer has one norm
     wider = hidden * layers.attention.activations  # attention reads embedding and state
     return found + wider + 2 * hidden + spec.vocabulary * hidden
+
+
+def read_mtp(folder: Path, target: ModelSpec, names: Collection[str] | None) -> HeadSpec:
+    """The head of multi-token prediction in the target's own `folder`. names: of the tensors that its files hold; None:
+    of random ones.
+
+    Raises ModelError: the family or the checkpoint has no such head.
+    """
+    file, mtp = read_json(folder / "config.json"), target.body.mtp
+    if mtp is None:
+        why = f"{target.family} has none by its config.json (num_nextn_predict_layers), or none that Penstock knows"
+        raise ModelError(f"{file.path}: method mtp drafts by the model's own head of multi-token prediction; {why}")
+    own = mtp.names
+    ending = INNER.sub("", f"{own.place}{own.norm}.weight")
+    if names is not None and not any(f".{name}".endswith(f".{ending}") for name in names):
+        why = "these files were saved without them; take the published ones, or another method"
+        raise ModelError(f"{folder}: config.json tells of a head of multi-token prediction, {own.place}*, and {why}")
+    spec = msgspec.structs.replace(target.with_layers((mtp.layer,)), unread=())
+    if names is not None and mtp.layer.experts is not None:
+        stacked = any(name.endswith(f"{own.place}{own.block}{STACKED}") for name in names)
+        spec = with_experts(spec, stacked=stacked)
+    form, found = None, target.quantization
+    if found is not None:
+        layer = with_formats(spec, spec.blocks[0], f"{own.place}{own.block}".removesuffix("."), found, file)
+        spec, form = spec.with_layers((layer,)), found.format_of(f"{own.place}{own.projection}")
+        form = None if form is None else fitted(form, 2 * spec.hidden)
+    return HeadSpec(layers=spec, mtp=own, form=form)
+
+
+def mtp_weights(head: HeadSpec, names: MtpNames) -> Iterator[tuple[str, Weight]]:
+    """Of a head of multi-token prediction, by their names in the checkpoint. `models.eagle` has them in memory."""
+    spec, hidden = head.layers, head.layers.hidden
+    for name in (names.embedding_norm, names.state_norm, names.norm):
+        yield from norm_weights(f"{names.place}{name}", spec.norm, hidden)
+    yield f"{names.place}{names.projection}.weight", Weight((hidden, 2 * hidden), head.form)
+    for name, weight in layer_weights(spec.blocks[0], hidden):
+        yield stored_name(spec, f"{names.place}{names.block}{name}"), weight
+
+
+def check_mtp(folder: Path, head: HeadSpec) -> None:
+    """Raise ModelError unless the files of `folder` hold a head of multi-token prediction, if it is one, by their
+    headers."""
+    if head.mtp is None:
+        return
+    wanted: dict[str, WantedTensor] = {}
+    for name, weight in mtp_weights(head, head.mtp):
+        if weight.form is not None and (why := weight.form.complaint(*weight.shape[-2:])):
+            raise ModelError(f"{folder}: {name} cannot be quantized as its config.json says: {why}")
+        wanted.update(weight.wanted(name))
+    found = named_as(head.layers, read_names(folder), wanted)
+    check_tensors(folder, found, beside_mtp(head.layers, head.mtp))
+
+
+def beside_mtp(spec: ModelSpec, names: MtpNames) -> re.Pattern[str]:
+    """Names of tensors that a model's checkpoint may have beside its head: the model's own, and copies of them."""
+    inner = re.escape(INNER.sub("", names.place))
+    copies = "|".join(map(re.escape, names.copies))
+    return leftover(spec, (rf"^(?!{INNER.pattern[1:]}{inner})", rf"{INNER.pattern}{inner}({copies})\Z"))

@@ -1,4 +1,5 @@
-"""EAGLE heads: a layer or few that draft from the target's hidden states (Li et al., 2024; EAGLE-3: Li et al., 2025).
+"""Heads: a layer or few that draft from the target's hidden states. EAGLE: Li et al., 2024; EAGLE-3: Li et al., 2025;
+multi-token prediction (MTP): DeepSeek-V3, 2024.
 
 A head predicts the token after next from a token and the target's state at the position before it. It has the target's
 embedding and, unless its vocabulary is its own, the target's output embedding. Its states take the place of the
@@ -9,6 +10,8 @@ target's as it goes on from its own drafts.
 - EAGLE-3: `fc` joins the target's residual stream at three depths to a state; one layer attends over the norms of
   embedding and state, side by side. Logits are of a norm of its state, over a vocabulary of the head's own, which
   `d2t` maps to the target's: token i stands for target token i + d2t[i].
+- MTP: a projection joins the norms of embedding and state; a layer as the target's follows, and a norm, whose result is
+  the state. The target's state is what its last norm gives.
 
 Every rank of a group has the whole head: it is small, and what it sums would have to be summed over ranks, too.
 
@@ -29,6 +32,7 @@ from torch import Tensor
 from penstock.engine_core.models.attention import Pages, SelfAttention
 from penstock.engine_core.models.decoder import Block, Decoder
 from penstock.engine_core.models.draft_spec import DEPTHS, FIRST, HeadSpec
+from penstock.engine_core.models.layer_spec import MtpNames
 from penstock.engine_core.models.layers import (
     Destination,
     Destinations,
@@ -41,7 +45,7 @@ from penstock.engine_core.models.layers import (
 )
 from penstock.engine_core.models.mlp import layer_mlp
 from penstock.engine_core.models.rope import rope_table
-from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, Rotation
 from penstock.kernels.rope import gather_rotation
@@ -161,6 +165,47 @@ class ThirdHead:
             yield "d2t", Destination(self.offsets, tuple(self.offsets.shape))
 
 
+class MtpHead:
+    """Multi-token prediction."""
+
+    def __init__(self, spec: HeadSpec, names: MtpNames, target: Decoder) -> None:
+        placement, hidden = target.placement.alone, spec.layers.hidden
+        self.spec = spec.layers
+        self.names = names
+        self.target = target
+        self.embedding_norm, self.state_norm, self.norm = (Norm(hidden, spec.layers.norm, placement) for _ in range(3))
+        formats = () if spec.form is None else ((names.projection, spec.form),)
+        joined = (whole(names.projection, hidden),)
+        self.projection = Linear(joined, 2 * hidden, placement, bias=False, formats=formats)
+        self.block = Block(spec.layers.blocks[0], hidden, placement)
+
+    def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
+        return hidden
+
+    def forward(
+        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        joined = torch.cat((self.embedding_norm.forward(embedded), self.state_norm.forward(states)), dim=-1)
+        delta, residual = self.block.forward(self.projection.forward(joined), None, rotation, batch, cache[0])
+        return self.norm.add(delta, residual, partial=False)[0]
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.target.logits(states)
+
+    def destinations(self) -> Destinations:
+        """By their names in the checkpoint."""
+        names = self.names
+        for name, norm in (
+            (names.embedding_norm, self.embedding_norm),
+            (names.state_norm, self.state_norm),
+            (names.norm, self.norm),
+        ):
+            yield from prefixed(f"{names.place}{name}.", norm.destinations())
+        yield from prefixed(names.place, self.projection.destinations())
+        for name, destination in self.block.destinations():
+            yield stored_name(self.spec, f"{names.place}{names.block}{name}"), destination
+
+
 class EagleHead:
     """A head over its target, ready for its weights. `length` is the longest sequence it will be asked for."""
 
@@ -168,7 +213,10 @@ class EagleHead:
         self.spec = spec
         self.target = target
         self._placement = target.placement
-        self._head = FirstHead(spec, target) if spec.version == FIRST else ThirdHead(spec, target)
+        self._head = (
+            MtpHead(spec, spec.mtp, target) if spec.mtp is not None
+            else FirstHead(spec, target) if spec.version == FIRST else ThirdHead(spec, target)
+        )  # fmt: skip
         self._rope = rope_table(
             spec.layers.attention.rope, spec.layers.attention.head_dim, length, target.placement.device
         )  # fp32 [length, head_dim]

@@ -221,6 +221,26 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     formats: Formats = ()  # of all experts' matrices alike
 
 
+class MtpNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Tensors of a multi-token prediction head, as DeepSeek-V3 has them."""
+
+    place: str  # what all their names begin with
+    block: str = ""  # behind that, what those of its layer do
+    embedding_norm: str = "enorm"
+    state_norm: str = "hnorm"
+    projection: str = "eh_proj"  # of the embedding's norm, then the state's
+    norm: str = "shared_head.norm"
+    copies: tuple[str, ...] = ("embed_tokens.weight", "shared_head.head.weight")  # of the model's own tensors
+
+
+class MtpSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A head in the model's checkpoint that predicts the token after next: one layer behind a projection of the norms
+    of an embedding and of the model's hidden state (DeepSeek-V3, 2024, section 2.2)."""
+
+    layer: LayerSpec
+    names: MtpNames
+
+
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A layer: attention or a recurrence, then an MLP or experts, each added to the residual stream.
 

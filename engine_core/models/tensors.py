@@ -94,7 +94,7 @@ def named_as(spec: ModelSpec, stored: Collection[str], wanted: Mapping[str, Valu
     """The same by the names that the files have: embedding models are saved without the prefix of a model that has a
     head, and the text half of a model of text and images has one of its own, as an encoder has in a classifier."""
     first = stored_name(spec, FIRST)
-    prefixes = [name.removesuffix(first) for name in stored if name.endswith(first)]
+    prefixes = [name.removesuffix(first) for name in stored if name.endswith(first) and ".layers." not in name]
     prefix, head = prefixes[0] if len(prefixes) == 1 else PREFIX, OUTPUT
     if prefix == PREFIX:
         return wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.protocol.speculation import METHODS, WITH_MODEL, SpeculativeConfig
+from penstock.protocol.speculation import HEADS, METHODS, WITH_MODEL, SpeculativeConfig
 from penstock.protocol.steps import STATE_PIECE
 
 UNBOUNDED = 1 << 30
@@ -24,7 +24,7 @@ class SpeculationOptions(SpeculativeConfig, frozen=True, kw_only=True):
     @property
     def rereads(self) -> bool:
         """Whether the head runs accepted drafts again, once the model's hidden states for them are there."""
-        return self.method == "eagle"
+        return self.method in HEADS
 
     @property
     def own_drafts(self) -> int:

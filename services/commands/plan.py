@@ -146,7 +146,7 @@ def plan(config: Config, gpu: str) -> Plan:
     step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype], config.model.batch_invariant)
     ranks, stages = config.model.tensor_parallel_size, config.model.pipeline_parallel_size
     check_ranks(spec, ranks)
-    draft, quantized = planned_draft(config, spec), quantization_facts(spec)
+    draft, quantized = planned_draft(config, spec, path), quantization_facts(spec)
     shares = [stage_share(config, spec, draft, stage, step, total) for stage in range(stages)]
     share, parameters = min(shares, key=lambda share: share.blocks), weights(spec)
     shape, blocks = share.shape, share.blocks
@@ -184,12 +184,12 @@ class Share(msgspec.Struct, frozen=True):
     other_bytes: int
 
 
-def planned_draft(config: Config, spec: ModelSpec) -> DraftSpec | None:
+def planned_draft(config: Config, spec: ModelSpec, path: Path) -> DraftSpec | None:
     """The draft model of --speculative-config, by its config.json."""
     asked = read_speculative(config.scheduler.speculative_config)
     if asked.method not in WITH_MODEL:
         return None
-    draft = read_draft(asked.method, folder.resolve_draft(asked.model, folder.CONFIG), spec, None)
+    draft = read_draft(asked.method, folder.draft_folder(asked, path, folder.CONFIG), spec, None)
     return with_draft_cache(draft, config.model.kv_cache_dtype)
 
 

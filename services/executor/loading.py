@@ -30,7 +30,7 @@ from penstock.engine_core.models.weight_files import find_files, stored_names
 from penstock.engine_core.tokenizer.codec import read_codec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError, ModelError
-from penstock.protocol.speculation import FLAG, WITH_MODEL, read_speculative
+from penstock.protocol.speculation import FLAG, HEADS, WITH_MODEL, read_speculative
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -48,23 +48,18 @@ def find_draft(config: Config, target: Path, spec: ModelSpec, length: int) -> Dr
     asked = read_speculative(config.scheduler.speculative_config)
     if asked.method not in WITH_MODEL:
         return None
-    path = folder.resolve_draft(asked.model)
-    names = stored_names(path) if asked.method == "eagle" and config.model.load_format != "dummy" else None
+    path = folder.draft_folder(asked, target)
+    names = stored_names(path) if asked.method in HEADS and config.model.load_format != "dummy" else None
     draft = read_draft(asked.method, path, spec, names)
     if draft.head is None:
         check_draft(path, draft.layers, target, spec, length)
     return draft
 
 
-def draft_folder(config: Config) -> Path:
-    """Where the draft model or head is. Raises ModelError."""
-    return folder.resolve_draft(read_speculative(config.scheduler.speculative_config).model)
-
-
-def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: int) -> Draft | None:
+def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: int, target: Path) -> Draft | None:
     """The draft model of this executor, in the model's dtype on its device; on a stage before the last without weights.
 
-    `spec` is the result of `find_draft`. Raises ModelError for a wrong tensor.
+    `spec` is the result of `find_draft`, `target` the model's folder. Raises ModelError for a wrong tensor.
     """
     if spec is None:
         return None
@@ -73,7 +68,7 @@ def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: i
     placement = model.placement
     if not placement.group.ends:
         return found
-    path, load_format, seed = folder.resolve_draft(asked.model), config.model.load_format, config.model.seed + 1
+    path, load_format, seed = folder.draft_folder(asked, target), config.model.load_format, config.model.seed + 1
     with torch.inference_mode():
         if spec.head is not None:
             head = load_head(path, model, length, load_format, seed, spec.head)

@@ -22,6 +22,7 @@ from penstock.engine_core.execution.warmup import compile_steps, step_peak, used
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.kv_cache import check_kv_cache, kv_label, with_draft_cache, with_kv_cache
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.memory_estimate import (
@@ -55,7 +56,6 @@ from penstock.services.executor.kernel_compilers import compilers
 from penstock.services.executor.loading import (
     check_agreed,
     check_output,
-    draft_folder,
     find_draft,
     load_draft,
     verification,
@@ -107,7 +107,8 @@ def start(
         group = begin(config, groups.place(index, config.model), generation, device)
         check_agreed(config, drafting, group)
         dtype = torch.float32 if -group.all_min(-dtype.itemsize) > dtype.itemsize else dtype  # as all can
-    folders = [path] if drafting is None else [path, draft_folder(config)]
+    asked = read_speculative(config.scheduler.speculative_config)
+    folders = [path] if drafting is None else list(dict.fromkeys((path, folder.draft_folder(asked, path))))
     with ExitStack() as held:
         with compilers(device) as processes:
             checks = held.enter_context(verification(config, index, folders))  # its threads start after the forks
@@ -122,7 +123,7 @@ def start(
             with torch.inference_mode():
                 loading.load(model, path, config.model.load_format, config.model.seed)
                 pack(model.destinations())
-            draft = load_draft(config, drafting, model, length)
+            draft = load_draft(config, drafting, model, length, path)
             options = runner_options(config, spec, model, length, device, dtype, group)
             phases.begin("compiling kernels")
             if not config.model.batch_invariant:
@@ -155,7 +156,8 @@ def start(
     log_loaded(ready, options, shape, draft)
     if (quantized := quantization_facts(spec)) is not None:
         logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
-    if left := unread_tensors(spec, read_names(path)):
+    own = draft.model.destinations().keys() if draft is not None and isinstance(draft.model, EagleHead) else ()
+    if left := unread_tensors(spec, read_names(path).difference(own)):
         logs.info(log, "left_unread", tensors=left, reason="images, sound, draft layers, heads for training")
     for reason in quantization_notes(spec, chip_of(device)):
         logs.info(log, "served_otherwise", reason=reason)

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine_core import folder
-from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
+from penstock.engine_core.models.draft_spec import DraftSpec, check_mtp, read_draft
 from penstock.engine_core.models.memory_estimate import ITEM_BYTES
 from penstock.engine_core.models.sharding import check_ranks, held_bytes, part_spec, stage_layers, stage_spec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
@@ -25,7 +25,7 @@ from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import HostAddress, Role, ports_of, read_address
 from penstock.protocol.parts import ORDER, Parts, count
-from penstock.protocol.speculation import WITH_MODEL, read_speculative
+from penstock.protocol.speculation import HEADS, WITH_MODEL, read_speculative
 from penstock.services.client.model_info import read_model_info
 from penstock.services.executor.device import Gpu, available_memory, find_gpus, foreign_accelerator
 from penstock.services.http.security import Keys
@@ -98,10 +98,12 @@ def check_files(config: Config, parts: Parts, model: Path, spec: ModelSpec) -> N
     if real:
         check_weights(model, spec)
     if asked.method in WITH_MODEL:
-        path = folder.resolve_draft(asked.model)
-        draft = read_draft(asked.method, path, spec, stored_names(path) if real and asked.method == "eagle" else None)
+        path = folder.draft_folder(asked, model)
+        draft = read_draft(asked.method, path, spec, stored_names(path) if real and asked.method in HEADS else None)
         if real and draft.head is None:
             check_weights(path, draft.layers)
+        if real and draft.head is not None:
+            check_mtp(path, draft.head)
     stage_layers(spec, config.model.pipeline_parallel_size, draft, config.model.tensor_parallel_size)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.speculation import BOUNDS, FLAG, METHODS, WITH_MODEL, SpeculativeConfig, read_speculative
+from penstock.protocol.speculation import BOUNDS, FLAG, IN_FOLDERS, METHODS, SpeculativeConfig, read_speculative
 from penstock.protocol.validation import check
 
 NGRAM = {"method": "ngram"}
@@ -63,7 +63,7 @@ def test_one_end_of_the_lookup_draws_the_other_along() -> None:
     assert error.option == f"{FLAG} prompt_lookup_min"
 
 
-@pytest.mark.parametrize("method", WITH_MODEL)
+@pytest.mark.parametrize("method", IN_FOLDERS)
 def test_methods_of_the_executors_need_a_model(method: str) -> None:
     assert read_speculative(json.dumps({"method": method, "model": "folder"})).model == "folder"
     error = refused(json.dumps({"method": method}))
@@ -74,6 +74,8 @@ def test_methods_of_the_executors_need_a_model(method: str) -> None:
 def test_other_methods_have_none() -> None:
     assert refused(json.dumps(NGRAM | {"model": "folder"})).option == f"{FLAG} model"
     assert refused(json.dumps({"method": "eagle", "model": 7})).option == f"{FLAG} model"
+    assert refused(json.dumps({"method": "mtp", "model": "folder"})).option == f"{FLAG} model"
+    assert read_speculative('{"method": "mtp"}').model == ""
 
 
 def test_a_method_that_nobody_knows_is_told_the_others() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.layer_spec import EmbeddingSpec, LayerSpec
+from penstock.engine_core.models.layer_spec import EmbeddingSpec, LayerSpec, MtpSpec
 from penstock.engine_core.models.pooler import ClassifierSpec
 
 
@@ -32,6 +32,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     embedding: EmbeddingSpec = EmbeddingSpec()
     post_norm: bool = False  # norms are of the residual stream, which goes on from their results (BERT)
     classifier: ClassifierSpec | None = None  # of the family's architecture for classification; None: that of decoders
+    mtp: MtpSpec | None = None  # its tensors are among `unread`, since the model itself does without
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import NormNames
+from penstock.engine_core.models.layer_spec import MtpNames, MtpSpec, NormNames
 from penstock.engine_core.models.reading import (
     alike,
     read_attention,
@@ -32,7 +32,7 @@ def read_glm4(file: ConfigFile) -> Body:
 
 
 def read_glm4_moe(file: ConfigFile) -> Body:
-    """The first layers are dense. Layers behind the last one predict further tokens, and are left unread."""
+    """The first layers are dense. Layers behind the last one predict further tokens; the first of them drafts."""
     attention = read_attention(
         file,
         read_rope(file, partial=0.5),
@@ -43,9 +43,11 @@ def read_glm4_moe(file: ConfigFile) -> Body:
     experts = read_routed_experts(file, count=128, chosen=8)
     mlps = [read_mlp(file) if layer < dense else experts for layer in range(layers)]
     more = file.integer("num_nextn_predict_layers", 0, low=0, high=64)
+    found = alike(file, attention, mlps, read_norm(file))
     return Body(
-        layers=alike(file, attention, mlps, read_norm(file)),
+        layers=found,
         unread=tuple(f"layers.{layer}." for layer in range(layers, layers + more)),
+        mtp=MtpSpec(layer=found[-1], names=MtpNames(place=f"model.layers.{layers}.")) if more else None,
     )
 
 

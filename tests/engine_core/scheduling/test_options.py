@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine_core.scheduling.options import SpeculationOptions
+from penstock.protocol.speculation import METHODS
 
 
 def test_nothing_is_proposed_unless_it_is_asked_for() -> None:
@@ -10,9 +11,7 @@ def test_nothing_is_proposed_unless_it_is_asked_for() -> None:
 
 
 def test_heads_alone_read_their_drafts_again() -> None:
-    assert [SpeculationOptions(method=method).rereads for method in ("none", "ngram", "draft_model", "eagle")] == [
-        False, False, False, True,
-    ]  # fmt: skip
+    assert [method for method in METHODS if SpeculationOptions(method=method).rereads] == ["eagle", "mtp"]
 
 
 @pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")

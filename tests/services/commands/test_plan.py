@@ -19,6 +19,7 @@ from penstock.services.commands.plan import GPUS, Plan, gpu_bytes, lengths, plan
 from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import effective, parse
 from tests.engine_core.models.eagle_heads import head_config, write_head
+from tests.engine_core.models.mtp_heads import configure, glm_config
 from tests.engine_core.models.test_memory_estimate import LLAMA_8B, QWEN_06B
 
 GIB = 1 << 30
@@ -113,6 +114,24 @@ def test_a_draft_model_takes_its_share(tmp_path: Path) -> None:
     assert found.parameters == alone.parameters
     ranks = planned(model, "--max-model-len", "4096", "--tensor-parallel-size", "2", *drafting)
     assert ranks.weight_bytes > found.weight_bytes / 2 + weights(read_spec(draft)) / 2, "each rank has all of it"
+
+
+def test_the_models_own_head_takes_its_share(tmp_path: Path) -> None:
+    """Each rank has all of it, in the formats of the model."""
+    glm_config(num_nextn_predict_layers=1, vocab_size=4096).save_pretrained(tmp_path)
+    configure(tmp_path, architectures=["Glm4MoeForCausalLM"], num_nextn_predict_layers=1)
+    asked = "--speculative-config", '{"method": "mtp"}'
+    alone, found = planned(tmp_path), planned(tmp_path, *asked)
+    spec = read_spec(tmp_path)
+    draft = read_draft("mtp", tmp_path, spec, None)
+    assert draft.layers.layers == 1
+    assert found.weight_bytes == alone.weight_bytes + draft.weight_bytes(4)
+    states = spec.hidden * 4
+    assert found.kv_bytes_per_token == alone.kv_bytes_per_token * (spec.layers + 1) // spec.layers + states
+    ranks = planned(tmp_path, "--tensor-parallel-size", "2", *asked)
+    assert ranks.weight_bytes > found.weight_bytes / 2 + draft.weight_bytes(4) / 2
+    rounded = read_draft("mtp", tmp_path, read_spec(tmp_path, "fp8"), None)
+    assert rounded.weight_bytes(4) < draft.weight_bytes(4) / 2
 
 
 def test_of_stages_the_last_one_drafts(tmp_path: Path) -> None:

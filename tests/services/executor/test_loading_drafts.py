@@ -65,7 +65,7 @@ def test_a_server_starts_with_the_embedded_draft_and_says_what_it_makes() -> Non
 def test_without_such_a_method_there_is_no_draft_model() -> None:
     target = Decoder.__new__(Decoder)  # nothing of it is looked at
     assert find_draft(Config(), demo_folder(), SPEC, LENGTH) is None
-    assert load_draft(Config(), None, target, LENGTH) is None
+    assert load_draft(Config(), None, target, LENGTH, demo_folder()) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_last_stage_drafts(method: str, model: str) -> None:
     first, last = (
         load_draft(asked, found, registry.build(
             SPEC, torch.float32, torch.device("cpu"), LENGTH, group=Group(stage=stage, stages=2), draft=found
-        ), LENGTH) for stage in range(2)
+        ), LENGTH, demo_folder()) for stage in range(2)
     )  # fmt: skip
     assert first is not None
     assert last is not None

@@ -1,4 +1,5 @@
-"""An executor that starts with an EAGLE head, by drafts.py: what it says of it, and which head it refuses."""
+"""An executor that starts with a head, of EAGLE or of its model's own checkpoint: what it says of it, and which head it
+refuses."""
 
 from __future__ import annotations
 
@@ -7,14 +8,21 @@ import logging
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.engine_core import folder
 from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.errors import ModelError
+from penstock.protocol.links import Role
 from penstock.services.executor.startup import start
+from penstock.services.supervisor import preflight
+from tests.engine_core.models.mtp_heads import PLACE, write_glm
+from tests.model_folder import linked
 
 
 def config(**asked: object) -> Config:
@@ -55,3 +63,44 @@ def test_a_set_acceptance_is_warned_of(caplog: pytest.LogCaptureFixture) -> None
     assert any(
         "output_is_wrong" in str(record.msg) or "output_is_wrong" in record.getMessage() for record in caplog.records
     )
+
+
+def test_the_models_own_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its tensors are read for it, and are not told to be left; it says so before the start if they are damaged."""
+    weights = write_glm(tmp_path)
+    model = ModelConfig(
+        model=str(tmp_path), dtype="float32", max_num_seqs=4, max_model_len=256, max_num_batched_tokens=64,
+        verify_weights=False, allow_wrong_output=True,
+    )  # fmt: skip
+    given = config(method="mtp", num_speculative_tokens=3, synthetic_acceptance=0.8)
+    alone, asked = (Config(model=model, executor=given.executor), msgspec.structs.replace(given, model=model))
+    ready, left = [], []
+    for one in (alone, asked):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            engine = start(one, 0)
+        ready.append(engine.ready)
+        left.append([getattr(record, "fields", {})["tensors"] for record in caplog.records
+                     if record.message == "left_unread"])  # fmt: skip
+    assert [one.draft_tokens for one in ready] == [0, 3]
+    assert engine.runner.options.synthetic_acceptance == 0.8
+    grown = sum(tensor.numel() for tensor in weights.values()) * 4
+    assert ready[1].weight_bytes - ready[0].weight_bytes == grown
+    spec = read_spec(tmp_path)
+    layer = 2 * 16 * spec.attention.kv_heads * spec.attention.head_dim * 4
+    assert ready[1].cache_bytes == (ready[1].blocks + 1) * (layer * (spec.layers + 1) + 16 * spec.hidden * 4)
+    inner = PLACE.removeprefix("model.")
+    assert left[0] == [{inner: len(weights) + 2}]
+    assert left[1] == [{inner: 2}], "copies of embeddings"
+
+
+def test_a_damaged_head_is_refused_before_the_start(tmp_path: Path) -> None:
+    write_glm(tmp_path / "glm")
+    folder = linked(tmp_path / "model", without=("model.safetensors", "config.json"))
+    tensors = load_file(tmp_path / "glm" / "model.safetensors") | {f"{PLACE}eh_proj.weight": torch.zeros(3, 3)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text((tmp_path / "glm" / "config.json").read_text())
+    asked = config(method="mtp")
+    found = msgspec.structs.replace(asked, model=ModelConfig(model=str(folder)))
+    with pytest.raises(ModelError, match=r"tensor model.layers.2.eh_proj.weight has shape \[3, 3\]"):
+        preflight.check_files(found, {Role.EXECUTOR: (0,)}, folder, read_spec(folder))

@@ -1,0 +1,110 @@
+"""Random GLM 4.5 checkpoints with a head of multi-token prediction as they are published, and what the head computes:
+transformers' own layer behind the projection, in float64, whole sequences at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import Glm4MoeConfig
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding
+
+from tests.engine_core.models.parity import SIZES, write_checkpoint
+
+LAYERS = 2  # the first dense, the second and the head's with experts
+PLACE = f"model.layers.{LAYERS}."
+EPS = 1e-5
+Weights = dict[str, Tensor]
+
+
+def glm_config(**options: Any) -> Glm4MoeConfig:
+    sizes = {
+        "num_hidden_layers": LAYERS,
+        "head_dim": 16,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "use_qk_norm": True,
+        "first_k_dense_replace": 1,
+        "rms_norm_eps": EPS,
+        "max_position_embeddings": 1024,
+    }
+    return Glm4MoeConfig(**{**SIZES, **sizes, **options})
+
+
+def write_glm(folder: Path, *, guessing: bool = False, copies: bool = True, **options: Any) -> Weights:
+    """A checkpoint; returns the head's tensors. With `guessing` layers add little, so that the next token follows from
+    the last one, and the head is right most of the time. With `copies` it has the model's embeddings, too."""
+    write_checkpoint(folder, glm_config(**options))
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    hidden, random = SIZES["hidden_size"], torch.Generator().manual_seed(13)
+    head: Weights = {}
+    for name, tensor in tensors.items():
+        if name.startswith(last := f"model.layers.{LAYERS - 1}."):
+            scale = tensor.shape[-1] ** -0.5 if tensor.dim() > 1 else 0.3
+            found = torch.randn(tensor.shape, generator=random) * scale + name.endswith("norm.weight")
+            head[PLACE + name.removeprefix(last)] = found
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        head[f"{PLACE}{name}.weight"] = torch.randn(hidden, generator=random) * 0.3 + 1
+    head[f"{PLACE}eh_proj.weight"] = torch.randn(hidden, 2 * hidden, generator=random) * (2 * hidden) ** -0.5
+    if guessing:
+        for name, tensor in (*tensors.items(), *head.items()):
+            if name.endswith(("o_proj.weight", "down_proj.weight", "down_proj")):
+                tensor.mul_(0.02)
+        head[f"{PLACE}enorm.weight"].fill_(1.0)
+        head[f"{PLACE}eh_proj.weight"].copy_(torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1))
+        head[f"{PLACE}shared_head.norm.weight"].copy_(tensors["model.norm.weight"])
+    shared = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
+    if copies:
+        tensors |= {PLACE + name: tensors[own].clone() for name, own in shared.items()}
+    save_file({**tensors, **head}, path, {"format": "pt"})
+    configure(folder, num_nextn_predict_layers=1)
+    return head
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * weight
+
+
+class Oracle:
+    """The head over whole sequences."""
+
+    def __init__(self, weights: Weights) -> None:
+        config = glm_config()
+        config._attn_implementation = "eager"
+        config._experts_implementation = "eager"
+        self.weights = {name.removeprefix(PLACE): tensor.double() for name, tensor in weights.items()}
+        self.layer = Glm4MoeDecoderLayer(config, LAYERS - 1).double().eval()
+        self.rotary = Glm4MoeRotaryEmbedding(config)
+        wanted = self.layer.state_dict()
+        found = {name: tensor for name, tensor in self.weights.items() if name in wanted}
+        if (stacked := "mlp.experts.gate_up_proj") in wanted and stacked not in found:
+            ups = [
+                torch.cat([self.weights[f"mlp.experts.{at}.{part}_proj.weight"] for part in ("gate", "up")])
+                for at in range(config.n_routed_experts)
+            ]
+            downs = [self.weights[f"mlp.experts.{at}.down_proj.weight"] for at in range(config.n_routed_experts)]
+            found |= {stacked: torch.stack(ups), "mlp.experts.down_proj": torch.stack(downs)}
+        self.layer.load_state_dict(found)
+
+    def states(self, embedded: Tensor, before: Tensor) -> Tensor:
+        """float64 `[tokens, hidden]` of embeddings and the states before them."""
+        weights, count = self.weights, len(embedded)
+        joined = torch.cat((norm(embedded, weights["enorm.weight"]), norm(before, weights["hnorm.weight"])), -1)
+        x = linear(joined, weights["eh_proj.weight"])[None]
+        positions = torch.arange(count)[None]
+        mask = torch.full((count, count), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+        turned = self.rotary(x, positions)
+        out = self.layer(x, attention_mask=mask, position_ids=positions, position_embeddings=turned)
+        return norm((out[0] if isinstance(out, tuple) else out)[0], weights["shared_head.norm.weight"])
