@@ -457,6 +457,8 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     blocks: int = 0
     blocks_free: int = 0  # never used or given up
     blocks_idle: int = 0  # free, content still cached
+    state_places: int = 0  # for snapshots of recurrent states
+    state_snapshots: int = 0  # held there
     prompt_tokens: int = 0  # the rest are totals since start, but for the rate
     cached_tokens: int = 0
     output_tokens: int = 0

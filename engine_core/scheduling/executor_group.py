@@ -77,14 +77,9 @@ class ExecutorGroup(Generic[M]):
         return min(ready.draft_tokens for ready in self._ready.values())
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of a sequence's recurrent state, of all executors together; 0: the model has none."""
-        return sum(ready.state_bytes for ready in self._ready.values())
-
-    @property
     def state_places(self) -> int:
-        """Snapshots of recurrent states that every executor of the group has room for."""
-        return min(ready.state_places for ready in self._ready.values())
+        """Snapshots that every executor of the group has room for, but those whose layers have no states."""
+        return min([ready.state_places for ready in self._ready.values() if ready.state_bytes], default=0)
 
     @property
     def first(self) -> ExecutorReady:

@@ -26,7 +26,7 @@ from penstock.engine_core.scheduling.running_batch import NEVER, Ints
 from penstock.engine_core.scheduling.state import Chunk, KeptState, RecurrentStates, SchedulerState
 
 MOST_DECODING = 4  # states of decoding rows that one step keeps; rows that began together reach a multiple together
-MOST_TURNS = 3  # ends of turns at which a prompt is cut, beside the first one: each cut is a step
+MOST_TURNS = 4  # ends of turns at which a prompt is cut: each cut is a step
 
 
 def clear_states(states: RecurrentStates, places: int | None) -> None:
@@ -101,7 +101,7 @@ def enter_slot(state: SchedulerState, states: RecurrentStates, sequence: Sequenc
     states.due[slot] = last + unit
     turns = [turn // unit * unit for turn in request.message.turns]
     forked = known * state.options.block_size // unit * unit
-    for position in {last, forked, *turns[:1], *turns[-MOST_TURNS:]}:
+    for position in {last, forked, *turns[:1], *turns[1:][1 - MOST_TURNS :]}:
         if computed < position <= last:
             add_stop(state, states, sequence, position)
 

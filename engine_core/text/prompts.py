@@ -31,6 +31,8 @@ from penstock.protocol.messages import (
     Tokenized,
 )
 
+MOST_TURNS = 4  # ends of turns that the scheduler hears of: the first one and the last ones
+
 
 class PromptLimits(msgspec.Struct, frozen=True):
     """What the served model allows."""
@@ -39,6 +41,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
     max_model_len: int  # prompt plus output, in tokens
     eos_token_ids: tuple[int, ...]
     headless: bool = False  # it has no output embedding, so it makes vectors alone
+    recurrent: bool = False  # it has recurrent layers, whose states are kept where turns end
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -109,6 +112,7 @@ class Prompter:
             trace=request.trace,
             arrival=request.arrival,
             client=request.client,
+            turns=turn_ends(token_ids, self._limits.eos_token_ids) if self._limits.recurrent else (),
         )
         bound = Bound(request.grammar) if rendered is None else self._bound(request, rendered)
         return Prepared(
@@ -283,3 +287,13 @@ class Prompter:
             return request.prompt
         stream = detokenizer(self._vocabulary, skip_special_tokens=request.skip_special_tokens)
         return "".join(map(stream.push, token_ids)) + stream.flush()
+
+
+def turn_ends(token_ids: Sequence[int], ends: Iterable[int]) -> tuple[int, ...]:
+    """Positions of a prompt behind the tokens that end turns, ascending: the first, which ends the system prompt where
+    there is one, and the last ones. Templates write these tokens as the model does."""
+    found: list[int] = []
+    for token in ends:
+        found += [place + 1 for place, other in enumerate(token_ids) if other == token]
+    found.sort()
+    return tuple(found if len(found) <= MOST_TURNS else (found[0], *found[1 - MOST_TURNS :]))

@@ -71,5 +71,7 @@ def with_statistics(status: EngineStatus, found: SchedulerStatistics, step_age: 
         blocks=found.pool.total,
         blocks_free=found.pool.free,
         blocks_idle=found.pool.idle,
+        state_places=0 if found.snapshots is None else found.snapshots.total,
+        state_snapshots=0 if found.snapshots is None else found.snapshots.held,
         accepted_at=tuple(found.accepted_at[:PLACES]),
     )

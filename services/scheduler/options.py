@@ -22,6 +22,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     max_model_len: int
     vocab_size: int
     encoder: bool = False
+    recurrent: bool = False  # it has recurrent layers
 
 
 def scheduling_options(
@@ -45,8 +46,8 @@ def scheduling_options(
         max_queue_time=options.max_queue_time,
         stages=model.pipeline_parallel_size,
         ahead=ahead(config),
-        recurrent=executors.state_bytes > 0,
-        state_places=executors.state_places,
+        recurrent=facts.recurrent,
+        state_places=executors.state_places if facts.recurrent else 0,
         trace_tokens=config.trace.trace_tokens,
         epoch=executors.epoch,
     )

@@ -132,6 +132,7 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
         max_model_len=folder.model_length(spec, config.model),
         eos_token_ids=end_tokens(path, vocabulary),
         headless=spec.headless,
+        recurrent=bool(spec.recurrences),
     )
     options = config.tokenizer
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)

@@ -121,3 +121,13 @@ def test_one_executor_answers_itself():
     group.add(one, said(), 1.0)
     assert group.answering == (one,)
     assert group.devices == "cpu"
+
+
+def test_places_for_states_are_those_of_every_member_that_has_any():
+    group = ExecutorGroup(3, 0, 0.0)
+    for index, (size, places) in enumerate([(100, 9), (0, 0), (100, 7)]):
+        group.add(peer(index), structs.replace(said(), state_bytes=size, state_places=places), 0.0)
+    assert group.state_places == 7
+    dense = ExecutorGroup(1, 0, 0.0)
+    dense.add(peer(), said(), 0.0)
+    assert dense.state_places == 0

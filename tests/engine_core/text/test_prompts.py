@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine_core.parsers.dialect import THINK, Dialect
 from penstock.engine_core.parsers.formats import UNTYPED, CallFormat
-from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits
+from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits, turn_ends
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.columns import pack, unpack
 from penstock.protocol.errors import ContextExceeded, InvalidRequest
@@ -272,3 +272,20 @@ def test_reasoning_that_stays_in_the_content_has_the_opening_of_the_prompt() -> 
         assert made.parsing is not None
         assert (made.echo, made.parsing.shown) == (echo, {9})
         assert (made.parsing.reasoning is None) == made.parsing.parser().plain == kept
+
+
+@pytest.mark.parametrize(
+    ("ids", "ends"),
+    [([5, 5], ()), ([5, 4, 5], (2,)), ([4, 5, 1, 4], (1, 3, 4)), ([4, 5, 4, 4, 1, 5, 4], (1, 4, 5, 7)), ([], ())],
+)
+def test_turns_end_behind_their_tokens(ids: list[int], ends: tuple[int, ...]) -> None:
+    assert turn_ends(ids, (4, 1)) == ends
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_ends_of_turns_are_told_where_states_are_kept(recurrent: bool) -> None:
+    found = vocabulary("byte_level")
+    limits = PromptLimits(1000, LENGTH, (4, 1), recurrent=recurrent)
+    made = Prompter(found, ChatTemplate({}, found.names), limits)
+    submit = SubmitText(id=1, sampling=Sampling(), prompt_ids=pack("i", [7, 4, 8, 9, 1, 7]))
+    assert made.prepare(submit, 0.0).request.turns == ((2, 5) if recurrent else ())
