@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from penstock.kernels.activation import SILU, activate
 from penstock.kernels.chip import chip_of
-from penstock.kernels.grouped_linear import PlaneWeight, planes_of
+from penstock.kernels.grouped_linear import PlaneWeight, planes_or_dense
 from penstock.kernels.quantized import (
     Float4Weight,
     GroupedWeight,
@@ -66,7 +66,8 @@ def prepared(weight: Weight, dtype: torch.dtype) -> Weight:
     Where no kernel can read them they become dense."""
     if not isinstance(weight, GroupedWeight | Float4Weight) or not chip_of(weight.values.device).runs_triton:
         return weight
-    return planes_of(lines_of(weight)) or weight.dequantized(dtype)
+    found = planes_or_dense(lines_of(weight), dtype)
+    return found.view(weight.shape) if isinstance(found, Tensor) else found
 
 
 def lines_of(weight: GroupedWeight | Float4Weight) -> GroupedWeight | Float4Weight:

@@ -117,6 +117,17 @@ def scales_exactly(name: str, dtype: torch.dtype) -> bool:
     return scale == SCALES[dtype] or scale == "e4m3" or (scale == "e8m0" and dtype is torch.bfloat16)
 
 
+def planes_or_dense(weight: GroupedWeight | Float4Weight, dtype: torch.dtype) -> PlaneWeight | Tensor:
+    """The weight as a GPU's products read it, in new memory: in planes, or where its groups fit no block dense, with
+    the inputs of x in their order."""
+    found = planes_of(weight)
+    if found is not None:
+        return found
+    dense = weight.dequantized(dtype)
+    order = weight.order if isinstance(weight, GroupedWeight) else None
+    return dense if order is None else torch.empty_like(dense).index_copy_(-1, order.long(), dense)
+
+
 def planes_of(weight: GroupedWeight | Float4Weight) -> PlaneWeight | None:
     """The weight in planes, in new memory; None where its groups do not fit."""
     form = form_of(weight)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
-from penstock.kernels.grouped_linear import PlaneWeight, planes_of
+from penstock.kernels.grouped_linear import PlaneWeight, planes_or_dense
 from penstock.kernels.quantize import row_format
 from penstock.kernels.quantized import (
     Float4Weight,
@@ -118,7 +118,7 @@ def prepared(weight: Operand, dtype: torch.dtype) -> Operand:
     if isinstance(weight, Tensor):
         return packed(weight)
     if isinstance(weight, GroupedWeight | Float4Weight) and chip_of(weight.values.device).runs_triton:
-        return planes_of(weight) or weight
+        return planes_or_dense(weight, dtype)
     return dequantized(weight, dtype)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton.language as tl
 
+from penstock.kernels import experts, linear
 from penstock.kernels.chip import CHIPS
 from penstock.kernels.grouped_linear import (
     GROUPED,
@@ -18,7 +19,7 @@ from penstock.kernels.grouped_linear import (
 )
 from penstock.kernels.grouped_tilings import GroupedTiling
 from penstock.kernels.linear_tilings import Product, candidates, ruled
-from penstock.kernels.quantized import GroupedWeight
+from penstock.kernels.quantized import GroupedWeight, multiply_reference
 from tests.kernels.grouped_weights import KINDS, grouped
 
 
@@ -44,6 +45,23 @@ def test_no_word_of_a_kernel_is_a_type_of_triton(kind: str) -> None:
 def test_groups_that_fit_no_block_stay_as_they_are(group: int) -> None:
     values = torch.zeros(2, group, dtype=torch.uint8)
     assert planes_of(GroupedWeight(4, group, values, torch.ones(2, 2))) is None
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_such_weights_are_dense_on_a_gpu(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rule for products and for experts: no kernel reads them as they are."""
+    monkeypatch.setattr(linear, "chip_of", lambda _: CHIPS["sm_90"])
+    monkeypatch.setattr(experts, "chip_of", lambda _: CHIPS["sm_90"])
+    values = torch.randint(0, 256, (3, 6, 24), dtype=torch.uint8)
+    stacked = GroupedWeight(4, 24, values, torch.rand(3, 6, 2))
+    order = torch.randperm(48).int() if ordered else None
+    one = GroupedWeight(4, 24, values[0], stacked.scales[0], order=order)
+    found, dense = linear.prepared(one, torch.float32), experts.prepared(stacked, torch.float32)
+    assert isinstance(found, torch.Tensor)
+    assert isinstance(dense, torch.Tensor)
+    assert torch.equal(dense, stacked.dequantized(torch.float32))
+    x = torch.randn(2, 48)
+    torch.testing.assert_close(x @ found.T, multiply_reference(x, one, None))
 
 
 @pytest.mark.parametrize("group", [192, 512])
