@@ -218,8 +218,8 @@ class EagleHead:
             else FirstHead(spec, target) if spec.version == FIRST else ThirdHead(spec, target)
         )  # fmt: skip
         self._rope = rope_table(
-            spec.layers.attention.rope, spec.layers.attention.head_dim, length, target.placement.device
-        )  # fp32 [length, head_dim]
+            spec.layers.attention.rope, spec.layers.attention.rotary_dim, length, target.placement.device
+        )  # fp32 [length, rotary_dim]
 
     def over(self, target: Decoder) -> EagleHead:
         """The same head over the layers that `Decoder.shallow` keeps of the target, with the first for `aux_layers`."""

@@ -55,6 +55,14 @@ def test_a_head_changes_no_token(name: str, folder: Path, alone: Outputs) -> Non
     assert accepted > LEAST
 
 
+def test_nor_does_one_of_latent_attention(tmp_path: Path) -> None:
+    write_glm(tmp_path, "glm4_moe_lite", guessing=True, vocab_size=read_spec(demo_folder()).vocab_size)
+    expected, _ = said(ALONE, tmp_path, Cell(depth=1, drafts=False, max_num_seqs=1))
+    found, accepted = said(ALONE, tmp_path, msgspec.structs.replace(CELLS["prefixes"], method="mtp"))
+    assert found == expected
+    assert accepted > LEAST
+
+
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     found = Ranks(SHARED, tmp_path_factory.mktemp("ranks"))

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LatentSpec
+from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LatentSpec, MtpNames, MtpSpec
 from penstock.engine_core.models.reading import (
     LARGE,
     alike,
@@ -78,7 +78,7 @@ def read_v2(file: ConfigFile) -> Body:
 
 
 def read_v3(file: ConfigFile) -> Body:
-    """Layers behind the last one predict further tokens, and are left unread."""
+    """Layers behind the last one predict further tokens; the first of them drafts."""
     if (method := file.get("topk_method")) not in (None, "noaux_tc"):
         raise file.error("topk_method", f"noaux_tc is expected, not {method}")
     interleaved = file.flag("rope_interleave", True)
@@ -94,9 +94,11 @@ def read_body(file: ConfigFile, experts: ExpertSpec, *, scores: str, interleaved
     sparse = [layer >= first for layer in range(layers)] if file.get("mlp_layer_types") is None else dense_first(file)
     mlps = [experts if one else read_mlp(file) for one in sparse]
     more = file.integer("num_nextn_predict_layers", 0, low=0, high=64)
+    found = alike(file, read_latent_attention(file, interleaved=interleaved), mlps, read_norm(file))
     return Body(
-        layers=alike(file, read_latent_attention(file, interleaved=interleaved), mlps, read_norm(file)),
+        layers=found,
         unread=tuple(f"layers.{layer}." for layer in range(layers, layers + more)),
+        mtp=MtpSpec(layer=found[-1], names=MtpNames(place=f"model.layers.{layers}.")) if more else None,
     )
 
 

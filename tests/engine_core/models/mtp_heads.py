@@ -1,5 +1,5 @@
-"""Random GLM 4.5 checkpoints with a head of multi-token prediction as they are published, and what the head computes:
-transformers' own layer behind the projection, in float64, whole sequences at once."""
+"""Random checkpoints of GLM 4.5 and its like with a head of multi-token prediction as they are published, and what the
+head computes: transformers' own layer behind the projection, in float64, whole sequences at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear
-from transformers import Glm4MoeConfig
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding
+from transformers import DeepseekV3Config, Glm4MoeConfig, Glm4MoeLiteConfig, PreTrainedConfig
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
+from transformers.models.glm4_moe import modeling_glm4_moe
+from transformers.models.glm4_moe_lite import modeling_glm4_moe_lite
 
 from tests.engine_core.models.parity import SIZES, write_checkpoint
 
@@ -20,27 +22,48 @@ LAYERS = 2  # the first dense, the second and the head's with experts
 PLACE = f"model.layers.{LAYERS}."
 EPS = 1e-5
 Weights = dict[str, Tensor]
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12,
+    "v_head_dim": 20, "n_group": 1, "topk_group": 1, "pad_token_id": 0,
+}  # fmt: skip
+# Of a family its configuration, its layer, its rotary embedding, and further sizes.
+KINDS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "glm4_moe": (
+        Glm4MoeConfig, modeling_glm4_moe.Glm4MoeDecoderLayer, modeling_glm4_moe.Glm4MoeRotaryEmbedding,
+        {"use_qk_norm": True, "head_dim": 16},
+    ),
+    "deepseek_v3": (
+        DeepseekV3Config, modeling_deepseek_v3.DeepseekV3DecoderLayer, modeling_deepseek_v3.DeepseekV3RotaryEmbedding,
+        LATENT,
+    ),
+    "glm4_moe_lite": (
+        Glm4MoeLiteConfig, modeling_glm4_moe_lite.Glm4MoeLiteDecoderLayer,
+        modeling_glm4_moe_lite.Glm4MoeLiteRotaryEmbedding, {**LATENT, "v_head_dim": 8},
+    ),
+}  # fmt: skip
 
 
-def glm_config(**options: Any) -> Glm4MoeConfig:
+def glm_config(kind: str = "glm4_moe", **options: Any) -> PreTrainedConfig:
     sizes = {
         "num_hidden_layers": LAYERS,
-        "head_dim": 16,
         "n_routed_experts": 6,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
-        "use_qk_norm": True,
         "first_k_dense_replace": 1,
         "rms_norm_eps": EPS,
         "max_position_embeddings": 1024,
     }
-    return Glm4MoeConfig(**{**SIZES, **sizes, **options})
+    found, _, _, more = KINDS[kind]
+    config: PreTrainedConfig = found(**{**SIZES, **sizes, **more, **options})
+    return config
 
 
-def write_glm(folder: Path, *, guessing: bool = False, copies: bool = True, **options: Any) -> Weights:
+def write_glm(
+    folder: Path, kind: str = "glm4_moe", *, guessing: bool = False, copies: bool = True, **options: Any
+) -> Weights:
     """A checkpoint; returns the head's tensors. With `guessing` layers add little, so that the next token follows from
     the last one, and the head is right most of the time. With `copies` it has the model's embeddings, too."""
-    write_checkpoint(folder, glm_config(**options))
+    write_checkpoint(folder, glm_config(kind, **options))
     path = folder / "model.safetensors"
     tensors = load_file(path)
     hidden, random = SIZES["hidden_size"], torch.Generator().manual_seed(13)
@@ -80,13 +103,14 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
 class Oracle:
     """The head over whole sequences."""
 
-    def __init__(self, weights: Weights) -> None:
-        config = glm_config()
+    def __init__(self, weights: Weights, kind: str) -> None:
+        config: Any = glm_config(kind)
+        _, layer, rotary, _ = KINDS[kind]
         config._attn_implementation = "eager"
         config._experts_implementation = "eager"
         self.weights = {name.removeprefix(PLACE): tensor.double() for name, tensor in weights.items()}
-        self.layer = Glm4MoeDecoderLayer(config, LAYERS - 1).double().eval()
-        self.rotary = Glm4MoeRotaryEmbedding(config)
+        self.layer = layer(config, LAYERS - 1).double().eval()
+        self.rotary = rotary(config)
         wanted = self.layer.state_dict()
         found = {name: tensor for name, tensor in self.weights.items() if name in wanted}
         if (stacked := "mlp.experts.gate_up_proj") in wanted and stacked not in found:

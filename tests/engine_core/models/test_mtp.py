@@ -22,7 +22,7 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import check_weights
 from penstock.engine_core.models.weight_files import stored_names
 from penstock.protocol.errors import ModelError
-from tests.engine_core.models.mtp_heads import LAYERS, PLACE, Oracle, Weights, configure, write_glm
+from tests.engine_core.models.mtp_heads import KINDS, LAYERS, PLACE, Oracle, Weights, configure, write_glm
 from tests.engine_core.models.parity import CHUNKS, PagedRun, ours, random_prompts
 from tests.engine_core.models.test_eagle import Driven
 
@@ -50,14 +50,16 @@ def head_of(folder: Path, target: Decoder, **options: Any) -> EagleHead:
     return load_head(folder, target, 256, spec=head_spec(folder, **options))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_states_are_those_of_transformers_layer(folder: Path, weights: Weights) -> None:
+def test_states_are_those_of_transformers_layer(kind: str, tmp_path: Path) -> None:
+    folder, weights = tmp_path, write_glm(tmp_path, kind)
     target = ours(folder, length=256)
     head = head_of(folder, target)
     pack(head.destinations())
     generator = torch.Generator().manual_seed(2)
     given = torch.randn(PROMPTS, sum(CHUNKS), target.spec.hidden, generator=generator)
-    prompts, oracle = random_prompts(PROMPTS), Oracle(weights)
+    prompts, oracle = random_prompts(PROMPTS), Oracle(weights, kind)
     assert target.head is not None
     embedding, output = target.embedding.weight.double(), target.head.weight.double()
     run = PagedRun(Driven(head, given), prompts)  # type: ignore[arg-type]
