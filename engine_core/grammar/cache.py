@@ -141,6 +141,10 @@ class GrammarCache:
             self._built += 1
             found.charge = charge
             entry = self._entries.setdefault(key_of(automaton), Entry())
+            if entry.guides:
+                found.share(entry.guides[0])
+            else:
+                charge.states = found.states
             entry.guides.append(found)
             entry.building = max(0, entry.building - 1)
             return None

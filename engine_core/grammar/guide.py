@@ -12,6 +12,7 @@ from llguidance import LLMatcher
 
 from penstock.engine_core.grammar.regexes import MOST_FORCED
 from penstock.engine_core.grammar.spacing import Habits, Spacing
+from penstock.engine_core.grammar.states import Name, State, States, fixed
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.engine_core.grammar.unique_items import UniqueItems
 from penstock.protocol.errors import EngineFailure, GrammarFailure
@@ -26,26 +27,34 @@ MOST_OWED = 0.25  # seconds beyond that, in all, before others have waited long 
 class Charge:
     """Bytes of memory that count while this object lives: every guide of an automaton holds it."""
 
-    __slots__ = ("__weakref__", "size")
+    __slots__ = ("__weakref__", "_size", "states")
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self._size = size
+        self.states: States | None = None  # that it pays for
+
+    @property
+    def size(self) -> int:
+        return self._size if self.states is None else self._size + self.states.size
 
 
 class Guide:
     """One choice's automaton. The constructor and `advance` raise GrammarFailure for an automaton error."""
 
     __slots__ = (
-        "__weakref__", "_after", "_failure", "_owed", "_seen", "_spacing", "_tokens", "bound", "charge", "ended",
-        "family", "matcher", "unique",
+        "__weakref__", "_after", "_failure", "_free", "_matcher", "_name", "_over", "_owed", "_seen", "_since",
+        "_spacing", "_tokens", "_untaken", "bound", "charge", "ended", "family", "state", "states", "unique",
     )  # fmt: skip
 
     def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
         self._tokens = tokens
-        self.matcher = tokens.matcher(automaton.source)  # for `MaskStore`, which leaves it as it found it
+        self._matcher = tokens.matcher(automaton.source)
+        self._free = fixed(b"free", ended=False)  # where any token but an end may follow
+        self._over = fixed(b"over", ended=True)  # where nothing but ends may
+        self._untaken: list[int] = []  # tokens of the output that the matcher has not taken
         self.unique = UniqueItems(tokens, automaton.unique) if automaton.unique else None
         self._after: tuple[int, ...] = tuple(np.frombuffer(automaton.after, np.int32).tolist())
-        self.family = self.matcher  # copies share what its lexer has learned, behind a lock
+        self.family = self._matcher  # copies share what its lexer has learned, behind a lock
         self._seen = 0  # tokens of `after` that the output ends with
         self._failure = ""
         self._owed = 0.0  # seconds
@@ -53,12 +62,48 @@ class Guide:
         self.charge: Charge | None = None  # of the automaton, where memory is counted
         self.ended = False  # an end-of-sequence token was taken
         self.bound = not self._after  # constrained now
-        check(self.matcher)
+        check(self._matcher)
+        self.states = States(tokens, automaton.source) if self.unique is None else None
+        self._name: Name | None = None  # of where the output was
+        self._since: list[int] = []  # tokens since then
+        self.state: State | None = None  # whose mask the next token has; None: of no known one
+        self._stand()
+
+    @property
+    def matcher(self) -> LLMatcher:
+        """The automaton where the output is, for `MaskStore`, which leaves it as it found it. In states that are known
+        it is not needed, so it takes the output's tokens when it is asked for."""
+        if self._untaken:
+            untaken, self._untaken = self._untaken, []
+            if not self._matcher.consume_tokens(untaken):
+                self.fail(first_line(self._matcher.get_error()))
+        return self._matcher
+
+    def share(self, other: Guide) -> None:
+        """Have the states of a guide of the same automaton. Both are at its beginning."""
+        if other.states is not None:
+            self.states = other.states
+            self._stand()
+
+    def _stand(self) -> None:
+        """At the beginning of the structure, or before it."""
+        self.state = self._free
+        if self.bound:
+            self.state = None if self.states is None else self.states.start
+            self._name = None if self.states is None else self.states.start.name
 
     @property
     def finished(self) -> bool:
         """The structure is complete and nothing but an end-of-sequence token may follow."""
-        return self.bound and self.matcher.is_stopped()
+        if not self.bound:
+            return False
+        state = self.state
+        if state is None or state.stopped is None:
+            stopped = bool(self.matcher.is_stopped())
+            if state is not None and not self._matcher.is_error():
+                state.stopped = stopped
+            return stopped
+        return state.stopped
 
     def advance(self, token_ids: list[int]) -> None:
         """Take tokens of the output, in order; the end-of-sequence token too, if one came.
@@ -76,7 +121,9 @@ class Guide:
                 self._consume(token_ids[place:])
                 return
             self._seen = follow(self._after, self._seen, token)
-            self.bound = self._seen == len(self._after)
+            if self._seen == len(self._after):
+                self.bound = True
+                self._stand()
 
     def forced(self) -> list[int]:
         """Tokens that come next whatever the model thinks, split as it would split them; [] if it has a choice.
@@ -84,15 +131,19 @@ class Guide:
         The last one may stand for the beginning of what follows the run, so they are guesses: to be verified, never
         to be injected. In a finished structure: an end-of-sequence token.
         """
+        state = self.state
+        if state is not None and state.forced is not None:
+            return state.forced
         if not self.bound or self.ended:
             return []
-        if self.matcher.is_stopped():
-            return [self._tokens.tokenizer.eos_token]
-        found = self.matcher.compute_ff_tokens()
+        found = [self._tokens.tokenizer.eos_token] if self.finished else self.matcher.compute_ff_tokens()
         if len(found) > MOST_FORCED:
             self.fail(f"more than {MOST_FORCED} tokens follow without a choice")
             return []
-        return found[:LONGEST_RUN]
+        found = found[:LONGEST_RUN]
+        if state is not None and not self._matcher.is_error():
+            state.forced = found
+        return found
 
     def learn(self, shared: Habits) -> None:
         """Have `likely` guess, by where this output and others put whitespace. Copies don't."""
@@ -103,7 +154,7 @@ class Guide:
         model would split them; [] where there is a choice beyond that. Guesses, like forced tokens."""
         if self._spacing is None or not self.bound or self.ended or self._failure or self._owed:
             return []
-        if len(forced) > SHORT_RUN or self.matcher.is_stopped():
+        if len(forced) > SHORT_RUN or self.finished:
             return []
         return self._spacing.likely(self.matcher, forced)
 
@@ -117,7 +168,11 @@ class Guide:
         """A guide at the same place that goes its own way: for the other choices of a request."""
         twin = object.__new__(Guide)
         twin._tokens, twin.charge = self._tokens, self.charge
-        twin.matcher, twin.family = self.matcher.deep_copy(), self.family
+        twin._matcher, twin.family = self._matcher.deep_copy(), self.family
+        twin._free, twin._over = self._free, self._over
+        twin._untaken = self._untaken.copy()
+        twin._name, twin.state, twin.states = self._name, self.state, self.states
+        twin._since = self._since.copy()
         twin.unique = None if self.unique is None else self.unique.copy()
         twin._after, twin._seen, twin._failure = self._after, self._seen, self._failure
         twin._owed, twin._spacing = self._owed, None
@@ -142,7 +197,38 @@ class Guide:
 
     def may_end(self) -> bool:
         """Whether the output, ended here, follows its structure."""
-        return self.bound and (self.ended or bool(self.matcher.is_accepting()))
+        if not self.bound or self.ended:
+            return self.bound
+        state = self.state
+        if state is None or state.accepting is None:
+            accepting = bool(self.matcher.is_accepting())
+            if state is not None and not self._matcher.is_error():
+                state.accepting = accepting
+            return accepting
+        return state.accepting
+
+    def route(self, drafts: list[int]) -> list[State | None]:
+        """The states of the entries after nothing, draft 0, draft 1, ...; None from the first that is not known on."""
+        found: list[State | None] = [self.state]
+        if not drafts:
+            return found
+        tokens, states, state = self._tokens, self.states, self.state
+        free = self.free_before(drafts)
+        if free or state is self._over or state is self._free:
+            found = [state] * min(free or len(drafts) + 1, len(drafts) + 1)
+            if len(found) <= len(drafts):
+                state = None if states is None else states.start
+                found.append(state)
+        for draft in drafts[len(found) - 1 :]:
+            if state is None or states is None:
+                break
+            if draft in tokens.eos:
+                return found + [self._free] * (len(drafts) + 1 - len(found))
+            state = state.next.get(draft) or states.within(state, draft)
+            if state is states.counting:
+                break
+            found.append(state)
+        return found + [None] * (len(drafts) + 1 - len(found))
 
     @property
     def failed(self) -> bool:
@@ -156,6 +242,7 @@ class Guide:
     def fail(self, reason: str) -> None:
         """A mask could not be made: the next `advance` raises GrammarFailure with this reason."""
         self._failure = self._failure or reason
+        self.state = self._free
 
     def spend(self, seconds: float, masks: int) -> None:
         """Account for the time that so many masks took; fails when the batch has waited for them too long."""
@@ -164,24 +251,50 @@ class Guide:
             self.fail(f"following the structure takes much more than {FREE * 1000:.0f} ms a token")
 
     def _consume(self, token_ids: list[int]) -> None:
-        ends, consume, spacing, unique = self._tokens.eos, self.matcher.consume_token, self._spacing, self.unique
+        ends, spacing, unique, states = self._tokens.eos, self._spacing, self.unique, self.states
         for token in token_ids:
-            if token in ends:
+            state = self.state
+            known = None if state is None else state.next.get(token)
+            if known is None and state is not None and states is not None:
+                known = states.within(state, token, make=True)
+            if known is not None:
+                self._untaken.append(token)
+                if states is not None and known is states.counting:
+                    self._find(token, state)
+                else:
+                    self.state = known
+                    self._since.append(token)
+            elif token in ends:
                 if not self.may_end():
                     raise EngineFailure("the output ended inside its structure")
-                self.ended = True
+                self.ended, self.state = True, self._over
                 if spacing is not None:
                     spacing.end()
+                continue
             elif self.ended:
                 raise EngineFailure("the output went on after its end")
-            elif not consume(token):
-                check(self.matcher)
-                raise EngineFailure(f"token {token} is not allowed here")
             else:
-                if spacing is not None:
-                    spacing.take(token)
-                if unique is not None:
-                    unique.take(token)
+                self._take(token)
+            if spacing is not None:
+                spacing.take(token)
+            if unique is not None:
+                unique.take(token)
+
+    def _take(self, token: int) -> None:
+        """Take a token by the automaton, and find the state that it leads to."""
+        matcher = self.matcher
+        if not matcher.consume_token(token):
+            check(matcher)
+            raise EngineFailure(f"token {token} is not allowed here")
+        self._find(token, self.state)
+
+    def _find(self, token: int, state: State | None) -> None:
+        """The state behind a token that the automaton took."""
+        if self.states is not None:
+            before = self.states.name(self._name, self._since)
+            self._name = self.states.name(before, [token])
+            self._since.clear()
+            self.state = self.states.take(state, before, token, self._name)
 
 
 def follow(after: tuple[int, ...], seen: int, token: int) -> int:

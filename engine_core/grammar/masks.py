@@ -8,9 +8,9 @@ A slot is given to a new mask only when no step in flight may still read the old
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,9 +19,11 @@ from llguidance import LLExecutor, LLMatcher
 from llguidance.numpy import fill_next_token_bitmask_par
 
 from penstock.engine_core.grammar.guide import Guide, first_line
+from penstock.engine_core.grammar.states import State
 from penstock.engine_core.grammar.tokens import GrammarTokens
 
 Masks32 = npt.NDArray[np.int32]  # [rows, words]
+ABSENT = -1  # a mask is in no slot
 Job = tuple[Guide, int, list[int]]  # a guide, its first entry, and the drafts after each of which a mask is wanted
 
 
@@ -31,6 +33,14 @@ class MaskRow(msgspec.Struct, frozen=True, eq=False, gc=False):
     guide: Guide
     drafts: list[int]
     entry: int  # index of its first entry among the step's
+
+
+class Waiting(NamedTuple):
+    """A row some of whose masks are in no slot."""
+
+    row: MaskRow
+    start: int  # of its entries among the step's
+    route: list[State | None]  # its entries' states
 
 
 class FilledMasks(msgspec.Struct, frozen=True):
@@ -52,6 +62,17 @@ class MaskStatistics(msgspec.Struct, frozen=True):
     failures: int  # rows whose automaton gave no mask
 
 
+class Stored:
+    """A mask in a slot of `store`, which is None once another has the slot."""
+
+    __slots__ = ("digest", "slot", "store")
+
+    def __init__(self, store: object, slot: int, digest: int) -> None:
+        self.store: object | None = store
+        self.slot = slot
+        self.digest = digest
+
+
 class MaskStore:
     """Assigns the executors' mask slots. `slots`: at least twice the masks of any one step."""
 
@@ -62,19 +83,15 @@ class MaskStore:
         self._others = bits_of(tokens, set(range(tokens.width)) - tokens.eos)
         self._executors = LLExecutor(1), LLExecutor(threads)
         self._words = tokens.words
+        self._mark = object()  # of what is stored here: a store itself would live as long as any state
         self._texts = [b""] * slots  # the mask in each slot
+        self._stored: list[Stored | None] = [None] * slots
         self._last = np.zeros(slots, np.int64)  # last step that reads each slot
         self._free = list(range(slots - 1, -1, -1))
-        self._known: OrderedDict[int, int] = OrderedDict()  # digest → slot, least recently used first
+        self._known: dict[int, Stored] = {}  # by digest
         self._factors = np.random.default_rng(tokens.words).integers(1, 1 << 63, tokens.words, np.uint64) * 2 + 1
         self._filled = bytearray()  # a step's masks one behind the other, compared in place
         self._fills = self._rows = self._entries = self._new = self._failures = 0
-
-    def clear(self) -> None:
-        """The executors are new and their stores are empty."""
-        self._known.clear()
-        self._last[:] = 0
-        self._free = list(range(len(self._texts) - 1, -1, -1))
 
     def fill(
         self, step: int, applied: int, rows: Sequence[MaskRow], clock: Callable[[], float] | None = None
@@ -86,24 +103,74 @@ class MaskStore:
 
         A row whose automaton fails goes on by any token but an end, and its guide raises when it takes that one.
         """
-        masks = self._fill(rows, clock)
-        if len(masks) == len(rows):
+        filled = self.known(step, rows)
+        if filled is not None:
+            return filled
+        slots: list[int] = []  # of all entries; ABSENT where it is not known yet
+        waiting: list[Waiting] = []
+        for row in rows:
+            route = row.guide.route(row.drafts)
+            places = [ABSENT if state is None else self._slot(state) for state in route]
+            if ABSENT in places:
+                waiting.append(Waiting(row, len(slots), route))
+            slots += places
+        new: list[Stored] = []
+        while waiting:  # a second time where the row failed that was in the same state
+            met: set[State] = set()
+            later: list[Waiting] = []
+            now: list[Waiting] = []
+            for each in waiting:
+                alone = each.route[0] if len(each.route) == 1 and clock is None else None
+                (later if alone in met else now).append(each)
+                if alone is not None:
+                    met.add(alone)
+            self._last[[slot for slot in slots if slot != ABSENT]] = step
+            found = self._assign(self._fill([each.row for each in now], clock), step, applied, new)
+            for each in now:
+                for entry, (state, stored) in enumerate(zip(each.route, found, strict=False), each.start):
+                    slots[entry] = stored.slot
+                    if state is not None and not each.row.guide.failed:
+                        state.place = stored
+                del found[: len(each.route)]
+            waiting = [each for each in later if each.route[0] is not None and self._slot(each.route[0]) == ABSENT]
+            for each in later:
+                slots[each.start] = ABSENT if each.route[0] is None else self._slot(each.route[0])
+        return self._named(step, rows, slots, new)
+
+    def known(self, step: int, rows: Sequence[MaskRow]) -> FilledMasks | None:
+        """The masks of a step, if all of them are in slots: nothing is computed. None otherwise."""
+        slots: list[int] = []
+        for row in rows:
+            state = row.guide.state
+            for each in row.guide.route(row.drafts) if row.drafts else (state,):
+                stored = None if each is None else each.place
+                if stored is None or stored.store is not self._mark:
+                    return None
+                slots.append(stored.slot)
+        return self._named(step, rows, slots, [])
+
+    def _slot(self, state: State) -> int:
+        """Where the mask of a state is, if anywhere."""
+        stored: Stored | None = state.place
+        return stored.slot if stored is not None and stored.store is self._mark else ABSENT
+
+    def _named(self, step: int, rows: Sequence[MaskRow], slots: list[int], new: list[Stored]) -> FilledMasks:
+        if len(slots) == len(rows):
             entries = np.array([row.entry for row in rows], np.int32)
         else:
             ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
-            entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(masks))
-        slots, new = self._assign(masks, step, applied)
-        filled = FilledMasks(
-            entries.tobytes(),
-            slots.tobytes(),
-            np.array(new, np.int32).tobytes(),
-            b"".join([self._texts[slot] for slot in new]),
-        )
+            entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(slots))
+        self._last[slots] = step
         self._fills += 1
         self._rows += len(rows)
-        self._entries += len(masks)
+        self._entries += len(slots)
         self._new += len(new)
-        return filled
+        return FilledMasks(
+            entries.tobytes(),
+            np.array(slots, np.int32).tobytes(),
+            np.array([mask.slot for mask in new], np.int32).tobytes(),
+            b"".join([self._texts[mask.slot] for mask in new]),
+        )
 
     def statistics(self) -> MaskStatistics:
         """Counters for metrics and tests."""
@@ -182,34 +249,36 @@ class MaskStore:
         if plain:
             fill_next_token_bitmask_par(executor, plain, masks)
 
-    def _assign(self, masks: Masks32, step: int, applied: int) -> tuple[npt.NDArray[np.int32], list[int]]:
-        """The slot of each mask of the buffer, and which of these slots hold something new."""
+    def _assign(self, masks: Masks32, step: int, applied: int, new: list[Stored]) -> list[Stored]:
+        """Where each mask of the buffer is; those that no slot held are added to `new`."""
         words = masks.view(np.uint32) if masks.shape[1] % 2 else masks.view(np.uint64)
         digests = np.einsum("rw,w->r", words, self._factors[: words.shape[1]]).tolist()  # multilinear, modulo 2**64
         known, texts, filled, size = self._known, self._texts, self._filled, self._words * 4
-        slots: list[int] = []
-        new: list[int] = []
+        found: list[Stored] = []
         for row, digest in enumerate(digests):
-            slot = known.get(digest)
-            while slot is not None and not filled.startswith(texts[slot], row * size):
+            mask = known.get(digest)
+            while mask is not None and not filled.startswith(texts[mask.slot], row * size):
                 digest += 1  # another mask has this digest
-                slot = known.get(digest)
-            if slot is None:
-                slot = known[digest] = self._take(applied)
+                mask = known.get(digest)
+            if mask is None:
+                slot = self._take(applied)
+                mask = known[digest] = self._stored[slot] = Stored(self._mark, slot, digest)
                 texts[slot] = masks[row].tobytes()
-                self._last[slot] = step
-                new.append(slot)
-            known.move_to_end(digest)
-            slots.append(slot)
-        self._last[slots] = step
-        return np.array(slots, np.int32), new
+                new.append(mask)
+            self._last[mask.slot] = step
+            found.append(mask)
+        return found
 
     def _take(self, applied: int) -> int:
-        """A slot that no step in flight reads."""
+        """A slot that no step in flight reads: one that was never used, or the least recently used."""
         if self._free:
             return self._free.pop()
-        _, slot = self._known.popitem(last=False)
+        slot = int(self._last.argmin())
         assert self._last[slot] <= applied, "the store holds the masks of two steps"
+        old = self._stored[slot]
+        assert old is not None, "it is not free"
+        del self._known[old.digest]
+        old.store = None
         return slot
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.engine_core.grammar import ebnf
 from penstock.engine_core.grammar.fields import read_json, text_of
+from penstock.engine_core.grammar.positions import BOUNDED
 from penstock.engine_core.grammar.regexes import (
     any_of,
     check_ends,
@@ -25,8 +26,6 @@ from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar
 
-# At one place: a space, or a line break and its indentation. A model that could idle would idle to the token limit.
-BOUNDED = r" |\r?\n[ \t]{0,32}"
 SHORT = 4096  # characters of a schema, which take 0.2 ms to be read as JSON
 
 

@@ -18,6 +18,8 @@ MARKUP = re.compile(r"</?[^<>\s]+>|\[/?[^\[\]\s]+\]")
 SENTINEL = "\x02"  # a text after it is split as within a text, without the space that some tokenizers put first
 SHORT = 256  # characters of a text whose split is remembered: what stands between values comes again and again
 REMEMBERED = 4096  # texts
+JSON_TEXT = re.compile(rb'[^"\\\x00-\x1f\x7f]+')  # what stands for itself in a string
+UNREAD = 255  # characters of a token that nobody has asked for
 
 
 def read_tokens(folder: Path, vocabulary: Vocabulary) -> GrammarTokens | None:
@@ -141,6 +143,8 @@ class GrammarTokens:
         self.single = tuple([single.get(byte, ABSENT) for byte in range(256)])  # the token of each byte alone
         self.plain = ranges(token_id for token_id, _ in texts)
         self._index: TokenIndex | None = None
+        self._commas = 0  # most of one token; 0 until it is asked for
+        self._characters = bytearray(b"\xff") * width  # see `characters`; UNREAD until it is asked for
         self.tokenizer = LLTokenizer(TokenizerWrapper(self._split), eos_token=ends)
         assert self.tokenizer.vocab_size == width
 
@@ -164,6 +168,29 @@ class GrammarTokens:
     def text(self, token_ids: Sequence[int]) -> bytes:
         """Their bytes, of all together."""
         return self._split.spelt(token_ids)
+
+    def marked(self, token_id: int) -> bytes:
+        """The bytes of a token; of a control token what no text is."""
+        text = self._split.tokens[token_id]
+        return text if token_id not in self._split.controls else b"\xff%d\xff" % token_id
+
+    @property
+    def far(self) -> int:
+        """More items of an array than one token may end."""
+        self._commas = self._commas or max([text.count(b",") for text in self._split.tokens])
+        return self._commas + 1
+
+    def characters(self, token_id: int) -> int:
+        """How many whole characters a token has that stand for themselves in a string of JSON; 0 for other tokens."""
+        count = self._characters[token_id]
+        if count == UNREAD:
+            text = self._split.tokens[token_id] if self._plain(token_id) else b""
+            try:
+                count = min(len(text.decode()), UNREAD) % UNREAD if JSON_TEXT.fullmatch(text) else 0
+            except UnicodeDecodeError:
+                count = 0
+            self._characters[token_id] = count
+        return count
 
     def split(self, text: bytes) -> list[int]:
         """The tokens that the model would most likely write for these bytes; bytes cut within a character give none."""

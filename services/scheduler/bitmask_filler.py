@@ -39,6 +39,7 @@ class BitmaskFiller:
         self._tokens = tokens
         self._fillers = fillers
         self._store: MaskStore | None = None
+        self._ready: list[tuple[MaskWork, FilledMasks, float]] = []  # steps whose masks were all in the store
         self._rows = 0
         self._seconds = self._slowest = 0.0
         self._steps = Histogram(PART)
@@ -54,16 +55,23 @@ class BitmaskFiller:
         return 0 if self._store is None else self._store.most
 
     def start(self, work: MaskWork, applied: int) -> None:
-        """Fill a step's masks; steps up to `applied` are over."""
+        """Fill a step's masks; steps up to `applied` are over. Where all of them are in the store, that is done now."""
         assert self._store is not None
+        if not self.jobs.running:
+            began = time.perf_counter()
+            filled = self._store.known(work.step, work.rows)
+            if filled is not None:
+                self._ready.append((work, filled, time.perf_counter() - began))
+                return
         clock = time.process_time if self._was_slow else None
         self.jobs.start(work, timed_fill, self._store, work, applied, clock)
 
     def finished(self) -> list[StepMasks]:
         """Masks that are done. Raises the error of a whole step, which ends the process."""
         found = []
-        for work, future in self.jobs.collect():
-            filled, seconds = future.result()
+        done = [(work, *future.result()) for work, future in self.jobs.collect()]
+        done, self._ready = self._ready + done, []
+        for work, filled, seconds in done:
             found.append(step_masks(work, filled))
             self._rows += len(work.rows)
             self._seconds += seconds

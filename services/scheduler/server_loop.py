@@ -283,9 +283,10 @@ class SchedulerLoop:
                 scheduler.abort(request.id)
 
     def _fill_masks(self, scheduler: Scheduler) -> None:
-        """Start filling masks as early as the tokens before them are known."""
+        """Start filling masks as early as the tokens before them are known; those that are there go out at once."""
         while (work := scheduler.mask_work()) is not None:
             self._bitmasks.start(work, self._times.last_step)
+        self._send_masks()
 
     def _send_masks(self) -> None:
         """Send masks that are done; those of an earlier epoch are dropped."""

@@ -10,7 +10,7 @@ from penstock.engine_core.grammar.masks import MaskRow
 from penstock.engine_core.scheduling.plan_builder import MaskWork
 from penstock.services.scheduler import bitmask_filler as maskers
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller
-from tests.engine_core.grammar.vocabulary import guide, tokens
+from tests.engine_core.grammar.vocabulary import guide, ids, tokens
 from tests.services.scheduler.fakes import Inline
 
 
@@ -57,4 +57,18 @@ def test_after_a_slow_step_each_row_pays_for_its_own(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(maskers, "SLOW", slow)
         bitmasks.start(MaskWork(step, 1, (MaskRow(found, [], 0),)), step - 1)
         assert len(bitmasks.finished()) == 1
+        if step < 3:
+            found.advance(ids("a"))  # a mask that is known takes no time
     assert found.failed
+
+
+def test_masks_that_are_known_are_there_at_once() -> None:
+    bitmasks = BitmaskFiller(tokens(), Inline(), 1)
+    bitmasks.renew(16)
+    origin = guide("regex", "[ab]*c")
+    for step in (1, 2, 3):
+        one = origin.copy()
+        one.advance(ids("a"))
+        bitmasks.start(MaskWork(step, 1, (MaskRow(one, [], 0),)), step - 1)
+        assert bitmasks.jobs.running == (step == 1)
+        assert [len(masks.new_slots) // 4 for masks in bitmasks.finished()] == [int(step == 1)]

@@ -1,0 +1,177 @@
+"""What is remembered of a state is what an automaton says that took the same tokens, whatever other outputs came by."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.engine_core.grammar import states
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.masks import MaskRow, MaskStore
+from penstock.engine_core.grammar.states import States
+from penstock.protocol.errors import RequestError
+from penstock.protocol.messages import Automaton
+from tests.engine_core.grammar.vocabulary import END, allowed, automaton, guide, ids, tokens
+
+SCHEMAS = Path(__file__).parents[3] / "benchmarks" / "schemas"
+ROW = {"id": {"type": "integer", "minimum": 7, "maximum": 1200}, "name": {"type": "string", "maxLength": 6},
+       "n": {"type": "number"}, "any": {}, "bits": {"type": "array", "items": {"type": "boolean"}, "minItems": 2,
+       "maxItems": 3}, "kind": {"enum": ["a", "ab", 1]}, "one": {"anyOf": [{"type": "string", "pattern": "^a+$"},
+       {"type": "string", "maxLength": 2}, {"type": "null"}]}}  # fmt: skip
+ROWS = {"type": "array", "minItems": 100, "maxItems": 200, "items": {
+    "type": "object", "properties": ROW, "required": ["id", "name"], "additionalProperties": False}}  # fmt: skip
+KEYS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string", "minLength": 2}}, "required":
+        ["b"], "patternProperties": {"^x-": {"type": "string"}, "^y": {"type": "integer"}}}  # fmt: skip
+TREE = {"$ref": "#/$defs/t", "$defs": {"t": {"type": "object", "properties": {"v": {"type": ["string", "null"]}, "of": {
+    "type": "array", "items": {"$ref": "#/$defs/t"}}}, "required": ["v"], "additionalProperties": False}}}  # fmt: skip
+
+
+def agrees(origin: Guide, source: str, rng: random.Random, store: MaskStore, written: list[int], longest: int) -> int:
+    """Walk a copy along `written` and then anywhere, and an automaton beside it. How many masks were there already."""
+    found, oracle, step, hits = origin.copy(), tokens().matcher(source), store.statistics().fills + 1, 0
+    for place in range(longest):
+        drafts = written[place : place + rng.randrange(3)]
+        hits += store.known(step, [MaskRow(found, [], 0)]) is not None
+        filled = store.fill(step + 1, step, [MaskRow(found, drafts, 0)])
+        step = store.statistics().fills + 1
+        slots = np.frombuffer(filled.slots, np.int32).tolist()
+        legal = sorted(allowed(oracle.compute_bitmask()))
+        assert sorted(allowed(store._texts[slots[0]])) == legal, tokens().text(written[:place])
+        assert found.finished == oracle.is_stopped()
+        assert found.may_end() == oracle.is_accepting()
+        assert found.forced() == ([END] if oracle.is_stopped() else oracle.compute_ff_tokens()[:64])
+        for count in range(1, len(drafts) + 1):
+            behind = oracle.deep_copy()
+            if not behind.consume_tokens(drafts[:count]):
+                break
+            assert allowed(store._texts[slots[count]]) == allowed(behind.compute_bitmask())
+        going = [token for token in legal if token not in tokens().eos]
+        if place < len(written):
+            token = written[place]
+        elif not going or (len(going) < len(legal) and rng.random() < 0.3):
+            break
+        else:
+            token = min(rng.choices(going, k=3), key=lambda each: len(tokens().text([each])))
+            written = [*written, token]
+        found.advance([token])
+        assert oracle.consume_token(token)
+    return hits
+
+
+def check(automaton_: Automaton, examples: list[object], rng: random.Random, longest: int) -> tuple[int, int]:
+    """Hits and steps of walks that share their states, along examples and along nothing."""
+    origin, store, hits = Guide(tokens(), automaton_), MaskStore(tokens(), 1024, 1), 0
+    for example in [*examples, "", "", ""]:
+        ways = (json.dumps(example), json.dumps(example, ensure_ascii=False, indent=1))
+        written = tokens().split(rng.choice(ways).encode()) if example != "" else []
+        del written[tokens().matcher(automaton_.source).try_consume_tokens(written) :]
+        hits += agrees(origin, automaton_.source, rng, store, written, longest)
+    return hits, store.statistics().fills - hits
+
+
+@pytest.mark.parametrize("whitespace", ["bounded", "none", "[ \t]*"])
+@pytest.mark.parametrize("schema", [ROWS, KEYS, TREE, {}, {"anyOf": [{"type": "integer"}, {"type": "string"}]}])
+def test_what_is_remembered_is_what_the_automaton_says(schema: dict[str, object], whitespace: str) -> None:
+    rng = random.Random(f"{schema} {whitespace}")
+    row = {
+        "id": 70,
+        "name": 'é"\\',
+        "n": -1.5e3,
+        "any": [{"x": [1, {}]}],
+        "bits": [True, False],
+        "kind": "ab",
+        "one": "aa",
+    }
+    examples = [
+        [row] * 3,
+        {"b": "\\u0041b", "x-1": "y", "y": 3, "z": [None]},
+        {"v": "é", "of": [{"v": None, "of": []}]},
+    ]
+    check(automaton("json_schema", json.dumps(schema), whitespace=whitespace), examples, rng, 90)
+
+
+def test_an_output_without_a_position_follows_its_automaton() -> None:
+    """Deeper than positions are told apart, and a key and a value that are longer."""
+    origin, store = guide("json_object"), MaskStore(tokens(), 64, 1)
+    for step, text in enumerate(
+        ("[" * 2000 + "1" + "]" * 2000, '{"k":' * 70 + "1" + "}" * 70, f'{{"{"k" * 999}":""}}')
+    ):
+        one, oracle = origin.copy(), tokens().matcher(automaton("json_object").source)
+        written = tokens().tokenizer.greedy_tokenize(f'{{"a":{text}')
+        one.advance(written)
+        assert oracle.consume_tokens(written)
+        (slot,) = np.frombuffer(store.fill(step + 1, step, [MaskRow(one, [], 0)]).slots, np.int32).tolist()
+        assert allowed(store._texts[slot]) == allowed(oracle.compute_bitmask())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted(path.stem for path in SCHEMAS.glob("*.json")))
+def test_what_is_remembered_is_what_the_automaton_says_of_people_s_schemas(family: str) -> None:
+    for case in json.loads((SCHEMAS / f"{family}.json").read_text()):
+        rng = random.Random(case["name"])
+        try:
+            found = automaton("json_schema", json.dumps(case["schema"]), whitespace=rng.choice(("bounded", "none")))
+        except RequestError:
+            continue
+        if not found.unique:
+            check(found, case["valid"][:4], rng, 150)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"), [("regex", "[ab]{2,9}c*"), ("choice", '["left","lef","right"]'), ("json_object", "")]
+)
+def test_other_automata_are_remembered_by_what_was_written(kind: str, source: str) -> None:
+    hits, steps = check(automaton(kind, source), [], random.Random(3), 40)
+    assert 0 < hits < steps
+
+
+def test_values_of_a_place_are_one_state_when_they_are_complete() -> None:
+    origin = guide("json_schema", json.dumps(ROWS))
+    found = []
+    for text in (
+        '[{"id": 70, "name": "ab", ',
+        '[{"id": 9, "name":\n"x\\n"},{"id": 911, "name": ""}, {"id": 8,"name": "b", ',
+    ):
+        one = origin.copy()
+        one.advance(tokens().tokenizer.greedy_tokenize(text))
+        found.append(one.state)
+    assert found[0] is found[1] is not None
+
+
+def test_items_are_counted_where_a_bound_is_near() -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 90, "maxItems": 180}
+    origin = guide("json_schema", json.dumps(schema), whitespace="none")
+    far, states_of = tokens().far, {}
+    one = origin.copy()
+    one.advance(ids("[")[:1])
+    for count in range(180):
+        states_of[count] = one.state
+        one.advance(tokens().tokenizer.greedy_tokenize("true" + ("," if count < 179 else "]")))
+    distinct = {count for count in range(1, 180) if states_of[count] is not states_of[count - 1]}
+    assert {*range(91 - far, 91), *range(181 - far, 180)} <= distinct
+    assert len(distinct) < 180 - 90
+    assert one.finished
+
+
+def test_as_many_states_are_kept_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "MOST", 20)
+    monkeypatch.setattr(states, "MOST_STEPS", 30)
+    found = automaton("json_schema", json.dumps(KEYS))
+    origin, rng, store = Guide(tokens(), found), random.Random(8), MaskStore(tokens(), 64, 1)
+    for _ in range(6):
+        agrees(origin, found.source, rng, store, [], 60)
+        assert origin.states is not None
+        assert origin.states.size <= 20 * states.BYTES + 30 * states.BYTES // 4
+
+
+def test_control_tokens_are_no_text() -> None:
+    shared = States(tokens(), 'start: "x"')
+    marked = [token for token in tokens().specials.values() if tokens().text([token])]
+    assert marked
+    for token in marked:
+        spelled = tokens().tokenizer.greedy_tokenize(tokens().text([token]).decode())
+        assert shared.name(b"", [token]) != shared.name(b"", spelled)
