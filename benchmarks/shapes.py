@@ -129,6 +129,44 @@ QWEN_MOE = Shape(  # Qwen3-30B-A3B
         "vocab_size": 151936,
     },
 )
+GLM_FLASH = Shape(  # latent attention
+    "glm-4.7-flash",
+    "GLM-4.7-Flash",
+    {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "attention_bias": False,
+        "dtype": "bfloat16",
+        "eos_token_id": 4089,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 202752,
+        "moe_intermediate_size": 1536,
+        "n_group": 1,
+        "n_routed_experts": 64,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_attention_heads": 20,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 47,
+        "num_key_value_heads": 20,
+        "num_nextn_predict_layers": 1,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000,
+        "routed_scaling_factor": 1.8,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "v_head_dim": 256,
+        "vocab_size": 154880,
+    },
+)
 MIXTRAL = Shape(
     "8x7b",
     "8 x 7B",
@@ -285,7 +323,8 @@ QUANTIZED = (
 )
 SMOKE = Shape("smoke", "smoke", json.loads((demo_folder() / "config.json").read_bytes()))  # for a try on a CPU
 SHAPES: Mapping[str, Shape] = {
-    shape.name: shape for shape in (EIGHT, SMALL, QWEN_MOE, MIXTRAL, *QUANTIZED, GPT_OSS, PLAIN_GPT_OSS, GEMMA, SMOKE)
+    shape.name: shape
+    for shape in (EIGHT, SMALL, QWEN_MOE, MIXTRAL, *QUANTIZED, GPT_OSS, PLAIN_GPT_OSS, GEMMA, GLM_FLASH, SMOKE)
 }
 
 

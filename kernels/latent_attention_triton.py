@@ -42,7 +42,7 @@ from penstock.protocol.errors import ConfigError
 
 # Rows and keys of a tile, warps, stages. Products of 64 rows and more would be Hopper's own instructions, which
 # Triton 3.6 got wrong in such loops.
-TILES = ((32, 32, 8, 3), (32, 16, 8, 3), (16, 32, 4, 3), (16, 16, 4, 3))
+TILES = ((32, 32, 8, 5), (32, 32, 8, 3), (16, 32, 4, 5), (16, 32, 4, 3), (16, 16, 4, 3))
 LOWEST = 16  # rows or columns of a product
 HEADS_TILE = 8  # heads of one program that turns queries
 COMBINED = 16  # rows whose splits are combined at once
@@ -90,9 +90,10 @@ def cut(
 
 
 def shared_bytes(tile: tuple[int, int, int, int], width: int, item: int) -> int:
-    """Of shared memory that a program takes: queries, keys of the iterations in flight, weights."""
+    """Of shared memory that a program takes: queries, keys of the iterations in flight, weights. An iteration's blocks
+    are looked up one iteration before its keys."""
     block_m, block_n, _, stages = tile
-    return item * (block_m * (width + block_n) + (stages - 1) * block_n * width)
+    return item * (block_m * (width + block_n) + (stages - 1) // 2 * block_n * width) + 1024
 
 
 def attend_tiles(

@@ -68,6 +68,17 @@ def test_published_mixtures(tmp_path: Path) -> None:
         assert cost.read_weights(256) + cost.head_weights == pytest.approx(many, rel=0.01)
 
 
+def test_latents_are_all_that_is_cached(tmp_path: Path) -> None:
+    """Of GLM-4.7-Flash 1,152 bytes a token and layer. Heads have 256 numbers for keys and for values."""
+    found = Cost.of(read_spec(make_folder(SHAPES["glm-4.7-flash"], tmp_path)), CHIPS["H200"])
+    assert found.cache_bytes == 47 * 1152
+    assert found.attention == 47 * 20 * 2 * (256 + 256)
+    attention = 2048 * (768 + 576) + 768 * 20 * 256 + 512 * 20 * 448 + 20 * 256 * 2048
+    mlps = 3 * 2048 * 10240 + 46 * 3 * 2048 * 1536 + 46 * 2048 * 64
+    assert found.layer_weights == 47 * attention + mlps
+    assert found.experts * found.expert_weights == 46 * 64 * 3 * 2048 * 1536
+
+
 def test_quantized_weights_are_read_with_their_scales_and_multiplied_at_their_rate(tmp_path: Path) -> None:
     found = {}
     for shape in (EIGHT, *QUANTIZED[:3]):
