@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.sweeps import shorten
+
 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -29,13 +31,25 @@ settings.register_profile("any machine", settings.get_profile("search"), derando
 settings.load_profile("any machine")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A GPU, where a case costs nothing, takes all of a sweep."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        shorten(items)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def frozen() -> Iterator[None]:
-    """All tests and what they import stay until the end: whoever collects garbage need not look at them again."""
-    gc.collect()
-    gc.freeze()
+def thawed() -> Iterator[None]:
+    """What is frozen ends with the process as anything else does."""
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen(thawed: None) -> None:
+    """What earlier files left and did not let go: whoever collects garbage need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -95,9 +95,10 @@ def test_the_first_round_is_not_kept_and_each_way_asks_its_server(monkeypatch: p
     assert len(calls) == 3 * (3 * 2 + 2 * 2)
 
 
-def test_a_small_measurement(tmp_path: Path) -> None:
+def test_a_small_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How fast it is, and whether drafts pay, is the machine's matter; what was drafted came true, and the answers are
     those of the model that writes freely."""
+    monkeypatch.setattr(schema_drafts, "WAYS", (FREE, SCHEMA))
     out = tmp_path / "result.json"
     assert main(["--tasks", "2", "--rounds", "1", "--output", str(out)]) == 0
     report = json.loads(out.read_text())

@@ -22,6 +22,8 @@ from tests.kernels.acceptance_scene import (
     uniform_distance,
 )
 
+pytestmark = pytest.mark.sweep
+
 DRAWS = 100_000
 SEED = 6
 LEAST = 0.01  # a chance below this would tell drafts from the target

@@ -24,7 +24,7 @@ from penstock.kernels.records import AttentionBatch
 from tests.cuda import no_synchronization
 from tests.kernels.scene import MIXED, Rows, Scene
 
-pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
 
 SERVED: Rows = [(1, 3000), (700, 900), (1, 17), (130, 4000), (3, 500), (17, 17)]
 

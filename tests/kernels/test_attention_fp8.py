@@ -12,7 +12,7 @@ from penstock.kernels.attention_fp8 import paired_queries, unpack
 from tests.kernels.scene import MIXED, Rows, Scene
 from tests.kernels.test_attention_triton import SINGLES, check, form
 
-pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from penstock.kernels.records import AttentionBatch
 from tests.kernels.scene import Rows, Scene
 from tests.kernels.test_attention_device import error
 
-pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
 
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 640, 641, 1000, 4000)
 SHAPES = (

@@ -17,7 +17,7 @@ from penstock.kernels.attention_triton import attend_tiles
 from penstock.kernels.records import AttentionBatch
 from tests.kernels.scene import MIXED, Rows, Scene
 
-pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
 
 SINGLES: Rows = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 32), (1, 40)]
 BORDERS: Rows = [(4, 16), (5, 17), (16, 31), (17, 32), (3, 33), (1, 48)]

@@ -16,6 +16,8 @@ from tests.kernels.quantized_experts import quantized
 from tests.kernels.test_activation import CLAMPED
 from tests.kernels.test_quantized_experts_triton import check, reference
 
+pytestmark = pytest.mark.sweep
+
 GROUPED = ("mxfp4", "nvfp4", "int4", "int4_zeros", "int8_group")
 COUNT, CHOSEN, HIDDEN, WIDTH = 4, 2, 192, 64
 TILING = ExpertTiling(Tiling(16, 16, 64, 4, 2), Tiling(16, 32, 64, 4, 2))

@@ -15,6 +15,8 @@ from penstock.kernels.linear_triton import pipelined_product
 from penstock.kernels.quantize import quantize
 from penstock.kernels.quantized import FLOAT8, QuantizedRows, RowFormat
 
+pytestmark = pytest.mark.sweep
+
 CUDA = torch.device("cuda")
 
 

@@ -10,6 +10,8 @@ from penstock.kernels.chip import CHIPS
 from penstock.kernels.linear_tilings import Product, Tiling, VectorTiling, ruled
 from penstock.kernels.linear_triton import multiply_tiles, multiply_tma, multiply_vector, tma_compatible
 
+pytestmark = pytest.mark.sweep
+
 SMALL = (
     Tiling(16, 16, 32, 4, 2),
     Tiling(16, 32, 16, 4, 2, swap_ab=True),

@@ -12,7 +12,7 @@ from penstock.kernels.rope import apply_rope, gather_rotation, rotate_and_store
 from penstock.kernels.rope_triton import rotate_heads
 from tests.cuda import no_synchronization
 
-pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
 
 EPS = 1e-5
 

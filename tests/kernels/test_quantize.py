@@ -18,6 +18,8 @@ from penstock.kernels.quantized import (
     quantize_rows,
 )
 
+pytestmark = pytest.mark.sweep
+
 SCALE = torch.tensor([0.03])
 FORMS = [(FLOAT8, 0, None), (torch.int8, 0, None), (FLOAT8, 32, None), (FLOAT8, 0, SCALE), (torch.int8, 0, SCALE)]
 

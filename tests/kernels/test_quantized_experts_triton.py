@@ -17,6 +17,8 @@ from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes
 from tests.kernels.quantized_experts import quantized
 from tests.kernels.test_activation import CLAMPED
 
+pytestmark = pytest.mark.sweep
+
 SCALED = ("fp8_block", "fp8_lines", "fp8_row", "fp8_static", "fp8_weights", "int8_row")
 COUNT, CHOSEN, HIDDEN, WIDTH, BLOCK = 4, 2, 80, 64, 32
 

@@ -13,7 +13,7 @@ from penstock.kernels.records import AttentionOptions
 from penstock.kernels.varlen_attention_triton import attend_sequences, tile_of
 from tests.kernels.varlen_scene import LENGTHS, Sequences, exact, sequences
 
-pytestmark = pytest.mark.usefixtures("one_thread", "poisoned")
+pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
 
 ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 

@@ -15,7 +15,7 @@ from penstock.engine_core.models.spec import read_spec
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.engine_core.models import eagle_heads
 from tests.matrix.test_speculation import (
-    ALONE,
+    CELLS,
     COMPANY,
     TINY,
     Outputs,
@@ -25,13 +25,6 @@ from tests.matrix.test_speculation import (
     misremembered,
     outputs,
 )
-
-PAIRS = (0, 3, 5, 6)  # cells of COMPANY in which every two values meet
-CELLS = [
-    *(pytest.param(cell, marks=() if at in PAIRS else pytest.mark.long) for at, cell in enumerate(COMPANY)),
-    pytest.param(ALONE[0], marks=pytest.mark.long),
-    ALONE[1],
-]
 
 
 def engine(cell: Cell, head: Path | None = None, **fields: object) -> Engine:

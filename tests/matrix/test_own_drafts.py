@@ -11,8 +11,7 @@ from benchmarks.structured_engine import Cell, Engine
 from penstock.engine_core.embedded import demo_folder, draft_folder
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.matrix.test_speculation import (
-    ALONE,
-    COMPANY,
+    CELLS,
     TINY,
     Outputs,
     asks,
@@ -30,7 +29,7 @@ def engine(cell: Cell, **fields: object) -> Engine:
     return Engine(demo_folder(), tokens(), cell, draft=draft_folder())
 
 
-@pytest.mark.parametrize("cell", COMPANY + ALONE, ids=label)
+@pytest.mark.parametrize("cell", CELLS, ids=label)
 def test_a_draft_model_changes_no_token(cell: Cell, expected: Outputs) -> None:
     found = engine(cell)
     assert outputs(found, asks()) == expected

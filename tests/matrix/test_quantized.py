@@ -21,6 +21,7 @@ from tests.ranks import Ranks
 FOLDERS = {"draft_model": draft_folder, "eagle": eagle_folder}
 FORMATS = (pytest.param("fp8", marks=pytest.mark.long), "int8", "int4")
 ROUNDED = ("fp8", "int8")  # rows, too
+COUNT = 10  # of the requests
 
 
 def cells(quantization: str) -> dict[str, Cell]:
@@ -36,7 +37,7 @@ def cells(quantization: str) -> dict[str, Cell]:
 
 def answers(group: Group, cell: Cell) -> Outputs:
     draft = FOLDERS[cell.method]() if cell.method in FOLDERS else None
-    return outputs(Engine(demo_folder(), tokens(), cell, draft=draft, group=group), asks())
+    return outputs(Engine(demo_folder(), tokens(), cell, draft=draft, group=group), asks()[:COUNT])
 
 
 def check(quantization: str, found: Outputs, expected: Outputs) -> None:
@@ -53,8 +54,7 @@ def plain(request: pytest.FixtureRequest) -> tuple[str, Outputs]:
 
 def test_it_is_another_model(plain: tuple[str, Outputs], expected: Outputs) -> None:
     _, found = plain
-    assert found.keys() == expected.keys()
-    assert found != expected
+    assert found != {key: expected[key] for key in found}
 
 
 @pytest.mark.parametrize("name", cells(""))

@@ -82,6 +82,7 @@ def test_alone_or_among_sixty_four(folder: Path) -> None:
     assert Engine(Cell(), folder).answer(prompts) == alone
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("prefix_caching", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preemption_changes_nothing(depth: int, prefix_caching: bool, folder: Path, expected: Answers) -> None:

@@ -28,6 +28,12 @@ COMPANY = [
     for depth in (1, 2) for budget in (32, 512) for prefix in (False, True)
 ]  # fmt: skip
 ALONE = [Cell(depth=depth, max_num_seqs=1) for depth in (1, 2)]
+PAIRS = (0, 3, 5, 6)  # cells of COMPANY in which every two values meet
+CELLS = [
+    *(pytest.param(cell, marks=() if at in PAIRS else pytest.mark.long) for at, cell in enumerate(COMPANY)),
+    pytest.param(ALONE[0], marks=pytest.mark.long),
+    ALONE[1],
+]
 TINY = [Cell(depth=depth, blocks=28, block_size=8, expected_share=0.0, max_num_seqs=16) for depth in (1, 2)]
 
 
@@ -94,7 +100,7 @@ def label(cell: Cell) -> str:
     return f"depth {cell.depth}, budget {cell.budget}, {cell.max_num_seqs} rows, prefix {cell.prefix_caching:d}"
 
 
-@pytest.mark.parametrize("cell", COMPANY + ALONE, ids=label)
+@pytest.mark.parametrize("cell", CELLS, ids=label)
 def test_prompt_lookup_changes_no_token(cell: Cell, expected: Outputs) -> None:
     engine = Engine(demo_folder(), tokens(), msgspec.structs.replace(cell, method="ngram"))
     assert outputs(engine, asks()) == expected
@@ -103,7 +109,7 @@ def test_prompt_lookup_changes_no_token(cell: Cell, expected: Outputs) -> None:
     assert engine.scheduled.draft_tokens > engine.scheduled.accepted_tokens, "some drafts were meant to be wrong"
 
 
-@pytest.mark.parametrize("cell", COMPANY + ALONE, ids=label)
+@pytest.mark.parametrize("cell", CELLS, ids=label)
 def test_predictions_change_no_token(cell: Cell, expected: Outputs, predicting: list[Ask]) -> None:
     engine = Engine(demo_folder(), tokens(), cell)
     assert outputs(engine, predicting) == expected

@@ -19,7 +19,9 @@ def run(seed: int, lives: int, **fields: Any) -> Outcome:
     return Simulation(world, random_lives(rng, world, lives), rng).run()
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize(
+    "seed", [*range(100), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(100, 200))]
+)
 def test_300_lives(seed: int) -> None:
     run(seed, 300)
 
@@ -41,7 +43,7 @@ def test_the_lives_are_lively() -> None:
     assert sum(stand.forecast.refused for stand in seen) > 100
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_lives_of_which_half_want_vectors(seed: int) -> None:
     run(seed, 200, pooled=0.5, restarts=0.01)
 

@@ -20,7 +20,7 @@ from tests.e2e.chaos.leftovers import Holding, at_rest, ended, holdings, nothing
 from tests.e2e.server import Server, command_line, descendants, serving
 
 STREAMS = 64
-KILLS = 2  # of each kind in the ordinary run
+KILLS = 1  # of each kind in the ordinary run
 LONG_KILLS = 20
 LONG_STOPS = 5
 PORTION = 4

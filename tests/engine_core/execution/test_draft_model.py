@@ -127,6 +127,7 @@ def same(bench: Bench, plain: list[list[int]]) -> bool:
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("count", [1, 2, MOST])
 @pytest.mark.parametrize("budget", [7, 1000])
 def test_a_twin_guesses_right_and_a_stranger_changes_nothing(

@@ -91,6 +91,7 @@ def bench_of(model: Decoder, head: EagleHead, found: list[Life]) -> Bench:
     return Bench(runner_of(model, Draft(head, head.spec.layers, MOST)), found)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("count", [1, MOST])
 @pytest.mark.parametrize("budget", [7, 1000])
 def test_a_head_changes_no_token(

@@ -132,7 +132,8 @@ def test_tiles_have_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("weight", ["int4-128-bf16", "int8-32-fp16", "e2m1-16-e4m3", "int4-32-fp32"])
-def test_weights_in_groups_are_timed_as_they_are(weight: str) -> None:
+def test_weights_in_groups_are_timed_as_they_are(weight: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_bench, "OUTLAST", 0)
     product = Product(16, 64, torch.float16, weight=weight)
     ways = (GroupedTiling(8, 16, 1, 2), GroupedTiling(8, 16, 2, 2, parts=2))
     told: list[str] = []
@@ -142,8 +143,9 @@ def test_weights_in_groups_are_timed_as_they_are(weight: str) -> None:
 
 
 @pytest.mark.parametrize("weight", SCALED)
-def test_weights_of_8_bits_are_timed_as_they_are(weight: str) -> None:
+def test_weights_of_8_bits_are_timed_as_they_are(weight: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By ways of such weights alone, none of which is off."""
+    monkeypatch.setattr(product_bench, "OUTLAST", 0)
     product = Product(128, 256, torch.float16, weight=weight)
     ways = (Tiling(16, 16, 128, 2, 2, swap_ab=True), Tiling(16, 64, 128, 4, 2, tma=True), VectorTiling(16, 256, 4))
     told: list[str] = []

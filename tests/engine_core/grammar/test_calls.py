@@ -75,6 +75,7 @@ def test_calls_among_text(dialect: Dialect) -> None:
     assert not accepts(form, written(dialect, ("h", {})))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("syntax", ["lark", "regex"])
 @pytest.mark.parametrize("dialect", ALL, ids=str)
 def test_the_input_of_a_custom_tool_follows_its_grammar(dialect: Dialect, syntax: str) -> None:

@@ -94,6 +94,7 @@ def lark_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", VOCABULARIES)
 @pytest.mark.parametrize("seed", range(25))
 def test_an_output_parses_by_its_grammar_whatever_it_spells(name: str, seed: int) -> None:

@@ -72,6 +72,7 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("whitespace", ["bounded", "none"])
 @pytest.mark.parametrize("name", list(SCHEMAS))
 def test_a_mask_loses_the_tokens_that_repeat_an_item_and_no_others(name: str, whitespace: str) -> None:

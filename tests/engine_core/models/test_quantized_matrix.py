@@ -45,6 +45,7 @@ def spoken(folder: Path) -> tuple[list[list[int]], torch.Tensor]:
         return run.greedy(16), logits
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("kind", [LlamaConfig(**LLAMA), Qwen3MoeConfig(**EXPERTS)], ids=["dense", "experts"])
 def test_layouts_say_what_their_numbers_say(tmp_path: Path, name: str, kind: PreTrainedConfig) -> None:

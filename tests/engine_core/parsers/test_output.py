@@ -30,7 +30,7 @@ PLACES = st.lists(st.integers(0, 10_000), max_size=40)
 
 
 @pytest.mark.parametrize("calls", FORMATS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), places=PLACES, inside=st.booleans())
 def test_any_cut_gives_the_same(calls: CallFormat | None, data: st.DataObject, places: list[int], inside: bool) -> None:
     text = data.draw(soups(calls))
@@ -72,14 +72,14 @@ def test_calls_are_read(
 
 
 @pytest.mark.parametrize("calls", FORMATS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(text=st.text("abc.,!?\n é", max_size=60), places=PLACES)
 def test_plain_text_stays_as_it_is(calls: CallFormat | None, text: str, places: list[int]) -> None:
     assert content_of(parsed(parser(calls), cut(text, places))) == text
 
 
 @pytest.mark.parametrize("calls", FORMATS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_nothing_is_dropped_where_nothing_is_called(calls: CallFormat | None, data: st.DataObject) -> None:
     text = data.draw(soups(calls))
@@ -94,7 +94,7 @@ def test_nothing_is_dropped_where_nothing_is_called(calls: CallFormat | None, da
 
 
 @pytest.mark.parametrize(("calls", "form"), WRITERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(asked=CALLS, place=st.integers(0, 10_000))
 def test_an_output_that_breaks_off_tells_no_more_than_the_whole(
     calls: CallFormat, form: str, asked: list[Call], place: int
@@ -108,7 +108,7 @@ def test_an_output_that_breaks_off_tells_no_more_than_the_whole(
         assert asked_arguments.startswith(arguments)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(arguments=ARGUMENTS)
 def test_arguments_are_passed_on_as_they_were_written(arguments: dict[str, object]) -> None:
     written = json.dumps(arguments, indent=3)

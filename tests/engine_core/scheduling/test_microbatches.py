@@ -165,6 +165,7 @@ def test_a_steady_step_of_any_micro_batch_changes_no_set() -> None:
         assert plan.decode_on == plan.decode_off == plan.chunks == b""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("seed", range(8))
 def test_random_lives_at_several_stages(stages: int, seed: int) -> None:

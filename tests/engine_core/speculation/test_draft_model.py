@@ -179,6 +179,7 @@ class World:
         return self
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 8, 64])
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.8, 1.0])
 def test_the_time_per_token_is_near_the_best_there_is(rows: int, rate: float) -> None:

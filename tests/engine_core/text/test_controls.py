@@ -77,6 +77,7 @@ def conversation(evil: str, said: str, *, tools: bool) -> tuple[list[dict[str, A
     return messages, [{"type": "function", "function": {"name": "f", "description": evil, "parameters": schema}}]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tools", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())

@@ -341,6 +341,7 @@ class Life:
             self.client.take()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(15))
 def test_every_choice_has_every_token_once_whatever_dies(seed: int, replicas: int) -> None:

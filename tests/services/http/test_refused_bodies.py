@@ -105,6 +105,7 @@ async def flood(parts: AppState, request: bytes, status: int, *, close: bool) ->
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     gc.collect()
+    gc.freeze()
     gc.disable()
     tracemalloc.start()
     try:

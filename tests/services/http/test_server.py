@@ -157,6 +157,9 @@ async def test_a_crowd_beyond_the_limit_of_open_files_costs_no_stream(tmp_path: 
                         await asyncio.get_running_loop().sock_connect(peer, ("127.0.0.1", port))
                         peer.send(LIVE)
                         crowd.append(peer)
+                    async with asyncio.timeout(LIMIT):
+                        while "connections_full" not in process.log.read_text():  # noqa: ASYNC110
+                            await asyncio.sleep(0.02)
                     tokenizer.arrive(batch([(number, Row(text=f"<{round_}>"))]))
                     async for line in lines:
                         if f"<{round_}>" in line:

@@ -27,10 +27,12 @@ NAMES = {"executor-0", "scheduler-0", "tokenizer-0", "api-0"}
 ONE_EACH = ("--api-processes=1", "--tokenizer-processes=1")  # unless a test asks for more
 START = """
 import os
+import signal
 import sys
 from pathlib import Path
 from penstock.services.supervisor import launcher as launch
 from penstock.services import cli
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and a launcher leaves it so
 real = launch.serve
 launch.SILENCE_SECONDS = float(os.environ.get("FAKE_SILENCE", "0.5"))
 launch.BUSY_SECONDS = float(os.environ.get("FAKE_BUSY", "30"))
