@@ -53,6 +53,10 @@ def test_calls_are_read(
     if calls in UNTYPED:  # whose strings a schema must tell from other values; none is known here
         strings = [value for _, each in asked for value in each.values() if isinstance(value, str)]
         assume(not any(other_than_text(value) for value in strings))
+        # Seed OSS writes a value without the lines that are read past where a model writes them.
+        assume(
+            calls is not CallFormat.SEED_OSS or not any(value[:1] == "\n" or value[-1:] == "\n" for value in strings)
+        )
     if calls is CallFormat.HARMONY:
         analysis = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
         preamble = f"<|channel|>commentary<|message|>{said}<|end|><|start|>assistant" if said else ""
