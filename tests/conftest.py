@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from tests.sweeps import shorten
 
 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+# Below a long TMPDIR the addresses of tests' Unix sockets would be longer than the 107 bytes that Linux takes.
+if len(tempfile.gettempdir()) > 16 and os.access("/tmp", os.W_OK):
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are taken: a worker runs on each
 
