@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import providers
 
 from tests.sweeps import shorten
 
@@ -34,10 +33,6 @@ pytest.register_assert_rewrite(
 settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("any machine", settings.get_profile("search"), derandomize=True)
 settings.load_profile("any machine")
-# It would also draw the constants that stand in the modules which are loaded: other cases after each change of the
-# product and in each order of the files.
-vars(providers)["_get_local_constants"] = lambda: providers._local_constants
-
 
 LAST = "tests/sim/", "tests/test_installation.py"  # by name; they take long
 

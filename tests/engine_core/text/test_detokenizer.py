@@ -46,7 +46,6 @@ def test_shapes_are_recognised(kind: str) -> None:
     assert vocabulary(kind).spelling.shape is SHAPES[kind]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("skip", [True, False])
 @settings(max_examples=60, deadline=None)
