@@ -41,6 +41,12 @@ class Chip:
         """Whether Triton's kernels serve it; else the plain-torch references do."""
         return self.vendor == "nvidia"
 
+    @property
+    def loop_warps(self) -> int:
+        """Warps of a kernel with small products in a loop: too few for WGMMA where there is one, which Triton 3.6 gets
+        wrong in loops of one stage and with 16 columns (seen on an H200)."""
+        return 2 if self.wgmma else 4
+
 
 @lru_cache(maxsize=64)
 def chip_of(device: torch.device) -> Chip:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from penstock.kernels.chip import chip_of
+
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, *, gate_first: bool) -> Tensor:
     """`x  # [tokens, groups, size]` over its root mean square along the last axis, times `weight` and silu(gate).
@@ -14,6 +16,10 @@ def gated_norm(x: Tensor, gate: Tensor, weight: Tensor | None, eps: float, *, ga
     gate has x's shape, weight is `[size]` for all groups or `[groups, size]`; without one x is gated alone. Computed in
     fp32, returned in x's type and contiguous.
     """
+    if chip_of(x.device).runs_triton:
+        from penstock.kernels.gated_norm_triton import gated_norm_rows
+
+        return gated_norm_rows(x, gate, weight, eps, gate_first=gate_first)
     found, gain = x.float(), silu(gate.float())
     if weight is None:
         return (found * gain).to(x.dtype)

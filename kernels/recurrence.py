@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.kernels.chip import chip_of
 from penstock.kernels.states import PIECE, Gates, RecurrentCache, StateBatch
 
 
@@ -58,6 +59,10 @@ def recur(
     part: Part, cache: RecurrentCache, batch: StateBatch, scale: float, skip: Tensor | None = None
 ) -> Tensor:  # fmt: skip
     """Both: the delta rule where the cache has updates. skip: fp32 [heads], of values in the results."""
+    if chip_of(part.v.device).runs_triton:
+        from penstock.kernels.recurrence_triton import recur_rows
+
+        return recur_rows(part, cache, batch, scale, skip)
     out = torch.zeros(part.v.shape, dtype=part.v.dtype, device=part.v.device)
     ends = batch.query_start.tolist()
     rows = zip(batch.slots.tolist(), batch.starts.tolist(), batch.stepping.tolist(), batch.bases.tolist(), strict=True)

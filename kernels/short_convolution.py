@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from penstock.kernels.chip import chip_of
 from penstock.kernels.states import StateBatch
 
 
@@ -38,6 +39,10 @@ def short_convolution(
     do not depend on how a text was cut.
     """
     assert ring.shape[1] >= weight.shape[1] - 1 + batch.most_steps
+    if chip_of(x.device).runs_triton:
+        from penstock.kernels.short_convolution_triton import convolve_rows
+
+        return convolve_rows(x, weight, bias, ring, batch, activated, unit)
     out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     ends = batch.query_start.tolist()
     for row, (slot, start) in enumerate(zip(batch.slots.tolist(), batch.starts.tolist(), strict=True)):

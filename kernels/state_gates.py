@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import softplus
 
+from penstock.kernels.chip import chip_of
 from penstock.kernels.states import Gates
 
 
@@ -13,6 +14,10 @@ def delta_gates(a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor) -> Gates:
 
     a and b are `[tokens, heads]`, a_log and dt_bias `[heads]`; arithmetic is fp32.
     """
+    if chip_of(a.device).runs_triton:
+        from penstock.kernels.state_gates_triton import launch_gates
+
+        return launch_gates(a, b, a_log, dt_bias, 0.0, float("inf"))
     decay = -a_log.float().exp() * softplus(a.float() + dt_bias.float())
     return Gates(decay, b.float().sigmoid())
 
@@ -22,5 +27,9 @@ def time_gates(dt: Tensor, a_log: Tensor, dt_bias: Tensor, least: float = 0.0, m
 
     dt is `[tokens, heads]`, a_log and dt_bias `[heads]`; arithmetic is fp32.
     """
+    if chip_of(dt.device).runs_triton:
+        from penstock.kernels.state_gates_triton import launch_gates
+
+        return launch_gates(dt, None, a_log, dt_bias, least, most)
     weight = softplus(dt.float() + dt_bias.float()).clamp(least, most)
     return Gates(-a_log.float().exp() * weight, weight)

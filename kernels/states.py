@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.kernels.chip import chip_of
+
 PIECE = 64  # positions by which a state advances
 
 
@@ -49,6 +51,7 @@ class StateBatch:
     stepping: Tensor  # int32 [rows], 1: tokens behind the first may be drafts; 0: a chunk, all of whose tokens stay
     bases: Tensor  # int32 [rows], as of which a row's state is held when the step begins
     pieces: Tensor  # int32 [rows + 1], first piece of each row among those that are computed whole or begun
+    busy: Tensor  # int32 [rows + 1], how many rows have any, then which these are
     most_steps: int  # tokens of a stepping row at most
     most_pieces: int  # at least as many as there are; 0: there are none
     has_chunks: bool  # whether any row may be a chunk
@@ -69,7 +72,7 @@ def begin_states(
     most_steps: int, chunk_rows: int, *, folds: bool = True,
 ) -> StateBatch:  # fmt: skip
     """Before the first layer of a step: takes the slots' bases, and advances them in place to where the step's layers
-    will leave the states.
+    will leave the states. One launch on a GPU, which waits for nothing.
 
     query_start is int32 [rows + 1], slots, starts and stepping int32 [rows], bases int32 [slots], all on one device.
     A row without tokens is left alone; any number of these may share a slot. A stepping row's state advances to the
@@ -83,16 +86,19 @@ def begin_states(
     assert stepping.dtype == starts.dtype == slots.dtype == bases.dtype == query_start.dtype == torch.int32
     most_pieces = tokens // PIECE + 3 * chunk_rows if chunk_rows else 0
     most_pieces += rows if folds else 0
-    row_bases, pieces = advance_bases(query_start, slots, starts, stepping, bases)
-    return StateBatch(
-        query_start, slots, starts, stepping, row_bases, pieces, most_steps, most_pieces, has_chunks=chunk_rows > 0
-    )
+    if chip_of(slots.device).runs_triton:
+        from penstock.kernels.states_triton import launch_begin
+
+        found = launch_begin(query_start, slots, starts, stepping, bases, PIECE)
+    else:
+        found = advance_bases(query_start, slots, starts, stepping, bases)
+    return StateBatch(query_start, slots, starts, stepping, *found, most_steps, most_pieces, has_chunks=chunk_rows > 0)
 
 
 def advance_bases(
     query_start: Tensor, slots: Tensor, starts: Tensor, stepping: Tensor, bases: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The reference of `begin_states`: the rows' bases, and their first pieces."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The reference of `begin_states`: the rows' bases, their first pieces, and which rows have any."""
     counts, held = query_start.diff(), bases[slots]
     behind = starts - held
     row_bases = torch.where((behind < 0) | (behind >= 2 * PIECE), starts // PIECE * PIECE, held)
@@ -104,4 +110,7 @@ def advance_bases(
     pieces = torch.where(some, last - row_bases, 0) // PIECE
     first = torch.zeros_like(query_start)
     torch.cumsum(pieces, 0, out=first[1:])
-    return row_bases, first
+    works = pieces.nonzero()[:, 0].to(torch.int32)
+    busy = torch.zeros_like(query_start)
+    busy[0], busy[1 : 1 + len(works)] = len(works), works
+    return row_bases, first, busy

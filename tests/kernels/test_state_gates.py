@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from penstock.kernels.state_gates import delta_gates, time_gates
+from penstock.kernels.state_gates_triton import launch_gates
+
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+CLOSE = {"rtol": 2e-5, "atol": 1e-12}
 
 
 def softplus(x: torch.Tensor) -> torch.Tensor:
     return (1 + x.exp()).log()
 
 
-def test_delta_gates() -> None:
+def test_delta_gates(device: str) -> None:
     torch.manual_seed(0)
     wide, a_log, bias = 3 * torch.randn(7, 20), torch.randn(6), torch.randn(6)
     a, b = wide[:, 2:8], wide[:, 8:14]
-    found = delta_gates(a, b, a_log, bias)
-    torch.testing.assert_close(found.decay.double(), -a_log.double().exp() * softplus(a.double() + bias))
-    torch.testing.assert_close(found.weight.double(), 1 / (1 + (-b.double()).exp()))
+    wide = wide.to(device)
+    kernel = launch_gates(wide[:, 2:8], wide[:, 8:14], a_log.to(device), bias.to(device), 0.0, float("inf"))
+    for found in (delta_gates(a, b, a_log, bias), kernel):
+        torch.testing.assert_close(
+            found.decay.cpu().double(), -a_log.double().exp() * softplus(a.double() + bias), **CLOSE
+        )
+        torch.testing.assert_close(found.weight.cpu().double(), 1 / (1 + (-b.double()).exp()), **CLOSE)
 
 
-def test_time_steps_are_bounded() -> None:
+def test_time_steps_are_bounded(device: str) -> None:
     torch.manual_seed(0)
     dt, a_log, bias = 3 * torch.randn(7, 6), torch.randn(6), torch.randn(6)
     dt[0, 0] = 60.0
     for least, most in ((0.0, float("inf")), (0.5, 1.5)):
-        found = time_gates(dt, a_log, bias, least, most)
+        kernel = launch_gates(dt.to(device), None, a_log.to(device), bias.to(device), least, most)
         expected = softplus(dt.double() + bias).clamp(least, most)
-        torch.testing.assert_close(found.weight.double(), expected)
-        torch.testing.assert_close(found.decay.double(), -a_log.double().exp() * expected)
+        for found in (time_gates(dt, a_log, bias, least, most), kernel):
+            torch.testing.assert_close(found.weight.cpu().double(), expected, **CLOSE)
+            torch.testing.assert_close(found.decay.cpu().double(), -a_log.double().exp() * expected, **CLOSE)
