@@ -26,7 +26,7 @@ from penstock.engine_core.models.kv_cache import with_draft_cache, with_kv_cache
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.weight_files import stored_names
-from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
+from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.messages import Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
@@ -53,6 +53,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     piece: int = 512  # of prompts, where there are several stages
     kv_cache_dtype: str = "auto"
     quantization: str = "none"
+    state_places: int = 8  # snapshots of recurrent layers' states
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +113,7 @@ class Engine:
             assert drafting is not None
         self._model = build(whole, torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group, draft=drafting)
         self._spec = self._model.spec
+        self._recurrent = bool(whole.recurrences)
         load(self._model, folder, load_format, 0)
         self._draft: Draft | None = None
         if drafting is not None and draft is not None:
@@ -137,7 +139,8 @@ class Engine:
             RunnerOptions(
                 device=torch.device("cpu"), dtype=torch.float32, blocks=cell.blocks, block_size=cell.block_size,
                 max_model_len=MAX_MODEL_LEN, max_num_seqs=cell.max_num_seqs, group=self._group,
-                step_tokens=cell.budget,
+                step_tokens=cell.budget, row_drafts=cell.draft_tokens,
+                state_places=cell.state_places if self._recurrent else 0,
             ),
             self._draft,
         )  # fmt: skip
@@ -151,10 +154,12 @@ class Engine:
                 blocks=cell.blocks, block_size=cell.block_size, max_model_len=MAX_MODEL_LEN,
                 max_num_seqs=cell.max_num_seqs, max_num_batched_tokens=cell.budget, vocab_size=self._spec.vocab_size,
                 expected_share=cell.expected_share, epoch=1,
-                prefix_caching=cell.prefix_caching,
+                prefix_caching=cell.prefix_caching, recurrent=self._recurrent,
+                state_places=cell.state_places if self._recurrent else 0,
                 speculation=SpeculationOptions(
                     method=cell.method, num_speculative_tokens=cell.draft_tokens,
                     max_step_drafts=most if cell.drafts else 0,
+                    max_row_drafts=cell.draft_tokens if self._recurrent else UNBOUNDED,
                 ),
                 stages=self._group.stages,
                 ahead=max(1, cell.depth - self._group.stages + 1),

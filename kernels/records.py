@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from penstock.kernels.states import StepStates
+
 DECODING = -1  # in `InputRows.starts`: the slot's last known token
 COUNTS = struct.Struct("<4i")  # heads, pairs, tokens of the head that has most, nothing
 COUNT_WORDS = COUNTS.size // 4
@@ -157,6 +159,7 @@ class AttentionBatch:
     invariant: bool = False  # a query's result has the same bits whatever the batch and the chunk (on a GPU)
     token_types: Tensor | None = None  # int32 [tokens], 1 in the second text of a pair (encoders); None: all 0
     arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
+    states: StepStates | None = None  # None: no layer is recurrent
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
     spans: dict[tuple[int, ...], Spans] = field(default_factory=dict, repr=False, compare=False)
     # What attention finds out on the device likewise, see kernels.attention_schedule: of rows that share a prefix, by

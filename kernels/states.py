@@ -8,6 +8,7 @@ is an entry that is written again: nothing is rolled back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,6 +43,14 @@ class RecurrentCache:
 
 
 @dataclass(frozen=True, eq=False)
+class LayerState:
+    """What a recurrent layer keeps of the slots."""
+
+    ring: Tensor  # [slots, length, channels], inputs of its convolution
+    cache: RecurrentCache | None  # None: the convolution is all that it has
+
+
+@dataclass(frozen=True, eq=False)
 class StateBatch:
     """Rows of one step, made by `begin_states`."""
 
@@ -55,6 +64,14 @@ class StateBatch:
     most_steps: int  # tokens of a stepping row at most
     most_pieces: int  # at least as many as there are; 0: there are none
     has_chunks: bool  # whether any row may be a chunk
+
+
+@dataclass(frozen=True, eq=False)
+class StepStates:
+    """The rows of one step, and what the model's recurrent layers keep, one after the other."""
+
+    batch: StateBatch
+    layers: Sequence[LayerState]
 
 
 def ring_length(most_steps: int) -> int:

@@ -355,6 +355,11 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = "auto"
     gpu_memory_utilization: Annotated[float, Option("share of the GPU's memory Penstock may use", 0.05, 0.99)] = 0.9
     kv_cache_memory: Annotated[int, Option("bytes of KV cache; 0: from free memory", 0, 1 << 50)] = 0
+    state_snapshots: Annotated[
+        int,
+        Option("snapshots of recurrent layers' states that an executor holds for prefix hits; 0: as many as a quarter "
+               "of the memory for caches has room for, at most eight for each slot", 0, 1 << 20),
+    ] = 0
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
     tune: Annotated[
         bool, Option("measure how products with weights run best, where nobody has on this chip; off: rules decide")

@@ -132,15 +132,16 @@ class ForwardGraphs:
         max_query, max_context = 1 if shape.plain else shape.tokens, self._max_context
 
         def run() -> Tensor:
-            hidden = forward.run(inputs.rows, max_query, max_context)
+            hidden = forward.run(inputs.rows, max_query, max_context, 0 if shape.plain else shape.rows)
             torch.index_select(hidden, 0, inputs.last, out=states)
             return hidden
 
         return run
 
     def fitting(self, rows: HostRows) -> Shape | None:
-        """The smallest captured shape that holds these rows."""
-        captured = self._captured[rows.plain]
+        """The smallest captured shape that holds these rows. A recurrent layer does not take a chunk for a step."""
+        chunks = self._forward.states is not None and rows.decoding < rows.rows
+        captured = self._captured[rows.plain and not chunks]
         at = bisect_left(captured, rows.tokens, key=size_of)
         return captured[at] if at < len(captured) else None
 

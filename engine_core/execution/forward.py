@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.execution.recurrent_state import RecurrentStates
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layer_spec import AttentionSpec
@@ -42,11 +43,15 @@ class Network(Protocol):
 class Forward:
     """One model over the slots and their pages. Nothing waits for the device, so a CUDA graph may hold it."""
 
-    def __init__(self, model: Network, history: SlotHistory, block_tables: Tensor, cache: Sequence[Pages]) -> None:
+    def __init__(
+        self, model: Network, history: SlotHistory, block_tables: Tensor, cache: Sequence[Pages],
+        states: RecurrentStates | None = None,
+    ) -> None:  # fmt: skip
         self._model = model
         self._history = history
         self._block_tables = block_tables  # int32 [slots, max_blocks]
         self._cache = cache
+        self.states = states
         self._block_size = next((pages[0].shape[1] for pages in cache if pages), NO_BLOCKS)
         self._arrivals: Tensor | None = None
         if chip_of(block_tables.device).runs_triton:
@@ -54,9 +59,11 @@ class Forward:
 
             self._arrivals = arrival_counters(block_tables.device)
 
-    def run(self, rows: InputRows, max_query: int, max_context: int, token_types: Tensor | None = None) -> Tensor:
-        """Hidden states of the tokens: [tokens, hidden]. The bounds hold for every row. token_types: as of
-        AttentionBatch."""
+    def run(
+        self, rows: InputRows, max_query: int, max_context: int, chunk_rows: int = 0, token_types: Tensor | None = None
+    ) -> Tensor:
+        """Hidden states of the tokens: [tokens, hidden]. The bounds hold for every row; chunk_rows: how many may be
+        chunks. token_types: as of AttentionBatch."""
         history, tables = self._history, self._block_tables
         inputs = gather_inputs(rows, history.tokens, history.known, tables, self._block_size)
         attention = AttentionBatch(
@@ -69,6 +76,9 @@ class Forward:
             max_context=max_context,
             token_types=token_types,
             arrivals=self._arrivals,
+            states=None
+            if self.states is None
+            else self.states.step(rows, inputs.context, len(inputs.input_ids), max_query, chunk_rows),
         )
         return self._model.forward(inputs.input_ids, inputs.positions, attention, self._cache)
 

@@ -38,6 +38,7 @@ from penstock.engine_core.execution.input_batch import (
     store_masks,
 )
 from penstock.engine_core.execution.pipeline import Pipeline
+from penstock.engine_core.execution.recurrent_state import StateSizes, recurrent_states
 from penstock.engine_core.execution.sampler import Sampled, Sampler
 from penstock.engine_core.execution.step_output import (
     NO_TIMES,
@@ -80,6 +81,8 @@ class RunnerOptions:
     synthetic_acceptance: float | None = None  # acceptance rate of drafts, for benchmarks: see kernels/sampling.py
     group: Group = ALONE
     step_tokens: int = 0  # most tokens of a step; required in a pipeline
+    row_drafts: int = 0  # most drafts of a row; required where layers are recurrent
+    state_places: int = 0  # snapshots of their states
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,10 @@ class Runner:
         group = options.group
         self._ends, self._answers = group.ends, group.answers
         self._slots = SlotTable(self.sizes, self._upload, group.stages)
-        cache = kv_pages(rank_spec(spec, group.size), options.blocks, options.block_size, options.dtype, options.device)
+        share = rank_spec(spec, group.size)
+        sizes = StateSizes(options.max_num_seqs + 1, options.state_places, 1 + options.row_drafts)
+        self._states = recurrent_states(share, sizes, options.dtype, options.device)
+        cache = kv_pages(share, options.blocks, options.block_size, options.dtype, options.device)
         history, sampling = self._slots.history, self._slots.parameters.sampling
         self._pipeline: Pipeline | None = None  # one stage exchanges nothing
         whole = model
@@ -132,7 +138,7 @@ class Runner:
             )
             draft = replace(draft, model=head)
         self._model = model
-        self._forward = Forward(model, history, self._slots.block_tables, cache)
+        self._forward = Forward(model, history, self._slots.block_tables, cache, self._states)
         rate = options.synthetic_acceptance
         self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None, rate=rate, group=group)
         self._draft_tokens = 0 if draft is None else draft.tokens
@@ -221,6 +227,8 @@ class Runner:
         self._slots.apply(plan)
         if plan.starts:
             self._pools.start(plan.starts)
+            if self._states is not None:
+                self._states.start(plan.starts)
         rows = self._slots.rows(plan)
         self._totals["steps"] += 1
         self._totals["tokens"] += rows.tokens
@@ -238,8 +246,12 @@ class Runner:
         else:
             inputs, types = self._send_inputs(rows), self._pools.token_types(plan, rows)
             sent = None if types is None else self._upload.send((types,))[0]
-            hidden = self._forward.run(inputs.rows, rows.longest, self._slots.longest(rows), sent)
+            hidden = self._forward.run(
+                inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent
+            )
             last = inputs.last
+        if self._states is not None and plan.keep:
+            self._states.keep(plan.keep)
         if self._pipeline is not None:
             self._pipeline.pass_on(rows)
         if not self._ends:

@@ -14,13 +14,13 @@ from msgspec import structs
 from torch import Tensor
 
 from penstock.engine_core.models.attention import Pages
+from penstock.engine_core.models.embedding import Embedding
 from penstock.engine_core.models.encoder import InputEmbedding, PoolingHead
 from penstock.engine_core.models.latent_attention import layer_attention
 from penstock.engine_core.models.layer_spec import LayerSpec, RopeSpec
 from penstock.engine_core.models.layers import (
     Destination,
     Destinations,
-    Embedding,
     Linear,
     Norm,
     Placement,
@@ -29,6 +29,7 @@ from penstock.engine_core.models.layers import (
     vocabulary,
 )
 from penstock.engine_core.models.mlp import layer_mlp
+from penstock.engine_core.models.recurrence import layer_recurrence
 from penstock.engine_core.models.rope import query_scales, rope_table
 from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.kernels.chip import chip_of
@@ -36,6 +37,7 @@ from penstock.kernels.linear import linear
 from penstock.kernels.quantized import RowFormat, Rows
 from penstock.kernels.records import AttentionBatch, Rotation
 from penstock.kernels.rope import gather_rotation
+from penstock.kernels.states import LayerState
 
 
 class Block:
@@ -56,6 +58,7 @@ class Block:
             for name in (names.attention_input, names.attention_output, names.mlp_input, names.mlp_output)
         )
         self.attention = None if layer.attention is None else layer_attention(layer, hidden, placement)
+        self.recurrence = layer_recurrence(layer, hidden, placement)
         self.mlp = None if layer.mlp is None else layer_mlp(layer.mlp, hidden, placement)
         self.group = placement.group
         self.post_norm = post_norm
@@ -67,15 +70,14 @@ class Block:
 
     def forward(
         self, delta: Tensor, residual: Tensor | None, rotation: Rotation | None, batch: AttentionBatch, pages: Pages,
-        *, partial: bool = True,
+        state: LayerState | None = None, *, partial: bool = True,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The residual stream is residual + scale * delta (delta alone in the first layer): the sum is fused with the
         norm. The `partial` sums of all ranks are added up there."""
-        if self.attention is not None:
-            assert rotation is not None, "of its table"
-            rows = None if self.spec.parallel else self.attention.rows
+        if (mixer := self.attention or self.recurrence) is not None:
+            rows = None if self.spec.parallel else mixer.rows
             x, residual = self.join(self.attention_norm, delta, residual, rows, partial=partial)
-            delta = self.attention.forward(x, rotation, batch, pages)
+            delta = self.mix(x, rotation, batch, pages, state)
             if self.spec.parallel:
                 assert self.mlp is not None, "beside attention"
                 return delta.add_(self.mlp.forward(x)), residual
@@ -89,6 +91,18 @@ class Block:
         x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.rows, partial=partial)
         delta, norm = self.mlp.forward(x), self.mlp_output_norm
         return (delta if norm is None else norm.forward(norm.summed(delta))), residual
+
+    def mix(
+        self, x: Rows, rotation: Rotation | None, batch: AttentionBatch, pages: Pages, state: LayerState | None
+    ) -> Tensor:
+        """What attention or the recurrence makes of the sequences."""
+        if self.attention is not None:
+            assert rotation is not None, "of its table"
+            return self.attention.forward(x, rotation, batch, pages)
+        assert self.recurrence is not None, "one of both"
+        assert batch.states is not None, "of a model with recurrent layers"
+        assert state is not None, "of this one"
+        return self.recurrence.forward(x, batch.states.batch, state)
 
     def join(
         self, norm: Norm | None, delta: Tensor, residual: Tensor | None, rows: RowFormat | None, *, partial: bool
@@ -121,6 +135,8 @@ class Block:
         ):
             if norm is not None:
                 yield from prefixed(f"{name}.", norm.destinations())
+        if self.recurrence is not None and self.spec.recurrence is not None:
+            yield from prefixed(f"{self.spec.recurrence.place}.", self.recurrence.destinations())
         if self.mlp is not None:
             yield from prefixed("mlp.", self.mlp.destinations())
 
@@ -192,12 +208,13 @@ class Decoder:
         rotations = {
             rope: gather_rotation(table, positions, self.query_scales[rope]) for rope, table in self.ropes.items()
         }
-        partial = True
+        partial, states = True, iter(() if attention.states is None else attention.states.layers)
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
             if count := aux_layers.count(layer):
                 aux_states += [self.joined(delta, residual, partial=partial)] * count
             rotation = None if block.spec.attention is None else rotations[block.spec.attention.rope]
-            delta, residual = block.forward(delta, residual, rotation, attention, pages, partial=partial)
+            state = None if block.recurrence is None else next(states)
+            delta, residual = block.forward(delta, residual, rotation, attention, pages, state, partial=partial)
             partial = block.partial
         assert residual is not None
         if self.norm is None:

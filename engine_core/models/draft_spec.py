@@ -81,7 +81,10 @@ def read_draft(method: str, folder: Path, target: ModelSpec, names: Collection[s
     if method in HEADS:
         head = (read_mtp if method == "mtp" else read_head)(folder, target, names)
         return DraftSpec(layers=head.layers, head=head)
-    return DraftSpec(layers=read_spec(folder))
+    spec = read_spec(folder)
+    if spec.recurrences:
+        raise ModelError(f"{folder}: it has recurrent layers; Penstock drafts with models of attention alone")
+    return DraftSpec(layers=spec)
 
 
 class HeadSpec(msgspec.Struct, frozen=True, kw_only=True):

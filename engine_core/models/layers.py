@@ -14,14 +14,12 @@ from operator import attrgetter
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.models.layer_spec import NormSpec
 from penstock.engine_core.models.quantization.weight_format import Formats, Role, WeightFormat, format_of
 from penstock.engine_core.models.quantized_matrix import Owner, QuantizedMatrix
 from penstock.engine_core.models.sharding import vocabulary_share
-from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.weight_files import STORED_INTEGERS, STORED_TYPES
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.linear import Operand, gated_linear, linear, operand_bytes, prepared, rows_wanted
@@ -457,54 +455,3 @@ class Norm:
         yield "weight", Destination(self.weight, shape, 0, self.part.start, runs=runs, offset=self.offset)
         if self.stored_bias:
             yield "bias", Destination(self.bias, shape)
-
-
-class Embedding:
-    """Rows of the vocabulary, times the model's scale; tied models read logits off them too, so they lie row by row on
-    every device.
-
-    A rank has a share of the rows, and zeros for the others' tokens: the sum over the ranks is exact.
-    """
-
-    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
-        self.part = vocabulary("embed_tokens", spec.vocab_size, placement)
-        self.group = placement.group
-        self.scale = torch.tensor(spec.body.embedding_scale, dtype=placement.dtype).item()  # as it is multiplied with
-        self.weight = torch.empty(self.part.share, spec.hidden, dtype=placement.dtype, device=placement.device)
-        self.weight[self.part.held :].zero_()
-        self.operand: Operand = self.weight  # of the products that give logits
-        self.read_off = self.group.ends and (spec.tied or spec.headless) and not spec.encoder
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """`[tokens] -> [tokens, hidden]`."""
-        found = self.rows(ids)
-        return found if self.scale == 1.0 else found * self.scale
-
-    def rows(self, ids: Tensor) -> Tensor:
-        if self.group.size == 1:
-            return embedding(ids, self.weight)
-        local = ids - self.part.start
-        others = (local < 0) | (local >= self.part.share)
-        found = embedding(local.masked_fill(others, 0), self.weight)
-        return self.group.all_reduce(found.masked_fill(others[:, None], 0.0))
-
-    def pack(self) -> None:
-        """Add a copy for logits, laid out as products on a CPU want it."""
-        self.operand = prepared(self.operand, self.weight.dtype)
-
-    def gather(self) -> None:
-        """No matrix of it is quantized."""
-
-    @property
-    def quantized_bytes(self) -> int:
-        return 0
-
-    @property
-    def copied_bytes(self) -> int:
-        return 0 if self.operand is self.weight else self.weight.nbytes
-
-    def destinations(self) -> Destinations:
-        held, hidden = self.part.held, self.weight.shape[1]
-        weight = self.weight[:held] if held else None
-        owner = self if self.read_off else None
-        yield "weight", Destination(weight, (self.part.outputs, hidden), 0, self.part.start, hidden, owner=owner)

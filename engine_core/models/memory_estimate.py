@@ -14,6 +14,8 @@ from penstock.engine_core.models.tensors import model_weights
 from penstock.protocol.errors import ConfigError
 
 CPU_SHARE = 8  # on a CPU the cache gets an eighth of the available memory
+STATE_SHARE = 4  # a quarter of the memory for caches holds snapshots of states
+SLOT_SNAPSHOTS = 8  # at most, for each slot
 CPU_CEILING = 4 << 30  # and at most this without --kv-cache-memory
 CONTEXT_BYTES = 960 << 20  # of the CUDA context, kernels and libraries
 ACTIVATION_SHARE = 1.6  # of a layer's own activations are alive at the worst moment, or kept beside graphs
@@ -80,6 +82,21 @@ def given_blocks(shape: CacheShape, given: int) -> int:
     return given // shape.block_bytes - 1
 
 
+def snapshot_bytes(spec: ModelSpec, item_bytes: int) -> int:
+    """Of all states of a rank's share of a model as of one position; 0: no layer is recurrent."""
+    return sum(recurrence.state().snapshot_bytes(item_bytes) for recurrence in spec.recurrences)
+
+
+def slot_state_bytes(spec: ModelSpec, item_bytes: int, drafts: int) -> int:
+    """What the recurrent layers of a rank's share keep of a running sequence. drafts: of a row at most."""
+    return sum(recurrence.state().slot_bytes(item_bytes, 1 + drafts) for recurrence in spec.recurrences)
+
+
+def state_places(asked: int, each: int, free: int, slots: int) -> int:
+    """Snapshots of `each` bytes that are held: as many as are asked for, else a part of the `free` bytes."""
+    return asked or max(0, min(free // STATE_SHARE // each, SLOT_SNAPSHOTS * slots))
+
+
 def encoder_tokens(spec: ModelSpec, tokens: int, length: int) -> int:
     """The token budget of a step: an encoder's has room for the longest prompt, which runs as a whole."""
     return max(tokens, length) if spec.encoder else tokens
@@ -112,6 +129,7 @@ class StepShape:
     max_model_len: int
     item_bytes: int
     invariant: bool = False
+    row_drafts: int = 0  # at most
 
 
 def weights(spec: ModelSpec) -> int:
@@ -174,7 +192,8 @@ def step_bytes(spec: ModelSpec, step: StepShape) -> int:
     lines = (step.max_num_seqs + step.max_num_seqs // DRAFTED) * spec.vocab_size * FLOAT
     tables = step.max_num_seqs * step.max_model_len * FLOAT
     counted = 1.0 if spec.encoder else LOGIT_LINES  # it has no logits
-    return int(ACTIVATION_SHARE * activations + counted * lines) + tables + SPLIT_BYTES * step.invariant
+    states = step.max_num_seqs * slot_state_bytes(spec, step.item_bytes, step.row_drafts)
+    return int(ACTIVATION_SHARE * activations + counted * lines) + tables + states + SPLIT_BYTES * step.invariant
 
 
 def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:

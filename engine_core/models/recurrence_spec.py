@@ -13,8 +13,38 @@ from typing import ClassVar
 import msgspec
 
 from penstock.engine_core.models.quantization.weight_format import Formats
+from penstock.protocol.steps import STATE_PIECE
 
 Shape = tuple[int, ...]
+FLOAT = 4  # bytes
+
+
+class StateShape(msgspec.Struct, frozen=True, kw_only=True):
+    """What a layer keeps of a sequence. Without heads it has a convolution's inputs alone."""
+
+    channels: int  # of the convolution
+    width: int
+    heads: int = 0
+    key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    updates: bool = False  # as of `kernels.states.RecurrentCache`
+
+    def snapshot_bytes(self, item_bytes: int) -> int:
+        """Of a state as of one position. item_bytes: of a number in the model's type."""
+        return self.heads * self.key_dim * self.value_dim * FLOAT + (self.width - 1) * self.channels * item_bytes
+
+    def slot_bytes(self, item_bytes: int, most_steps: int) -> int:
+        """Of a running sequence, whose decoding rows have so many tokens at most."""
+        numbers = self.key_heads * self.key_dim + (1 + self.updates) * self.heads * self.value_dim
+        entry = numbers * item_bytes + 2 * self.heads * FLOAT if self.heads else 0
+        found = ring_entries(most_steps) * entry + self.heads * self.key_dim * self.value_dim * FLOAT
+        return found + (self.width - 1 + most_steps) * self.channels * item_bytes
+
+
+def ring_entries(most_steps: int) -> int:
+    """As `kernels.states.ring_length`, which a test holds this to."""
+    return -(-(STATE_PIECE + most_steps) // 16) * 16
 
 
 class RecurrenceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +62,10 @@ class RecurrenceSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def others(self) -> Mapping[str, Shape]:
         """Shapes of its other tensors by their names."""
+        raise NotImplementedError
+
+    def state(self) -> StateShape:
+        """What it keeps of a sequence."""
         raise NotImplementedError
 
     def split(self) -> tuple[str, int]:
@@ -87,6 +121,12 @@ class GatedDeltaSpec(RecurrenceSpec, frozen=True, kw_only=True):
         heads = (self.value_heads,)
         conv = (self.channels, 1, self.width)
         return {"conv1d.weight": conv, "A_log": heads, "dt_bias": heads, "norm.weight": (self.value_dim,)}
+
+    def state(self) -> StateShape:
+        return StateShape(
+            channels=self.channels, width=self.width, heads=self.value_heads, key_heads=self.key_heads,
+            key_dim=self.key_dim, value_dim=self.value_dim, updates=True,
+        )  # fmt: skip
 
     def split(self) -> tuple[str, int]:
         return "key heads of linear attention", self.key_heads

@@ -82,7 +82,7 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int) -> Draft
         batch.slots[rows]
     ] - 2  # the step's own token is one of those allowed
     found: list[tuple[int, Drafter, Draft]] = []
-    for row, most in zip(rows.tolist(), room.tolist(), strict=True):
+    for row, most in zip(rows.tolist(), np.minimum(room, options.max_row_drafts).tolist(), strict=True):
         sequence = batch.sequences[row]
         if most > 0 and sequence.drafter is not None:
             draft = sequence.drafter.draft(sequence.tokens, options.num_speculative_tokens, most)

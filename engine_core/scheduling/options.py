@@ -13,6 +13,7 @@ UNBOUNDED = 1 << 30
 class SpeculationOptions(SpeculativeConfig, frozen=True, kw_only=True):
     """Jump-forward and a request's own prediction are drafts as well."""
 
+    max_row_drafts: int = UNBOUNDED  # most of a row: recurrent layers have room for so many
     max_step_drafts: int = 1024  # most drafts of a step, all rows together: each has logits of its own
 
     def __post_init__(self) -> None:

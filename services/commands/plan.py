@@ -31,6 +31,8 @@ from penstock.engine_core.models.memory_estimate import (
     gpu_blocks,
     idle_weights,
     quantization_facts,
+    snapshot_bytes,
+    state_places,
     step_bytes,
     taken_bytes,
     weight_bytes,
@@ -45,7 +47,7 @@ from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import Effective
 from penstock.services.supervisor.process import ExitCode
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 # Bytes that the driver leaves to programs. The H200's was measured; the others are rounded down from data sheets.
 GPUS: Mapping[str, int] = {
     "h200": 150_109_880_320,
@@ -96,6 +98,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     concurrency: tuple[Concurrency, ...]
+    snapshot_bytes: int = 0  # of one state of the recurrent layers, on a GPU; 0: there are none
+    snapshots: int = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,7 +147,9 @@ def plan(config: Config, gpu: str) -> Plan:
     length = folder.model_length(spec, config.model)
     tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)
     tokens = encoder_tokens(spec, tokens, length)
-    step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype], config.model.batch_invariant)
+    drafts = read_speculative(config.scheduler.speculative_config).num_speculative_tokens
+    invariant = config.model.batch_invariant
+    step = StepShape(tokens, config.model.max_num_seqs, length, ITEM_BYTES[dtype], invariant, drafts)
     ranks, stages = config.model.tensor_parallel_size, config.model.pipeline_parallel_size
     check_ranks(spec, ranks)
     draft, quantized = planned_draft(config, spec, path), quantization_facts(spec)
@@ -171,6 +177,8 @@ def plan(config: Config, gpu: str) -> Plan:
         max_model_len=length,
         max_num_seqs=shape.max_num_seqs,
         concurrency=tuple(concurrency(own, blocks, shape, tokens) for own in lengths(length)),
+        snapshot_bytes=share.snapshot_bytes,
+        snapshots=share.snapshots,
     )
 
 
@@ -182,6 +190,8 @@ class Share(msgspec.Struct, frozen=True):
     weight_bytes: int
     step_bytes: int
     other_bytes: int
+    snapshot_bytes: int
+    snapshots: int
 
 
 def planned_draft(config: Config, spec: ModelSpec, path: Path) -> DraftSpec | None:
@@ -218,7 +228,12 @@ def stage_share(
         held += drafting.weight_bytes(step.item_bytes)
         more = dataclasses.replace(step, max_model_len=0, invariant=False)  # over the same tables, in turn
         needed += step_bytes(drafting.layers, more)
-    return Share(shape, planned_blocks(config, shape, total, held, other, needed, step.tokens), held, needed, other)
+    each, places = snapshot_bytes(part, step.item_bytes), 0
+    if each:
+        limit = config.executor.kv_cache_memory or int(total * config.executor.gpu_memory_utilization) - held - needed
+        places = state_places(config.executor.state_snapshots, each, limit - other, step.max_num_seqs)
+    blocks = planned_blocks(config, shape, total, held, other + places * each, needed, step.tokens)
+    return Share(shape, blocks, held, needed, other, each, places)
 
 
 def gpu_bytes(name: str) -> int:
@@ -293,6 +308,7 @@ def text(found: Plan) -> str:
     """The plan as text."""
     active = "" if found.active_parameters == found.parameters else f", {found.active_parameters:,} for each token"
     free = found.usable_bytes - found.weight_bytes - found.step_bytes - found.other_bytes
+    states = f"{found.snapshots:>8,} snapshots of recurrent states, {found.snapshot_bytes / MIB:,.1f} MiB each"
     lines = [
         f"{found.model} in {found.dtype} on {found.gpu}" + (f", each of {found.gpus}" if found.gpus > 1 else ""),
         f"  GPU memory          {gib(found.gpu_bytes):>8} GiB, of which Penstock may use {gib(found.usable_bytes)}",
@@ -302,6 +318,7 @@ def text(found: Plan) -> str:
         f"  CUDA and tables     {gib(found.other_bytes):>8} GiB, reckoned",
         f"  left for the cache  {gib(max(0, free)):>8} GiB",
         f"  keys and values     {found.kv_bytes_per_token:>8,} bytes per token, in {found.kv_cache_dtype}",
+        *([f"  states              {states}"] if found.snapshot_bytes else []),
         f"  KV cache            {found.cache_tokens:>8,} tokens, {found.blocks:,} blocks of {found.block_size}",
         "",
         "  tokens of a request   at once",

@@ -26,6 +26,8 @@ from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.kv_cache import check_kv_cache, kv_label, with_draft_cache, with_kv_cache
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.memory_estimate import (
+    CPU_CEILING,
+    CPU_SHARE,
     CacheShape,
     block_bytes,
     check_blocks,
@@ -35,6 +37,8 @@ from penstock.engine_core.models.memory_estimate import (
     gpu_blocks,
     idle_weights,
     quantization_facts,
+    snapshot_bytes,
+    state_places,
     weights,
 )
 from penstock.engine_core.models.quantized_matrix import multiplies_float8
@@ -152,6 +156,8 @@ def start(
         weight_bytes=model.weight_bytes + (0 if draft is None else draft.weight_bytes),
         cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
+        state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
+        state_places=runner.options.state_places,
     )
     log_loaded(ready, options, shape, draft)
     if (quantized := quantization_facts(spec)) is not None:
@@ -183,6 +189,7 @@ def runner_options(
     config: Config, spec: ModelSpec, model: Decoder, length: int, device: torch.device, dtype: torch.dtype, group: Group
 ) -> RunnerOptions:
     """Of a runner whose cache is not made yet."""
+    asked = read_speculative(config.scheduler.speculative_config)
     return RunnerOptions(
         device=device,
         dtype=dtype,
@@ -193,7 +200,8 @@ def runner_options(
         graphs=choose_graphs(config, spec, model, length, device),
         group=group,
         step_tokens=encoder_tokens(spec, step_tokens(config.model, device), length),
-        synthetic_acceptance=read_speculative(config.scheduler.speculative_config).synthetic_acceptance,
+        synthetic_acceptance=asked.synthetic_acceptance,
+        row_drafts=asked.num_speculative_tokens,
     )
 
 
@@ -260,8 +268,8 @@ def make_runner(
         max_num_seqs=options.max_num_seqs,
         length_given=bool(config.model.max_model_len),
     )
-    blocks = count_blocks(config, shape, model, spec, options, draft)
-    return Runner(model, spec, replace(options, blocks=blocks), draft), shape
+    blocks, places = count_blocks(config, shape, model, spec, options, draft)
+    return Runner(model, spec, replace(options, blocks=blocks, state_places=places), draft), shape
 
 
 def warm_up(config: Config, runner: Runner, spec: ModelSpec, phases: StartupPhases) -> tuple[tuple[int, float], ...]:
@@ -338,19 +346,28 @@ def choose_graphs(
 
 def count_blocks(
     config: Config, shape: CacheShape, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None
-) -> int:
-    """KV blocks of this executor, enough for one request of full length or ConfigError with the numbers; an encoder has
-    none."""
+) -> tuple[int, int]:
+    """KV blocks of this executor, enough for one request of full length or ConfigError with the numbers, and snapshots
+    of states; an encoder has none."""
     if spec.encoder:
-        return 0
+        return 0, 0
     executor: ExecutorConfig = config.executor
+    each = snapshot_bytes(rank_spec(spec, options.group.size), options.dtype.itemsize)
+
+    def places(free: int) -> int:
+        return state_places(executor.state_snapshots, each, free, options.max_num_seqs) if each else 0
+
     if executor.kv_cache_memory:
         blocks = given_blocks(shape, executor.kv_cache_memory)
-        return check_blocks(shape, blocks, "--kv-cache-memory", executor.kv_cache_memory)
+        blocks = check_blocks(shape, blocks, "--kv-cache-memory", executor.kv_cache_memory)
+        return blocks, places(executor.kv_cache_memory)
     if options.device.type == "cpu":
-        return check_blocks(shape, cpu_blocks(shape, available_memory()), "--kv-cache-memory", 0)
+        memory = available_memory()
+        blocks = check_blocks(shape, cpu_blocks(shape, memory), "--kv-cache-memory", 0)
+        return blocks, places(min(memory // CPU_SHARE, CPU_CEILING))
     peak = step_peak(model, spec, options, step_tokens(config.model, options.device), draft)
     used, total = used_memory(options.device)
     logs.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total)
-    blocks = gpu_blocks(shape, total, executor.gpu_memory_utilization, used, peak)
-    return check_blocks(shape, blocks, "--gpu-memory-utilization", executor.gpu_memory_utilization)
+    count = places(int(total * executor.gpu_memory_utilization) - used - peak)
+    blocks = gpu_blocks(shape, total, executor.gpu_memory_utilization, used + count * each, peak)
+    return check_blocks(shape, blocks, "--gpu-memory-utilization", executor.gpu_memory_utilization), count

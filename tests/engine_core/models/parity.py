@@ -14,13 +14,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from penstock.engine_core.execution.forward import kv_pages
+from penstock.engine_core.execution.recurrent_state import StateSizes, recurrent_states
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import check_weights, tensor_shapes
-from penstock.kernels.records import AttentionBatch
+from penstock.kernels.records import DECODING, AttentionBatch, InputRows
 
 VOCAB = 160
 SIZES: dict[str, Any] = {
@@ -89,10 +90,13 @@ class PagedRun:
         for part in itertools.chain(*self.cache):
             part.fill_(math.nan)
         tables = (torch.randperm(blocks - 1) + 1).int().view(len(prompts), wide)
+        sizes = StateSizes(len(prompts), 0, 1)
+        self.states = recurrent_states(spec, sizes, model.dtype, torch.device("cpu"))
         self.sequences = [Sequence(list(ids), table) for ids, table in zip(prompts, tables, strict=True)]
 
     def step(self, counts: list[int]) -> None:
         """Run so many positions of each sequence; one with none stays out of the batch."""
+        slots_of = torch.tensor([at for at, count in enumerate(counts) if count], dtype=torch.int32)
         rows = [(sequence, count) for sequence, count in zip(self.sequences, counts, strict=True) if count]
         ids, positions, slots = [], [], []
         for sequence, count in rows:
@@ -103,7 +107,15 @@ class PagedRun:
             sequence.computed += count
         sizes = [count for _, count in rows]
         context = [sequence.computed for sequence, _ in rows]
+        states = None
+        if self.states is not None:
+            starts = [DECODING if count == 1 else end - count for end, count in zip(context, sizes, strict=True)]
+            ends = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
+            step = InputRows(ends, slots_of, torch.tensor(starts, dtype=torch.int32), ends)
+            keys = torch.tensor(context, dtype=torch.int32)
+            states = self.states.step(step, keys, len(ids), max(sizes), len(rows))
         batch = AttentionBatch(
+            states=states,
             query_start=torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32),
             context=torch.tensor(context, dtype=torch.int32),
             slots=torch.arange(len(rows), dtype=torch.int32),

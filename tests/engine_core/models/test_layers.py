@@ -10,8 +10,9 @@ from torch import Tensor
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.loading.checkpoint import cuts
 from penstock.engine_core.models.attention import SelfAttention
+from penstock.engine_core.models.embedding import Embedding
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Embedding, Linear, Norm, Placement, held_bytes, pack, spread, whole
+from penstock.engine_core.models.layers import Linear, Norm, Placement, held_bytes, pack, spread, whole
 from penstock.engine_core.models.mlp import Mlp, layer_mlp
 from tests.engine_core.models.specs import small_spec
 

@@ -1,0 +1,118 @@
+"""The states of a model's recurrent layers: of each slot, and in numbered places that hold snapshots.
+
+States of all layers of a slot or place lie one behind the other, so that a snapshot is a few copies. A slot's state is
+held as of its base, and what came later lies in rings; see `kernels.states`. Snapshots have the convolutions' latest
+inputs beside the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine_core.models.recurrence_spec import StateShape
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.records import InputRows
+from penstock.kernels.states import (
+    LayerState,
+    RecurrentCache,
+    StepStates,
+    begin_states,
+    convolution_length,
+    ring_length,
+)
+from penstock.protocol.steps import NO_STATE, SlotStart
+
+KEPT = 3  # numbers of a row of `StepPlan.keep`
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """How many states there are."""
+
+    slots: int  # the scratch slot among them
+    places: int
+    most_steps: int  # tokens of a decoding row
+
+
+class RecurrentStates:
+    """What the recurrent layers of a model keep, all of which have states of one shape."""
+
+    def __init__(self, shape: StateShape, layers: int, sizes: StateSizes, dtype: torch.dtype, device: torch.device):
+        slots, most_steps = sizes.slots, sizes.most_steps
+        places = slots + sizes.places
+        length, entries = convolution_length(shape.width, most_steps), ring_length(most_steps)
+        self._sizes = sizes
+        self._width = shape.width
+        self.bases = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._rings = torch.zeros(slots, layers, length, shape.channels, dtype=dtype, device=device)
+        self._tails = torch.zeros(
+            sizes.places, layers, shape.width - 1, shape.channels, dtype=dtype, device=device
+        )  # fmt: skip
+        self._states = torch.zeros(places, layers, shape.heads, shape.key_dim, shape.value_dim, device=device)  # fp32
+
+        def entry(*numbers: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(layers, slots, entries, *numbers, dtype=kind, device=device)
+
+        values = shape.heads, shape.value_dim
+        caches: Sequence[RecurrentCache | None] = (None,) * layers
+        if shape.heads:
+            updates = entry(*values) if shape.updates else None
+            keys, held = entry(shape.key_heads, shape.key_dim), entry(*values)
+            gates = entry(2, shape.heads, kind=torch.float32)
+            caches = [
+                RecurrentCache(
+                    self._states[:, layer], keys[layer], held[layer], None if updates is None else updates[layer],
+                    gates[layer],
+                ) for layer in range(layers)
+            ]  # fmt: skip
+        self.layers = tuple(LayerState(self._rings[:, layer], cache) for layer, cache in enumerate(caches))
+
+    def start(self, starts: Sequence[SlotStart]) -> None:
+        """Slots begin at position 0, or with the state of a snapshot as of the position computed."""
+        for start in starts:
+            if start.state == NO_STATE:
+                self.bases[start.slot].zero_()
+                continue
+            self.bases[start.slot].fill_(start.computed)
+            self._states[start.slot].copy_(self._states[self._sizes.slots + start.state])
+            for tail, ring in self._entries(start.slot, start.computed, start.state):
+                ring.copy_(tail)
+
+    def keep(self, kept: bytes) -> None:
+        """Copy states, each as of the position that its slot's is held for behind the step, to places."""
+        for slot, position, place in np.frombuffer(kept, "<i4").reshape(-1, KEPT).tolist():
+            self._states[self._sizes.slots + place].copy_(self._states[slot])
+            for tail, ring in self._entries(slot, position, place):
+                tail.copy_(ring)
+
+    def step(self, rows: InputRows, context: Tensor, tokens: int, max_query: int, chunk_rows: int) -> StepStates:
+        """Of the rows of a step, before its first layer. context: int32 [rows], keys of each row, its new ones
+        included; chunk_rows: of them at most."""
+        batch = begin_states(
+            rows.query_start, rows.slots, context - rows.query_start.diff(), (rows.starts < 0).int(), self.bases,
+            tokens, min(max_query, self._sizes.most_steps), chunk_rows,
+        )  # fmt: skip
+        return StepStates(batch, self.layers)
+
+    def _entries(self, slot: int, position: int, place: int) -> list[tuple[Tensor, Tensor]]:
+        """The convolutions' inputs right before a position: in a place, and in a slot's rings."""
+        length, before = self._rings.shape[2], self._width - 1
+        return [
+            (self._tails[place, :, at], self._rings[slot, :, (position - before + at) % length]) for at in range(before)
+        ]
+
+
+def recurrent_states(
+    spec: ModelSpec, sizes: StateSizes, dtype: torch.dtype, device: torch.device
+) -> RecurrentStates | None:
+    """Of a rank's share of a model; None: no layer is recurrent."""
+    shapes = {recurrence.state() for recurrence in spec.recurrences}
+    if not shapes:
+        return None
+    (shape,) = shapes
+    return RecurrentStates(shape, len(spec.recurrences), sizes, dtype, device)

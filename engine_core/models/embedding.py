@@ -1,0 +1,62 @@
+"""Rows of the vocabulary, on one rank's share of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from penstock.engine_core.models.layers import Destination, Destinations, Placement, vocabulary
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.linear import Operand, prepared
+
+
+class Embedding:
+    """Rows of the vocabulary, times the model's scale; tied models read logits off them too, so they lie row by row on
+    every device.
+
+    A rank has a share of the rows, and zeros for the others' tokens: the sum over the ranks is exact.
+    """
+
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+        self.part = vocabulary("embed_tokens", spec.vocab_size, placement)
+        self.group = placement.group
+        self.scale = torch.tensor(spec.body.embedding_scale, dtype=placement.dtype).item()  # as it is multiplied with
+        self.weight = torch.empty(self.part.share, spec.hidden, dtype=placement.dtype, device=placement.device)
+        self.weight[self.part.held :].zero_()
+        self.operand: Operand = self.weight  # of the products that give logits
+        self.read_off = self.group.ends and (spec.tied or spec.headless) and not spec.encoder
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """`[tokens] -> [tokens, hidden]`."""
+        found = self.rows(ids)
+        return found if self.scale == 1.0 else found * self.scale
+
+    def rows(self, ids: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return embedding(ids, self.weight)
+        local = ids - self.part.start
+        others = (local < 0) | (local >= self.part.share)
+        found = embedding(local.masked_fill(others, 0), self.weight)
+        return self.group.all_reduce(found.masked_fill(others[:, None], 0.0))
+
+    def pack(self) -> None:
+        """Add a copy for logits, laid out as products on a CPU want it."""
+        self.operand = prepared(self.operand, self.weight.dtype)
+
+    def gather(self) -> None:
+        """No matrix of it is quantized."""
+
+    @property
+    def quantized_bytes(self) -> int:
+        return 0
+
+    @property
+    def copied_bytes(self) -> int:
+        return 0 if self.operand is self.weight else self.weight.nbytes
+
+    def destinations(self) -> Destinations:
+        held, hidden = self.part.held, self.weight.shape[1]
+        weight = self.weight[:held] if held else None
+        owner = self if self.read_off else None
+        yield "weight", Destination(weight, (self.part.outputs, hidden), 0, self.part.start, hidden, owner=owner)

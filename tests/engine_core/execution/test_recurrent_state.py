@@ -1,0 +1,135 @@
+"""States of slots and snapshots in the runner: what a sequence writes does not depend on how it came to its state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from penstock.engine_core import loading
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
+from penstock.engine_core.models import registry
+from penstock.engine_core.models.layers import pack
+from penstock.engine_core.models.memory_estimate import slot_state_bytes, snapshot_bytes, state_places
+from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec, ring_entries
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.states import ring_length
+from penstock.protocol.steps import NO_STATE, StepPlan
+from tests.engine_core.execution.harness import GREEDY, Life, column, tiny_spec, tokens_of
+
+LENGTH, BLOCK, DRAFTS = 256, 16, 2
+TABLES = {0: range(1, 17), 1: range(17, 33)}
+LINEAR = GatedDeltaSpec(key_heads=2, value_heads=4, key_dim=8, value_dim=12, width=4)
+PROMPT = [3 + at * at % 90 for at in range(150)]
+
+
+def hybrid() -> ModelSpec:
+    """A recurrent layer before one with attention."""
+    spec = tiny_spec()
+    first = msgspec.structs.replace(spec.blocks[0], attention=None, recurrence=LINEAR)
+    return spec.with_layers((first, spec.blocks[1]))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    spec = hybrid()
+    model = registry.build(spec, torch.float32, torch.device("cpu"), LENGTH)
+    with torch.inference_mode():
+        loading.load(model, Path(), "dummy", seed=3)
+        pack(model.destinations())
+    options = RunnerOptions(
+        device=torch.device("cpu"), dtype=torch.float32, blocks=40, block_size=BLOCK, max_model_len=LENGTH,
+        max_num_seqs=2, row_drafts=DRAFTS, state_places=2,
+    )  # fmt: skip
+    return Runner(model, spec, options)
+
+
+def life(slot: int) -> Life:
+    return Life(prompt=PROMPT, sampling=GREEDY, slot=slot, blocks=TABLES[slot])
+
+
+def run(
+    runner: Runner,
+    slot: int,
+    cuts: list[int],
+    tokens: int,
+    *,
+    begin: int = 0,
+    state: int = NO_STATE,
+    keep: int = 0,
+    table: int | None = None,
+) -> list[int]:
+    """Greedy tokens of the prompt in a slot, in chunks that end at `cuts`. keep: a position, kept in place 1."""
+    blocks = column(*TABLES[slot if table is None else table])
+    start = msgspec.structs.replace(life(slot).start(begin), state=state, blocks=blocks)
+    found: list[int] = []
+    for number, (first, end) in enumerate(zip([begin, *cuts], [*cuts, len(PROMPT)], strict=True)):
+        last = end == len(PROMPT)
+        plan = StepPlan(
+            step=number, epoch=0, starts=(start,) if not number else (), chunks=column(slot, first, end - first, last),
+            keep=column(slot, keep, 1) if keep == end else b"",
+        )  # fmt: skip
+        found += tokens_of(runner.collect(runner.launch(plan)))
+    for number in range(tokens - 1):
+        on = column(slot) if not number else b""
+        found += tokens_of(runner.collect(runner.launch(StepPlan(step=number, epoch=0, decode_on=on))))
+    runner.launch(StepPlan(step=0, epoch=0, decode_off=column(slot)))
+    return found
+
+
+def test_tokens_do_not_depend_on_cuts_or_slots(runner: Runner) -> None:
+    """A slot that another sequence has left begins at zero again."""
+    expected = run(runner, 0, [], 50)
+    assert len(set(expected)) > 3
+    assert run(runner, 0, [37, 64, 65, 130], 50) == expected
+    assert run(runner, 1, [128], 50) == expected
+
+
+def test_a_sequence_goes_on_from_a_snapshot(runner: Runner) -> None:
+    """In another slot, whose state is another's, over the same blocks."""
+    expected = run(runner, 0, [64, 128], 40, keep=128)
+    run(runner, 1, [90], 3)
+    assert run(runner, 1, [], 40, begin=128, state=1, table=0) == expected
+    assert run(runner, 1, [140], 40, begin=128, state=1, table=0) == expected
+
+
+def test_a_state_is_kept_while_its_slot_decodes(runner: Runner) -> None:
+    """In any step that begins within the piece behind it."""
+    expected = run(runner, 0, [], 100)
+    found = run(runner, 0, [], 50)  # positions up to 198
+    assert found == expected[:50]
+    plan = StepPlan(step=0, epoch=0, decode_on=column(0), keep=column(0, 192, 0))
+    found += tokens_of(runner.collect(runner.launch(plan)))
+    runner.launch(StepPlan(step=0, epoch=0, decode_off=column(0)))
+    whole = [*PROMPT, *found]
+    start = msgspec.structs.replace(life(0).start(192), token_ids=column(*whole), state=0)
+    plan = StepPlan(step=0, epoch=0, starts=(start,), chunks=column(0, 192, len(whole) - 192, 1))
+    assert tokens_of(runner.collect(runner.launch(plan))) == expected[51:52]
+
+
+def test_rejected_drafts_leave_no_trace(runner: Runner) -> None:
+    expected = run(runner, 0, [], 60)
+    run(runner, 1, [], 1)
+    found: list[int] = []
+    for number in range(30):
+        wrong, on = column(1, DRAFTS), column(1) if not number else b""
+        plan = StepPlan(step=number, epoch=0, decode_on=on, drafts=wrong, draft_ids=column(1, 2))
+        found += [token for token in tokens_of(runner.collect(runner.launch(plan))) if token >= 0]
+    runner.launch(StepPlan(step=0, epoch=0, decode_off=column(1)))
+    assert found == expected[1 : 1 + len(found)]
+
+
+def test_what_states_take() -> None:
+    spec = hybrid()
+    state = 4 * 8 * 12 * 4
+    assert snapshot_bytes(spec, 2) == state + 3 * LINEAR.channels * 2
+    assert [ring_entries(steps) for steps in range(1, 70)] == [ring_length(steps) for steps in range(1, 70)]
+    entry = (2 * 8 + 2 * 4 * 12) * 2 + 2 * 4 * 4
+    assert slot_state_bytes(spec, 2, 2) == state + 80 * entry + (3 + 3) * LINEAR.channels * 2
+    assert (snapshot_bytes(tiny_spec(), 2), slot_state_bytes(tiny_spec(), 2, 4)) == (0, 0)
+    assert state_places(7, 100, 0, 2) == 7
+    assert state_places(0, 100, 4000, 2) == 10
+    assert state_places(0, 100, 1 << 30, 2) == 16
+    assert state_places(0, 100, -5, 2) == 0
