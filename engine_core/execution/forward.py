@@ -23,7 +23,6 @@ from penstock.kernels.gather import gather_inputs
 from penstock.kernels.records import AttentionBatch, InputRows, SlotHistory
 
 CACHE_LINE = 64  # bytes
-NO_BLOCKS = 1 << 30  # size of the only block of a stage without attention, which has no pages
 
 
 class Network(Protocol):
@@ -52,7 +51,9 @@ class Forward:
         self._block_tables = block_tables  # int32 [slots, max_blocks]
         self._cache = cache
         self.states = states
-        self._block_size = next((pages[0].shape[1] for pages in cache if pages), NO_BLOCKS)
+        # A stage without attention has no pages: any size will do by which its tables cover a slot's tokens.
+        covering = -(-history.tokens.shape[1] // block_tables.shape[-1])
+        self._block_size = next((pages[0].shape[1] for pages in cache if pages), covering)
         self._arrivals: Tensor | None = None
         if chip_of(block_tables.device).runs_triton:
             from penstock.kernels.attention_device import arrival_counters

@@ -156,8 +156,7 @@ def start(
         weight_bytes=model.weight_bytes + (0 if draft is None else draft.weight_bytes),
         cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
-        state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
-        state_places=runner.options.state_places,
+        **state_facts(rank_spec(spec, group.size), runner.options),
     )
     log_loaded(ready, options, shape, draft)
     if (quantized := quantization_facts(spec)) is not None:
@@ -172,6 +171,11 @@ def start(
     for reason in wrong_output(config):
         logs.warning(log, "output_is_wrong", reason=reason)
     return Engine(runner, ready, warm)
+
+
+def state_facts(spec: ModelSpec, options: RunnerOptions) -> dict[str, int]:
+    """Fields of `ExecutorReady`. spec: the rank's share of the stage."""
+    return {"state_bytes": snapshot_bytes(spec, options.dtype.itemsize), "state_places": options.state_places}
 
 
 def quantization_notes(spec: ModelSpec, chip: Chip) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def speculation_options(config: Config, executors: ExecutorGroup[Peer], masks: i
         logs.warning(log, "fewer_drafts", asked=asked.num_speculative_tokens, executors_make=most,
                         reason="executors were started with another --speculative-config")  # fmt: skip
     options = SpeculationOptions(**(msgspec.structs.asdict(asked) | {"num_speculative_tokens": most}))
-    if executors.state_bytes:
+    if executors.state_places:
         options = msgspec.structs.replace(options, max_row_drafts=asked.num_speculative_tokens)
     if not masks:
         return options

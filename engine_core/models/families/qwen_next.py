@@ -23,6 +23,7 @@ LINEAR = "linear_attention"
 
 
 def read_linear(file: ConfigFile, *, fused: bool) -> GatedDeltaSpec:
+    """Gated DeltaNet. fused: as of its spec."""
     keys, values = file.integer("linear_num_key_heads"), file.integer("linear_num_value_heads")
     if values % keys:
         raise file.error("linear_num_value_heads", f"it must be a multiple of linear_num_key_heads ({keys})")
@@ -76,6 +77,7 @@ def read_experts(file: ConfigFile, *, normalised: bool) -> ExpertSpec:
 
 
 def read_qwen3_next(file: ConfigFile) -> Body:
+    """Experts in every layer, or in every so many-th."""
     layers = read_layers(file)
     dense, count = read_mlp(file), file.integer("num_experts", low=0, high=4096)
     if not count:
