@@ -41,7 +41,7 @@ def scheduling_options(
         prefix_caching=options.enable_prefix_caching and not facts.encoder,
         policy=options.scheduling_policy,
         fairness=options.fairness == ON,
-        speculation=speculation_options(config, executors, masks),
+        speculation=speculation_options(config, executors, masks, recurrent=facts.recurrent),
         max_queued_tokens=options.max_queued_tokens,
         max_queue_time=options.max_queue_time,
         stages=model.pipeline_parallel_size,
@@ -63,7 +63,9 @@ def depth(config: Config) -> int:
     return config.model.pipeline_parallel_size - 1 + ahead(config)
 
 
-def speculation_options(config: Config, executors: ExecutorGroup[Peer], masks: int) -> SpeculationOptions:
+def speculation_options(
+    config: Config, executors: ExecutorGroup[Peer], masks: int, *, recurrent: bool = False
+) -> SpeculationOptions:
     """Drafts are verified under masks, so a step has no more of them than there is room for masks."""
     asked = read_speculative(config.scheduler.speculative_config)
     most = asked.num_speculative_tokens
@@ -72,7 +74,7 @@ def speculation_options(config: Config, executors: ExecutorGroup[Peer], masks: i
         logs.warning(log, "fewer_drafts", asked=asked.num_speculative_tokens, executors_make=most,
                         reason="executors were started with another --speculative-config")  # fmt: skip
     options = SpeculationOptions(**(msgspec.structs.asdict(asked) | {"num_speculative_tokens": most}))
-    if executors.state_places:
+    if recurrent:
         options = msgspec.structs.replace(options, max_row_drafts=asked.num_speculative_tokens)
     if not masks:
         return options
