@@ -25,7 +25,8 @@ from tests.engine_core.models.parity import SIZES, PagedRun, ours, random_prompt
 from tests.engine_core.models.quantized_folders import CONFIGS, write_pair
 
 OPTIONS: dict[str, Any] = {  # of sizes that groups and blocks of 32 divide
-    **SIZES, **LATENT, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    **SIZES, **LATENT, "q_lora_rank": 32, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32, "v_head_dim": 32,
     "num_hidden_layers": 2, "first_k_dense_replace": 2,
 }  # fmt: skip
 
@@ -68,7 +69,7 @@ def test_the_expansion_is_not_rounded_while_it_loads(tmp_path: Path) -> None:
 def test_estimates_are_what_is_held(tmp_path: Path) -> None:
     quantized, _ = write_pair(tmp_path, DeepseekV3Config(**OPTIONS), CONFIGS["w4a16"])
     spec = read_spec(quantized)
-    expansions = spec.layers * 4 * (32 + 32) * 32
+    expansions = spec.layers * 4 * (32 + 32) * 64
     bare = weight_bytes(spec, 0)
     assert weight_bytes(spec, 2) - bare >= 2 * expansions
 
@@ -76,7 +77,7 @@ def test_estimates_are_what_is_held(tmp_path: Path) -> None:
 def test_ranks_share_heads_and_repeat_latents(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     check_ranks(spec, 2)
-    assert rank_spec(spec, 2).attention.page_numbers == spec.attention.page_numbers == 32 + 16
+    assert rank_spec(spec, 2).attention.page_numbers == spec.attention.page_numbers == 64 + 16
     with pytest.raises(ConfigError, match="attention heads"):
         check_ranks(spec, 8)
     whole = build(spec, torch.float32, torch.device("cpu"), 64)
@@ -92,7 +93,7 @@ def test_ranks_share_heads_and_repeat_latents(tmp_path: Path) -> None:
 def test_a_page_has_one_latent_a_token(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     pages = kv_pages(spec, 3, 16, torch.bfloat16, torch.device("cpu"))
-    assert [[part.shape for part in layer] for layer in pages] == [[(4, 16, 48)]] * 2
+    assert [[part.shape for part in layer] for layer in pages] == [[(4, 16, 80)]] * 2
     assert 4 * block_bytes(spec, 16, 2) == sum(part.nbytes for layer in pages for part in layer)
 
 
