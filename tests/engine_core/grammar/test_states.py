@@ -175,3 +175,17 @@ def test_control_tokens_are_no_text() -> None:
     for token in marked:
         spelled = tokens().tokenizer.greedy_tokenize(tokens().text([token]).decode())
         assert shared.name(b"", [token]) != shared.name(b"", spelled)
+
+
+def test_alternatives_and_kinds_of_keys_are_states_of_their_own() -> None:
+    kinds = [{"type": "object", "properties": {"k": {"enum": [key]}, "v": {"type": value}}, "required": ["k", "v"],
+              "additionalProperties": False} for key, value in (("x", "integer"), ("y", "string"))]  # fmt: skip
+    for schema, texts in (
+        ({"anyOf": kinds}, ('{"k":"x","v":', '{"k":"y","v":')),
+        (KEYS, ('{"b":"cc","x-1":', '{"b":"cc","y":')),
+    ):
+        origin = guide("json_schema", json.dumps(schema), whitespace="none")
+        found = [origin.copy(), origin.copy()]
+        for one, text in zip(found, texts, strict=True):
+            one.advance(tokens().tokenizer.greedy_tokenize(text))
+        assert found[0].state is not found[1].state
