@@ -15,8 +15,6 @@ from penstock.kernels.grouped_tilings import GroupedTiling
 from penstock.kernels.linear_tilings import Product, ruled
 from tests.kernels.grouped_weights import KINDS, exact_product, grouped
 
-pytestmark = pytest.mark.sweep
-
 PARTS, SHARES = GroupedTiling(8, 16, 4, 2, parts=4), GroupedTiling(8, 32, 2, 2, shares=2)
 SCALED = GroupedTiling(16, 32, 2, 2, scaled=True, cut=2)
 TILINGS = (GroupedTiling(16, 32, 2, 2), PARTS, SHARES, SCALED, msgspec.structs.replace(PARTS, scaled=True), None)

@@ -18,8 +18,6 @@ from penstock.kernels.scaled_linear_triton import (
     rescale_kernel,
 )
 
-pytestmark = pytest.mark.sweep
-
 SMALL = (
     Tiling(16, 16, 32, 4, 2),
     Tiling(16, 32, 32, 4, 2, swap_ab=True),
