@@ -23,6 +23,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.kv_cache import with_draft_cache, with_kv_cache
+from penstock.engine_core.models.kv_groups import with_kv_groups
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.weight_files import stored_names
@@ -54,6 +55,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "auto"
     quantization: str = "none"
     state_places: int = 8  # snapshots of recurrent layers' states
+    windows: bool = False  # layers are in KV groups, and blocks behind windows are given back
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +113,8 @@ class Engine:
             names = stored_names(draft) if cell.method in HEADS and draft_format != "dummy" else None
             drafting = with_draft_cache(read_draft(cell.method, draft, whole, names), cell.kv_cache_dtype)
             assert drafting is not None
+        if cell.windows:
+            whole = with_kv_groups(whole, MAX_MODEL_LEN, cell.block_size, drafting=drafting is not None)
         self._model = build(whole, torch.float32, torch.device("cpu"), MAX_MODEL_LEN, group=group, draft=drafting)
         self._spec = self._model.spec
         self._recurrent = bool(whole.recurrences)
@@ -161,6 +165,8 @@ class Engine:
                     max_step_drafts=most if cell.drafts else 0,
                     max_row_drafts=cell.draft_tokens if self._recurrent else UNBOUNDED,
                 ),
+                windows=self._spec.kv_windows,
+                depth=cell.depth,
                 stages=self._group.stages,
                 ahead=max(1, cell.depth - self._group.stages + 1),
                 piece=cell.piece,

@@ -7,7 +7,7 @@ a CUDA graph of it, needs nothing but slot numbers. The last slot is scratch: en
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -160,12 +160,21 @@ class AttentionBatch:
     token_types: Tensor | None = None  # int32 [tokens], 1 in the second text of a pair (encoders); None: all 0
     arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
     states: StepStates | None = None  # None: no layer is recurrent
+    # Of further KV groups, whose layers are given `of_group`: block tables and slot mapping.
+    others: tuple[tuple[Tensor, Tensor], ...] = ()
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
     spans: dict[tuple[int, ...], Spans] = field(default_factory=dict, repr=False, compare=False)
     # What attention finds out on the device likewise, see kernels.attention_schedule: of rows that share a prefix, by
     # all that the schedule follows from, and the tiles of chunks, by the tokens, a tile's queries and a row's fewest.
     schedules: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
     tiles: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def of_group(self, group: int) -> AttentionBatch:
+        """The same step as layers of one KV group see it. The tiles of chunks do not depend on tables."""
+        if group == 0:
+            return self
+        tables, mapping = self.others[group - 1]
+        return replace(self, block_tables=tables, slot_mapping=mapping, spans={}, schedules={})
 
 
 @dataclass(frozen=True)

@@ -459,6 +459,8 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     blocks_idle: int = 0  # free, content still cached
     state_places: int = 0  # for snapshots of recurrent states
     state_snapshots: int = 0  # held there
+    windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
+    group_blocks: tuple[int, ...] = ()  # in the tables of running requests, of each KV group; shared ones count in each
     prompt_tokens: int = 0  # the rest are totals since start, but for the rate
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -16,9 +16,9 @@ def integers(column: bytes) -> Column:
     return np.frombuffer(column, "<i4")
 
 
-def block_table(blocks: bytes) -> Column:
-    """`StepPlan.blocks`. # [blocks, 2]: slot, block"""
-    return integers(blocks).reshape(-1, 2)
+def block_table(blocks: bytes, groups: int = 1) -> Column:
+    """`StepPlan.blocks`. # [columns, 1 + groups]: slot, blocks"""
+    return integers(blocks).reshape(-1, 1 + groups)
 
 
 def chunk_table(chunks: bytes) -> Column:

@@ -57,7 +57,7 @@ class SlotStart(Part, frozen=True, kw_only=True):
     token_ids: bytes  # int32 [prompt and output so far]
     prompt_tokens: int  # how many of them are prompt; penalties, min_tokens and bad words look at the rest
     computed: int  # positions whose KV is in `blocks` already
-    blocks: bytes  # int32 [blocks], enough for the step's chunk
+    blocks: bytes  # int32 [columns, KV groups], enough for the step's chunk; 0 where nothing reads a block
     sampling: Sampling
     seed: int  # of this choice, see `choice_seed`
     pooling: Pooling | None = None  # what its prompt becomes; None: it generates
@@ -72,7 +72,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     step: int
     epoch: int
     starts: tuple[SlotStart, ...] = ()
-    blocks: bytes = b""  # int32 [pairs, 2]: slot, block appended to the slot's table
+    blocks: bytes = b""  # int32 [columns, 1 + KV groups]: slot, the blocks appended to its tables, one for each group
     decode_on: bytes = b""  # int32 [slots]
     decode_off: bytes = b""  # int32 [slots]
     chunks: bytes = b""  # int32 [chunks, 4]: slot, start, count, sample (0 or 1)
@@ -138,6 +138,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     step_tokens: int  # token budget of one step
     mask_slots: int = 0  # masks that the store holds
     draft_tokens: int = 0  # most drafts that it makes for a row by itself; 0: it has no draft model
+    windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
     device: str
     dtype: str
     kv_cache_dtype: str = ""  # of keys and values; empty: the same

@@ -82,7 +82,7 @@ class Drafting:
         history = replace(slots.history, known=self._reach)
         cache = kv_pages(draft.spec, blocks, slots.sizes.block_size, dtype, upload.device)
         model = fitted(draft.model, draft.spec.vocab_size, slots.sizes.vocabulary)
-        self._forward = Forward(model, history, slots.block_tables, cache)
+        self._forward = Forward(model, history, slots.group_tables[:1], cache)
         sampling = slots.parameters.sampling
         uncounted = replace(sampling, uses=torch.zeros_like(sampling.uses))  # drafts are not output yet
         self._sampler = Sampler(model, sampling, history, counting=uncounted, group=group)

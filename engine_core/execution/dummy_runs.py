@@ -26,7 +26,7 @@ def dummy_step(sizes: SlotSizes, counts: list[int], sampling: Sampling, first: i
         token_ids=bytes(4 * longest),
         prompt_tokens=longest,
         computed=0,
-        blocks=bytes(4 * -(-longest // sizes.block_size)),  # block 0, as often as needed
+        blocks=bytes(4 * sizes.groups * -(-longest // sizes.block_size)),  # block 0, as often as needed
         sampling=sampling,
         seed=0,
     )

@@ -15,6 +15,7 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.recurrent_state import RecurrentStates
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.kv_groups import page_places, paged_layers
 from penstock.engine_core.models.layer_spec import AttentionSpec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.attention import E4M3
@@ -43,30 +44,34 @@ class Forward:
     """One model over the slots and their pages. Nothing waits for the device, so a CUDA graph may hold it."""
 
     def __init__(
-        self, model: Network, history: SlotHistory, block_tables: Tensor, cache: Sequence[Pages],
+        self, model: Network, history: SlotHistory, block_tables: Sequence[Tensor], cache: Sequence[Pages],
         states: RecurrentStates | None = None,
     ) -> None:  # fmt: skip
         self._model = model
         self._history = history
-        self._block_tables = block_tables  # int32 [slots, max_blocks]
+        self._block_tables = tuple(block_tables)  # int32 [slots, max_blocks], of each KV group
         self._cache = cache
         self.states = states
         # A stage without attention has no pages: any size will do by which its tables cover a slot's tokens.
-        covering = -(-history.tokens.shape[1] // block_tables.shape[-1])
+        covering = -(-history.tokens.shape[1] // self._block_tables[0].shape[-1])
         self._block_size = next((pages[0].shape[1] for pages in cache if pages), covering)
         self._arrivals: Tensor | None = None
-        if chip_of(block_tables.device).runs_triton:
+        if chip_of(history.tokens.device).runs_triton:
             from penstock.kernels.attention_device import arrival_counters
 
-            self._arrivals = arrival_counters(block_tables.device)
+            self._arrivals = arrival_counters(history.tokens.device)
 
     def run(
         self, rows: InputRows, max_query: int, max_context: int, chunk_rows: int = 0, token_types: Tensor | None = None
     ) -> Tensor:
         """Hidden states of the tokens: [tokens, hidden]. The bounds hold for every row; chunk_rows: how many may be
         chunks. token_types: as of AttentionBatch."""
-        history, tables = self._history, self._block_tables
+        history, tables = self._history, self._block_tables[0]
         inputs = gather_inputs(rows, history.tokens, history.known, tables, self._block_size)
+        others = tuple(
+            (table, gather_inputs(rows, history.tokens, history.known, table, self._block_size).slot_mapping)
+            for table in self._block_tables[1:]
+        )
         attention = AttentionBatch(
             query_start=rows.query_start,
             context=inputs.context,
@@ -80,6 +85,7 @@ class Forward:
             states=None
             if self.states is None
             else self.states.step(rows, inputs.context, len(inputs.input_ids), max_query, chunk_rows),
+            others=others,
         )
         return self._model.forward(inputs.input_ids, inputs.positions, attention, self._cache)
 
@@ -135,15 +141,14 @@ def stage_model(model: Network, group: Group, tokens: int, aux_layers: Sequence[
 
 
 def kv_pages(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Pages]:
-    """Of each layer, zero: of this type, or in e4m3; none without attention. Block 0 is scratch."""
-    return [layer_pages(layer.attention, blocks + 1, block_size, dtype, device) for layer in spec.blocks]
+    """Of each layer, zero: of this type, or in e4m3; none without attention. Block 0 is scratch. Layers of different KV
+    groups share pages."""
+    pages = [layer_pages(layer, blocks + 1, block_size, dtype, device) for layer in paged_layers(spec)]
+    places = iter(page_places(spec))
+    return [() if layer.attention is None else pages[next(places)] for layer in spec.blocks]
 
 
-def layer_pages(
-    spec: AttentionSpec | None, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> Pages:
-    if spec is None:
-        return ()
+def layer_pages(spec: AttentionSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
     if spec.latent is not None:
         return (zeros((blocks, block_size, spec.head_dim), dtype, device),)
     shape = blocks, block_size, spec.kv_heads, spec.head_dim

@@ -53,6 +53,7 @@ class SlotSizes:
     max_model_len: int
     block_size: int
     vocabulary: int
+    groups: int = 1  # KV groups, each of which has a table of every slot
 
     @property
     def max_blocks(self) -> int:
@@ -117,7 +118,8 @@ class SlotTable:
             known=self.parameters.known,
             counts=torch.zeros(slots, sizes.vocabulary, dtype=torch.int32, device=device),
         )
-        self.block_tables = torch.zeros(slots, sizes.max_blocks, dtype=torch.int32, device=device)
+        # [slots, groups * max_blocks]: a slot's tables, one group's behind the other's.
+        self.block_tables = torch.zeros(slots, sizes.groups * sizes.max_blocks, dtype=torch.int32, device=device)
         memory = SlotMemory(self.history.tokens, self.block_tables, self.parameters.numbers)
         self._placement = Placement(memory, upload)
         self.prompt_tokens = np.zeros(slots, np.int64)
@@ -158,6 +160,12 @@ class SlotTable:
             self._drafted = decoding, key, mixed_rows(decoding.slots, plan)
         return self._drafted[2]
 
+    @property
+    def group_tables(self) -> tuple[Tensor, ...]:
+        """Of each KV group: int32 [slots, max_blocks]."""
+        width = self.sizes.max_blocks
+        return tuple(self.block_tables[:, group * width : (group + 1) * width] for group in range(self.sizes.groups))
+
     def longest(self, rows: HostRows) -> int:
         """Keys that the longest row may have: what its blocks hold."""
         return int(self._block_counts[rows.slots].max(initial=1)) * self.sizes.block_size
@@ -170,25 +178,29 @@ class SlotTable:
             for number in self._decodes[:, start.slot].nonzero()[0].tolist():
                 self._decodes[number, start.slot] = False
                 self._decoding[number] = decode_rows(self._decodes[number].nonzero()[0].astype(np.int32))
-            self._block_counts[start.slot] = len(start.blocks) // NUMBER
+            self._block_counts[start.slot] = len(start.blocks) // NUMBER // self.sizes.groups
         numbers = self.parameters.start(starts)
-        pairs = block_table(plan.blocks)
-        if starts and len(pairs) and np.isin(pairs[:, 0], [start.slot for start in starts]).any():
-            self._send(starts, numbers, pairs[:0])  # the start clears the table that it fills, so it goes first
+        columns = block_table(plan.blocks, self.sizes.groups)
+        appended = self._append(columns)
+        again = len(columns) and np.isin(columns[:, 0], [start.slot for start in starts]).any()
+        if starts and (again or self.sizes.groups > 1):
+            self._send(starts, numbers, appended[:0])  # the start clears the tables that it fills, so it goes first
+            appended = np.concatenate((*map(self._other_groups, starts), appended))
             starts, numbers = (), []
-        self._send(starts, numbers, pairs)
+        if starts or len(appended):
+            self._send(starts, numbers, appended)
         for start in plan.starts:
             if self.parameters.uses[start.slot] & PENALTIES:
                 self._count(start.slot, start.prompt_tokens, len(start.token_ids) // NUMBER)
 
-    def _send(self, starts: Sequence[SlotStart], numbers: Sequence[tuple[float, ...]], pairs: Column) -> None:
-        appended = self._append(pairs)
+    def _send(self, starts: Sequence[SlotStart], numbers: Sequence[tuple[float, ...]], appended: Column) -> None:
         end = COUNT_WORDS + len(starts) * HEAD_WORDS + appended.size
         heads, contents, longest = [], [], 0
         for start, own in zip(starts, numbers, strict=True):
-            tokens, blocks = len(start.token_ids) // NUMBER, len(start.blocks) // NUMBER
+            first = self._table(start)[:, 0].tobytes() if self.sizes.groups > 1 else start.blocks
+            tokens, blocks = len(start.token_ids) // NUMBER, len(first) // NUMBER
             heads.append(HEAD.pack(start.slot, end, tokens, end + tokens, blocks, *own))
-            contents += [start.token_ids, start.blocks]
+            contents += [start.token_ids, first]
             end += tokens + blocks
             longest = max(longest, tokens)
         counts = COUNTS.pack(len(starts), len(appended), longest, 0)
@@ -200,8 +212,22 @@ class SlotTable:
         counts.index_fill_(0, tokens[:prompt], 1)
         counts.index_add_(0, tokens[prompt:], torch.full_like(tokens[prompt:], 2, dtype=torch.int32))
 
+    def _table(self, start: SlotStart) -> Column:
+        """# [columns, groups]"""
+        return integers(start.blocks).reshape(-1, self.sizes.groups)
+
+    def _other_groups(self, start: SlotStart) -> Column:
+        """Slot, place in its line and block of what a start has beyond the first group: [blocks, 3]."""
+        table = self._table(start)[:, 1:]
+        columns, groups = table.nonzero()
+        places = (groups + 1) * self.sizes.max_blocks + columns
+        return np.stack((np.full_like(places, start.slot), places, table[columns, groups]), axis=1).astype(np.int32)
+
     def _append(self, pairs: Column) -> Column:
-        """Slot, column and block of each that is appended: [blocks, 3], in the order given for each slot."""
+        """Slot, place in its line and block of each that is appended: [blocks, 3], in the order given for each slot.
+
+        pairs: [columns, 1 + groups], the slot and its blocks.
+        """
         if not len(pairs):
             return np.empty((0, PAIR), np.int32)
         slots = pairs[:, 0]
@@ -212,9 +238,10 @@ class SlotTable:
             _, repeats = np.unique(slots, return_counts=True)
             columns = self._block_counts[slots] + offsets(repeats)
         self._block_counts[slots] = columns + 1  # the last of a slot's wins
-        appended = np.empty((len(pairs), PAIR), np.int32)
-        appended[:, 0], appended[:, 1], appended[:, 2] = slots, columns, pairs[:, 1]
-        return appended
+        appended = np.empty((len(pairs), self.sizes.groups, PAIR), np.int32)
+        appended[:, :, 0], appended[:, :, 2] = slots[:, None], pairs[:, 1:]
+        appended[:, :, 1] = columns[:, None] + np.arange(self.sizes.groups) * self.sizes.max_blocks
+        return appended.reshape(-1, PAIR)
 
 
 def offsets(counts: IntArray) -> IntArray:

@@ -114,7 +114,8 @@ class Runner:
 
     def __init__(self, model: Network, spec: ModelSpec, options: RunnerOptions, draft: Draft | None = None) -> None:
         self.options = options
-        self.sizes = SlotSizes(options.max_num_seqs, options.max_model_len, options.block_size, spec.vocab_size)
+        groups, length = len(spec.kv_windows), options.max_model_len
+        self.sizes = SlotSizes(options.max_num_seqs, length, options.block_size, spec.vocab_size, groups)
         self._upload = Upload(options.device)
         self._download = None if options.device.type == "cpu" else Download(options.device)
         group = options.group
@@ -138,7 +139,7 @@ class Runner:
             )
             draft = replace(draft, model=head)
         self._model = model
-        self._forward = Forward(model, history, self._slots.block_tables, cache, self._states)
+        self._forward = Forward(model, history, self._slots.group_tables, cache, self._states)
         rate = options.synthetic_acceptance
         self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None, rate=rate, group=group)
         self._draft_tokens = 0 if draft is None else draft.tokens

@@ -60,7 +60,8 @@ def trouble(runner: Runner, probe: Probe) -> str:
     """What is wrong with what the model says to the probe, in words; empty where nothing is, and on a stage before the
     last. Members of a group call it together. The runner forgets it."""
     count, size = len(probe.token_ids), runner.options.block_size
-    blocks = -(-count // size)
+    groups = runner.sizes.groups
+    blocks = -(-count // size) * groups
     assert blocks <= runner.options.blocks, "a cache holds one request of full length"
     start = SlotStart(
         slot=runner.sizes.max_num_seqs,

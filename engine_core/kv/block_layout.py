@@ -6,12 +6,20 @@ still be computed sees into it; the null block 0 stands in its place. All blocks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import msgspec
 
 HOLDS_ALL = 0  # the window of a group that gives nothing back
+NO_BLOCK = 0  # stands in a table where a block was given back, or was never needed
+
+
+def capacity_tokens(blocks: int, block_size: int, windows: tuple[int, ...], length: int) -> int:
+    """Tokens of requests of `length` tokens that so many blocks hold while they decode."""
+    if windows == (HOLDS_ALL,):
+        return blocks * block_size
+    return blocks * length // BlockLayout(block_size, windows, ahead=1).steady(length)
 
 
 def columns_of(positions: int, block_size: int) -> int:
@@ -67,6 +75,10 @@ class BlockLayout(msgspec.Struct, frozen=True, dict=True):
         columns = columns_of(positions, self.block_size)
         return columns * self.full + sum([min(columns, held) for held in self.prefilling])
 
+    def overhang(self, prompt: int) -> int:
+        """Blocks that chunks of a prompt of so many tokens may hold beyond what it holds while it decodes."""
+        return self.most(prompt) - self.steady(prompt)
+
     def steady(self, positions: int) -> int:
         """Most blocks that it holds while it decodes."""
         columns = columns_of(positions, self.block_size)
@@ -77,6 +89,8 @@ class BlockLayout(msgspec.Struct, frozen=True, dict=True):
         columns = columns_of(positions, self.block_size)
         return sum([columns - min(columns, first_column(computed, window, self.block_size)) for window in self.windows])
 
-    def rows(self, blocks: Sequence[int], group: int) -> Sequence[int]:
-        """Of a table, column by column: the blocks of one group."""
-        return blocks[group :: self.groups] if self.groups > 1 else blocks
+    def lasting(self, table: Sequence[int]) -> Iterator[Sequence[int]]:
+        """The parts of a table, which is column by column, of the groups that give nothing back."""
+        for group, window in enumerate(self.windows):
+            if window == HOLDS_ALL:
+                yield table[group :: self.groups]

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.engine_core.kv.block_layout import BlockLayout, first_column
+
 SHARDS = 256  # by an identity's first byte: a dictionary that grows stops the world for one shard, not for all blocks
 IDENTITY_BYTES = 16
 TOKEN_BYTES = 4
@@ -37,10 +39,12 @@ class PrefixIndex:
         self._duplicates = 0
         self._evicted = 0
 
-    def cache(self, identities: Sequence[bytes], blocks: Sequence[int]) -> None:
-        """Let later plans find these blocks. A step that writes their content must be planned already: steps run in
-        order, so every later one reads it complete."""
+    def cache(self, identities: Sequence[bytes], blocks: Sequence[int], group: int = 0) -> None:
+        """Let later plans find these blocks of a KV group. A step that writes their content must be planned already:
+        steps run in order, so every later one reads it complete."""
         shards, names, twins = self._blocks, self._identities, 0
+        if group:
+            identities = [in_group(identity, group) for identity in identities]
         for identity, block in zip(identities, blocks, strict=True):
             if shards[identity[0]].setdefault(identity, block) == block:
                 assert names[block] in (None, identity), "a block is sealed once between two takes"
@@ -59,6 +63,42 @@ class PrefixIndex:
                 break
             found.append(block)
         return found
+
+    def match_groups(self, chain: Sequence[bytes], most: int, layout: BlockLayout) -> list[int]:
+        """Blocks of the longest prefix that every KV group has, column by column, 0 where nothing reads a block.
+
+        A group that holds everything must have all of them; one with a window those that the next position reads.
+        """
+        size, groups = layout.block_size, layout.groups
+        if groups == 1 and layout.full:
+            return self.match(chain, most)
+        length = most
+        for group, window in enumerate(layout.windows):
+            if not window:
+                length = next((at for at in range(length) if self.find(chain[at], group) is None), length)
+        lowest = dict.fromkeys((at for at, window in enumerate(layout.windows) if window), length)
+        again = True  # a group lacks a block: every other one is asked about the shorter prefix
+        while again and length:
+            again = False
+            for group in lowest:
+                first = first_column(length * size, layout.windows[group], size)
+                at = min(lowest[group], length)
+                while at > first and self.find(chain[at - 1], group) is not None:
+                    at -= 1
+                lowest[group] = at
+                if at > first:
+                    length, again = at - 1, True
+                    lowest[group] = length
+        found = [0] * (length * groups)
+        for group, window in enumerate(layout.windows):
+            for column in range(first_column(length * size, window, size), length):
+                found[column * groups + group] = self.find(chain[column], group) or 0
+        return found
+
+    def find(self, identity: bytes, group: int) -> int | None:
+        """The block of one group."""
+        key = in_group(identity, group) if group else identity
+        return self._blocks[key[0]].get(key)
 
     def named(self, block: int) -> bool:
         """Whether the block's content can be found."""
@@ -81,6 +121,11 @@ class PrefixIndex:
     def statistics(self) -> PrefixStatistics:
         """Counters as of now."""
         return PrefixStatistics(sum(map(len, self._blocks)), self._cached, self._duplicates, self._evicted)
+
+
+def in_group(identity: bytes, group: int) -> bytes:
+    """The identity of a column's block in another KV group than the first."""
+    return identity + group.to_bytes(1, "little")
 
 
 def root(salt: str, adapter: str = "", private: int = -1) -> bytes:

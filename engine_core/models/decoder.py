@@ -198,6 +198,7 @@ class Decoder:
         if self.spec.encoder:
             places = torch.arange(len(input_ids), device=input_ids.device)
             attention = replace(attention, slot_mapping=places)  # of pages that the step alone has
+        batches = [attention.of_group(group) for group in range(1 + len(attention.others))]
         residual: Tensor | None = None
         aux_states: list[Tensor] = []
         if stream is None:
@@ -212,9 +213,10 @@ class Decoder:
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
             if count := aux_layers.count(layer):
                 aux_states += [self.joined(delta, residual, partial=partial)] * count
-            rotation = None if block.spec.attention is None else rotations[block.spec.attention.rope]
+            own = block.spec.attention
+            rotation, batch = (None, attention) if own is None else (rotations[own.rope], batches[own.kv_group])
             state = None if block.recurrence is None else next(states)
-            delta, residual = block.forward(delta, residual, rotation, attention, pages, state, partial=partial)
+            delta, residual = block.forward(delta, residual, rotation, batch, pages, state, partial=partial)
             partial = block.partial
         assert residual is not None
         if self.norm is None:

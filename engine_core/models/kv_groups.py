@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, BlockLayout
+from penstock.engine_core.models.layer_spec import AttentionSpec
 from penstock.engine_core.models.spec import ModelSpec
 
 MOST_GROUPS = 8  # tables of a slot; every one costs the host a little in each step
@@ -42,7 +43,7 @@ def divide(windows: Sequence[int], length: int, block_size: int) -> KvGroups:
 
     One group for all layers where division would gain little.
     """
-    kinds = [window if window and window < length else HOLDS_ALL for window in windows]
+    kinds = [window if window < length else HOLDS_ALL for window in windows]
     counts = {kind: kinds.count(kind) for kind in sorted(set(kinds))}
     single = one_group(len(kinds))
     if set(counts) <= {HOLDS_ALL}:
@@ -82,8 +83,10 @@ def with_kv_groups(spec: ModelSpec, length: int, block_size: int, *, drafting: b
 
     drafting: a draft model or head shares the tables of the first group, so that one must hold everything.
     """
-    if spec.encoder:
-        return spec
+    if spec.encoder or len(spec.attentions) < spec.layers:
+        return spec  # states of recurrent layers are found by the prefixes of one group
+    if len({attention.page_numbers for attention in spec.attentions}) > 1:
+        return spec  # blocks would differ in size
     groups = divide([attention.window for attention in spec.attentions], length, block_size)
     if groups.windows == (HOLDS_ALL,) or (drafting and groups.windows[0] != HOLDS_ALL):
         return spec
@@ -93,22 +96,37 @@ def with_kv_groups(spec: ModelSpec, length: int, block_size: int, *, drafting: b
 
 
 def page_places(spec: ModelSpec) -> tuple[int, ...]:
-    """For each layer with attention of a model, or of a stage of it, which of a block's pages is its own: layers of
+    """For each layer with attention, of a model or of a stage of it, which of a block's pages is its own: layers of
     different groups share pages, since no two groups share a block."""
     seen: dict[int, int] = {}
     found = []
     for attention in spec.attentions:
-        group = attention.kv_group
-        found.append(seen.get(group, 0))
-        seen[group] = found[-1] + 1
+        found.append(seen.get(attention.kv_group, 0))
+        seen[attention.kv_group] = found[-1] + 1
     return tuple(found)
 
 
-def page_layers(spec: ModelSpec) -> int:
-    """Pages of a block: layers of the group that has most of them here."""
-    return max(page_places(spec), default=-1) + 1
+def paged_layers(spec: ModelSpec) -> tuple[AttentionSpec, ...]:
+    """For each of a block's pages a layer that has it: as many as the group has that has most layers here."""
+    found: dict[int, AttentionSpec] = {}
+    for place, attention in zip(page_places(spec), spec.attentions, strict=True):
+        found.setdefault(place, attention)
+    return tuple(found.values())
 
 
-def layout_of(spec: ModelSpec, block_size: int, *, ahead: int = 0, prompts: int = 0) -> BlockLayout:
-    """What the model's sequences hold. ahead, prompts: as of `BlockLayout`."""
-    return BlockLayout(block_size, spec.kv_windows, ahead, prompts)
+def layout_of(spec: ModelSpec, block_size: int, step_tokens: int, stages: int) -> BlockLayout:
+    """What the model's sequences hold at most, where a step of `step_tokens` runs in each stage and one more waits."""
+    return BlockLayout(block_size, spec.kv_windows, stages + 1, (stages + 1) * step_tokens)
+
+
+def kv_groups_text(spec: ModelSpec) -> str:
+    """The groups in words; empty where all layers are one that holds everything."""
+    windows = spec.kv_windows
+    if windows == (HOLDS_ALL,):
+        return ""
+    parts = [f"{windows.count(window)} of " + (f"the last {window:,} tokens" if window else "all tokens")
+             for window in sorted(set(windows))]  # fmt: skip
+    pages = len(paged_layers(spec))
+    padding = len(windows) * pages - len(spec.attentions)
+    told = f", {padding} of them padding" if padding else ""
+    return f"{' and '.join(parts)}, of {pages} layers each{told}"

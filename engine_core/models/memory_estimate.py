@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.engine_core.kv.block_layout import BlockLayout
+from penstock.engine_core.models.kv_groups import paged_layers
 from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import model_weights
@@ -33,14 +35,27 @@ class CacheShape:
     """Sizes that decide the size of the cache. Bytes are of one executor."""
 
     block_bytes: int
-    block_size: int
+    layout: BlockLayout
     max_model_len: int
     max_num_seqs: int
     length_given: bool  # --max-model-len was given, not taken from the model
 
     @property
+    def block_size(self) -> int:
+        return self.layout.block_size
+
+    @property
     def request_blocks(self) -> int:
-        return -(-self.max_model_len // self.block_size)
+        """Most blocks of a request of full length."""
+        return self.layout.most(self.max_model_len)
+
+    def fitting(self, blocks: int) -> int:
+        """Tokens of the longest request that so many blocks hold."""
+        low, high = 0, max(0, blocks)  # columns: each takes a block at least
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.layout.most(middle * self.block_size) <= blocks else (low, middle - 1)
+        return low * self.block_size
 
     @property
     def useful_blocks(self) -> int:
@@ -49,11 +64,11 @@ class CacheShape:
 
 
 def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
-    """Keys and values, or latents, of one block over all layers; an encoder keeps none. item_bytes: of a number in the
-    model's type."""
+    """Keys and values, or latents, of one block over the layers of a KV group; an encoder keeps none. item_bytes: of a
+    number in the model's type."""
     if spec.encoder:
         return 0
-    numbers = ((attention.page_numbers, attention.kv_fp8) for attention in spec.attentions)
+    numbers = ((layer.page_numbers, layer.kv_fp8) for layer in paged_layers(spec))
     return block_size * sum(count if fp8 else count * item_bytes for count, fp8 in numbers)
 
 
@@ -110,7 +125,7 @@ def check_blocks(shape: CacheShape, blocks: int, option: str, value: object) -> 
     """
     if blocks >= shape.request_blocks:
         return blocks
-    fits = max(0, blocks) * shape.block_size
+    fits = min(shape.fitting(blocks), shape.max_model_len)
     need = (shape.request_blocks + 1) * shape.block_bytes
     has = f"the KV cache has room for {fits} tokens ({max(0, blocks)} blocks of {shape.block_size})"
     wish = f"one request of {shape.max_model_len} tokens needs {shape.request_blocks} blocks ({need} bytes)"

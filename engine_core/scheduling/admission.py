@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
+from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix, cancel
-from penstock.engine_core.scheduling.peak_estimate import PeakEstimate
+from penstock.engine_core.scheduling.peak_estimate import PeakEstimate, new_estimate
 from penstock.engine_core.scheduling.preemption import leaving_blocks
 from penstock.engine_core.scheduling.recurrent_state import ask_leader, cut, enter_slot, waits, with_state
 from penstock.engine_core.scheduling.request import Sequence
@@ -52,7 +54,7 @@ class Admissions:
             if found is None:
                 walk.skip(sequence)
                 continue
-            count = min(len(sequence.tokens) - len(found) * state.options.block_size, budget)
+            count = min(len(sequence.tokens) - self._positions(found), budget)
             if state.options.encoder and count < len(sequence.tokens):
                 break  # it runs as a whole, in the next step
             if not self._fits(sequence, found, count):
@@ -74,14 +76,20 @@ class Admissions:
         sequence = min(state.quarantine, key=rank)
         found = self._prefix(sequence)
         assert found is not None, "no other sequence computes a prefix that it could wait for"
-        count = min(len(sequence.tokens) - len(found) * state.options.block_size, budget)
+        count = min(len(sequence.tokens) - self._positions(found), budget)
         if not self._fits(sequence, found, count):
             cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
             return
         yield sequence, self._enter(sequence, found, count)
 
+    def _positions(self, found: list[int]) -> int:
+        """Of a prefix that is there already."""
+        layout = self.state.kv.layout
+        return len(found) // layout.groups * layout.block_size
+
     def _prefix(self, sequence: Sequence) -> list[int] | None:
-        """Blocks that hold a prefix of the sequence already; None: wait for a prefix that is being computed."""
+        """The table of a prefix of the sequence that is there already, column by column; None: wait for one that is
+        being computed."""
         state, size, start = self.state, self.state.options.block_size, sequence.request.root
         states = state.kv.recurrent
         if states is not None:
@@ -98,8 +106,9 @@ class Admissions:
         if sequence.skips_prefix_cache:
             return []
         most = (len(sequence.tokens) - 1) // size  # at least one position is computed, so that there are logits
-        found = state.kv.prefix.match(sequence.block_hashes, most)
-        leader_next = state.kv.in_flight_prefixes.get(sequence.block_hashes[len(found)]) if len(found) < most else None
+        found = state.kv.prefix.match_groups(sequence.block_hashes, most, state.kv.layout)
+        columns = len(found) // state.kv.layout.groups
+        leader_next = state.kv.in_flight_prefixes.get(sequence.block_hashes[columns]) if columns < most else None
         if leader_next is None:
             return found if states is None else with_state(state, states, sequence, found, most)
         common = common_blocks(sequence.block_hashes[:most], leader_next.block_hashes)
@@ -111,27 +120,35 @@ class Admissions:
 
     def _fits(self, sequence: Sequence, found: list[int], count: int) -> bool:
         """Whether the first chunk's blocks are there now and the expected peak stays within the pool."""
-        state, size, pool = self.state, self.state.options.block_size, self.state.kv.pool
+        state, layout, pool = self.state, self.state.kv.layout, self.state.kv.pool
         if state.options.encoder:
             return True
-        need = -(-(len(found) * size + count) // size) - len(found)
-        shared = len(found) - (idle := pool.idle_among(found))
+        need = columns_of(self._positions(found) + count, layout.block_size) * layout.groups - len(found)
+        known = [block for block in found if block != NO_BLOCK] if layout.kinds else found
+        shared = len(known) - (idle := pool.idle_among(known))
         if need + idle > pool.available:
             return False
-        if state.slots.blocks.committed + blocks_at_end(sequence, size) <= pool.capacity:
+        if state.slots.blocks.committed + blocks_at_end(sequence, layout) <= pool.capacity:
             self.estimate = None
             return True  # even if every sequence runs to its limit
         if self.estimate is None:
-            self.estimate = state.forecast.estimate(state.slots, pool.held, leaving_blocks(state), size)
+            prompts = sum([layout.overhang(len(other.tokens)) for other in state.prefilling]) if layout.kinds else 0
+            self.estimate = state.forecast.estimate(state.slots, pool.held, leaving_blocks(state) - prompts)
         tokens = np.array([len(sequence.tokens)])
-        orphans = [block for block, alive in zip(found, self._owned(found), strict=True) if not alive] if shared else []
-        candidate = PeakEstimate(
+        orphans = [block for block, alive in zip(known, self._owned(known), strict=True) if not alive] if shared else []
+        spare = shared if not layout.kinds else sum(
+            [len(own) - pool.idle_among(own) for own in layout.lasting(found)]
+        )  # fmt: skip
+        further = state.forecast.further(tokens, np.array([sequence.request.limit]), len(self.estimate.positions))
+        candidate = new_estimate(
+            layout,
             tokens,
-            state.forecast.further(tokens, np.array([sequence.request.limit]), len(self.estimate.positions)),
-            np.array([shared]),
-            pool.lone_among(orphans),  # counted as leaving, but not if the candidate holds them too
+            further,
+            np.array([spare]),
+            # Counted as leaving, but not if the candidate holds them too.
+            pool.lone_among(orphans) + layout.overhang(len(sequence.tokens)),
         )
-        both = state.forecast.fits(self.estimate, candidate, pool.capacity, size)
+        both = state.forecast.fits(self.estimate, candidate, pool.capacity, layout.block_size)
         if both is None:
             return False
         self.estimate = None if shared else both
@@ -141,16 +158,18 @@ class Admissions:
         """Give the sequence its slot and its share of the prefix. Returns how many of its next `count` positions the
         first chunk has."""
         state = self.state
-        reused = len(found) * state.options.block_size
+        reused = self._positions(found)
         state.queue.enter(sequence, len(sequence.tokens) - reused)
         sequence.blocks = found
-        sequence.borrowed = sequence.cached = len(found)
-        slot = state.slots.enter(sequence, state.options.block_size, sequence.request.root is not None)
+        sequence.borrowed = sequence.cached = len(found) // state.kv.layout.groups
+        slot = state.slots.enter(sequence, sequence.request.root is not None)
         state.stats.sequences.enter(sequence, state.stats.now)
         state.spec.device_drafts.enter(slot, wanted=sequence.request.message.speculate)
         if found:
-            self._account(sequence, slot, np.array(found))
-            state.kv.pool.share(found)
+            table = np.array(found)
+            places = table.nonzero()[0]
+            self._account(sequence, slot, table[places], self._lasts(places))
+            state.kv.pool.share(table[places].tolist() if state.kv.layout.kinds else found)
         state.stats.totals.reused_tokens += reused
         if sequence.index == 0 and not sequence.began and sequence.last_step == 0:
             sequence.request.cached = min(reused, sequence.request.prompt_tokens)
@@ -162,6 +181,12 @@ class Admissions:
         state.traces.enter(sequence, state.stats.now, reused)
         return cut(state.kv.recurrent, slot, reused, count)
 
+    def _lasts(self, places: Ints) -> npt.NDArray[np.bool_]:
+        """Whether each place of a table is of a group that holds everything."""
+        layout = self.state.kv.layout
+        found: npt.NDArray[np.bool_] = (np.array(layout.windows) == HOLDS_ALL)[places % layout.groups]
+        return found
+
     def _never_fits(self) -> bool:
         """Nothing runs that could free blocks, and it still does not fit: quarantines have made the pool too small."""
         return not self.state.steps.in_flight and not len(self.state.slots.occupied())
@@ -172,8 +197,9 @@ class Admissions:
         alive: list[bool] = ((owners > 0) & (self.state.slots.life[owners % self.state.slots.count] == owners)).tolist()
         return alive
 
-    def _account(self, sequence: Sequence, slot: int, found: Ints) -> None:
-        """Account shared blocks to the sharer that is expected to run longest: its end frees them."""
+    def _account(self, sequence: Sequence, slot: int, found: Ints, lasts: npt.NDArray[np.bool_]) -> None:
+        """Account shared blocks to the sharer that is expected to run longest: its end frees them.
+        # lasts: [blocks], of a group that holds everything"""
         state, slots = self.state, self.state.slots
         owners = state.kv.owners[found]
         others = owners % slots.count
@@ -182,8 +208,9 @@ class Admissions:
         theirs = slots.limit[others] - known
         mine = sequence.request.limit - len(sequence.tokens)
         stays = alive & (theirs > mine)
-        np.add.at(slots.blocks.borrowed, others[alive & ~stays], 1)
-        slots.blocks.borrowed[slot] = int(stays.sum())
+        for column, own in ((slots.blocks.borrowed, lasts), (slots.blocks.lent, ~lasts)):
+            np.add.at(column, others[alive & ~stays & own], 1)
+            column[slot] = int((stays & own).sum())
         state.kv.owners[found[~stays]] = sequence.life
 
 

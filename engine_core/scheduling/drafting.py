@@ -292,7 +292,7 @@ def claim_blocks(state: SchedulerState, slots: Ints, lengths: Ints) -> Ints:
     needs = np.where(lengths > 0, np.maximum(-(-beyond // size), 0), 0)
     if not needs.any():
         return no_slots()
-    denied = np.cumsum(needs) > state.kv.pool.available
+    denied = np.cumsum(needs) * state.kv.layout.groups > state.kv.pool.available
     lengths[denied & (needs > 0)] = 0
     return np.repeat(slots, np.where(denied, 0, needs))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
+from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.block_pool import Fenced
 from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.drafting import equip
@@ -43,7 +44,10 @@ def cache_blocks_to(state: SchedulerState, sequence: Sequence, full: int) -> Non
     size = state.options.block_size
     assert sequence.request.root is not None
     extend(sequence.block_hashes, sequence.request.root, sequence.tokens, full, size)
-    state.kv.prefix.cache(sequence.block_hashes[sequence.cached : full], sequence.blocks[sequence.cached : full])
+    groups, hashes = state.kv.layout.groups, sequence.block_hashes[sequence.cached : full]
+    blocks = sequence.blocks[sequence.cached * groups : full * groups]
+    for group in range(groups):
+        state.kv.prefix.cache(hashes, blocks[group::groups] if groups > 1 else blocks, group)
     sequence.cached = full
     state.slots.blocks.cached[sequence.slot] = full
 
@@ -68,19 +72,37 @@ def vacate(state: SchedulerState, sequence: Sequence, *, trusted: bool = True) -
     if trusted:
         cache_blocks(state, sequence)
     else:
-        state.kv.pool.distrust(sequence.blocks[sequence.borrowed :])
+        distrust(state, sequence)
     if sequence in state.prefilling:
         state.prefilling.remove(sequence)
     if state.kv.recurrent is not None:
         leave_slot(state, state.kv.recurrent, sequence, trusted=trusted)
-    slot = state.slots.leave(sequence, state.options.block_size)
+    slot = state.slots.leave(sequence)
     state.queue.leave(sequence, state.stats.now)
-    blocks, sequence.blocks = sequence.blocks, []
+    blocks, sequence.blocks = held_blocks(state, sequence), []
     sequence.cached = sequence.borrowed = 0
     if sequence.last_step <= state.steps.applied:
         release(state, Fenced(blocks, slot))
     else:
         state.kv.fence.hold(sequence.last_step, Fenced(blocks, slot))
+
+
+def held_blocks(state: SchedulerState, sequence: Sequence) -> list[int]:
+    """Its table without the places of blocks that it gave back."""
+    if not state.kv.layout.kinds:
+        return sequence.blocks
+    return [block for block in sequence.blocks if block != NO_BLOCK]
+
+
+def distrust(state: SchedulerState, sequence: Sequence) -> None:
+    """Have nobody find what the sequence has computed, blocks that it gave back among it."""
+    kv, layout = state.kv, state.kv.layout
+    computed = sequence.blocks[sequence.borrowed * layout.groups :]
+    for _, groups in layout.kinds:
+        hashes = sequence.block_hashes[sequence.borrowed : sequence.cached]
+        found = [kv.prefix.find(identity, group) for identity in hashes for group in groups]
+        computed += [block for block in found if block is not None]
+    kv.pool.distrust([block for block in computed if block != NO_BLOCK])
 
 
 def release(state: SchedulerState, fenced: Fenced) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.protocol.speculation import HEADS, METHODS, WITH_MODEL, SpeculativeConfig
 from penstock.protocol.steps import STATE_PIECE
 
@@ -38,6 +39,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     blocks: int  # usable KV blocks, numbered 1..blocks; an encoder's requests take none
     block_size: int  # tokens per block
+    windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
     max_model_len: int  # prompt plus output
     max_num_seqs: int  # slots
     max_num_batched_tokens: int  # token budget of one step
@@ -52,6 +54,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_time: float = 0.0  # seconds that a request waits for its first slot; 0: as long as it takes
     stages: int = 1  # of the pipeline that runs the steps
     ahead: int = UNBOUNDED  # most steps that a sequence has in flight
+    depth: int = 2  # steps in flight, as a rule
     piece: int = 512  # positions of prompts that are worth a step of their own in a pipeline of stages
     recurrent: bool = False  # the model has recurrent layers, whose states begin a sequence behind a prefix
     state_places: int = 0  # snapshots of states that the executors have room for
@@ -60,13 +63,22 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     trace_tokens: int = 0  # output tokens between two marks in it; 0: none
     epoch: int = 0
 
+    def layout(self) -> BlockLayout:
+        """What sequences hold of the KV groups."""
+        drafts = self.speculation.num_speculative_tokens if self.speculation.method != "none" else 0
+        ahead, prompts = self.depth * (1 + drafts), self.depth * self.max_num_batched_tokens
+        return BlockLayout(self.block_size, self.windows, ahead, prompts)
+
     def __post_init__(self) -> None:
         assert self.blocks >= (not self.encoder)
+        assert self.windows
+        assert min(self.windows) >= 0
         assert not self.encoder or self.max_model_len <= self.max_num_batched_tokens, "a prompt fits one step"
         assert self.block_size >= 1
         assert self.state_piece >= 1
         assert self.state_places >= 0
         assert not self.state_places or self.recurrent
+        assert not self.recurrent or self.windows == (0,), "states stand behind prefixes of one group"
         assert self.max_model_len >= 2
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"
         assert 0.0 <= self.expected_share <= 1.0

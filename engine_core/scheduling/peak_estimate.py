@@ -3,7 +3,9 @@
 The peak is that of LightLLM's past-future scheduler (Gong et al., ASPLOS 2025): memory only grows between two ends, so
 its maximum is at some end. Sorted by remaining length, the sum over those still running at each end is a running
 sum. Here it counts blocks, not tokens: with c = a*size - b positions now, t = u*size + v positions later a sequence
-holds a + u + (1 if v > b) blocks, so the exact count is one running sum and one running histogram of b.
+holds a + u + (1 if v > b) columns, so the exact count is one running sum and one running histogram of b. A column has a
+block of each KV group that grows until the sequence's end. A group whose window is shorter than that counts with the
+most that it holds from the start on, which is never too little.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.scheduling.running_batch import Slots
 
 Ints = npt.NDArray[np.int64]
@@ -32,8 +35,22 @@ class PeakEstimate(msgspec.Struct, frozen=True):
 
     positions: Ints  # KV positions after the next step
     further: Ints  # positions to come after those, as expected
+    growing: Ints  # KV groups that take a block for every column until the end
+    steady: Ints  # blocks of the other groups, at most
     spare: Ints  # blocks accounted to other sequences: not freed at this sequence's end
     base: int  # blocks accounted to no sequence: never freed
+
+
+def new_estimate(layout: BlockLayout, positions: Ints, further: Ints, spare: Ints, base: int) -> PeakEstimate:
+    """Of these sequences, whose groups follow from how long they become."""
+    growing, steady = np.full(len(positions), layout.full), np.zeros(len(positions), np.int64)
+    if layout.kinds:
+        columns = -(-(positions + further) // layout.block_size)
+        for most in layout.running:
+            grows = columns <= most
+            growing += grows
+            steady += np.where(grows, 0, most)
+    return PeakEstimate(positions, further, growing, steady, spare, base)
 
 
 def peak_blocks(estimate: PeakEstimate, block_size: int) -> int:
@@ -41,16 +58,16 @@ def peak_blocks(estimate: PeakEstimate, block_size: int) -> int:
     if not len(estimate.positions):
         return estimate.base
     order = np.argsort(-estimate.further, kind="stable")
-    positions, further, spare = estimate.positions[order], estimate.further[order], estimate.spare[order]
-    blocks = -(-positions // block_size)
-    slack = blocks * block_size - positions  # in 0 .. block_size-1
+    positions, further, growing = estimate.positions[order], estimate.further[order], estimate.growing[order]
+    columns = -(-positions // block_size)
+    slack = columns * block_size - positions  # in 0 .. block_size-1
     whole, rest = np.divmod(further, block_size)
     counts = np.zeros((len(order), block_size + 1), np.int64)
-    counts[np.arange(len(order)), slack + 1] = 1
-    smaller = counts.cumsum(axis=1).cumsum(axis=0)  # [i, v]: sequences up to i whose slack is below v
     rank = np.arange(len(order))
-    held = np.cumsum(blocks - spare) + (rank + 1) * whole + smaller[rank, rest]
-    return estimate.base + int(held.max())
+    counts[rank, slack + 1] = growing
+    smaller = counts.cumsum(axis=1).cumsum(axis=0)  # [i, v]: groups of sequences up to i whose slack is below v
+    held = np.cumsum(growing * columns + estimate.steady[order] - estimate.spare[order])
+    return estimate.base + int((held + np.cumsum(growing) * whole + smaller[rank, rest]).max())
 
 
 class Forecast:
@@ -88,19 +105,19 @@ class Forecast:
         expected: Ints = np.ceil((limits - tokens) * self.share(running)).astype(np.int64)
         return np.maximum(expected - 1, 0)
 
-    def estimate(self, slots: Slots, held: int, leaving: int, block_size: int) -> PeakEstimate:
+    def estimate(self, slots: Slots, held: int, leaving: int) -> PeakEstimate:
         """The running sequences. `held`: blocks held in all; `leaving`: of those, given back when the fence opens."""
-        rows = slots.occupied()
+        rows, size = slots.occupied(), slots.layout.block_size
         limits = slots.limit[rows]
         tokens = np.minimum(np.maximum(slots.num_tokens[rows], slots.num_computed_tokens[rows] + 1), limits)
         spare = slots.blocks.borrowed[rows]
-        base = held - leaving - int((slots.blocks.held[rows] - spare).sum())
+        base = held - leaving - int((slots.blocks.held[rows] - spare - slots.blocks.lent[rows]).sum())
         further = self.further(tokens, limits, len(rows))
         positions = np.minimum(tokens, limits - 1)
         ahead = np.maximum(
-            slots.blocks.capacity[rows] - block_size + 1 - positions, 0
+            slots.blocks.capacity[rows] - size + 1 - positions, 0
         )  # blocks that rejected drafts were given
-        return PeakEstimate(positions + ahead, np.maximum(further - ahead, 0), spare, base)
+        return new_estimate(slots.layout, positions + ahead, np.maximum(further - ahead, 0), spare, base)
 
     def fits(
         self, estimate: PeakEstimate, candidate: PeakEstimate, capacity: int, block_size: int
@@ -109,12 +126,14 @@ class Forecast:
         both = PeakEstimate(
             np.concatenate((estimate.positions, candidate.positions)),
             np.concatenate((estimate.further, candidate.further)),
+            np.concatenate((estimate.growing, candidate.growing)),
+            np.concatenate((estimate.steady, candidate.steady)),
             np.concatenate((estimate.spare, candidate.spare)),
             estimate.base + candidate.base,
         )
-        ends = int((-(-(both.positions + both.further) // block_size) - both.spare).sum())
-        if both.base + ends <= capacity:  # even if all ended at the same time
-            return both
+        columns = -(-(both.positions + both.further) // block_size)
+        if both.base + int((both.growing * columns + both.steady - both.spare).sum()) <= capacity:
+            return both  # even if all ended at the same time
         self._peaks += 1
         return both if peak_blocks(both, block_size) <= capacity else None
 

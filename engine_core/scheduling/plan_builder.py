@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine_core.grammar.masks import MaskRow
+from penstock.engine_core.kv.block_layout import columns_of
 from penstock.engine_core.scheduling.admission import Admissions
 from penstock.engine_core.scheduling.drafting import (
     NO_DRAFTS_REQUESTED,
@@ -55,7 +56,7 @@ UNTRACED = TraceContext()
 class PlanBuilder:
     """A plan that is being built."""
 
-    pairs: list[npt.NDArray[np.int32]] = field(default_factory=list)  # each [new blocks, 2]
+    columns: list[npt.NDArray[np.int32]] = field(default_factory=list)  # each [new columns, 1 + groups]
     starts: list[SlotStart] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
 
@@ -94,11 +95,12 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch)
             budget -= count
     needs = [blocks_needed(state, sequence, count) for sequence, count in claims]
     short = crossing(state, batch) if drafts is None else drafted_crossing(state, batch, drafts)
-    if drafts is not None and len(short) + sum(needs) > state.kv.pool.available:
+    groups = state.kv.layout.groups
+    if drafts is not None and groups * len(short) + sum(needs) > state.kv.pool.available:
         budget += drafts.total
         drafts = None  # they yield before any row waits for a block
         short = crossing(state, batch)
-    kv_pressure = state.kv_pressure = len(short) + sum(needs) > state.kv.pool.available
+    kv_pressure = state.kv_pressure = groups * len(short) + sum(needs) > state.kv.pool.available
     if kv_pressure:
         batch, claims = preempt_for_blocks(state, batch, short, claims, needs)
         short = crossing(state, batch)
@@ -143,27 +145,28 @@ def blocks_needed(state: SchedulerState, sequence: Sequence, count: int) -> int:
     if state.options.encoder:
         return 0
     positions = int(state.slots.num_computed_tokens[sequence.slot]) + count
-    return max(0, -(-positions // state.options.block_size) - len(sequence.blocks))
+    groups = state.kv.layout.groups
+    return max(0, groups * columns_of(positions, state.options.block_size) - len(sequence.blocks))
 
 
 def grow_rows(state: SchedulerState, builder: PlanBuilder, rows: Ints) -> None:
-    """A new block for these slots, as often as each is named."""
-    slots = state.slots
-    taken = state.kv.pool.take(len(rows))
-    for slot, block in zip(rows.tolist(), taken, strict=True):
-        slots.blocks.tables[slot].append(block)
-    np.add.at(slots.blocks.held, rows, 1)
+    """A new block of each group for these slots, as often as each is named."""
+    slots, groups = state.slots, state.kv.layout.groups
+    taken = state.kv.pool.take(len(rows) * groups)
+    for at, slot in enumerate(rows.tolist()):
+        slots.blocks.tables[slot] += taken[at * groups : (at + 1) * groups]
+    np.add.at(slots.blocks.held, rows, groups)
     np.add.at(slots.blocks.capacity, rows, state.options.block_size)
-    blocks = np.array(taken)
-    state.kv.owners[blocks] = slots.life[rows]
-    builder.pairs.append(paired(rows, blocks))
+    blocks = np.array(taken).reshape(-1, groups)
+    state.kv.owners[blocks] = slots.life[rows][:, None]
+    builder.columns.append(appended(rows, blocks))
 
 
-def paired(slots: Ints | int, blocks: Ints) -> npt.NDArray[np.int32]:
-    """# [blocks, 2]: the slot and the block appended to its table, as the plan sends them"""
-    pairs = np.empty((len(blocks), 2), np.int32)
-    pairs[:, 0], pairs[:, 1] = slots, blocks
-    return pairs
+def appended(slots: Ints | int, blocks: Ints) -> npt.NDArray[np.int32]:
+    """# [columns, 1 + groups]: the slot and the blocks appended to its tables, as the plan sends them"""
+    columns = np.empty((len(blocks), 1 + blocks.shape[1]), np.int32)
+    columns[:, 0], columns[:, 1:] = slots, blocks
+    return columns
 
 
 def take_blocks(state: SchedulerState, sequence: Sequence, count: int) -> list[int]:
@@ -171,8 +174,8 @@ def take_blocks(state: SchedulerState, sequence: Sequence, count: int) -> list[i
     slots, slot = state.slots, sequence.slot
     taken = state.kv.pool.take(blocks_needed(state, sequence, count))
     sequence.blocks.extend(taken)
-    slots.blocks.held[slot] = len(sequence.blocks)
-    slots.blocks.capacity[slot] = len(sequence.blocks) * state.options.block_size
+    slots.blocks.held[slot] += len(taken)
+    slots.blocks.capacity[slot] = len(sequence.blocks) // state.kv.layout.groups * state.options.block_size
     state.kv.owners[taken] = sequence.life
     return taken
 
@@ -181,7 +184,7 @@ def extend_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence
     """A further chunk of a sequence that is in its slot already."""
     taken = take_blocks(state, sequence, count)
     if taken:
-        builder.pairs.append(paired(sequence.slot, np.array(taken)))
+        builder.columns.append(appended(sequence.slot, np.array(taken).reshape(-1, state.kv.layout.groups)))
     append_chunk(state, builder, sequence, count)
 
 
@@ -254,7 +257,7 @@ def finish_plan(
         step=step,
         epoch=state.epoch,
         starts=tuple(builder.starts),
-        blocks=b"".join([pairs.tobytes() for pairs in builder.pairs]),
+        blocks=b"".join([columns.tobytes() for columns in builder.columns]),
         decode_on=turned_on,
         decode_off=turned_off,
         chunks=np.array(chunks, np.int32).tobytes() if chunks else b"",

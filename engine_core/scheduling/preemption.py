@@ -22,12 +22,12 @@ from penstock.protocol.messages import Finish
 def preempt_for_blocks(
     state: SchedulerState, batch: RunningBatch, short: Ints, chunks: list[tuple[Sequence, int]], needs: list[int]
 ) -> tuple[RunningBatch, list[tuple[Sequence, int]]]:
-    """Decide which claims to blocks are met: a slot of `short` needs one, a chunk its number of `needs`.
+    """Decide which claims to blocks are met: a slot of `short` needs one of each group, a chunk its number of `needs`.
 
     Returns the rows of the batch that decode in this step, and those of the chunks (sequence, positions) that run.
     """
     pool, slots = state.kv.pool, state.slots
-    wanted = dict.fromkeys(slots.batch(short).sequences, 1)
+    wanted = dict.fromkeys(slots.batch(short).sequences, state.kv.layout.groups)
     wanted.update({sequence: need for (sequence, _), need in zip(chunks, needs, strict=True)})
     running, expected = [], leaving_blocks(state)
     prefilling = set(state.prefilling)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine_core.kv.block_layout import NO_BLOCK, BlockLayout, first_column
 from penstock.engine_core.scheduling.request import Sequence
 
 Ints = npt.NDArray[np.int64]
@@ -27,9 +28,9 @@ class RunningBatch:
     source: int  # the one source of all rows, -1 when they differ
 
 
-def blocks_at_end(sequence: Sequence, block_size: int) -> int:
-    """Blocks of the sequence at its limit: its last token needs no KV."""
-    return -(-(sequence.request.limit - 1) // block_size)
+def blocks_at_end(sequence: Sequence, layout: BlockLayout) -> int:
+    """Most blocks of the sequence until its limit: its last token needs no KV."""
+    return layout.most(sequence.request.limit - 1)
 
 
 def joined(first: RunningBatch, second: RunningBatch) -> RunningBatch:
@@ -50,13 +51,16 @@ def joined(first: RunningBatch, second: RunningBatch) -> RunningBatch:
 class BlockTables:
     """The blocks of each slot."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, kinds: int) -> None:
         self.tables: list[list[int]] = [[] for _ in range(count)]
         self.capacity = np.zeros(count, np.int64)  # positions that the table can hold
         self.held = np.zeros(count, np.int64)  # blocks in the table
-        self.borrowed = np.zeros(count, np.int64)  # of those, blocks accounted to another sequence
+        # Of those, blocks accounted to another sequence: of groups that hold everything, and of those with a window.
+        self.borrowed = np.zeros(count, np.int64)
+        self.lent = np.zeros(count, np.int64)
+        self.behind = np.zeros((kinds, count), np.int64)  # columns given back, for each kind of window
         self.cached = np.zeros(count, np.int64)  # leading blocks in the prefix index; NEVER: they are not cached
-        self.committed = 0  # blocks that all running sequences would hold at their limits without sharing
+        self.committed = 0  # blocks that all running sequences would hold at most, without sharing
 
 
 class Addresses:
@@ -74,11 +78,12 @@ class Slots:
     `ready`: the slot decodes: all tokens the host knows are planned and the next one may be planned too.
     """
 
-    def __init__(self, count: int, microbatches: int = 1) -> None:
+    def __init__(self, count: int, layout: BlockLayout, microbatches: int = 1) -> None:
         self.count = count
+        self.layout = layout
         self.microbatches = microbatches
         self.sequences: list[Sequence | None] = [None] * count
-        self.blocks = BlockTables(count)
+        self.blocks = BlockTables(count, len(layout.kinds))
         self.addresses = Addresses(count)
         self.life = np.zeros(count, np.int64)  # 0: the slot is empty
         self.num_tokens = np.zeros(count, np.int64)  # tokens that the host knows
@@ -102,21 +107,31 @@ class Slots:
     def occupied(self) -> Ints:
         return self.life.nonzero()[0]
 
-    def enter(self, sequence: Sequence, block_size: int, seals: bool) -> int:
+    def group_blocks(self) -> tuple[int, ...]:
+        """Blocks in the tables of running sequences, of each KV group."""
+        rows, layout = self.occupied(), self.layout
+        columns = int(self.blocks.capacity[rows].sum()) // layout.block_size
+        behind = {window: int(self.blocks.behind[kind, rows].sum()) for kind, (window, _) in enumerate(layout.kinds)}
+        return tuple(columns - behind.get(window, 0) for window in layout.windows)
+
+    def enter(self, sequence: Sequence, seals: bool) -> int:
         """Give the sequence a slot and a new `life`; its table is `sequence.blocks`, all of them computed already."""
-        slot = self._free.pop()
+        slot, size = self._free.pop(), self.layout.block_size
         self._lives += 1
-        self.blocks.committed += blocks_at_end(sequence, block_size)
+        self.blocks.committed += blocks_at_end(sequence, self.layout)
         sequence.slot = slot
         sequence.life = self._lives * self.count + slot  # modulo the count it is the slot
         self.sequences[slot] = sequence
         self.blocks.tables[slot] = sequence.blocks
         self.life[slot] = sequence.life
         self.num_tokens[slot] = len(sequence.tokens)
-        self.blocks.held[slot] = len(sequence.blocks)
-        self.blocks.capacity[slot] = self.num_computed_tokens[slot] = len(sequence.blocks) * block_size
+        computed = len(sequence.blocks) // self.layout.groups * size
+        self.blocks.held[slot] = len(sequence.blocks) - sequence.blocks.count(NO_BLOCK)
+        self.blocks.capacity[slot] = self.num_computed_tokens[slot] = computed
+        for kind, (window, _) in enumerate(self.layout.kinds):
+            self.blocks.behind[kind, slot] = first_column(computed, window, size)
         self.limit[slot] = sequence.request.limit
-        self.blocks.borrowed[slot] = 0
+        self.blocks.borrowed[slot] = self.blocks.lent[slot] = 0
         self.blocks.cached[slot] = sequence.cached if seals else NEVER
         self.last[slot] = 0
         self.addresses.ids[slot] = sequence.request.message.id
@@ -128,10 +143,10 @@ class Slots:
         self.drafters += sequence.drafter is not None
         return slot
 
-    def leave(self, sequence: Sequence, block_size: int) -> int:
+    def leave(self, sequence: Sequence) -> int:
         """The sequence leaves its slot; `give` makes it available, at once or when the fence opens."""
         slot = sequence.slot
-        self.blocks.committed -= blocks_at_end(sequence, block_size)
+        self.blocks.committed -= blocks_at_end(sequence, self.layout)
         assert self.sequences[slot] is sequence
         self.set_ready(slot, False)
         self.sequences[slot] = None

@@ -16,6 +16,7 @@ from penstock.engine_core.scheduling.lifecycle import (
     TOO_SMALL,
     cancel,
     end_aside,
+    held_blocks,
     in_flight_sequences,
     preempt,
     suspect,
@@ -206,7 +207,7 @@ class Scheduler:
         """Compare the pool's accounts with every block table: sums alone, or block by block when idle or when a sum is
         wrong. Contradictory blocks are quarantined and reported, never raised."""
         state = self._state
-        tables = [sequence.blocks for sequence in state.slots.sequences if sequence is not None]
+        tables = [held_blocks(state, sequence) for sequence in state.slots.sequences if sequence is not None]
         report = state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
         faults = () if state.kv.recurrent is None else check_states(state, state.kv.recurrent)
         return msgspec.structs.replace(report, faults=report.faults + faults) if faults else report
@@ -229,6 +230,7 @@ class Scheduler:
             pool=state.kv.pool.statistics(),
             prefix=state.kv.prefix.statistics(),
             snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
+            group_blocks=state.slots.group_blocks(),
             forecast=state.forecast.statistics(len(state.slots.occupied())),
             requests=len(state.requests),
             waiting_clients=state.queue.clients,

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine_core.grammar.spacing import Habits
+from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.kv.block_pool import BlockPool, Fence
 from penstock.engine_core.kv.prefix_index import PrefixIndex
 from penstock.engine_core.kv.snapshots import Snapshots
@@ -123,6 +124,7 @@ class KVState:
     pool: BlockPool
     prefix: PrefixIndex
     fence: Fence
+    layout: BlockLayout
     owners: npt.NDArray[np.int64]  # [blocks + 1], `life` of the sequence that a held block is accounted to
     # By the hash of the next block to be cached: the sequence that computes it.
     in_flight_prefixes: dict[bytes, Sequence] = field(default_factory=dict)
@@ -227,7 +229,7 @@ def new_state(options: SchedulingOptions) -> SchedulerState:
         options=options,
         epoch=options.epoch,
         kv=new_kv_state(options),
-        slots=Slots(options.max_num_seqs, options.stages),
+        slots=Slots(options.max_num_seqs, options.layout(), options.stages),
         queue=RequestQueue(fair=options.fairness),
         forecast=Forecast(options.expected_share),
         stop_tokens=StopTokenCounts(options.vocab_size),
@@ -247,6 +249,7 @@ def new_kv_state(options: SchedulingOptions) -> KVState:
         BlockPool(options.blocks, prefix),
         prefix,
         Fence(),
+        options.layout(),
         np.zeros(options.blocks + 1, np.int64),
         recurrent=new_recurrent_states(options) if options.recurrent else None,
     )

@@ -171,6 +171,7 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     pool: PoolStatistics
     prefix: PrefixStatistics
     snapshots: SnapshotStatistics | None  # None: the model has no recurrent layers
+    group_blocks: tuple[int, ...]  # in the tables of running sequences, of each KV group
     forecast: ForecastStatistics
     requests: int  # alive
     waiting_clients: int  # that have anything in the queue

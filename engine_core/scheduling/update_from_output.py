@@ -24,6 +24,7 @@ from penstock.engine_core.scheduling.request import Request, Sequence, finish_re
 from penstock.engine_core.scheduling.running_batch import RunningBatch
 from penstock.engine_core.scheduling.state import Chunk, InFlightStep, SchedulerState, SequenceEnd
 from penstock.engine_core.scheduling.tracing import PrefillChunk
+from penstock.engine_core.scheduling.windows import release_behind
 from penstock.protocol.errors import EngineFailure, GrammarFailure
 from penstock.protocol.messages import Finish, Logprobs, TokenExtra
 from penstock.protocol.steps import REJECTED, StepResult
@@ -58,6 +59,8 @@ def apply(state: SchedulerState, result: StepResult) -> None:
         take_vectors(state, inflight, result)
     if state.kv.recurrent is not None and inflight.kept:
         publish_states(state.kv.recurrent, inflight.kept)
+    if state.kv.layout.kinds:
+        release_behind(state, inflight)
     for fenced in state.kv.fence.open(inflight.step):
         release(state, fenced)
 

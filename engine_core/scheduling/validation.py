@@ -38,7 +38,7 @@ def longest(message: SubmitTokens, options: SchedulingOptions) -> int:
 
 def blocks_needed(message: SubmitTokens, options: SchedulingOptions) -> int:
     """Blocks of a sequence at its longest."""
-    return 0 if options.encoder else -(-(longest(message, options) - 1) // options.block_size)
+    return 0 if options.encoder else options.layout().most(longest(message, options) - 1)
 
 
 def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
@@ -92,9 +92,10 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
         validate_written(message, options)
     need = blocks_needed(message, options)
     if need > capacity:
+        groups = len(options.windows)  # tokens are told as if all groups held them
         raise InvalidRequest(
-            f"prompt and max_tokens need {need * options.block_size} tokens of KV cache; "
-            f"the server has {capacity * options.block_size}",
+            f"prompt and max_tokens need {-(-need // groups) * options.block_size} tokens of KV cache; "
+            f"the server has {capacity // groups * options.block_size}",
             param="max_tokens",
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from penstock.engine_core.kv.block_layout import capacity_tokens
 from penstock.protocol.links import Role
 from penstock.protocol.messages import EngineStatus
 from penstock.services.metrics.definitions import STATUS
@@ -111,8 +112,8 @@ class ReplicaSet:
                     heartbeat_age=now - time if status else None,
                     running=status.running if status else 0,
                     waiting=status.waiting if status else 0,
-                    tokens=status.blocks * status.block_size if status else 0,
-                    tokens_free=free * status.block_size if status else 0,
+                    tokens=status_tokens(status, status.blocks) if status else 0,
+                    tokens_free=status_tokens(status, free) if status else 0,
                     prompt_tokens=status.prompt_tokens if status else 0,
                     cached_tokens=status.cached_tokens if status else 0,
                 )
@@ -156,3 +157,8 @@ def total(statuses: Sequence[EngineStatus]) -> EngineStatus:
         accepted_at=tuple(map(sum, zip(*accepted, strict=True))),
         replica=0,
     )
+
+
+def status_tokens(status: EngineStatus, blocks: int) -> int:
+    """Tokens of requests of full length in so many KV blocks of an engine."""
+    return capacity_tokens(blocks, status.block_size, status.windows, status.max_model_len)

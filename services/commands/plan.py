@@ -19,6 +19,7 @@ import msgspec
 from penstock.engine_core import folder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.kv_cache import kv_label, with_draft_cache, with_kv_cache
+from penstock.engine_core.models.kv_groups import kv_groups_text, layout_of, with_kv_groups
 from penstock.engine_core.models.memory_estimate import (
     ITEM_BYTES,
     CacheShape,
@@ -90,11 +91,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     step_bytes: int  # estimate: the largest step and the tables of slots
     other_bytes: int  # estimate: CUDA context, kernels, rotary tables
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int  # with all KV groups
+    held_bytes_per_token: int  # what a request of full length holds, by its tokens: windows give the rest back
     kv_cache_dtype: str
     block_size: int
     blocks: int
-    cache_tokens: int
+    kv_groups: str  # in words; empty: all layers hold every token
+    cache_tokens: int  # if all KV groups held them
     max_model_len: int
     max_num_seqs: int
     concurrency: tuple[Concurrency, ...]
@@ -153,6 +156,7 @@ def plan(config: Config, gpu: str) -> Plan:
     ranks, stages = config.model.tensor_parallel_size, config.model.pipeline_parallel_size
     check_ranks(spec, ranks)
     draft, quantized = planned_draft(config, spec, path), quantization_facts(spec)
+    spec = with_kv_groups(spec, length, config.model.block_size, drafting=draft is not None)
     shares = [stage_share(config, spec, draft, stage, step, total) for stage in range(stages)]
     share, parameters = min(shares, key=lambda share: share.blocks), weights(spec)
     shape, blocks = share.shape, share.blocks
@@ -169,11 +173,13 @@ def plan(config: Config, gpu: str) -> Plan:
         weight_bytes=share.weight_bytes,
         step_bytes=share.step_bytes,
         other_bytes=share.other_bytes,
-        kv_bytes_per_token=shape.block_bytes // shape.block_size,
+        kv_bytes_per_token=shape.block_bytes * shape.layout.groups // shape.block_size,
+        held_bytes_per_token=shape.block_bytes * shape.layout.steady(length) // length,
         kv_cache_dtype=kv_label(spec) or dtype,
         block_size=shape.block_size,
         blocks=blocks,
-        cache_tokens=blocks * shape.block_size,
+        kv_groups=kv_groups_text(spec),
+        cache_tokens=blocks // shape.layout.groups * shape.block_size,
         max_model_len=length,
         max_num_seqs=shape.max_num_seqs,
         concurrency=tuple(concurrency(own, blocks, shape, tokens) for own in lengths(length)),
@@ -215,7 +221,7 @@ def stage_share(
     beside = 0 if drafting is None else drafting_bytes(drafting.layers, *sizes, states=drafting.head is not None)
     shape = CacheShape(
         block_bytes=block_bytes(part, *sizes) + beside,
-        block_size=model.block_size,
+        layout=layout_of(spec, model.block_size, step.tokens, stages),
         max_model_len=step.max_model_len,
         max_num_seqs=model.max_num_seqs,
         length_given=bool(model.max_model_len),
@@ -280,7 +286,7 @@ def concurrency(tokens: int, blocks: int, shape: CacheShape, step: int) -> Concu
     if not shape.block_bytes:
         fit = step // tokens
         return Concurrency(tokens, min(fit, shape.max_num_seqs), "step" if fit < shape.max_num_seqs else "slots")
-    fit = blocks // -(-tokens // shape.block_size)
+    fit = blocks // shape.layout.steady(tokens)
     return Concurrency(tokens, min(fit, shape.max_num_seqs), "blocks" if fit < shape.max_num_seqs else "slots")
 
 
@@ -319,6 +325,12 @@ def text(found: Plan) -> str:
         f"  left for the cache  {gib(max(0, free)):>8} GiB",
         f"  keys and values     {found.kv_bytes_per_token:>8,} bytes per token, in {found.kv_cache_dtype}",
         *([f"  states              {states}"] if found.snapshot_bytes else []),
+        *([f"  KV groups           {found.kv_groups}"] if found.kv_groups else []),
+        *(
+            [f"  held at {found.max_model_len:,} tokens: {found.held_bytes_per_token:,} bytes per token"]
+            if found.kv_groups
+            else []
+        ),
         f"  KV cache            {found.cache_tokens:>8,} tokens, {found.blocks:,} blocks of {found.block_size}",
         "",
         "  tokens of a request   at once",

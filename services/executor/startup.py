@@ -24,6 +24,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.kv_cache import check_kv_cache, kv_label, with_draft_cache, with_kv_cache
+from penstock.engine_core.models.kv_groups import layout_of, with_kv_groups
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.memory_estimate import (
     CPU_CEILING,
@@ -150,6 +151,7 @@ def start(
         step_tokens=options.step_tokens,
         mask_slots=runner.mask_slots,
         draft_tokens=0 if draft is None else draft.tokens,
+        windows=spec.kv_windows,
         device=chip_of(device).name,
         dtype=str(dtype).removeprefix("torch."),
         kv_cache_dtype=kv_label(spec),
@@ -216,6 +218,7 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     spec = with_kv_cache(read_spec(path, config.model.quantization), asked)
     length = folder.model_length(spec, config.model)
     drafting = with_draft_cache(find_draft(config, path, spec, length), asked)
+    spec = with_kv_groups(spec, length, config.model.block_size, drafting=drafting is not None)
     ranks = config.model.tensor_parallel_size
     stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
     check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
@@ -243,7 +246,8 @@ def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, 
         kv_cache_dtype=ready.kv_cache_dtype or ready.dtype,
         weight_bytes=ready.weight_bytes,
         blocks=ready.blocks,
-        tokens=ready.blocks * options.block_size,
+        tokens=ready.blocks // len(ready.windows) * options.block_size,
+        kv_windows=ready.windows,
         full_length_requests=round(ready.blocks / shape.request_blocks, 2),
         cache_bytes=ready.cache_bytes,
         seconds=round(ready.load_seconds, 2),
@@ -267,7 +271,7 @@ def make_runner(
     shape = CacheShape(
         block_bytes=block_bytes(rank_spec(spec, options.group.size), *sizes)
         + (0 if draft is None else draft_block_bytes(draft, *sizes)),
-        block_size=options.block_size,
+        layout=layout_of(spec, options.block_size, options.step_tokens, config.model.pipeline_parallel_size),
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         length_given=bool(config.model.max_model_len),

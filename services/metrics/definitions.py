@@ -158,6 +158,8 @@ STATUS: tuple[Metric[EngineStatus], ...] = about(
     gauge("engine_blocks", "KV blocks in total", lambda s: s.blocks),
     gauge("engine_blocks_free", "Empty KV blocks", lambda s: s.blocks_free),
     gauge("engine_blocks_idle", "KV blocks that are cached and not in use", lambda s: s.blocks_idle),
+    gauge("engine_group_blocks", "KV blocks in the tables of running requests, by KV group; shared ones count in each",
+          lambda s: {str(group): count for group, count in enumerate(s.group_blocks)}, "group"),
     gauge("engine_kv_used_ratio", "Share of the KV blocks that are in use",
           lambda s: (s.blocks - s.blocks_free - s.blocks_idle) / s.blocks if s.blocks else 0.0),
     gauge("engine_step_age_seconds", "Seconds since the last step was applied, 0 when idle", lambda s: s.step_age),

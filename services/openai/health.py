@@ -18,7 +18,7 @@ from penstock.protocol.errors import Unavailable
 from penstock.protocol.links import Role
 from penstock.protocol.messages import EngineStatus
 from penstock.protocol.version import VERSION
-from penstock.services.client.replicas import ReplicaHealth
+from penstock.services.client.replicas import ReplicaHealth, status_tokens
 from penstock.services.http.request_context import RequestContext
 from penstock.services.metrics.exposition import ServerCollector
 from penstock.services.openai.app_state import AppState
@@ -177,4 +177,4 @@ def capacity_of(status: EngineStatus | None, unfinished: int, limit: int) -> Cap
     if status is None:
         return Capacity(0, 0, unfinished, limit)
     free = status.blocks_free + status.blocks_idle
-    return Capacity(status.blocks * status.block_size, free * status.block_size, unfinished, limit)
+    return Capacity(status_tokens(status, status.blocks), status_tokens(status, free), unfinished, limit)

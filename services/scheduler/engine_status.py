@@ -59,6 +59,7 @@ def group_status(
         device=executors.devices if first else "",
         dtype=first.dtype if first else "",
         kv_cache_dtype=first.kv_cache_dtype if first else "",
+        windows=first.windows if first else (0,),
     )
 
 
@@ -73,5 +74,6 @@ def with_statistics(status: EngineStatus, found: SchedulerStatistics, step_age: 
         blocks_idle=found.pool.idle,
         state_places=0 if found.snapshots is None else found.snapshots.total,
         state_snapshots=0 if found.snapshots is None else found.snapshots.held,
+        group_blocks=found.group_blocks,
         accepted_at=tuple(found.accepted_at[:PLACES]),
     )

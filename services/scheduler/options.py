@@ -33,6 +33,7 @@ def scheduling_options(
     return SchedulingOptions(
         blocks=executors.blocks,
         block_size=model.block_size,
+        windows=executors.first.windows,
         max_model_len=facts.max_model_len,
         max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=executors.step_tokens,
@@ -46,6 +47,7 @@ def scheduling_options(
         max_queue_time=options.max_queue_time,
         stages=model.pipeline_parallel_size,
         ahead=ahead(config),
+        depth=depth(config),
         recurrent=facts.recurrent,
         state_places=executors.state_places if facts.recurrent else 0,
         trace_tokens=config.trace.trace_tokens,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.engine_core.kv.block_layout import BlockLayout, capacity_tokens
 from penstock.engine_core.models.memory_estimate import quantization_facts
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.config import ApiConfig, Config, wrong_output
@@ -48,18 +49,20 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""  # how they were verified
     kv_cache_dtype: str = ""  # where it is not `dtype`
     replicas: int = 1  # `blocks` and `max_num_seqs` are those of one
+    windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
 
     @property
     def tokens(self) -> int:
         """Capacity of the KV cache in tokens."""
-        return self.blocks * self.block_size
+        return capacity_tokens(self.blocks, self.block_size, self.windows, self.max_model_len)
 
     @property
     def concurrency(self) -> int:
         """Requests of full length that fit at once."""
         if not self.blocks:
             return self.max_num_seqs
-        return min(self.max_num_seqs, self.blocks // -(-self.max_model_len // self.block_size))
+        layout = BlockLayout(self.block_size, self.windows, ahead=1)
+        return min(self.max_num_seqs, self.blocks // layout.steady(self.max_model_len))
 
 
 def engine_facts(status: EngineStatus) -> tuple[str, ...]:
@@ -67,6 +70,7 @@ def engine_facts(status: EngineStatus) -> tuple[str, ...]:
     return (
         f"X_PENSTOCK_BLOCKS={status.blocks}",
         f"X_PENSTOCK_BLOCK_SIZE={status.block_size}",
+        f"X_PENSTOCK_WINDOWS={','.join(map(str, status.windows))}",
         f"X_PENSTOCK_DEVICE={status.device}",
         f"X_PENSTOCK_DTYPE={status.dtype}",
         f"X_PENSTOCK_KV_CACHE_DTYPE={status.kv_cache_dtype}",
@@ -90,6 +94,7 @@ def serving(
         kv_cache_dtype=fields.get("X_PENSTOCK_KV_CACHE_DTYPE", ""),
         blocks=int(fields["X_PENSTOCK_BLOCKS"]),
         block_size=int(fields["X_PENSTOCK_BLOCK_SIZE"]),
+        windows=tuple(map(int, fields.get("X_PENSTOCK_WINDOWS", "0").split(","))),
         max_model_len=int(fields["X_PENSTOCK_MAX_MODEL_LEN"]),
         max_num_seqs=config.model.max_num_seqs,
         seconds=seconds,

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine_core.kv.block_layout import BlockLayout, first_column
 from penstock.protocol.messages import Logprobs, Pooling, Sampling
 from penstock.protocol.steps import (
     NO_MICROBATCH,
@@ -42,7 +43,7 @@ class Slot:
     tokens: list[int]
     prompt_tokens: int
     computed: int
-    table: list[int]
+    tables: list[list[int]]  # of each KV group
     sampling: Sampling
     seed: int
     nature: Nature
@@ -52,6 +53,11 @@ class Slot:
     pooling: Pooling | None = None
     pooled: int = 0  # positions that went into its vector
     began: int = 0  # position of its first row in the last step, or its end where that was a chunk
+
+    @property
+    def table(self) -> list[int]:
+        """Of the first group, which a draft model shares."""
+        return self.tables[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +75,18 @@ class Touched:
 
     step: int
     slots: frozenset[int]
-    blocks: frozenset[int]
-    places: frozenset[int] = frozenset()  # of snapshots
+    places: frozenset[int]  # of snapshots
+    tables: list[tuple[Slot, list[list[int]]]]  # as they were when the plan arrived
+    starts: dict[int, int] = field(default_factory=dict)  # by the slot's identity: its first position, once computed
+
+    def blocks(self, layout: BlockLayout) -> set[int]:
+        """Behind a window nothing is read. A step that has not run begins where its slots stand, or later."""
+        found: set[int] = set()
+        for slot, tables in self.tables:
+            start = self.starts.get(id(slot), slot.computed)
+            for table, window in zip(tables, layout.windows, strict=True):
+                found.update(table[first_column(start, window, layout.block_size) :])
+        return found
 
 
 def ints(data: bytes, width: int = 1) -> list[list[int]]:
@@ -90,6 +106,7 @@ class FakeExecutor:
         self._draft_pages = [[0] * world.block_size for _ in range(world.blocks + 1)]
         self.seen = self.unseen = 0  # positions of the draft model that were there, or missing, when it drafted
         self._longest = world.max_model_len
+        self._layout = BlockLayout(world.block_size, world.windows)
         self.epoch = epoch
         self._size = world.block_size
         self._budget = world.budget
@@ -118,7 +135,7 @@ class FakeExecutor:
         assert plan.step > self._step
         self._step = plan.step
         fenced_slots = frozenset().union(*[touched.slots for touched in self._flying])
-        fenced_blocks = frozenset().union(*[touched.blocks for touched in self._flying])
+        fenced_blocks = frozenset().union(*[touched.blocks(self._layout) for touched in self._flying])
         for start in plan.starts:
             for number, decoding in self._decoding.items():
                 assert start.slot not in decoding or number != plan.microbatch or start.slot in turned_off(plan)
@@ -129,10 +146,11 @@ class FakeExecutor:
         fenced_places = frozenset().union(*[touched.places for touched in self._flying])
         for _, _, place in ints(plan.keep, 3):
             assert place not in fenced_places, "a place written before its fence opened"
-        for slot, block in ints(plan.blocks, 2):
-            assert block not in fenced_blocks, "block reused before its fence opened"
-            assert 1 <= block < len(self._pages)
-            self._slots[slot].table.append(block)
+        for slot, *blocks in ints(plan.blocks, 1 + self._layout.groups):
+            for table, block in zip(self._slots[slot].tables, blocks, strict=True):
+                assert block not in fenced_blocks, "block reused before its fence opened"
+                assert 1 <= block < len(self._pages)
+                table.append(block)
         self._turn(plan)
         self._waiting.append(self._receive(plan))
         return self._work()
@@ -168,7 +186,7 @@ class FakeExecutor:
             [token for (token,) in tokens],
             start.prompt_tokens,
             start.computed,
-            [block for (block,) in ints(start.blocks)],
+            [list(table) for table in zip(*ints(start.blocks, self._layout.groups), strict=True)],
             start.sampling,
             start.seed,
             self._natures[start.sampling.seed],
@@ -178,9 +196,11 @@ class FakeExecutor:
         assert 0 <= start.slot < self._count
         assert 0 <= slot.computed < len(slot.tokens), "at least one position is computed"
         assert slot.computed % self._size == 0
-        assert len(set(slot.table)) == len(slot.table)
-        fresh = slot.table[slot.computed // self._size :]
-        assert not fenced_blocks.intersection(fresh), "block reused before its fence opened"
+        blocks = [block for table in slot.tables for block in table if block]
+        assert len(set(blocks)) == len(blocks)
+        for table, window in zip(slot.tables, self._layout.windows, strict=True):
+            assert all(table[first_column(slot.computed, window, self._size) :]), "a block that is read is there"
+            assert not fenced_blocks.intersection(table[slot.computed // self._size :]), "block reused too early"
         slot.hashes = cells(slot.nature.root, slot.tokens)
         self._slots[start.slot] = slot
         if start.state != NO_STATE:
@@ -226,17 +246,19 @@ class FakeExecutor:
             place += count
         sampling = running | {row[0] for row in chunks if row[3]}
         assert {slot for (slot,) in ints(plan.masked)} <= sampling
-        blocks = frozenset(block for slot in used for block in self._slots[slot].table)
         kept = ints(plan.keep, 3)
         assert {row[0] for row in kept} <= set(used), "a state of a slot that does not run"
         places = [start.state for start in plan.starts if start.state != NO_STATE] + [row[2] for row in kept]
         assert len({row[0] for row in kept}) == len({row[2] for row in kept}) == len(kept)
-        self._flying.append(Touched(plan.step, frozenset(used), blocks, frozenset(places)))
+        tables = [(self._slots[slot], [list(table) for table in self._slots[slot].tables]) for slot in used]
+        self._flying.append(Touched(plan.step, frozenset(used), frozenset(places), tables))
         self.rows += len(used)
         return Work(plan, decoding, [(row[0], self._slots[row[0]]) for row in chunks])
 
     def _compute(self, work: Work, masks: Mapping[int, frozenset[int]]) -> StepResult:
         plan = work.plan
+        touched = next(touched for touched in self._flying if touched.step == plan.step)
+        touched.starts.update((id(slot), slot.computed) for slot, _ in touched.tables)
         sampler = Sampler(self._longest, {slot for (slot,) in ints(plan.masked)}, masks)
         prompt_scores: list[RowLogprobs] = []
         vectors: list[RowVector] = []
@@ -342,15 +364,15 @@ class FakeExecutor:
         size, end = self._size, slot.computed + count
         assert end <= len(slot.tokens), "positions of unknown tokens"
         assert end + len(drafts) <= len(slot.table) * size, "positions beyond the block table"
-        for start in range(0, slot.computed, size):
-            stop = min(start + size, slot.computed)
-            page = self._pages[slot.table[start // size]]
-            assert page[: stop - start] == slot.hashes[start:stop], "KV of another prefix"
+        for group, (table, window) in enumerate(zip(slot.tables, self._layout.windows, strict=True)):
+            for start in range(max(0, slot.computed + 1 - window) if window else 0, slot.computed):
+                assert self._pages[table[start // size]][start % size] == slot.hashes[start] + group, "another prefix"
         written = slot.hashes[slot.computed : end]
         for token in drafts:
             written.append(cell(written[-1], token))
-        for position, value in enumerate(written, slot.computed):
-            self._pages[slot.table[position // size]][position % size] = value
+        for group, table in enumerate(slot.tables):
+            for position, value in enumerate(written, slot.computed):
+                self._pages[table[position // size]][position % size] = value + group
         slot.computed = end
         return [
             self._pages[slot.table[position // size]][position % size] for position in range(end - 1, end + len(drafts))

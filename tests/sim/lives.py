@@ -49,6 +49,7 @@ class World:
     recurrent: bool = False  # the model has recurrent layers
     places: int = 0  # for snapshots of their states
     state_piece: int = 8
+    windows: tuple[int, ...] = (0,)  # of the KV groups
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
     @property
@@ -71,6 +72,8 @@ def scheduling_options(world: World) -> SchedulingOptions:
         fairness=world.fairness,
         expected_share=world.expected_share,
         speculation=world.speculation,
+        windows=world.windows,
+        depth=world.depth,
         stages=world.stages,
         ahead=world.ahead,
         piece=world.piece,

@@ -32,6 +32,27 @@ class Careless(Forecast):
         return 0.0
 
 
+def check_accounts(scheduler: Scheduler) -> None:
+    """What the slots' columns say of each KV group's blocks, against the tables."""
+    state = scheduler._state
+    slots, layout = state.slots, state.kv.layout
+    tables = [sequence.blocks for sequence in slots.sequences if sequence is not None]
+    held = [sum(block > 0 for table in tables for block in table[at :: layout.groups]) for at in range(layout.groups)]
+    assert list(scheduler.statistics().group_blocks) == held
+    for slot in slots.occupied().tolist():
+        sequence = slots.sequences[slot]
+        assert sequence is not None
+        foreign = [0, 0]
+        for place, block in enumerate(sequence.blocks):
+            column, window = place // layout.groups, layout.windows[place % layout.groups]
+            kinds = [kind for kind, (own, _) in enumerate(layout.kinds) if own == window]
+            behind = int(slots.blocks.behind[kinds[0], slot]) if kinds else 0
+            assert (block == 0) == (column < behind), "given back, or held"
+            foreign[window > 0] += block > 0 and int(state.kv.owners[block]) != sequence.life
+        assert int(slots.blocks.held[slot]) == sum(block > 0 for block in sequence.blocks)
+        assert [int(slots.blocks.borrowed[slot]), int(slots.blocks.lent[slot])] == foreign
+
+
 class Clock:
     """Virtual seconds."""
 
@@ -186,6 +207,7 @@ class Simulation:
         report = self.scheduler.check(thorough=True)
         assert report.ok, report
         assert report.free + report.idle + report.held == report.total == self.world.blocks
+        check_accounts(self.scheduler)
 
     def _close(self) -> Outcome:
         stand = self.scheduler.statistics()

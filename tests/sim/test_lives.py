@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as change
 
 from penstock.engine_core.scheduling.options import SpeculationOptions
 from tests.sim.lives import World, random_lives, random_world
@@ -53,6 +54,35 @@ def test_lives_with_recurrent_states(seed: int) -> None:
     rng = random.Random(seed + 1000)
     places, piece = rng.choice((0, 1, 3, 12, 50)), rng.choice((2, 4, 8, 16))
     run(seed, 200, recurrent=True, places=places, state_piece=piece, restarts=rng.choice((0.0, 0.01)))
+
+
+WINDOWS = ((0, 4), (0, 7, 7), (0, 1, 16), (0, 0, 9))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_lives_of_models_with_windows(seed: int) -> None:
+    windows = WINDOWS[seed % len(WINDOWS)]
+    world = random_world(random.Random(seed))
+    run(seed, 150, windows=windows, blocks=world.blocks * len(windows), restarts=0.005)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lives_of_models_that_have_windows_alone(seed: int) -> None:
+    drafts = SpeculationOptions(method=("none", "ngram")[seed % 2], num_speculative_tokens=3)
+    run(seed, 150, windows=(5,), speculation=drafts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_windows_preempt_nobody_whose_whole_allowance_is_expected(seed: int) -> None:
+    """Without drafts, which take blocks that nobody reckoned with."""
+    world = World(blocks=120, block_size=2, slots=24, budget=32, max_model_len=64, depth=2, windows=(0, 4),
+                  growing=seed % 2 == 0, fairness=False)  # fmt: skip
+    rng = random.Random(seed)
+    plain = {"speculate": False, "prediction": b"", "automaton": None, "n": 1}
+    lives = [replace(life, message=change(life.message, **plain)) for life in random_lives(rng, world, 200)]
+    stand = Simulation(world, lives, rng).run().statistics
+    assert stand.preemptions == 0
+    assert stand.forecast.refused > 50
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.models.memory_estimate import (
     CPU_CEILING,
     CacheShape,
@@ -18,7 +19,7 @@ from penstock.engine_core.models.memory_estimate import (
 from penstock.protocol.errors import ConfigError
 from tests.engine_core.execution.harness import tiny_spec
 
-SHAPE = CacheShape(block_bytes=1000, block_size=16, max_model_len=100, max_num_seqs=8, length_given=False)
+SHAPE = CacheShape(block_bytes=1000, layout=BlockLayout(16), max_model_len=100, max_num_seqs=8, length_given=False)
 
 
 def test_bytes_of_a_block() -> None:

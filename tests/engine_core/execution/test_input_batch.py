@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,21 @@ def test_starts_fill_tokens_blocks_and_prompts(slots: SlotTable) -> None:
     assert slots.block_tables[0].tolist() == [6, 3, 0, 0, 0]
     assert slots.parameters.sampling.prompt_tokens[[2, 0]].tolist() == [2, 1]
     assert slots.prompt_tokens[[2, 0]].tolist() == [2, 1]
+
+
+def test_every_group_has_a_table() -> None:
+    """Columns come with a block of each group, 0 where one was given back; a start clears all tables of its slot."""
+    slots = SlotTable(replace(SIZES, groups=3), Upload(torch.device("cpu")))
+    slots.apply(plan(starts=(start(1, [1, 2, 3, 4, 5], 5, [4, 0, 5, 6, 7, 8]),), blocks=column(1, 9, 10, 11)))
+    first, second, third = slots.group_tables
+    assert first[1].tolist() == [4, 6, 9, 0, 0]
+    assert second[1].tolist() == [0, 7, 10, 0, 0]
+    assert third[1].tolist() == [5, 8, 11, 0, 0]
+    slots.apply(plan(blocks=column(1, 12, 13, 14, 2, 15, 16, 17)))
+    assert [table[1, 3].item() for table in slots.group_tables] == [12, 13, 14]
+    assert [table[2, 0].item() for table in slots.group_tables] == [15, 16, 17]
+    slots.apply(plan(starts=(start(1, [6], 1, [20, 21, 22]),)))
+    assert [table[1].tolist() for table in slots.group_tables] == [[20 + group, 0, 0, 0, 0] for group in range(3)]
 
 
 def test_a_start_leaves_nothing_of_what_was_there(slots: SlotTable) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.shapes import MIXTRAL, QWEN_MOE
 from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.layer_spec import ExpertSpec
 from penstock.engine_core.models.memory_estimate import (
@@ -131,7 +132,7 @@ def test_the_estimate_is_near_what_was_measured(
     assert weights(spec) * 2 == weight_bytes
     assert taken_bytes(spec, step) == pytest.approx(used, rel=0.06)
     assert step_bytes(spec, step) == pytest.approx(peak, rel=0.02)
-    shape = CacheShape(block_bytes(spec, 16, 2), 16, length, 256, length_given=True)
+    shape = CacheShape(block_bytes(spec, 16, 2), BlockLayout(16), length, 256, length_given=True)
     found = gpu_blocks(shape, H200, 0.9, taken_bytes(spec, step), step_bytes(spec, step))
     assert found == pytest.approx(blocks, rel=0.005)
 

@@ -167,7 +167,7 @@ def test_shared_blocks_are_accounted_once_and_to_whoever_goes_on_longest() -> No
 
     def accounted() -> tuple[list[int], int]:
         rows = state.slots.occupied()
-        view = state.forecast.estimate(state.slots, state.kv.pool.held, 0, 4)
+        view = state.forecast.estimate(state.slots, state.kv.pool.held, 0)
         return (state.slots.blocks.held[rows] - state.slots.blocks.borrowed[rows]).tolist(), view.base
 
     server.submit([*STEM, 1], max_tokens=4)
@@ -196,7 +196,7 @@ def test_blocks_of_an_output_are_accounted_to_their_row_when_others_share_them()
     server.step()
     rows = state.slots.occupied()
     assert state.slots.blocks.borrowed[rows].tolist() == [0, 5]
-    assert state.forecast.estimate(state.slots, state.kv.pool.held, 0, 4).base == 0
+    assert state.forecast.estimate(state.slots, state.kv.pool.held, 0).base == 0
     server.run()
 
 
@@ -208,10 +208,10 @@ def test_shared_blocks_that_outlive_their_account_count_as_held_for_good() -> No
     server.submit([*STEM, 2], max_tokens=10)
     server.step()
     server.scheduler.abort(long)
-    assert state.forecast.estimate(state.slots, state.kv.pool.held, 0, 4).base == 3
+    assert state.forecast.estimate(state.slots, state.kv.pool.held, 0).base == 3
     server.submit([*STEM, 3], max_tokens=10)  # adopts them
     server.step()
-    assert state.forecast.estimate(state.slots, state.kv.pool.held, 0, 4).base == 0
+    assert state.forecast.estimate(state.slots, state.kv.pool.held, 0).base == 0
     server.run()
 
 

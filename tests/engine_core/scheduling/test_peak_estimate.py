@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.scheduling.peak_estimate import Forecast, PeakEstimate, peak_blocks
+from penstock.engine_core.kv.block_layout import BlockLayout
+from penstock.engine_core.scheduling.peak_estimate import Forecast, PeakEstimate, new_estimate, peak_blocks
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.running_batch import Slots
 from penstock.protocol.messages import Sampling, SubmitTokens
@@ -19,7 +20,7 @@ RUNNING = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 60), st.integers
 def estimate(running: list[tuple[int, int, int]], base: int, size: int) -> PeakEstimate:
     columns = np.array(running, np.int64).reshape(-1, 3)
     positions, further, spare = columns.T
-    return PeakEstimate(positions, further, np.minimum(spare, -(-positions // size)), base)
+    return new_estimate(BlockLayout(size), positions, further, np.minimum(spare, -(-positions // size)), base)
 
 
 def simulated(view: PeakEstimate, size: int) -> int:
@@ -38,6 +39,18 @@ def simulated(view: PeakEstimate, size: int) -> int:
 def test_the_peak_is_exact(running: list[tuple[int, int, int]], base: int, size: int) -> None:
     view = estimate(running, base, size)
     assert peak_blocks(view, size) == simulated(view, size)
+
+
+@given(RUNNING, st.integers(1, 9), st.sampled_from(((7,), (0, 5), (0, 12, 3))))
+def test_windows_never_hold_more_than_the_peak(
+    running: list[tuple[int, int, int]], size: int, windows: tuple[int, ...]
+) -> None:
+    columns = np.array(running, np.int64).reshape(-1, 3)
+    layout, nothing = BlockLayout(size, windows, ahead=1), np.zeros(len(columns), np.int64)
+    view = new_estimate(layout, columns[:, 0], columns[:, 1], nothing, 0)
+    for moment in range(int(view.further.max(initial=0)) + 1):
+        alive = [int(first + moment) for first, more, _ in columns if more >= moment]
+        assert sum(layout.held(count - 1, count) for count in alive) <= peak_blocks(view, size)
 
 
 @given(RUNNING, st.integers(0, 9), st.integers(1, 9), st.tuples(st.integers(1, 60), st.integers(0, 60)))
@@ -94,16 +107,16 @@ def test_a_choice_at_its_limit_has_nothing_further() -> None:
 
 
 def test_blocks_that_rejected_drafts_left_behind_are_held_now_and_not_needed_again() -> None:
-    slots, forecast = Slots(2), Forecast(1.0)
+    slots, forecast = Slots(2, BlockLayout(4)), Forecast(1.0)
     message = SubmitTokens(id=1, token_ids=b"", sampling=Sampling())
     choice = Sequence(Request(message, 0, 1, 3, 20, None, frozenset()), 0, (0, 1, 0), array("i", [1] * 5), [])
-    slot = slots.enter(choice, 4, seals=False)
+    slot = slots.enter(choice, seals=False)
     slots.num_computed_tokens[slot], slots.num_tokens[slot] = 4, 5
     slots.blocks.held[slot], slots.blocks.capacity[slot] = 4, 16  # room for positions 0..15, of which 5 are used
-    view = forecast.estimate(slots, 4, 0, 4)
+    view = forecast.estimate(slots, 4, 0)
     assert peak_blocks(view, 4) == 5  # 19 positions at its limit
     slots.blocks.held[slot], slots.blocks.capacity[slot] = 2, 8
-    assert forecast.estimate(slots, 2, 0, 4).positions.tolist() == [5]
+    assert forecast.estimate(slots, 2, 0).positions.tolist() == [5]
     slots.blocks.held[slot], slots.blocks.capacity[slot] = 4, 16
     slots.limit[slot] = 8  # its end is near and needs no more than it holds
-    assert peak_blocks(forecast.estimate(slots, 4, 0, 4), 4) == 4
+    assert peak_blocks(forecast.estimate(slots, 4, 0), 4) == 4

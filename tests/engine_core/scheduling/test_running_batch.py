@@ -5,9 +5,12 @@ from array import array
 import numpy as np
 import pytest
 
+from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.running_batch import NEVER, Slots, blocks_at_end, joined
 from penstock.protocol.messages import Sampling, SubmitTokens
+
+LAYOUT = BlockLayout(4)
 
 
 def choice(number: int, source: int = 0, blocks: int = 0) -> Sequence:
@@ -17,16 +20,16 @@ def choice(number: int, source: int = 0, blocks: int = 0) -> Sequence:
 
 
 def test_a_life_names_its_slot_and_is_never_used_again() -> None:
-    slots, seen = Slots(3), set()
+    slots, seen = Slots(3, LAYOUT), set()
     for number in range(20):
         one = choice(number)
-        slot = slots.enter(one, 4, seals=True)
+        slot = slots.enter(one, seals=True)
         assert one.life % 3 == slot
         assert one.life not in seen
         seen.add(one.life)
         assert slots.free == 2
         assert slots.blocks.committed == 5
-        assert slots.leave(one, 4) == slot
+        assert slots.leave(one) == slot
         assert (one.slot, one.life, slots.life[slot]) == (-1, 0, 0)
         slots.give(slot)
     assert slots.blocks.committed == 0
@@ -34,20 +37,20 @@ def test_a_life_names_its_slot_and_is_never_used_again() -> None:
 
 @pytest.mark.parametrize(("block_size", "blocks"), [(19, 1), (20, 1), (18, 2), (1, 19)])
 def test_the_last_token_needs_no_block(block_size: int, blocks: int) -> None:
-    assert blocks_at_end(choice(1), block_size) == blocks  # its limit is 20
+    assert blocks_at_end(choice(1), BlockLayout(block_size)) == blocks  # its limit is 20
 
 
 def test_a_life_begins_where_its_prefix_ends() -> None:
-    slots = Slots(2)
-    slot = slots.enter(choice(1, blocks=2), 4, seals=False)
+    slots = Slots(2, LAYOUT)
+    slot = slots.enter(choice(1, blocks=2), seals=False)
     assert (slots.blocks.capacity[slot], slots.blocks.held[slot]) == (8, 2)
     assert (slots.num_computed_tokens[slot], slots.num_tokens[slot]) == (8, 3)
     assert slots.blocks.cached[slot] == NEVER
 
 
 def test_the_lane_is_one_object_while_nobody_comes_or_goes() -> None:
-    slots = Slots(4)
-    places = [slots.enter(choice(number), 4, seals=True) for number in (1, 2, 3)]
+    slots = Slots(4, LAYOUT)
+    places = [slots.enter(choice(number), seals=True) for number in (1, 2, 3)]
     for slot in places:
         slots.set_ready(slot, True)
     lane = slots.decoding()
@@ -62,8 +65,8 @@ def test_the_lane_is_one_object_while_nobody_comes_or_goes() -> None:
 
 
 def test_a_lane_over_several_sources_says_so() -> None:
-    slots = Slots(4)
-    places = [slots.enter(choice(number, source=number % 2), 4, seals=True) for number in (1, 2, 4)]
+    slots = Slots(4, LAYOUT)
+    places = [slots.enter(choice(number, source=number % 2), seals=True) for number in (1, 2, 4)]
     assert slots.batch(np.array(places)).source == -1
     even = slots.batch(np.array(places[1:]))
     assert even.source == 0
@@ -76,11 +79,11 @@ def test_a_lane_over_several_sources_says_so() -> None:
 
 @pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")
 def test_clear_wants_everybody_gone() -> None:
-    slots = Slots(2)
+    slots = Slots(2, LAYOUT)
     one = choice(1)
-    slots.enter(one, 4, seals=True)
+    slots.enter(one, seals=True)
     with pytest.raises(AssertionError):
         slots.clear()
-    slots.leave(one, 4)
+    slots.leave(one)
     slots.clear()
     assert slots.free == 2

@@ -54,6 +54,19 @@ def test_bytes_per_token_are_the_cache_formula(tmp_path: Path) -> None:
     assert planned(folder, "--dtype", "float32").kv_bytes_per_token == 2 * found.kv_bytes_per_token
 
 
+def test_the_groups_of_a_model_with_windows(tmp_path: Path) -> None:
+    sizes = {"sliding_window": 1024, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    folder = folder_of(tmp_path, LLAMA_8B | sizes)
+    found, whole = planned(folder, "--max-model-len", "8192"), planned(folder, "--max-model-len", "1024")
+    assert found.kv_groups == "1 of the last 1,024 tokens, of 32 layers each"
+    assert "held at 8,192 tokens" in text(found)
+    assert whole.kv_groups == ""
+    assert "held at" not in text(whole)
+    assert found.kv_bytes_per_token == whole.kv_bytes_per_token == whole.held_bytes_per_token
+    assert found.held_bytes_per_token == pytest.approx(found.kv_bytes_per_token * 65 / 512, rel=0.001)
+    assert found.concurrency[-1].requests == min(256, found.blocks // 65)
+
+
 @pytest.mark.parametrize(
     ("quantization", "least", "most"), [("fp8", 0.53, 0.58), ("int8", 0.53, 0.58), ("int4", 0.3, 0.36)]
 )

@@ -15,6 +15,7 @@ VALUES = {
     "part": ("plan", "launch"),
     "finish": ("stop", "length", "abort", "error"),
     "position": ("0", "1"),
+    "group": ("0", "1"),
     "outcome": ("done", "refused"),
     "to": ("0",),
     "pid": ("4711",),
