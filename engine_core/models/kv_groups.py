@@ -83,7 +83,7 @@ def with_kv_groups(spec: ModelSpec, length: int, block_size: int, *, drafting: b
 
     drafting: a draft model or head shares the tables of the first group, so that one must hold everything.
     """
-    if spec.encoder or len(spec.attentions) < spec.layers:
+    if spec.encoder or spec.recurrences:
         return spec  # states of recurrent layers are found by the prefixes of one group
     if len({attention.page_numbers for attention in spec.attentions}) > 1:
         return spec  # blocks would differ in size
