@@ -107,7 +107,7 @@ class Forecast:
 
     def estimate(self, slots: Slots, held: int, leaving: int) -> PeakEstimate:
         """The running sequences. `held`: blocks held in all; `leaving`: of those, given back when the fence opens."""
-        rows, size = slots.occupied(), slots.layout.block_size
+        rows, size = slots.occupied(), slots.blocks.layout.block_size
         limits = slots.limit[rows]
         tokens = np.minimum(np.maximum(slots.num_tokens[rows], slots.num_computed_tokens[rows] + 1), limits)
         spare = slots.blocks.borrowed[rows]
@@ -117,7 +117,7 @@ class Forecast:
         ahead = np.maximum(
             slots.blocks.capacity[rows] - size + 1 - positions, 0
         )  # blocks that rejected drafts were given
-        return new_estimate(slots.layout, positions + ahead, np.maximum(further - ahead, 0), spare, base)
+        return new_estimate(slots.blocks.layout, positions + ahead, np.maximum(further - ahead, 0), spare, base)
 
     def fits(
         self, estimate: PeakEstimate, candidate: PeakEstimate, capacity: int, block_size: int

@@ -51,14 +51,15 @@ def joined(first: RunningBatch, second: RunningBatch) -> RunningBatch:
 class BlockTables:
     """The blocks of each slot."""
 
-    def __init__(self, count: int, kinds: int) -> None:
+    def __init__(self, count: int, layout: BlockLayout) -> None:
+        self.layout = layout
         self.tables: list[list[int]] = [[] for _ in range(count)]
         self.capacity = np.zeros(count, np.int64)  # positions that the table can hold
         self.held = np.zeros(count, np.int64)  # blocks in the table
         # Of those, blocks accounted to another sequence: of groups that hold everything, and of those with a window.
         self.borrowed = np.zeros(count, np.int64)
         self.lent = np.zeros(count, np.int64)
-        self.behind = np.zeros((kinds, count), np.int64)  # columns given back, for each kind of window
+        self.behind = np.zeros((len(layout.kinds), count), np.int64)  # columns given back, for each kind of window
         self.cached = np.zeros(count, np.int64)  # leading blocks in the prefix index; NEVER: they are not cached
         self.committed = 0  # blocks that all running sequences would hold at most, without sharing
 
@@ -80,10 +81,9 @@ class Slots:
 
     def __init__(self, count: int, layout: BlockLayout, microbatches: int = 1) -> None:
         self.count = count
-        self.layout = layout
         self.microbatches = microbatches
         self.sequences: list[Sequence | None] = [None] * count
-        self.blocks = BlockTables(count, len(layout.kinds))
+        self.blocks = BlockTables(count, layout)
         self.addresses = Addresses(count)
         self.life = np.zeros(count, np.int64)  # 0: the slot is empty
         self.num_tokens = np.zeros(count, np.int64)  # tokens that the host knows
@@ -109,26 +109,26 @@ class Slots:
 
     def group_blocks(self) -> tuple[int, ...]:
         """Blocks in the tables of running sequences, of each KV group."""
-        rows, layout = self.occupied(), self.layout
+        rows, layout = self.occupied(), self.blocks.layout
         columns = int(self.blocks.capacity[rows].sum()) // layout.block_size
         behind = {window: int(self.blocks.behind[kind, rows].sum()) for kind, (window, _) in enumerate(layout.kinds)}
         return tuple(columns - behind.get(window, 0) for window in layout.windows)
 
     def enter(self, sequence: Sequence, seals: bool) -> int:
         """Give the sequence a slot and a new `life`; its table is `sequence.blocks`, all of them computed already."""
-        slot, size = self._free.pop(), self.layout.block_size
+        slot, size = self._free.pop(), self.blocks.layout.block_size
         self._lives += 1
-        self.blocks.committed += blocks_at_end(sequence, self.layout)
+        self.blocks.committed += blocks_at_end(sequence, self.blocks.layout)
         sequence.slot = slot
         sequence.life = self._lives * self.count + slot  # modulo the count it is the slot
         self.sequences[slot] = sequence
         self.blocks.tables[slot] = sequence.blocks
         self.life[slot] = sequence.life
         self.num_tokens[slot] = len(sequence.tokens)
-        computed = len(sequence.blocks) // self.layout.groups * size
+        computed = len(sequence.blocks) // self.blocks.layout.groups * size
         self.blocks.held[slot] = len(sequence.blocks) - sequence.blocks.count(NO_BLOCK)
         self.blocks.capacity[slot] = self.num_computed_tokens[slot] = computed
-        for kind, (window, _) in enumerate(self.layout.kinds):
+        for kind, (window, _) in enumerate(self.blocks.layout.kinds):
             self.blocks.behind[kind, slot] = first_column(computed, window, size)
         self.limit[slot] = sequence.request.limit
         self.blocks.borrowed[slot] = self.blocks.lent[slot] = 0
@@ -146,7 +146,7 @@ class Slots:
     def leave(self, sequence: Sequence) -> int:
         """The sequence leaves its slot; `give` makes it available, at once or when the fence opens."""
         slot = sequence.slot
-        self.blocks.committed -= blocks_at_end(sequence, self.layout)
+        self.blocks.committed -= blocks_at_end(sequence, self.blocks.layout)
         assert self.sequences[slot] is sequence
         self.set_ready(slot, False)
         self.sequences[slot] = None
