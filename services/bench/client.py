@@ -51,6 +51,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     """The fields that matter of a completion chunk, of either endpoint."""
 
     choices: tuple[Choice, ...] = ()
+    prompt_token_ids: tuple[int, ...] | None = None  # with return_token_ids
     usage: Usage | None = None
     error: msgspec.Raw = msgspec.Raw()
 
