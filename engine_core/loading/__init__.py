@@ -13,6 +13,7 @@ from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import HeadSpec, beside_mtp, read_head
 from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.spec import stored_name
 from penstock.engine_core.models.tensors import leftover, named_as
 from penstock.engine_core.models.weight_files import read_names, stored_names
 from penstock.protocol.errors import ModelError
@@ -43,7 +44,8 @@ def unread(model: Decoder) -> re.Pattern[str]:
     if model.embedding is None:
         others.append(r"(^|\.)embed_tokens\.weight$")
     if not group.ends:
-        others.append(r"^((language_)?model\.)*norm\.(weight|bias)$")
+        norm = re.escape(stored_name(model.spec, "model.norm.").removeprefix("model."))
+        others.append(rf"^((language_)?model\.)*{norm}(weight|bias)$")
     return leftover(model.spec, others)
 
 

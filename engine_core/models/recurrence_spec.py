@@ -139,3 +139,36 @@ class GatedDeltaSpec(RecurrenceSpec, frozen=True, kw_only=True):
             return math.gcd(self.keys, self.values)
         outputs, inputs = self.products(1)[name]
         return inputs if name == self.output else outputs
+
+
+class ShortConvolutionSpec(RecurrenceSpec, frozen=True, kw_only=True):
+    """A short convolution alone, of one product's third times its first, and its result times the second (LFM2, Liquid
+    AI, 2025)."""
+
+    place: ClassVar[str] = "conv"
+    output: ClassVar[str] = "out_proj"
+
+    channels: int  # as many as the residual stream has
+    bias: bool = False  # of the convolution and of both products
+
+    def products(self, hidden: int) -> Mapping[str, tuple[int, int]]:
+        return {"in_proj": (3 * self.channels, hidden), self.output: (hidden, self.channels)}
+
+    def others(self) -> Mapping[str, Shape]:
+        found: dict[str, Shape] = {"conv.weight": (self.channels, 1, self.width)}
+        if self.bias:
+            biases: dict[str, Shape] = {"conv.bias": (self.channels,), "in_proj.bias": (3 * self.channels,)}
+            found |= {**biases, "out_proj.bias": (self.channels,)}
+        return found
+
+    def state(self) -> StateShape:
+        return StateShape(channels=self.channels, width=self.width)
+
+    def split(self) -> tuple[str, int]:
+        return "channels of a convolution", self.channels
+
+    def share(self, size: int) -> RecurrenceSpec:
+        return msgspec.structs.replace(self, channels=self.channels // size)
+
+    def cut(self, name: str) -> int:
+        return self.channels
