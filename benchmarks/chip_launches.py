@@ -45,6 +45,8 @@ class ChipDriver:
 
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
+from benchmarks.meta_tensors import SLOTS, memory, numbers  # noqa: E402
+from benchmarks.recurrent_launches import recurrent  # noqa: E402
 from penstock.engine_core.execution.product_bench import scaled_weight  # noqa: E402
 from penstock.engine_core.models.quantization.weight_format import FLOAT8_CAPABILITY  # noqa: E402
 from penstock.kernels import attention_device, attention_tiling, attention_triton, changes_triton, gather  # noqa: E402
@@ -54,7 +56,6 @@ from penstock.kernels.exchange import Inboxes  # noqa: E402
 from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
 from penstock.kernels.experts import expert_mlp, route  # noqa: E402
 from penstock.kernels.experts_triton import multiply_sorted  # noqa: E402
-from penstock.kernels.gated_norm import gated_norm  # noqa: E402
 from penstock.kernels.grouped_linear import form_named, timed_weight  # noqa: E402
 from penstock.kernels.grouped_linear_triton import multiply_planes  # noqa: E402
 from penstock.kernels.grouped_tilings import GroupedTiling  # noqa: E402
@@ -82,18 +83,13 @@ from penstock.kernels.records import (  # noqa: E402
     SlotMemory,
     SlotSampling,
 )
-from penstock.kernels.recurrence import gated_delta, state_space  # noqa: E402
 from penstock.kernels.rope import gather_rotation, rotate_and_store  # noqa: E402
 from penstock.kernels.sampling import accept, sample_entries  # noqa: E402
-from penstock.kernels.short_convolution import NO_HEADS, UnitHeads, short_convolution  # noqa: E402
-from penstock.kernels.state_gates import delta_gates, time_gates  # noqa: E402
-from penstock.kernels.states import RecurrentCache, begin_states, convolution_length, ring_length  # noqa: E402
 from penstock.kernels.triton_names import cache_hook, read_launch, set_fp_fusion  # noqa: E402
 from penstock.kernels.varlen_attention import varlen_attention  # noqa: E402
 
 ROWS = (1, 2, 8, 16, 32, 64, 128, 256, 1024, 8192)  # of a product
 BLOCK_SIZE = 16
-SLOTS = 257
 LONG = 131072
 ENCODED = (32, 64, 96, 128, 256)  # sizes of encoders' heads
 
@@ -165,14 +161,6 @@ class Launch(NamedTuple):
     specialization: str  # as Triton's `preload` takes it
     label: str  # what tells it from the kernel's others, the same on every chip that cuts alike
     most: int | None = None  # bytes of shared memory that the product's own rule reckons with
-
-
-def memory(*shape: int, kind: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.empty(shape, dtype=kind, device="meta")
-
-
-def numbers(*shape: int) -> Tensor:
-    return memory(*shape, kind=torch.int32)
 
 
 @contextmanager
@@ -459,39 +447,6 @@ def slots() -> None:
     batch = AttentionBatch(rows.query_start, found.context, rows.slots, tables, found.slot_mapping, 64, 4096)
     gather.state_places(found.positions, batch, known, BLOCK_SIZE, 1 << 20)
     changes_triton.launch_changes(numbers(4096), SlotMemory(numbers(SLOTS, LONG), tables, numbers(NUMBERS, SLOTS)))
-
-
-def recurrent(heads: int, key_heads: int, key_dim: int, dim: int, *, delta: bool) -> None:
-    """Steps of single tokens, and of chunks among drafts."""
-    single = torch.float32
-    ring, width = ring_length(4), 4 if delta else 3
-    channels = 2 * key_heads * key_dim + heads * dim
-    cache = RecurrentCache(
-        memory(SLOTS, heads, key_dim, dim, kind=single),
-        memory(SLOTS, ring, key_heads, key_dim), memory(SLOTS, ring, heads, dim),
-        memory(SLOTS, ring, heads, dim) if delta else None,
-        memory(SLOTS, ring, 2, heads, kind=single),
-    )  # fmt: skip
-    inputs = memory(SLOTS, convolution_length(width, 4), channels)
-    unit = UnitHeads(2 * key_heads, key_dim) if delta else NO_HEADS
-    products = memory(2048, heads)
-    of_heads = memory(heads, kind=single)
-    for chunk_rows in (0, 1):
-        rows = numbers(64)
-        batch = begin_states(numbers(65), rows, rows, rows, numbers(SLOTS), 2048, 4, chunk_rows)
-        x = memory(2048, channels)
-        weight, bias = memory(channels, width), None if delta else memory(channels)
-        x = short_convolution(x, weight, bias, inputs, batch, unit=unit)
-        q, k, v = x.split((key_heads * key_dim,) * 2 + (heads * dim,), 1)
-        q, k = (part.unflatten(1, (key_heads, key_dim)) for part in (q, k))
-        v = v.unflatten(1, (heads, dim))
-        if delta:
-            found = gated_delta(q, k, v, delta_gates(products, products, of_heads, of_heads), cache, batch, 0.1)
-            gated_norm(found, v, memory(dim), 1e-6, gate_first=False)
-        else:
-            found = state_space(v, k, q, time_gates(products, of_heads, of_heads), of_heads, cache, batch)
-            wide = found.flatten(1)[:, None]
-            gated_norm(wide, wide, memory(wide.shape[2]), 1e-6, gate_first=True)
 
 
 def tables(chip: Chip, found: dict[str, Launch]) -> Iterator[tuple[str, int]]:

@@ -8,22 +8,11 @@ follows from the state before the piece and from the keys and values in it (the 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from penstock.kernels.chip import chip_of
-from penstock.kernels.states import PIECE, Gates, RecurrentCache, StateBatch
-
-
-class Part(NamedTuple):
-    """Tokens of one layer, or a piece of one row's, padded with zeros to PIECE."""
-
-    q: Tensor  # [tokens, key_heads, key_dim]
-    k: Tensor  # [tokens, key_heads, key_dim]
-    v: Tensor  # [tokens, heads, value_dim]
-    gates: Gates
+from penstock.kernels.states import PIECE, Gates, Part, RecurrentCache, StateBatch
 
 
 def gated_delta(

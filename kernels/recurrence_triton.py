@@ -20,8 +20,7 @@ from torch import Tensor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
-from penstock.kernels.recurrence import Part
-from penstock.kernels.states import PIECE, RecurrentCache, StateBatch
+from penstock.kernels.states import PIECE, Part, RecurrentCache, StateBatch
 
 COLUMNS = 32  # of a state that a step's program has
 SCANNED = 16  # of one that is carried through pieces

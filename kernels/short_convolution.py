@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
 from penstock.kernels.chip import chip_of
-from penstock.kernels.states import StateBatch
-
-
-class UnitHeads(NamedTuple):
-    """The first heads * dim channels are heads whose results are divided by their length."""
-
-    heads: int
-    dim: int
-    eps: float = 1e-6  # added to the squares' sum
-
-    @property
-    def channels(self) -> int:
-        return self.heads * self.dim
-
+from penstock.kernels.states import StateBatch, UnitHeads
 
 NO_HEADS = UnitHeads(0, 128)
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from penstock.kernels.chip import chip_of
 from penstock.kernels.gather_triton import find_rows
 from penstock.kernels.launch import begin_pdl
-from penstock.kernels.short_convolution import UnitHeads
-from penstock.kernels.states import StateBatch
+from penstock.kernels.states import StateBatch, UnitHeads
 
 TOKENS = 32  # of a tile of chunks
 

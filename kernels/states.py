@@ -27,6 +27,27 @@ class Gates(NamedTuple):
     weight: Tensor  # fp32 [tokens, heads]
 
 
+class Part(NamedTuple):
+    """Tokens of one layer, or a piece of one row's, padded with zeros to PIECE."""
+
+    q: Tensor  # [tokens, key_heads, key_dim]
+    k: Tensor  # [tokens, key_heads, key_dim]
+    v: Tensor  # [tokens, heads, value_dim]
+    gates: Gates
+
+
+class UnitHeads(NamedTuple):
+    """The first heads * dim channels are heads whose results are divided by their length."""
+
+    heads: int
+    dim: int
+    eps: float = 1e-6  # added to the squares' sum
+
+    @property
+    def channels(self) -> int:
+        return self.heads * self.dim
+
+
 @dataclass(frozen=True, eq=False)
 class RecurrentCache:
     """One layer's states. The first places are the slots', the others may hold snapshots.

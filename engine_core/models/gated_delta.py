@@ -11,9 +11,9 @@ from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec
 from penstock.kernels.gated_norm import gated_norm
 from penstock.kernels.quantized import RowFormat, Rows
 from penstock.kernels.recurrence import gated_delta
-from penstock.kernels.short_convolution import UnitHeads, short_convolution
+from penstock.kernels.short_convolution import short_convolution
 from penstock.kernels.state_gates import delta_gates
-from penstock.kernels.states import LayerState, StateBatch
+from penstock.kernels.states import LayerState, StateBatch, UnitHeads
 
 
 def input_parts(spec: GatedDeltaSpec, placement: Placement) -> tuple[Part, ...]:

@@ -7,6 +7,7 @@ short convolution.
 from __future__ import annotations
 
 import math
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -47,7 +48,11 @@ def ring_entries(most_steps: int) -> int:
     return -(-(STATE_PIECE + most_steps) // 16) * 16
 
 
-class RecurrenceSpec(msgspec.Struct, frozen=True, kw_only=True):
+class RecurrenceMeta(msgspec.StructMeta, ABCMeta):
+    """Of structs with abstract methods."""
+
+
+class RecurrenceSpec(msgspec.Struct, metaclass=RecurrenceMeta, frozen=True, kw_only=True):
     """What every kind has."""
 
     place: ClassVar[str]  # its tensors' prefix within the layer
@@ -56,29 +61,29 @@ class RecurrenceSpec(msgspec.Struct, frozen=True, kw_only=True):
     width: int  # of the convolution
     formats: Formats = ()  # of its products that are quantized
 
+    @abstractmethod
     def products(self, hidden: int) -> Mapping[str, tuple[int, int]]:
         """Outputs and inputs of its matrices by their names."""
-        raise NotImplementedError
 
+    @abstractmethod
     def others(self) -> Mapping[str, Shape]:
         """Shapes of its other tensors by their names."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state(self) -> StateShape:
         """What it keeps of a sequence."""
-        raise NotImplementedError
 
+    @abstractmethod
     def split(self) -> tuple[str, int]:
         """What ranks divide evenly, in words, and how much of it there is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def share(self, size: int) -> RecurrenceSpec:
         """One of so many ranks' part."""
-        raise NotImplementedError
 
+    @abstractmethod
     def cut(self, name: str) -> int:
         """How many of a product's outputs, or of the last one's inputs, stand together in what a rank has."""
-        raise NotImplementedError
 
 
 class GatedDeltaSpec(RecurrenceSpec, frozen=True, kw_only=True):

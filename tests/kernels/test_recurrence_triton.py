@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.recurrence import Part
 from penstock.kernels.recurrence_triton import recur_rows
-from penstock.kernels.states import Gates, RecurrentCache, StateBatch
+from penstock.kernels.states import Gates, Part, RecurrentCache, StateBatch
 from penstock.kernels.states_triton import launch_begin
 from tests.kernels.state_scene import Layer, Row, batch_of, cache_of, cut_at, exact, layer
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv1d, silu
 
-from penstock.kernels.short_convolution import NO_HEADS, UnitHeads, short_convolution
+from penstock.kernels.short_convolution import NO_HEADS, short_convolution
 from penstock.kernels.short_convolution_triton import convolve_rows
-from penstock.kernels.states import convolution_length
+from penstock.kernels.states import UnitHeads, convolution_length
 from tests.kernels.state_scene import Row, batch_of, cut_at
 
 pytestmark = pytest.mark.usefixtures("one_thread")

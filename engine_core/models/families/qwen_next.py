@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.engine_core.models.config_file import ConfigFile
@@ -95,7 +96,7 @@ def read_qwen3_5_moe(file: ConfigFile) -> Body:
     return read_hybrid(file, [read_experts(file, normalised=True)] * read_layers(file))
 
 
-SIZES: dict[str, Any] = {
+SIZES: Mapping[str, Any] = {
     "max_position_embeddings": 32768,
     "head_dim": 256,
     "linear_conv_kernel_dim": 4,
@@ -104,7 +105,7 @@ SIZES: dict[str, Any] = {
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
 }
-EXPERTS: dict[str, Any] = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+EXPERTS: Mapping[str, Any] = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 IGNORED = ("mamba_ssm_dtype", "mlp_bias")
 SAME = ("attn_output_gate",)
 FAMILIES = (
