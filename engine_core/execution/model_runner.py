@@ -119,7 +119,6 @@ class Runner:
         self._upload = Upload(options.device)
         self._download = None if options.device.type == "cpu" else Download(options.device)
         group = options.group
-        self._ends, self._answers = group.ends, group.answers
         self._slots = SlotTable(self.sizes, self._upload, group.stages)
         share = rank_spec(spec, group.size)
         sizes = StateSizes(options.max_num_seqs + 1, options.state_places, 1 + options.row_drafts)
@@ -255,7 +254,7 @@ class Runner:
             self._states.keep(plan.keep)
         if self._pipeline is not None:
             self._pipeline.pass_on(rows)
-        if not self._ends:
+        if not self.options.group.ends:
             return Begun(plan, rows, hidden, last, (), began)
         spans = prompt_spans(plan, rows, self._slots) if plan.chunks else ()
         prompts = tuple(prompt_scores(self._model, hidden, span, self._slots, self._upload) for span in spans)
@@ -273,12 +272,12 @@ class Runner:
         self._totals["sampled"] += rows.entries
         widths = None
         output = Output(None, None, begun.prompts, vectors=begun.vectors)
-        if rows.entries and not self._ends:
+        if rows.entries and not self.options.group.ends:
             assert self._pipeline is not None
             self._pipeline.await_tokens(rows)
         elif rows.entries:
             wanted = self._slots.parameters.logprobs[rows.entry_slots]
-            widths = wanted if self._answers and wanted.max() >= 0 else None
+            widths = wanted if self.options.group.answers and wanted.max() >= 0 else None
             placed = None if masks is None else self._place_masks(masks, rows.entries)
             sampled = self._sample(begun, placed, scored=widths is not None)
             tokens = sampled.tokens[: rows.entries]

@@ -163,6 +163,13 @@ def start(
     log_loaded(ready, options, shape, draft)
     if (quantized := quantization_facts(spec)) is not None:
         logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
+    log_notes(config, model, draft, path, device)
+    return Engine(runner, ready, warm)
+
+
+def log_notes(config: Config, model: Decoder, draft: Draft | None, path: Path, device: torch.device) -> None:
+    """What of the checkpoint is not read, or not served as it says."""
+    spec = model.spec
     own = draft.model.destinations().keys() if draft is not None and isinstance(draft.model, EagleHead) else ()
     if left := unread_tensors(spec, read_names(path).difference(own)):
         logs.info(log, "left_unread", tensors=left, reason="images, sound, draft layers, heads for training")
@@ -172,7 +179,6 @@ def start(
         logs.info(log, "kv_scales", missing=missing, instead="1.0", reason="the checkpoint has no such tensors")
     for reason in wrong_output(config):
         logs.warning(log, "output_is_wrong", reason=reason)
-    return Engine(runner, ready, warm)
 
 
 def state_facts(spec: ModelSpec, options: RunnerOptions) -> dict[str, int]:

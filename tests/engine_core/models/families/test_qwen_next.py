@@ -1,3 +1,5 @@
+"""Qwen3-Next, 3.5 and 3.6 against transformers: layers of gated_delta.py, as recurrence_spec.py describes them."""
+
 from __future__ import annotations
 
 from pathlib import Path
