@@ -1,4 +1,5 @@
-"""Qwen3-Next, 3.5 and 3.6 against transformers: layers of gated_delta.py, as recurrence_spec.py describes them."""
+"""Qwen3-Next, 3.5 and 3.6 against transformers: layers of recurrence.py and gated_delta.py, as recurrence_spec.py
+describes them."""
 
 from __future__ import annotations
 
