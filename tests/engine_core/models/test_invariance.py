@@ -85,7 +85,7 @@ def model() -> Decoder:
 
 def test_every_product_of_an_invariant_placement_is_one() -> None:
     placement = Placement(torch.float32, torch.device("cpu"), invariant=True)
-    mlp = layer_mlp(SPEC.blocks[0], SPEC.hidden, placement)
+    mlp = layer_mlp(SPEC.blocks[0].mlp, SPEC.hidden, placement)
     assert isinstance(mlp, Mlp)
     made = SelfAttention(SPEC.blocks[0], SPEC.hidden, placement).qkv, mlp.gate_up, mlp.down
     assert all(product.invariant for product in made)

@@ -41,7 +41,7 @@ def attention(where: Placement) -> SelfAttention:
 
 
 def mlp(where: Placement) -> Mlp:
-    found = layer_mlp(SPEC.blocks[0], SPEC.hidden, where)
+    found = layer_mlp(SPEC.blocks[0].mlp, SPEC.hidden, where)
     assert isinstance(found, Mlp)
     return found
 
