@@ -35,8 +35,8 @@ A model with recurrent layers has a state for each slot, and room for snapshots 
 `SlotStart.state` names the one to begin from, read before the step runs. Each row of `keep` copies a slot's state, as
 of a position, to a place once the step has run. States are kept as of multiples of STATE_PIECE alone. The state as of P
 can be kept in a step whose chunk of the slot ends at P, and in one that decodes the slot and begins at any of
-P .. P + STATE_PIECE - 1, whether it has drafts or not. Executors run plans in order, so a place may be written behind
-a step that reads it.
+P .. P + W - 1, W being the `keep_window`, whether it has drafts or not. Executors run plans in order, so a place may be
+written behind a step that reads it.
 """
 
 from __future__ import annotations
@@ -148,6 +148,13 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     state_bytes: int = 0  # of one sequence's state, which is a snapshot's size; 0: the model has no recurrent layers
     state_places: int = 0  # snapshots that it has room for, in places 0 .. state_places-1
     plans: int = 0  # run since its group's generation began: equal for all members of a group that is in step
+
+
+def keep_window(drafts: int) -> int:
+    """Positions from a state's own on in which a step that decodes its slot has to begin to keep it. drafts: of a row
+    at most. A convolution's older inputs are gone; what two steps in flight and a few that wait for others pass stays.
+    """
+    return min(STATE_PIECE, 16 + 2 * drafts)
 
 
 def choice_seed(seed: int, choice: int) -> int:

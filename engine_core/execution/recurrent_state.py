@@ -25,7 +25,7 @@ from penstock.kernels.states import (
     convolution_length,
     ring_length,
 )
-from penstock.protocol.steps import NO_STATE, SlotStart
+from penstock.protocol.steps import NO_STATE, SlotStart, keep_window
 
 KEPT = 3  # numbers of a row of `StepPlan.keep`
 
@@ -45,7 +45,8 @@ class RecurrentStates:
     def __init__(self, shape: StateShape, layers: int, sizes: StateSizes, dtype: torch.dtype, device: torch.device):
         slots, most_steps = sizes.slots, sizes.most_steps
         places = slots + sizes.places
-        length, entries = convolution_length(shape.width, most_steps), ring_length(most_steps)
+        length = convolution_length(shape.width, most_steps) + keep_window(most_steps - 1) - 1
+        entries = ring_length(most_steps)
         self._sizes = sizes
         self._width = shape.width
         self.bases = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -75,10 +76,9 @@ class RecurrentStates:
     def start(self, starts: Sequence[SlotStart]) -> None:
         """Slots begin at position 0, or with the state of a snapshot as of the position computed."""
         for start in starts:
-            if start.state == NO_STATE:
-                self.bases[start.slot].zero_()
-                continue
             self.bases[start.slot].fill_(start.computed)
+            if start.state == NO_STATE:
+                continue
             self._states[start.slot].copy_(self._states[self._sizes.slots + start.state])
             for tail, ring in self._entries(start.slot, start.computed, start.state):
                 ring.copy_(tail)

@@ -14,7 +14,7 @@ from typing import ClassVar
 import msgspec
 
 from penstock.engine_core.models.quantization.weight_format import Formats
-from penstock.protocol.steps import STATE_PIECE
+from penstock.protocol.steps import STATE_PIECE, keep_window
 
 Shape = tuple[int, ...]
 FLOAT = 4  # bytes
@@ -40,7 +40,8 @@ class StateShape(msgspec.Struct, frozen=True, kw_only=True):
         numbers = self.key_heads * self.key_dim + (1 + self.updates) * self.heads * self.value_dim
         entry = numbers * item_bytes + 2 * self.heads * FLOAT if self.heads else 0
         found = ring_entries(most_steps) * entry + self.heads * self.key_dim * self.value_dim * FLOAT
-        return found + (self.width - 1 + most_steps) * self.channels * item_bytes
+        inputs = self.width - 1 + most_steps + keep_window(most_steps - 1) - 1
+        return found + inputs * self.channels * item_bytes
 
 
 def ring_entries(most_steps: int) -> int:

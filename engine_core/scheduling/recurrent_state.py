@@ -142,8 +142,11 @@ def keep_states(
     for slot in rows[slots.num_computed_tokens[rows] >= states.due[rows]].tolist():
         sequence, computed = slots.sequences[slot], int(slots.num_computed_tokens[slot])
         position = computed // states.unit * states.unit
-        if computed - position >= states.piece or int(slots.num_tokens[slot]) <= position:
-            continue  # the state is past it, or may not have reached it, because drafts count as accepted
+        if computed - position >= states.window:  # the state may be past it
+            states.due[slot] = position + states.unit
+            continue
+        if int(slots.num_tokens[slot]) <= position:
+            continue  # it may not have reached it, because drafts count as accepted
         if not left:
             break
         assert sequence is not None

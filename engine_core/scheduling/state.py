@@ -29,7 +29,7 @@ from penstock.engine_core.speculation.draft_model import DeviceDrafts
 from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.messages import Finish
-from penstock.protocol.steps import NO_STATE
+from penstock.protocol.steps import NO_STATE, keep_window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +145,7 @@ class RecurrentStates:
     """Of a model with recurrent layers: the snapshots of its states, and which are to come. Lists are by slot."""
 
     snapshots: Snapshots
-    piece: int  # positions between two states that an executor can keep
+    window: int  # positions in which a step that decodes may begin to keep a state, from the state's own on
     unit: int  # positions: the least multiple of it at which blocks end
     stops: list[list[int]]  # positions of the prompt to keep, ascending
     moving: list[tuple[int, bytes] | None]  # the place that moves up with the output, and what it holds
@@ -259,7 +259,7 @@ def new_recurrent_states(options: SchedulingOptions) -> RecurrentStates:
     """No snapshot is kept."""
     return RecurrentStates(
         snapshots=Snapshots(options.state_places),
-        piece=options.state_piece,
+        window=min(options.state_piece, keep_window(options.speculation.max_row_drafts)),
         unit=math.lcm(options.state_piece, options.block_size),
         stops=[[] for _ in range(options.max_num_seqs)],
         moving=[None] * options.max_num_seqs,

@@ -23,7 +23,7 @@ from penstock.engine_core.models.kv_cache import with_kv_cache
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
-from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
+from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import StepPlan, StepResult
@@ -45,6 +45,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     own_drafts: int = 0  # that a draft model makes for a row
     expected_share: float = 1.0  # of what each request may still write; 0.0 admits too many and has to preempt
     kv_cache_dtype: str = "auto"
+    ngram: int = 0  # drafts of a row by prompt lookup
+    state_places: int = 8  # snapshots, where layers are recurrent
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +55,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: tuple[int, ...]
     sampling: Sampling
     n: int = 1
+    prediction: tuple[int, ...] = ()  # of its output, which becomes drafts
 
 
 @cache
@@ -93,6 +96,9 @@ class Engine:
             drafts = network(draft, dtype, device, kv_cache_dtype=kv) if group.ends else (None, own)
             drafter = Draft(*drafts, cell.own_drafts)
         self.cell = cell
+        self.begun: list[tuple[int, int]] = []  # of each sequence that got a slot: positions computed, and its place
+        recurrent = bool(spec.recurrences)
+        places, drafts = cell.state_places if recurrent else 0, max(cell.own_drafts, cell.ngram)
         self.runner = Runner(
             model,
             spec,
@@ -106,6 +112,8 @@ class Engine:
                 graphs=every_graph(cell, spec) if cell.graphs else None,
                 step_tokens=cell.budget,
                 group=group,
+                row_drafts=drafts,
+                state_places=places,
             ),
             drafter,
         )
@@ -123,11 +131,16 @@ class Engine:
                 policy="fcfs",
                 expected_share=cell.expected_share,
                 speculation=SpeculationOptions(
-                    method="draft_model" if cell.own_drafts else "none", num_speculative_tokens=max(1, cell.own_drafts)
+                    method="draft_model" if cell.own_drafts else "ngram" if cell.ngram else "none",
+                    num_speculative_tokens=max(1, drafts),
+                    adaptive=not cell.ngram,  # by nothing that is measured
+                    max_row_drafts=drafts if recurrent else UNBOUNDED,
                 ),
                 stages=group.stages,
                 ahead=max(1, cell.depth - group.stages + 1),
                 piece=32,
+                recurrent=recurrent,
+                state_places=places,
                 epoch=1,
             )
         )
@@ -157,6 +170,7 @@ class Engine:
                 plan = self.scheduler.plan(self.now)
                 if plan is None:
                     break
+                self.begun += [(start.computed, start.state) for start in plan.starts]
                 launched.append(self.runner.launch(over_the_wire(plan)))
             if not launched:
                 break
@@ -179,7 +193,10 @@ def over_the_wire(plan: StepPlan) -> StepPlan:
 
 def submission(number: int, prompt: Prompt) -> SubmitTokens:
     ids = np.asarray(prompt.token_ids, np.int32)
-    return SubmitTokens(id=number, token_ids=ids.tobytes(), sampling=prompt.sampling, n=prompt.n)
+    prediction = np.asarray(prompt.prediction, np.int32).tobytes()
+    return SubmitTokens(
+        id=number, token_ids=ids.tobytes(), sampling=prompt.sampling, n=prompt.n, prediction=prediction
+    )  # fmt: skip
 
 
 def take(batch: TokenBatch, answers: Answers, ends: dict[tuple[int, int], Finish]) -> None:

@@ -16,7 +16,7 @@ from penstock.engine_core.models.memory_estimate import slot_state_bytes, snapsh
 from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec, ring_entries
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.states import ring_length
-from penstock.protocol.steps import NO_STATE, StepPlan
+from penstock.protocol.steps import NO_STATE, StepPlan, keep_window
 from tests.engine_core.execution.harness import GREEDY, Life, column, tiny_spec, tokens_of
 
 LENGTH, BLOCK, DRAFTS = 256, 16, 2
@@ -96,17 +96,26 @@ def test_a_sequence_goes_on_from_a_snapshot(runner: Runner) -> None:
 
 
 def test_a_state_is_kept_while_its_slot_decodes(runner: Runner) -> None:
-    """In any step that begins within the piece behind it."""
-    expected = run(runner, 0, [], 100)
-    found = run(runner, 0, [], 50)  # positions up to 198
-    assert found == expected[:50]
-    plan = StepPlan(step=0, epoch=0, decode_on=column(0), keep=column(0, 192, 0))
-    found += tokens_of(runner.collect(runner.launch(plan)))
+    """In any step that begins within the window: its numbers are those of the first such step."""
+    expected = run(runner, 0, [], 70)
+    found = run(runner, 0, [], 43)  # the next step begins at 192
+    last = keep_window(DRAFTS) - 1
+    for number in range(last + 1):
+        kept = {0: column(0, 192, 0), last: column(0, 192, 1)}.get(number, b"")
+        plan = StepPlan(step=number, epoch=0, decode_on=column(0) if not number else b"", keep=kept)
+        found += tokens_of(runner.collect(runner.launch(plan)))
     runner.launch(StepPlan(step=0, epoch=0, decode_off=column(0)))
+    assert found == expected[: len(found)]
+    states = runner._states
+    assert states is not None
+    assert states._tails[0].abs().min() > 0.0
+    assert torch.equal(states._tails[0], states._tails[1])
+    first = states._states[runner.options.max_num_seqs + 1 :]
+    assert torch.equal(first[0], first[1])
     whole = [*PROMPT, *found]
-    start = msgspec.structs.replace(life(0).start(192), token_ids=column(*whole), state=0)
+    start = msgspec.structs.replace(life(0).start(192), token_ids=column(*whole), state=1)
     plan = StepPlan(step=0, epoch=0, starts=(start,), chunks=column(0, 192, len(whole) - 192, 1))
-    assert tokens_of(runner.collect(runner.launch(plan))) == expected[51:52]
+    assert tokens_of(runner.collect(runner.launch(plan))) == expected[len(found) :][:1]
 
 
 def test_rejected_drafts_leave_no_trace(runner: Runner) -> None:
@@ -127,7 +136,7 @@ def test_what_states_take() -> None:
     assert snapshot_bytes(spec, 2) == state + 3 * LINEAR.channels * 2
     assert [ring_entries(steps) for steps in range(1, 70)] == [ring_length(steps) for steps in range(1, 70)]
     entry = (2 * 8 + 2 * 4 * 12) * 2 + 2 * 4 * 4
-    assert slot_state_bytes(spec, 2, 2) == state + 80 * entry + (3 + 3) * LINEAR.channels * 2
+    assert slot_state_bytes(spec, 2, 2) == state + 80 * entry + (3 + 3 + 19) * LINEAR.channels * 2
     assert (snapshot_bytes(tiny_spec(), 2), slot_state_bytes(tiny_spec(), 2, 4)) == (0, 0)
     assert state_places(7, 100, 0, 2) == 7
     assert state_places(0, 100, 4000, 2) == 10

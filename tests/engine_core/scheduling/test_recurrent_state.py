@@ -8,7 +8,7 @@ from msgspec.structs import replace as with_fields
 
 from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.protocol.messages import SubmitTokens
-from penstock.protocol.steps import NO_STATE, StepPlan
+from penstock.protocol.steps import NO_STATE, StepPlan, keep_window
 from tests.sim.executor import ints
 from tests.sim.lives import World
 from tests.sim.server import Server, chunks
@@ -230,6 +230,22 @@ def test_rows_that_began_together_are_kept_a_few_at_a_time():
             sizes.append(len(kept(plan)))
     assert max(sizes) == 4
     assert sum(sizes) >= 16
+
+
+def test_a_state_that_is_too_far_behind_is_not_kept():
+    """Executors have it no more, and the row waits for the next one."""
+    speculation = SpeculationOptions(max_row_drafts=0)
+    world = replace(
+        WORLD, blocks=1024, block_size=16, slots=70, budget=8192, max_model_len=256, places=200, state_piece=64,
+        speculation=speculation,
+    )  # fmt: skip
+    server = Server(world)
+    for number in range(70):
+        server.submit([number % 35, number // 35, *PROMPT[2:], *PROMPT], max_tokens=100)
+    found: list[int] = []
+    while server.scheduler.unfinished:
+        found += kept(server.step())
+    assert {position: found.count(position) for position in found} == {64: 4 * keep_window(0), 128: 4 * keep_window(0)}
 
 
 def test_a_dense_model_has_none():
