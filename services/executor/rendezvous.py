@@ -125,8 +125,11 @@ class Rendezvous:
         store = self._open()
         write(store, key(0), self._me)
         joined: dict[int, tuple[str, socket.socket]] = {}  # a member's id and the connection to it
-        while len(joined) < self._size - 1:
-            ended = readable(stop, *(link for _, link in joined.values()))
+        while True:
+            complete = len(joined) == self._size - 1
+            ended = readable(stop, *(link for _, link in joined.values()), seconds=0.0 if complete else RETRY)
+            if complete and not ended:
+                break
             if stop.asked:
                 PeerLiveness([link for _, link in joined.values()]).close()
                 return None
@@ -312,9 +315,9 @@ def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def readable(*watched: Stop | socket.socket) -> list[Stop | socket.socket]:
-    """Those that become readable within the time between two looks at the store."""
-    return select.select(watched, [], [], RETRY)[0]
+def readable(*watched: Stop | socket.socket, seconds: float = RETRY) -> list[Stop | socket.socket]:
+    """Those that become readable in this time, which is that between two looks at the store."""
+    return select.select(watched, [], [], seconds)[0]
 
 
 def accepted(listener: socket.socket, expected: str) -> socket.socket | None:

@@ -7,7 +7,7 @@ import select
 import socket
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -227,6 +227,29 @@ def test_a_member_that_ends_while_it_waits_is_replaced(where: str, threads: Thre
         except OSError:
             select.select([], [], [], 0.01)
     finish(first, *(start(threads, where, member, 3, stop) for member in (1, 2)))
+
+
+def test_a_member_that_ends_while_the_last_one_joins_is_in_no_generation(
+    where: str, threads: ThreadPoolExecutor, stop: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit = Rendezvous._admit
+
+    def admit_and_lose(self: Rendezvous, member: int, record: Member) -> socket.socket | None:
+        if member == 2:
+            while links:
+                links.pop().close()
+        return admit(self, member, record)
+
+    monkeypatch.setattr(Rendezvous, "_admit", admit_and_lose)
+    first = start(threads, where, 0, 3, stop)
+    links = []
+    while not links:  # until the store is open
+        with suppress(OSError):
+            links.append(joined(where, 1))
+    last = start(threads, where, 2, 3, stop)
+    while links:
+        select.select([], [], [], 0.01)
+    finish(first, start(threads, where, 1, 3, stop), last)
 
 
 def test_a_second_process_of_a_member_waits_for_the_end_of_the_first(
