@@ -23,7 +23,7 @@ from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResu
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.peer_liveness import leave
 from penstock.services.executor.watchdog import Watchdog
-from penstock.services.links.link import GOODBYE, Arrival, Joined, Left, Link, Peer, end_of
+from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import PART
 from penstock.services.supervisor import logs
 from penstock.services.tracing.executor import ExecutorTraces
@@ -167,10 +167,8 @@ class Steps:
                     self._join(arrival.peer)
                 case Left(reason):
                     if arrival.peer is self._scheduler:
-                        # The end of a process is for its launcher to warn of.
-                        expected = reason in (GOODBYE, end_of(arrival.peer.pid))
-                        write = logs.info if expected else logs.warning
-                        write(log, "scheduler_left", pid=arrival.peer.pid, reason=reason)
+                        level = level_of(arrival.peer, reason)
+                        logs.write(log, level, "scheduler_left", {"pid": arrival.peer.pid, "reason": reason})
                         self._scheduler = None
                         self._forget()
 

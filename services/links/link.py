@@ -130,6 +130,11 @@ def end_of(pid: int) -> str:
     return f"process {pid} ended"
 
 
+def level_of(peer: Peer, reason: str) -> int:
+    """How loud it is to say that a peer left: a lost one is a warning; of a process that ended its launcher warns."""
+    return logging.INFO if reason in (GOODBYE, end_of(peer.pid)) else logging.WARNING
+
+
 class Arrival(msgspec.Struct, frozen=True):
     """A message of the link, or that a peer joined or left."""
 

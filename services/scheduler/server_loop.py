@@ -24,7 +24,7 @@ from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, EngineStatus, MetricsSnapshots, Rejected, StopHit, SubmitTokens
 from penstock.protocol.steps import ExecutorReady, StepResult
-from penstock.services.links.link import Arrival, Joined, Left, Link, Peer
+from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller, BitmaskStatistics
@@ -214,7 +214,8 @@ class SchedulerLoop:
                     self._steps.epoch = self.executors.epoch
             case Left(reason):
                 self.remote.remove(peer)
-                logs.warning(log, "executor_left", executor=peer.index, pid=peer.pid, reason=reason)
+                fields: dict[str, object] = {"executor": peer.index, "pid": peer.pid, "reason": reason}
+                logs.write(log, level_of(peer, reason), "executor_left", fields)
                 if self.executors.remove(peer, now):
                     self._steps.epoch = self.executors.epoch
             case Joined():

@@ -35,7 +35,7 @@ from penstock.protocol.messages import (
     Tokenize,
 )
 from penstock.services.links.async_link import AsyncLink
-from penstock.services.links.link import Arrival, Joined, Left, Link, Peer
+from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.supervisor import logs
 from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
@@ -166,7 +166,8 @@ class TokenizerLoop:
                     self.remote.remove(arrival.peer)
                     self._schedulers[replica] = None
                     self._frontend.leave_scheduler(replica)
-                    logs.warning(log, "scheduler_left", replica=replica, reason=reason)
+                    level = level_of(arrival.peer, reason)
+                    logs.write(log, level, "scheduler_left", {"replica": replica, "reason": reason})
                 case other:
                     raise AssertionError(f"{type(other).__name__} does not travel down the tokens link")
         self.flush()

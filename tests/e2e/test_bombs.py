@@ -57,11 +57,11 @@ TEMPLATES = {
     "time": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "memory": "{% set a = 'x' * 9999 %}" + "{% set a = a ~ a %}" * 60 + "{{ a }}",
 }
-TEMPLATE_SECONDS = 0.5  # of CPU
+TEMPLATE_SECONDS = 2.0  # of CPU: twenty times what the memory bomb takes to reach its limit on an idle machine
 TEMPLATE_MEMORY = 128 << 20  # bytes
-TEMPLATE_WAIT = 30.0  # seconds by the clock for half a second of CPU, on a machine that others use too
+TEMPLATE_WAIT = 30.0  # seconds by the clock for two of CPU, on a machine that others use too
 TEMPLATES_GROWN = 32 << 20  # bytes of a tokenizer: a fraction of one bomb
-LIMITS = {"time": "more than 0.5 s (--template-timeout)", "memory": "more than 128 MiB (--template-memory)"}
+LIMITS = {"time": "more than 2 s (--template-timeout)", "memory": "more than 128 MiB (--template-memory)"}
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from penstock.protocol.messages import (
     TokenBatch,
 )
 from penstock.protocol.steps import StepResult
+from penstock.services.links.link import UNREACHABLE, end_of
 from penstock.services.scheduler.engine_status import PLACES, STATUS_DELAY
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import IDLE_SECONDS, SchedulerLoop
@@ -285,6 +286,18 @@ def test_an_executor_that_comes_back_goes_on_where_it_was(overlap):
     assert transcript.ends == {1: [Finish.LENGTH], 2: [Finish.LENGTH]}
     assert {plan.epoch for plan in bench.executor.plans} == {101}
     assert bench.loop.status(0.0, 0.0).blocks == 32
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_executor_that_ends_is_no_warning_and_one_that_is_lost_is(lost, caplog):
+    bench = Bench()
+    bench.ready()
+    peer = bench.executor.peer
+    with caplog.at_level("INFO", "penstock.services.scheduler.server_loop"):
+        bench.steps.give_up(peer, UNREACHABLE if lost else end_of(peer.pid))
+        bench.iterate()
+    said = [record.levelname for record in caplog.records if "executor_left" in record.getMessage()]
+    assert said == ["WARNING" if lost else "INFO"]
 
 
 def test_an_executor_that_does_not_come_back_ends_its_requests_with_an_error():

@@ -26,7 +26,7 @@ from penstock.protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from penstock.services.links.link import Arrival, Joined, Left
+from penstock.services.links.link import GOODBYE, UNREACHABLE, Arrival, Joined, Left, end_of
 from penstock.services.tokenizer import server_loop
 from penstock.services.tokenizer.server_loop import LONG_PROMPT, TokenizerLoop, Workers, length
 from penstock.services.tracing.tokenizer import TokenizerTraces
@@ -204,6 +204,15 @@ async def test_whoever_leaves_is_not_answered(
     assert len(api.got) == before
     assert frontend.statistics().requests == 0
     assert joined.statistics().apis == 0
+
+
+@pytest.mark.parametrize(("reason", "level"), [(GOODBYE, "INFO"), (end_of(1), "INFO"), (UNREACHABLE, "WARNING")])
+async def test_a_scheduler_that_ends_is_no_warning_and_one_that_is_lost_is(
+    joined: TokenizerLoop, scheduler: Neighbour, reason: str, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "penstock.services.tokenizer.server_loop"):
+        joined.from_scheduler(0, [scheduler.arrival(Left(reason))])
+    assert [record.levelname for record in caplog.records if "scheduler_left" in record.getMessage()] == [level]
 
 
 async def test_the_next_scheduler_gets_the_requests_of_a_lost_one(
