@@ -198,7 +198,9 @@ PROBE: Mapping[str, object] = {  # a config.json that asks for all that a family
 
 ASKED: Mapping[str, Mapping[str, object]] = {  # of files that must have more
     **{f"deepseek_v{version}": {"q_lora_rank": 64, "n_group": 1, "topk_group": 1} for version in (2, 3)},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},
     "glm4_moe_lite": {"q_lora_rank": 64},
+    **{key: {"full_attn_idxs": [1]} for key in ("lfm2", "lfm2_moe")},
     "ministral3": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0,
                                        "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}},
 }  # fmt: skip

@@ -261,7 +261,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - attention.bidirectional: BERT (Devlin et al., 2018); with a window: ModernBERT (2024), EmbeddingGemma (2025)
     - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; in the queries' tensor: Qwen3-Next (2025)
     - attention.latent: DeepSeek-V2 (2024), V3, Kimi K2 (2025), GLM 4.7 Flash (2026)
-    - parallel: GPT-J (2021), Cohere; recurrence in place of attention: Qwen3-Next, LFM2
+    - parallel: GPT-J (2021), Cohere; recurrence in place of attention: Qwen3-Next, LFM2, Bamba
     - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2; exact: BERT;
       squared above zero: Nemotron-4 (So et al., 2021)
     - experts.routing: softmax then choice: Qwen MoE; choice then softmax, which is the same as normalised: Mixtral,

@@ -9,6 +9,8 @@ from torch import Tensor
 from penstock.engine_core.models.gated_delta import GatedDeltaNet
 from penstock.engine_core.models.layer_spec import LayerSpec
 from penstock.engine_core.models.layers import Destinations, Placement
+from penstock.engine_core.models.mamba import Mamba
+from penstock.engine_core.models.mamba_spec import MambaSpec
 from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec, ShortConvolutionSpec
 from penstock.engine_core.models.short_convolution import ShortConvolution
 from penstock.kernels.quantized import RowFormat, Rows
@@ -36,6 +38,8 @@ def layer_recurrence(layer: LayerSpec, hidden: int, placement: Placement) -> Rec
     spec = layer.recurrence
     if isinstance(spec, GatedDeltaSpec):
         return GatedDeltaNet(spec, layer.norm, hidden, placement)
+    if isinstance(spec, MambaSpec):
+        return Mamba(spec, layer.norm, hidden, placement)
     if isinstance(spec, ShortConvolutionSpec):
         return ShortConvolution(spec, hidden, placement)
     return None

@@ -1,0 +1,82 @@
+"""Bamba (IBM, Princeton, CMU and UIUC, 2024): layers of Mamba-2, and attention in some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.families import Body, Family
+from penstock.engine_core.models.layer_spec import LayerSpec, NormNames
+from penstock.engine_core.models.mamba_spec import MambaSpec
+from penstock.engine_core.models.reading import (
+    read_activation,
+    read_attention,
+    read_layers,
+    read_mlp,
+    read_norm,
+    read_rope,
+)
+
+
+def read_mamba(file: ConfigFile) -> MambaSpec:
+    """Time steps have no limits, and the products no biases."""
+    read_activation(file)
+    heads, groups = file.integer("mamba_n_heads"), file.integer("mamba_n_groups")
+    inner = file.integer("mamba_expand") * file.integer("hidden_size")
+    if heads % groups:
+        raise file.error("mamba_n_groups", f"it must divide mamba_n_heads ({heads})")
+    if inner % heads or file.get("mamba_d_head") not in ("auto", inner // heads):
+        raise file.error("mamba_d_head", f"heads must come to mamba_expand times hidden_size ({inner})")
+    if file.get("time_step_limit") not in (None, [0.0, {"__float__": "Infinity"}]):  # as transformers writes it
+        raise file.error("time_step_limit", "Penstock serves this family without limits")
+    if file.flag("mamba_proj_bias"):
+        raise file.error("mamba_proj_bias", "Penstock serves this family without biases of these products")
+    return MambaSpec(
+        heads=heads,
+        head_dim=inner // heads,
+        groups=groups,
+        state_dim=file.integer("mamba_d_state"),
+        width=file.integer("mamba_d_conv", low=2, high=4),
+        conv_bias=file.flag("mamba_conv_bias"),
+    )
+
+
+def read_bamba(file: ConfigFile) -> Body:
+    """Half of each head of attention is turned where the file is silent."""
+    layers, found, bias = read_layers(file), file.get("attn_layer_indices"), file.flag("attention_bias")
+    if not isinstance(found, list) or not found or not all(type(one) is int and 0 <= one < layers for one in found):
+        raise file.error("attn_layer_indices", f"a list of layers, 0 to {layers - 1}, is expected, at least one")
+    attention = read_attention(file, read_rope(file, partial=0.5), qkv_bias=bias, output_bias=bias)
+    mamba, mlp = read_mamba(file), read_mlp(file, bias=file.flag("mlp_bias"))
+    norm, norms = read_norm(file), NormNames(mlp_input="pre_ff_layernorm")
+    return Body(
+        layers=tuple(
+            LayerSpec(attention=attention, mlp=mlp, norm=norm, norms=norms)
+            if layer in found
+            else LayerSpec(recurrence=mamba, mlp=mlp, norm=norm, norms=norms)
+            for layer in range(layers)
+        )
+    )
+
+
+SIZES: Mapping[str, Any] = {
+    "mamba_n_heads": 128,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+}
+FAMILIES = (
+    Family(
+        name="bamba",
+        architecture="BambaForCausalLM",
+        base="BambaModel",
+        read=read_bamba,
+        defaults={**SIZES, "max_position_embeddings": 262144, "num_key_value_heads": 8, "rms_norm_eps": 1e-5},
+        names=(("model.norm.", "model.final_layernorm."), ("mlp.", "feed_forward.")),
+        ignored=("mamba_chunk_size",),
+    ),
+)
