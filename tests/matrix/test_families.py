@@ -91,5 +91,6 @@ def test_every_family_has_a_case() -> None:
     alone are in test_wrappers.py, and encoders of text have no cache that could be shared."""
     older = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
     wrapped = {name for name, family in families().items() if family.architecture in family.wrappers}
-    encoders = {"bert", "roberta", "xlm-roberta", "modernbert"}
-    assert set(families()) - older - wrapped - encoders == set(CASES)
+    encoders = {name for name, family in families().items() if family.architecture.endswith("ForMaskedLM")}
+    named_otherwise = {"phi4mm"}  # its tensors; layers are Phi 3's
+    assert set(families()) - older - wrapped - encoders - named_otherwise == set(CASES)

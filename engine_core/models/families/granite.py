@@ -1,10 +1,12 @@
-"""Granite 3 (IBM, 2024), dense and with experts."""
+"""Granite 3 (IBM, 2024), dense and with experts, and HyperCLOVA X SEED (NAVER, 2025), with norms behind its parts."""
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LayerSpec, RoutingSpec
+from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LayerSpec, NormNames, RoutingSpec
 from penstock.engine_core.models.reading import alike, read_activation, read_attention, read_layers, read_mlp, read_norm
 
 
@@ -35,6 +37,18 @@ def read_granitemoe(file: ConfigFile) -> Body:
     return body(file, alike(file, attention(file), [experts] * read_layers(file), read_norm(file)))
 
 
+def read_hyperclovax(file: ConfigFile) -> Body:
+    """Scores and logits are multiplied, as heads and products are where the file is silent."""
+    bias, scale = file.flag("attention_bias"), file.get("attention_multiplier")
+    attention = read_attention(file, qkv_bias=bias, output_bias=bias)
+    if scale is not None:
+        attention = structs.replace(attention, scale=file.number("attention_multiplier", low=1e-9))
+    behind = NormNames(attention_output="post_norm1", mlp_output="post_norm2")
+    norms = behind if file.flag("use_post_norm", True) else NormNames()
+    found = body(file, alike(file, attention, read_mlp(file, bias=file.flag("mlp_bias")), read_norm(file), norms))
+    return structs.replace(found, logit_scale=file.number("logits_scaling", 1.0, low=1e-9))
+
+
 FAMILIES = (
     Family(
         name="granite",
@@ -54,5 +68,13 @@ FAMILIES = (
             ("mlp.experts.down_proj", "block_sparse_moe.output_linear.weight"),
             ("mlp.gate.", "block_sparse_moe.router.layer."),
         ),
+    ),
+    Family(
+        name="hyperclovax",
+        architecture="HyperCLOVAXForCausalLM",
+        base="HyperCLOVAXModel",
+        read=read_hyperclovax,
+        defaults={"max_position_embeddings": 2048},
+        published_code=True,
     ),
 )

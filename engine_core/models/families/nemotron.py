@@ -1,4 +1,5 @@
-"""Nemotron-4 and Minitron (NVIDIA, 2024), and AFM (Arcee, 2025): an MLP whose one product is squared above zero."""
+"""Nemotron-4 and Minitron (NVIDIA, 2024), AFM (Arcee, 2025) and Jais 2 (Inception, 2025): an MLP whose one product is
+squared above zero."""
 
 from __future__ import annotations
 
@@ -28,6 +29,11 @@ def read_arcee(file: ConfigFile) -> Body:
     return Body(layers=alike(file, attention(file), squared(file), read_norm(file)))
 
 
+def read_jais2(file: ConfigFile) -> Body:
+    norm = read_norm(file, "layer_norm_eps", 1e-5, centered=True)
+    return Body(layers=alike(file, attention(file), squared(file), norm))
+
+
 FAMILIES = (
     Family(
         name="nemotron",
@@ -42,5 +48,18 @@ FAMILIES = (
         base="ArceeModel",
         read=read_arcee,
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+    ),
+    Family(
+        name="jais2",
+        architecture="Jais2ForCausalLM",
+        base="Jais2Model",
+        read=read_jais2,
+        defaults={
+            "max_position_embeddings": 8192,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_theta": 5e5,
+            "hidden_act": "relu2",
+        },
     ),
 )

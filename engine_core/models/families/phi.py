@@ -1,6 +1,11 @@
-"""Phi 3 (Abdin et al., 2024) and Phi 4, which has the same class."""
+"""Phi 3 (Abdin et al., 2024), Phi 4, which has the same class, and the text half of Phi 4 multimodal (2025)."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import structs
 
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body, Family
@@ -13,6 +18,19 @@ def read(file: ConfigFile) -> Body:
     return Body(layers=alike(file, attention, read_mlp(file, fused=True), read_norm(file)))
 
 
+def read_multimodal(file: ConfigFile) -> Body:
+    """Adapters beside the matrices are for images and sound alone."""
+    found = read(file)
+    adapters = tuple(
+        f"layers.{layer}.{module}.lora_"
+        for layer in range(len(found.layers))
+        for module in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+    )
+    return structs.replace(found, unread=("embed_tokens_extend.", *adapters))
+
+
+SILENT: Mapping[str, Any] = {"max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+IGNORED = ("attention_bias", "mlp_bias", "use_sliding_window")
 FAMILIES = (
     Family(
         name="phi3",
@@ -20,6 +38,24 @@ FAMILIES = (
         base="Phi3Model",
         read=read,
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
-        ignored=("attention_bias", "mlp_bias", "use_sliding_window"),
+        ignored=IGNORED,
+    ),
+    Family(
+        name="phi4_multimodal",
+        architecture="Phi4MultimodalForCausalLM",
+        base="Phi4MultimodalModel",
+        read=read_multimodal,
+        defaults=SILENT,
+        ignored=IGNORED,
+    ),
+    Family(
+        name="phi4mm",
+        architecture="Phi4MMForCausalLM",
+        base="Phi4MMModel",
+        read=read_multimodal,
+        defaults=SILENT,
+        names=(("_proj.weight", "_proj.base_layer.weight"),),
+        ignored=IGNORED,
+        published_code=True,
     ),
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GraniteConfig, GraniteMoeConfig, PreTrainedConfig
+from transformers import GraniteConfig, GraniteMoeConfig, HyperCLOVAXConfig, PreTrainedConfig
 
 from tests.engine_core.models.parity import SIZES, check_parity
 
@@ -24,6 +24,14 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "residual_multiplier": 0.3,
             "logits_scaling": 2.5,
         },
+    ),
+    "hyperclovax": (
+        HyperCLOVAXConfig,
+        {"embedding_multiplier": 6.0, "residual_multiplier": 0.3, "logits_scaling": 0.4, "attention_multiplier": 0.2},
+    ),
+    "hyperclovax, no norms behind, biases": (
+        HyperCLOVAXConfig,
+        {"head_dim": 24, "use_post_norm": False, "attention_bias": True, "mlp_bias": True},
     ),
 }
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import ArceeConfig, NemotronConfig, PreTrainedConfig
+from transformers import ArceeConfig, Jais2Config, NemotronConfig, PreTrainedConfig
 
 from tests.engine_core.models.parity import SIZES, check_parity
 
@@ -19,6 +19,8 @@ CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
         },
     ),
+    "jais2": (Jais2Config, {}),
+    "jais2, no biases": (Jais2Config, {"attention_bias": False, "mlp_bias": False, "head_dim": 24}),
     "arcee": (ArceeConfig, {}),
     "arcee, stretched, biases": (
         ArceeConfig,
