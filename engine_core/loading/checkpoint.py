@@ -59,7 +59,7 @@ def read_file(path: Path, names: Sequence[str], destinations: Mapping[str, Desti
                     destination.tensor.add_(destination.offset)
     except SafetensorError as error:
         raise ModelError(f"{path}: truncated or not a safetensors file: {error}") from None
-    except OSError as error:
+    except (OSError, ModelError) as error:
         raise ModelError(f"{path}: {error}") from None
 
 

@@ -14,7 +14,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from penstock.engine_core.models.quantization.convert import read_matrix
+from penstock.engine_core.models.quantization.convert import check_numbers, read_matrix
 from penstock.engine_core.models.quantization.rounding import round_matrix
 from penstock.engine_core.models.quantization.weight_format import (
     FLOAT8_CAPABILITY,
@@ -92,7 +92,8 @@ class QuantizedMatrix:
 
     def take(self, role: Role, tensor: Tensor, name: str) -> None:
         """What this rank has of one of the `expected` tensors, which has this name, as the file has it. Raises
-        ModelError where tensors contradict the format."""
+        ModelError where tensors contradict the format or their numbers are none."""
+        check_numbers(self.form, role, tensor, self.shape[-1], name)
         self.raw[role] = tensor.to(self.device)
         if not self.raw.keys() >= self.expected:
             return

@@ -44,6 +44,8 @@ def read_compressed_tensors(file: ConfigFile, names: Collection[str]) -> Quantiz
             raise file.error(at, "an object is expected")
         targets = names_of(file, f"{at}.targets")
         form = read_group(file, at, notes)
+        if not targets:
+            raise file.error(f"{at}.targets", "names or classes of modules are expected")
         if any(target in CLASSES for target in targets):
             classes.append(Rule(Selector(every=True), form))
         if named := [target for target in targets if target not in CLASSES]:
@@ -76,8 +78,11 @@ def refuse_other_transforms(file: ConfigFile) -> None:
 def read_group(file: ConfigFile, at: str, notes: list[str]) -> WeightFormat | None:
     """The format of a group; None: its weights stay as they are."""
     key = f"{at}.format" if file.get(f"{at}.format") is not None else f"{KEY}.format"
-    if file.get(f"{at}.weights") is None:
+    weights = file.get(f"{at}.weights")
+    if weights is None:
         return None
+    if not isinstance(weights, Mapping):
+        raise file.error(f"{at}.weights", "an object is expected")
     if file.get(f"{at}.output_activations") is not None:
         raise file.error(f"{at}.output_activations", "Penstock rounds no outputs")
     if file.get(key) in PLAIN:

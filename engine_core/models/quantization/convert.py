@@ -6,12 +6,14 @@ in front.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from penstock.engine_core.models.quantization.weight_format import Role, WeightFormat
+from penstock.engine_core.models.weight_files import AGAIN
 from penstock.kernels.quantized import (
     EXPONENT_BIAS,
     Float4Weight,
@@ -25,7 +27,27 @@ from penstock.kernels.quantized import (
 from penstock.protocol.errors import ModelError
 
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight columns in a word: `0, 2, 4, 6, 1, 3, 5, 7` lie there
+NOT_A_NUMBER = 255  # of E8M0
 ONES: Mapping[int, int] = {4: 0x11111111, 8: 0x01010101}  # one in each of a word's numbers
+
+
+def check_numbers(form: WeightFormat, role: Role, stored: Tensor, inputs: int, name: str) -> None:
+    """Raise ModelError naming a tensor of scales that make no numbers of a matrix, or of groups that it does not have.
+
+    stored: in the host's memory, of a matrix with so many inputs in all. A group of zeros may have the scale zero.
+    """
+    if role in ("scales", "factor", "input_scale"):
+        exponents = stored.dtype in (torch.uint8, torch.float8_e8m0fnu)
+        found = stored.view(torch.uint8) if exponents else stored.float()
+        low, high = (float(end) for end in found.aminmax())
+        if not math.isfinite(low + high) or (exponents and high == NOT_A_NUMBER):
+            raise ModelError(f"tensor {name} has scales that are not finite; {AGAIN}")
+        if not exponents and (low == high == 0 or (role != "scales" and not found.all())):
+            raise ModelError(f"tensor {name} has no scale but zero; {AGAIN}")
+    elif role == "groups":
+        low, high, count = int(stored.min()), int(stored.max()), inputs // (form.group or inputs)
+        if low < 0 or high >= count:
+            raise ModelError(f"tensor {name} names groups {low} to {high}, and the matrix has {count}, the first is 0")
 
 
 def read_matrix(form: WeightFormat, raw: Mapping[Role, Tensor], name: str) -> QuantizedWeight:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from penstock.engine_core.models.quantization.convert import read_matrix
+from penstock.engine_core.models.quantization.convert import check_numbers, read_matrix
 from penstock.engine_core.models.quantization.weight_format import Role, StoredPart, WeightFormat, trimmed
 from penstock.kernels.quantized import GroupedWeight, QuantizedWeight
 from penstock.protocol.errors import ModelError
@@ -352,6 +352,44 @@ def test_packed_floats_are_compressed_tensors(name: str) -> None:
     found = read_matrix(form, parts, "w").dequantized(torch.float32)
     expected = compressor.decompress(stored, scheme)["weight"].float()
     assert torch.equal(found, expected)
+
+
+# --------------------------------------------------------------------------- numbers that are none
+
+
+FLOAT8, FLOAT4 = WeightFormat(kind="float8"), WeightFormat(kind="float4", packing="blocks", bits=4, group=32)
+ORDERED = WeightFormat(kind="grouped", packing="gptq", bits=4, group=8, ordered=True)
+
+
+@pytest.mark.parametrize(("role", "stored", "why"), [
+    ("scales", torch.tensor([1.0, float("nan")]), "has scales that are not finite; download it again"),
+    ("scales", torch.tensor([1.0, -math.inf, math.inf]), "has scales that are not finite; download it again"),
+    ("scales", torch.tensor([[100, 255]], dtype=torch.uint8), "has scales that are not finite; download it again"),
+    ("scales", torch.tensor([255, 0], dtype=torch.uint8).view(torch.float8_e8m0fnu),
+     "has scales that are not finite; download it again"),
+    ("scales", torch.tensor([1.0, math.nan]).to(torch.float8_e4m3fn),
+     "has scales that are not finite; download it again"),
+    ("scales", torch.zeros(2, 3, dtype=torch.float16), "has no scale but zero; download it again"),
+    ("factor", torch.tensor([0.5, 0.0]), "has no scale but zero; download it again"),  # of one of two experts
+    ("input_scale", torch.tensor(0.0), "has no scale but zero; download it again"),
+    ("groups", torch.tensor([0, 2]), "names groups 0 to 2, and the matrix has 2, the first is 0"),
+])  # fmt: skip
+def test_scales_and_groups_that_no_matrix_has_are_refused_by_tensor(role: Role, stored: Tensor, why: str) -> None:
+    form = ORDERED if role == "groups" else FLOAT8
+    with pytest.raises(ModelError, match=f"^tensor w {why}$"):
+        check_numbers(form, role, stored, 16, "w")
+
+
+@pytest.mark.parametrize(("form", "role", "stored"), [
+    (FLOAT8, "scales", torch.tensor([0.0, 1e-9])),  # an output of zeros
+    (FLOAT8, "scales", torch.tensor([-0.5, 0.5])),
+    (FLOAT4, "scales", torch.tensor([0, 254], dtype=torch.uint8)),
+    (FLOAT4, "scales", torch.zeros(4, dtype=torch.uint8)),  # powers of two: none is zero
+    (ORDERED, "groups", torch.tensor([1, 0])),
+    (FLOAT8, "values", torch.zeros(4)),
+])  # fmt: skip
+def test_numbers_that_a_matrix_may_have(form: WeightFormat, role: Role, stored: Tensor) -> None:
+    check_numbers(form, role, stored, 16, "w")
 
 
 # --------------------------------------------------------------------------- shares
