@@ -145,7 +145,7 @@ def says_the_value(answer: str, conversation: Conversation) -> bool:
     return value.split(" in ")[-1].removeprefix("allergic to ") in answer
 
 
-def _judge(suite: str) -> Callable[[str, Conversation], bool]:
+def judge_of(suite: str) -> Callable[[str, Conversation], bool]:
     if suite == _STORY:
         return reads_as_english
     if suite == _OWN_WORDS:
@@ -169,7 +169,7 @@ def score(reader: Reader, count: int, batch: int, seed: int, chosen: list[str]) 
             ]
             wrong = [(c, "another value") for c, right in zip(asked, filled, strict=True) if not right]
         else:
-            judge = _judge(suite)
+            judge = judge_of(suite)
             wrong = [(c, a) for c, a in zip(asked, reader.answers(prompts, batch), strict=True) if not judge(a, c)]
         mistake = ""
         if wrong:
