@@ -145,6 +145,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                "is asked; auto: its classifier, else as the model's folder says, else cosine",
                choices=("auto", "cosine", "yes_no")),
     ] = "auto"
+    enable_lora: Annotated[bool, Option("serve LoRA adapters beside the model")] = False
+    max_loras: Annotated[int, Option("adapters that rows of one step may have", 1, 1024)] = 8
+    max_lora_rank: Annotated[int, Option("largest rank of an adapter; memory is taken for it", 1, 512)] = 16
+    max_cpu_loras: Annotated[
+        int, Option("adapters that executors hold in the host's memory; 0: four times --max-loras", 0, 1 << 16)
+    ] = 0
     seed: Annotated[int, Option("seed of the server's own randomness: dummy weights", 0, 2**63 - 1)] = 0
     batch_invariant: Annotated[
         bool, Option("a request's tokens never depend on what shares its steps, to the last bit; needs a GPU")
@@ -170,6 +176,17 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = ""
     api_key_file: Annotated[
         str, Option("file with a key per line, read again when it changes and on SIGHUP", metavar="FILE", blank=NO_KEY)
+    ] = ""
+    lora_modules: Annotated[
+        str, Option('adapters by the name that clients use, as NAME=FOLDER or {"name": …, "path": …}; may be repeated',
+                    several=True, greedy=True, metavar="NAME=FOLDER")
+    ] = ""
+    lora_dir: Annotated[
+        str, Option("directory whose folders are adapters, each found by its name when it is first asked for")
+    ] = ""
+    operator_key_file: Annotated[
+        str, Option("file with a key per line for what the operator alone may do, as --api-key-file; empty: nobody may",
+                    metavar="FILE")
     ] = ""
     allowed_hosts: Annotated[
         str,

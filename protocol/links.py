@@ -37,7 +37,15 @@ from penstock.protocol.messages import (
     Tokenize,
     Tokenized,
 )
-from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
+from penstock.protocol.steps import (
+    AdapterLoaded,
+    DropAdapter,
+    ExecutorReady,
+    LoadAdapter,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
 
 PROTOCOL_VERSION = 1
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token
@@ -138,8 +146,8 @@ STEPS = LinkSpec(
     name="steps",
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
-    up=(ExecutorReady, StepResult, MetricsSnapshots),
-    down=(StepPlan, StepMasks),
+    up=(ExecutorReady, StepResult, AdapterLoaded, MetricsSnapshots),
+    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter),
     window=16,
     high_water=64,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge

@@ -1,6 +1,6 @@
 """Per-request messages between api, tokenizer and scheduler, and the columnar batches that answer them.
 
-Request ids are 63-bit integers made by the api process (`request_id`), never by a client. A request with n choices is
+Request ids are 63-bit integers made by the api process (request_ids.py), never by a client. A request with n choices is
 one message on every link; its choices are identified by their index. Every (id, choice) gets exactly one terminal
 row (finish other than NONE) on each link, unless the whole request was answered with `Rejected`, which is terminal for
 all of its choices.
@@ -182,6 +182,19 @@ class Pooling(Part, frozen=True, kw_only=True):
         return self.kind in ("mean", "cls")
 
 
+class Adapter(Part, frozen=True):
+    """A LoRA adapter: its weights are added to those of the model."""
+
+    name: str
+    path: str  # of its folder, where executors read it
+    version: str  # hexadecimal digest of what the folder held when the name was given to it
+
+    @property
+    def identity(self) -> str:
+        """What tells its keys and values from those of other adapters; no base model has it."""
+        return f"{self.version}/{self.name}"
+
+
 class Client(Part, frozen=True):
     """The client of a request, for fair scheduling: digests, which only tell whether two are equal."""
 
@@ -229,6 +242,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     session: str = ""  # requests of one session go to one replica where nothing else decides
     client: Client = Client()
     suspect: bool = False  # its tokenizer died, maybe of it: it runs in a trial process first
+    adapter: Adapter | None = None  # None: the model itself
 
 
 class Abort(Message, frozen=True):
@@ -312,6 +326,7 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     written: tuple[Written, ...] = ()  # [n], as in `SubmitText`
     client: Client = Client()
     turns: tuple[int, ...] = ()  # positions of the prompt, ascending, where its system prompt and past turns end
+    adapter: Adapter | None = None  # None: the model itself
 
 
 class StopHit(Message, frozen=True):
@@ -482,17 +497,3 @@ class MetricsSnapshots(Message, frozen=True):
     services/metrics/snapshot.py reads it."""
 
     snapshots: bytes
-
-
-COUNTER_MASK = 0xFFFFFFFF
-
-
-def request_id(api_index: int, incarnation: int, counter: int) -> int:
-    """A 63-bit id: 7 bits of api index, 24 of its incarnation, 32 of a counter."""
-    assert 0 <= api_index < 128
-    return (api_index << 56) | ((incarnation & 0xFFFFFF) << 32) | (counter & COUNTER_MASK)
-
-
-def api_index(request: int) -> int:
-    """Which api process made the id."""
-    return request >> 56

@@ -41,6 +41,11 @@ def keep_table(keep: bytes) -> Column:
     return integers(keep).reshape(-1, 3)
 
 
+def adapter_table(adapters: bytes) -> Column:
+    """`StepPlan.adapters`. # [changed, 2]: number, place"""
+    return integers(adapters).reshape(-1, 2)
+
+
 def chunk_positions(chunks: bytes) -> int:
     """Positions that all chunks of a step run."""
     return int(chunk_table(chunks)[:, 2].sum())

@@ -37,6 +37,12 @@ of a position, to a place once the step has run. States are kept as of multiples
 can be kept in a step whose chunk of the slot ends at P, and in one that decodes the slot and begins at any of
 P .. P + W - 1, W being the `keep_window`, whether it has drafts or not. Executors run plans in order, so a place may be
 written behind a step that reads it.
+
+An executor has places for the weights of LoRA adapters, numbered from 1 on; place 0 is the model itself. It reads an
+adapter into the host's memory when `LoadAdapter` asks for it, beside the steps, and says `AdapterLoaded`. A plan whose
+`adapters` name it has it copied to a place before its step runs, and a slot's `adapter` is a place that holds one by
+then. Plans run in order: what is written to a place disturbs no step before. Numbers are the scheduler's and are not
+used twice; an executor that reports ready again has forgotten all of them.
 """
 
 from __future__ import annotations
@@ -64,6 +70,7 @@ class SlotStart(Part, frozen=True, kw_only=True):
     trace: TraceContext = TraceContext()  # of the request, where it is traced
     choice: int = 0  # of the request, for its trace
     state: int = NO_STATE  # place whose snapshot is as of position `computed`, then a multiple of STATE_PIECE
+    adapter: int = 0  # place of its adapter; 0: none
 
 
 class StepPlan(Message, frozen=True, kw_only=True):
@@ -83,6 +90,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     microbatch: int = 0  # its decode set is run and changed
     trace: TraceContext | None = None  # of the scheduler's span of this step, where it has one
     keep: bytes = b""  # int32 [kept, 3]: slot, position, place; no slot and no place twice
+    adapters: bytes = b""  # int32 [changed, 2]: an adapter's number, and the place that it is copied to first
 
 
 class StepMasks(Message, frozen=True, kw_only=True):
@@ -129,6 +137,27 @@ class StepResult(Message, frozen=True, kw_only=True):
     waited: float = 0.0  # seconds that the executor was idle before this step, or in it until its masks came
 
 
+class LoadAdapter(Message, frozen=True):
+    """scheduler → executors: read an adapter into the host's memory, in time that steps do not need."""
+
+    number: int
+    path: str  # of its folder
+    version: str = ""  # as `Adapter` has it: a folder that has changed since is another adapter, and an error
+
+
+class DropAdapter(Message, frozen=True):
+    """scheduler → executors: forget an adapter in the host's memory, once the plans before this have copied it."""
+
+    number: int
+
+
+class AdapterLoaded(Message, frozen=True):
+    """each executor → scheduler: an adapter has been read, or why it cannot be."""
+
+    number: int
+    error: str = ""
+
+
 class ExecutorReady(Message, frozen=True, kw_only=True):
     """executor → scheduler, once per epoch after the weights are loaded: what it can hold and how many plans it ran."""
 
@@ -147,6 +176,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     load_seconds: float
     state_bytes: int = 0  # of one sequence's state, which is a snapshot's size; 0: the model has no recurrent layers
     state_places: int = 0  # snapshots that it has room for, in places 0 .. state_places-1
+    adapter_places: int = 0  # for LoRA adapters: 1 .. adapter_places; 0: it serves none
     plans: int = 0  # run since its group's generation began: equal for all members of a group that is in step
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 
+from penstock.protocol.adapters import read_modules
 from penstock.protocol.config import ApiConfig, Config, Field, fields, words
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.groups import check_groups
@@ -63,7 +64,23 @@ def check(config: Config) -> Config:
         why = "it makes the output wrong, for benchmarks alone: --allow-wrong-output serves it all the same"
         raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
     check_listening(config.api)
+    check_lora(config)
     return config
+
+
+def check_lora(config: Config) -> None:
+    """Raise ConfigError for adapters that nobody serves, and for a bound that lets places stand empty."""
+    model, api = config.model, config.api
+    for flag, value in (("--lora-modules", api.lora_modules), ("--lora-dir", api.lora_dir)):
+        if value and not model.enable_lora:
+            raise ConfigError(flag, value, "it needs --enable-lora")
+    read_modules(api.lora_modules)
+    if 0 < model.max_cpu_loras < model.max_loras:
+        raise ConfigError(
+            "--max-cpu-loras", model.max_cpu_loras, f"it must be at least --max-loras ({model.max_loras})"
+        )
+    if model.enable_lora:
+        raise ConfigError("--enable-lora", True, "adapters are not served yet: merge one into the model's weights")
 
 
 def check_links(config: Config) -> None:

@@ -21,7 +21,6 @@ import msgspec
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests, text_signature
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable, error_of
 from penstock.protocol.messages import (
-    COUNTER_MASK,
     Detokenize,
     Detokenized,
     EngineStatus,
@@ -31,8 +30,8 @@ from penstock.protocol.messages import (
     TextBatch,
     Tokenize,
     Tokenized,
-    request_id,
 )
+from penstock.protocol.request_ids import COUNTER_MASK, request_id
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.client.replicas import ReplicaSet
 from penstock.services.client.request_state import Call, RequestState

@@ -27,7 +27,8 @@ from penstock.engine_core.models.weight_files import find_files
 from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, fields
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.links import LINKS, TEXT, LinkSpec, address, decoder
-from penstock.protocol.messages import SubmitText, request_id
+from penstock.protocol.messages import SubmitText
+from penstock.protocol.request_ids import request_id
 from penstock.protocol.validation import check
 from penstock.services.executor.rendezvous import LOOPBACK, choose
 from penstock.services.http import security as keys

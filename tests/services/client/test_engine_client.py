@@ -24,8 +24,8 @@ from penstock.protocol.messages import (
     SubmitText,
     Tokenize,
     Written,
-    api_index,
 )
+from penstock.protocol.request_ids import api_index
 from penstock.services.client.engine_client import HOLD, MOST_DEATHS, EngineClient
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.client.replicas import ReplicaSet

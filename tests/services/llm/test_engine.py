@@ -50,7 +50,7 @@ def test_a_file_holds_options_that_keywords_override(tmp_path: Path) -> None:
         ({"max_num_sequences": 8}, "did you mean max_num_seqs"),
         ({"port": 8000}, "the Python API does not start"),
         ({"quantization": "int3"}, "one of none, fp8, int8, int4"),
-        ({"enable_lora": True}, "enable_lora: True is not allowed; "),
+        ({"enable_lora_bias": True}, "enable_lora_bias: True is not allowed; "),
         ({"speculative_config": {"method": "magic"}}, "--speculative-config"),
         ({"max_num_batched_tokens": 8}, "at least --max-num-seqs"),
     ],

@@ -46,9 +46,9 @@ PASTED = {
         {"model": "meta-llama/Llama-3.1-8B-Instruct", "tensor_parallel_size": 4, "pipeline_parallel_size": 2,
          "data_parallel_size": 2, "kv_cache_memory": 16 << 30, "dtype": "float16", "max_num_batched_tokens": 8192,
          "served_model_name": "a,b", "overlap": True, "enable_prefix_caching": False, "max_model_len": 0,
-         "quantization": "none", "allowed_origins": "https://a,https://b"},
+         "quantization": "none", "enable_lora": False, "allowed_origins": "https://a,https://b"},
         "--disable-log-requests --enable-chunked-prefill --swap-space --generation-config --uvicorn-log-level "
-        "--num-scheduler-steps -O3 --compilation-config.mode --no-enable-lora",
+        "--num-scheduler-steps -O3 --compilation-config.mode",
     ),
     "python3 -m sglang.launch_server --model-path meta-llama/Meta-Llama-3.1-8B-Instruct --tp 2 "
     "--mem-fraction-static 0.85 --context-length 8192 --max-running-requests 32 --chunked-prefill-size 4096 "
@@ -173,11 +173,11 @@ def test_whole_numbers_may_have_a_magnitude(text: str, value: int) -> None:
 
 
 def test_every_refused_flag_of_a_line_is_named_in_one_message() -> None:
-    line = "M --enable-lora --lora-modules a=b c=d --quantize-and-serve --max_modle_len 8 --calculate-kv-scales -tp 2"
+    line = "M --enable-lora-bias --lora-scaled a:1 --quantize-and-serve --max_modle_len 8 --calculate-kv-scales -tp 2"
     assert refusal(*line.split()).splitlines() == [
         "command line: 5 flags are not allowed",
-        "  --enable-lora: LoRA adapters are not served: merge the adapter into the model's weights",
-        "  --lora-modules: LoRA adapters are not served: merge the adapter into the model's weights",
+        "  --enable-lora-bias: adapters are LoRA folders as PEFT writes them: --enable-lora --lora-modules NAME=FOLDER",
+        "  --lora-scaled: adapters are LoRA folders as PEFT writes them: --enable-lora --lora-modules NAME=FOLDER",
         "  --quantize-and-serve: a quantized folder is served as its config.json says, and --quantization rounds "
         "another while it loads",
         "  --max_modle_len: there is no such option; did you mean --max-model-len?",
