@@ -27,7 +27,7 @@ import msgspec
 from penstock.engine_core.models.memory_estimate import expert_weights
 from penstock.engine_core.models.quantization.weight_format import format_of
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.services.bench.workload import Workload, lengths
+from penstock.services.bench.workload import Workload, request_chance
 
 TWO_BYTES = 2  # of a bf16 number
 
@@ -153,6 +153,16 @@ class Cost(msgspec.Struct, frozen=True):
             while ends and ends[0][0] == step:
                 context -= heapq.heappop(ends)[1]
         return seconds
+
+
+def lengths(workload: Workload) -> list[tuple[int, int]]:
+    """Prompt tokens after the shared prefix, and output tokens, of each request."""
+    found = []
+    for index in range(workload.requests):
+        chance = request_chance(workload, index)
+        output = chance.randint(*workload.output)
+        found.append((chance.randint(*workload.input), output))
+    return found
 
 
 def limit(figure: str, workload: Workload, cost: Cost) -> float | None:

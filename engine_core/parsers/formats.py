@@ -125,6 +125,23 @@ def tagged(opening: str, closing: str, *forms: Elements, bare: bool = False, len
     return Tags(opening, closing, partial(read_elements, forms=forms), bare=bare, lenient=lenient)
 
 
+def quoted_values(opening: str, closing: str, quote: str) -> Form:
+    """Gemma's notation: call:name{key:value,...}, strings between two of a mark of their own."""
+    return Form(
+        told=((f"{opening}call:",),),
+        marks=(opening, closing, quote),
+        reader=Tags(opening, closing, partial(read_quoted, tokens=notation(quote)), lenient=True),
+        spelling=Spelling(
+            begin=f"{opening}call:{{name}}{{",
+            end="}" + closing,
+            trigger=opening,
+            argument=("", ":", ""),
+            comma=",",
+            quote=quote,
+        ),
+    )
+
+
 # In the order in which a template is asked.
 FORMS: Mapping[CallFormat, Form] = {
     CallFormat.HARMONY: Form(
@@ -193,37 +210,8 @@ FORMS: Mapping[CallFormat, Form] = {
             quote=None,
         ),
     ),
-    CallFormat.GEMMA4: Form(
-        told=(("<|tool_call>call:",),),
-        marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
-        reader=Tags("<|tool_call>", "<tool_call|>", partial(read_quoted, tokens=notation('<|"|>')), lenient=True),
-        spelling=Spelling(
-            begin="<|tool_call>call:{name}{",
-            end="}<tool_call|>",
-            trigger="<|tool_call>",
-            argument=("", ":", ""),
-            comma=",",
-            quote='<|"|>',
-        ),
-    ),
-    CallFormat.FUNCTIONGEMMA: Form(
-        told=(("<start_function_call>call:",),),
-        marks=("<start_function_call>", "<end_function_call>", "<escape>"),
-        reader=Tags(
-            "<start_function_call>",
-            "<end_function_call>",
-            partial(read_quoted, tokens=notation("<escape>")),
-            lenient=True,
-        ),
-        spelling=Spelling(
-            begin="<start_function_call>call:{name}{",
-            end="}<end_function_call>",
-            trigger="<start_function_call>",
-            argument=("", ":", ""),
-            comma=",",
-            quote="<escape>",
-        ),
-    ),
+    CallFormat.GEMMA4: quoted_values("<|tool_call>", "<tool_call|>", '<|"|>'),
+    CallFormat.FUNCTIONGEMMA: quoted_values("<start_function_call>", "<end_function_call>", "<escape>"),
     CallFormat.SEED_OSS: Form(
         told=(("<seed:tool_call>",),),
         marks=("<seed:tool_call>", "</seed:tool_call>"),

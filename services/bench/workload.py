@@ -94,16 +94,6 @@ def arrivals(workload: Workload) -> list[float]:
     return due
 
 
-def lengths(workload: Workload) -> list[tuple[int, int]]:
-    """Prompt tokens after the shared prefix, and output tokens, of each request."""
-    found = []
-    for index in range(workload.requests):
-        chance = request_chance(workload, index)
-        output = chance.randint(*workload.output)
-        found.append((chance.randint(*workload.input), output))
-    return found
-
-
 def request_chance(workload: Workload, index: int, *, warmup: bool = False) -> random.Random:
     """The source of a request's output length, prompt length and ids, in this order. No two workloads share one, so a
     prefix cache filled by one workload does not help another."""

@@ -49,7 +49,7 @@ def choose(config: Config, spec: ModelSpec) -> torch.dtype:
     given = config.executor.cpu_threads or positive(os.environ.get("OMP_NUM_THREADS", ""))
     threads = (given,) if given else thread_counts(cores)
     types = (asked,) if asked != "auto" else types_of(spec)
-    chosen, times = (types[0], given or default_threads(cores)), Times()
+    chosen, times = (types[0], given or max(1, cores // 2)), Times()  # before a trial
     if len(types) * len(threads) > 1:
         try:
             with forks(1) as pool:
@@ -121,11 +121,6 @@ def own_cores(config: Config) -> int:
 def thread_counts(cores: int) -> tuple[int, ...]:
     """One, half of the cores, and all but the one that the other processes need."""
     return tuple(sorted({1, max(1, cores // 2), max(1, cores - 1)}))
-
-
-def default_threads(cores: int) -> int:
-    """Half of the cores, where nothing was tried."""
-    return max(1, cores // 2)
 
 
 def physical_cores(usable: Iterable[int], system: Path = Path("/sys/devices/system/cpu")) -> int:

@@ -59,17 +59,13 @@ class Reports:
             path = self._folder / f"{self._process}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.json"
             with open(path, "xb", opener=private) as file:
                 file.write(msgspec.json.format(msgspec.json.encode(report), indent=1))
-            for old in sorted(self._folder.glob("*.json"), key=modified)[:-MAX_REPORTS]:
+            for old in sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-MAX_REPORTS]:
                 old.unlink(missing_ok=True)
         except OSError as error:
             logs.error(log, "no_report", reason=error.strerror)
             return None
         logs.error(log, "report", reason=reason, file=str(path))
         return path
-
-
-def modified(path: Path) -> float:
-    return path.stat().st_mtime
 
 
 def versions() -> dict[str, str]:

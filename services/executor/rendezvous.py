@@ -174,7 +174,8 @@ class Rendezvous:
             return None
         store, host = found
         with ExitStack() as held:
-            listener = held.enter_context(socket.create_server((host, 0), family=family_of(host)))
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = held.enter_context(socket.create_server((host, 0), family=family))
             me = msgspec.structs.replace(self._me, id=secrets.token_hex(16), address=listener.getsockname()[:2])
             write(store, key(self._member), me)
             link = self._connected(store, listener, me.id, stop)
@@ -309,10 +310,6 @@ def remove_others(current: Path) -> None:
 def host_and_port(where: str) -> tuple[str, int]:
     found = read_address("--rendezvous", where)
     return found.bare, found.port
-
-
-def family_of(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def readable(*watched: Stop | socket.socket, seconds: float = RETRY) -> list[Stop | socket.socket]:

@@ -158,7 +158,8 @@ def start(
         weight_bytes=model.weight_bytes + (0 if draft is None else draft.weight_bytes),
         cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
-        **state_facts(rank_spec(spec, group.size), runner.options),
+        state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
+        state_places=runner.options.state_places,
     )
     log_loaded(ready, options, shape, draft)
     if (quantized := quantization_facts(spec)) is not None:
@@ -179,11 +180,6 @@ def log_notes(config: Config, model: Decoder, draft: Draft | None, path: Path, d
         logs.info(log, "kv_scales", missing=missing, instead="1.0", reason="the checkpoint has no such tensors")
     for reason in wrong_output(config):
         logs.warning(log, "output_is_wrong", reason=reason)
-
-
-def state_facts(spec: ModelSpec, options: RunnerOptions) -> dict[str, int]:
-    """Fields of `ExecutorReady`. spec: the rank's share of the stage."""
-    return {"state_bytes": snapshot_bytes(spec, options.dtype.itemsize), "state_places": options.state_places}
 
 
 def quantization_notes(spec: ModelSpec, chip: Chip) -> tuple[str, ...]:
@@ -293,7 +289,9 @@ def warm_up(config: Config, runner: Runner, spec: ModelSpec, phases: StartupPhas
     if spec.encoder:
         plans = encoder_steps(runner.sizes, runner.options.step_tokens, classifies=spec.classifier is not None)
     else:
-        plans = warmup_steps(runner.sizes, longest_warm_chunk(config.model, runner.options.device))
+        device = runner.options.device  # a GPU compiles a variant of attention for long chunks
+        longest = WARMUP_TOKENS if device.type == "cpu" else step_tokens(config.model, device)
+        plans = warmup_steps(runner.sizes, longest)
     for plan in runner.drafted(plans):
         began = time.perf_counter()
         runner.collect(runner.launch(plan))
@@ -327,11 +325,6 @@ def step_tokens(model: ModelConfig, device: torch.device) -> int:
     if model.max_num_batched_tokens:
         return model.max_num_batched_tokens
     return max(CPU_STEP_TOKENS if device.type == "cpu" else GPU_STEP_TOKENS, model.max_num_seqs)
-
-
-def longest_warm_chunk(model: ModelConfig, device: torch.device) -> int:
-    """A GPU compiles a variant of attention for long chunks; a CPU compiles nothing."""
-    return WARMUP_TOKENS if device.type == "cpu" else step_tokens(model, device)
 
 
 def choose_dtype(config: Config, spec: ModelSpec, device: torch.device) -> torch.dtype:

@@ -174,7 +174,7 @@ class LLM(EngineProperties):
         *,
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """As `embed`, but the pooled hidden states as they are: float32 arrays of any length."""
         request = embedding_request(truncate_prompt_tokens=truncate_prompt_tokens)
         states, first = self._embed("encode", embedding_submissions(prompts, request, self.model), use_tqdm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -16,6 +16,8 @@ from penstock.services.llm.params import RequestOutputKind
 from penstock.services.llm.prompts import Request
 from penstock.services.openai.answers import FINISH_REASONS
 from penstock.services.openai.embeddings import Vector
+
+Output = TypeVar("Output")
 
 
 class Logprob(msgspec.Struct, frozen=True):
@@ -123,36 +125,24 @@ class ClassificationOutput(msgspec.Struct, frozen=True):
         return len(self.probs)
 
 
-class PoolingRequestOutput(msgspec.Struct, frozen=True):
-    """The output of `encode` for one prompt."""
+class PoolingRequestOutput(msgspec.Struct, Generic[Output], frozen=True):
+    """The output of one prompt, or of one pair of texts: that of `encode` has a `PoolingOutput`."""
 
     request_id: str
-    outputs: PoolingOutput
+    outputs: Output
     finished: bool = True
 
 
-class EmbeddingRequestOutput(msgspec.Struct, frozen=True):
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput], frozen=True):
     """The output of `embed` for one prompt."""
 
-    request_id: str
-    outputs: EmbeddingOutput
-    finished: bool = True
 
-
-class ScoringRequestOutput(msgspec.Struct, frozen=True):
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput], frozen=True):
     """The output of `score` for one pair."""
 
-    request_id: str
-    outputs: ScoringOutput
-    finished: bool = True
 
-
-class ClassificationRequestOutput(msgspec.Struct, frozen=True):
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput], frozen=True):
     """The output of `classify` for one prompt."""
-
-    request_id: str
-    outputs: ClassificationOutput
-    finished: bool = True
 
 
 class ChoiceSoFar:

@@ -6,6 +6,7 @@ import functools
 import secrets
 import struct
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -45,9 +46,7 @@ async def parse_completion(app: AppState, context: RequestContext) -> Parsed:
     options, model = app.config.api, app.model
     request, fields = await read_request(await context.read_json(), REQUEST, model, context)
     check_limits(request, options, ("logprobs", request.logprobs))
-    first = request.truncation_side == "right"
-    cut = bool(request.truncate_prompt_tokens)
-    prompts = prompts_of(request.prompt, model, any_length=cut, keep_first=first)
+    prompts = prompts_of(request, model)
     n = choices(request, len(prompts))
     check_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS, REASONS, n)
     usage = wants_usage(request)
@@ -83,48 +82,40 @@ def prompt_submission(asked: SubmitText, request: CompletionRequest, prompt: Pro
     return made if request.seed is not None else with_own_seed(made)
 
 
-def prompts_of(
-    prompt: str | list[int | str | list[int]],
-    model: ModelInfo,
-    *,
-    any_length: bool = False,
-    keep_first: bool = False,
-) -> list[Prompt]:
-    """The prompts of a request: one text, texts, one list of token ids, or lists of them. Raises InvalidRequest.
-
-    `any_length`: they are yet to be truncated, to their first tokens with `keep_first`.
-    """
-    if isinstance(prompt, str):
-        return [prompt]
-    if any_length:
-        prompt = part_of(prompt, span(model.max_model_len, keep_first=keep_first))
-    kinds = {type(item) for item in prompt}
-    if len(kinds) != 1:
-        raise InvalidRequest(
-            "prompt mixes texts, token ids and lists of token ids", param="prompt", code="invalid_type"
-        )
-    prompts: list[Prompt] = [prompt] if kinds == {int} else prompt  # type: ignore[list-item, assignment]
+def prompts_of(request: CompletionRequest, model: ModelInfo) -> list[Prompt]:
+    """The prompts of a request. Raises InvalidRequest."""
+    cut, first = bool(request.truncate_prompt_tokens), request.truncation_side == "right"
+    prompts = texts(request.prompt, "prompt", model, any_length=cut, keep_first=first)
     if len(prompts) > limits.MAX_PROMPTS:
         message = f"prompt holds {len(prompts)} prompts; at most {limits.MAX_PROMPTS} are served at once"
         raise InvalidRequest(message, param="prompt", code="invalid_value")
-    for number, ids in enumerate(prompts):
-        path = "prompt" if kinds == {int} else f"prompt[{number}]"
-        if not isinstance(ids, str):
-            check_ids(ids, path, model, any_length=any_length)
     return prompts
 
 
-def span(length: int, *, keep_first: bool) -> slice:
-    """The first or the last `length` items."""
-    return slice(length) if keep_first else slice(-length, None)
+def texts(
+    given: str | Sequence[int | str | list[int]], param: str, model: ModelInfo, *, any_length: bool, keep_first: bool
+) -> list[Prompt]:
+    """The texts of a field: one text, texts, one list of token ids, or lists of them. Raises InvalidRequest naming the
+    one that is wrong.
 
-
-def part_of(given: list[int | str | list[int]], kept: slice) -> list[int | str | list[int]]:
-    """Token ids, or lists of them, as far as any truncation keeps them: a body holds millions, and what is cut off is
-    not worth the time of every stream. Texts are the tokenizer's to cut."""
-    if given and isinstance(given[0], int):
-        return given[kept]
-    return [item[kept] if isinstance(item, list) else item for item in given]
+    `any_length`: they are yet to be truncated, to their first tokens with `keep_first`. Of token ids only what that can
+    keep is returned: a body holds millions, and what is cut off is not worth the time of every stream.
+    """
+    if isinstance(given, str):
+        return [given]
+    if any_length:
+        kept = slice(model.max_model_len) if keep_first else slice(-model.max_model_len, None)
+        ids = bool(given) and isinstance(given[0], int)
+        given = given[kept] if ids else [item[kept] if isinstance(item, list) else item for item in given]
+    kinds = {type(item) for item in given}
+    if len(kinds) != 1:
+        message = f"{param} mixes texts, token ids and lists of token ids" if kinds else f"{param} is empty"
+        raise InvalidRequest(message, param=param, code="invalid_type")
+    found: list[Prompt] = [list(given)] if kinds == {int} else list(given)  # type: ignore[arg-type]
+    for number, text in enumerate(found):
+        if not isinstance(text, str):
+            check_ids(text, param if kinds == {int} else f"{param}[{number}]", model, any_length=any_length)
+    return found
 
 
 def check_ids(ids: list[int], path: str, model: ModelInfo, *, any_length: bool = False) -> None:

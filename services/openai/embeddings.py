@@ -22,7 +22,7 @@ from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.completions import check_ids, part_of, span
+from penstock.services.openai.completions import texts
 from penstock.services.openai.generation import attended, whole
 from penstock.services.openai.schema import Side, Timeout, TokenId
 from penstock.services.openai.validation import FIELDS, decode
@@ -110,22 +110,11 @@ async def read_vector_request(
 def texts_of(
     given: str | Sequence[int | str | list[int]], param: str, model: ModelInfo, request: VectorRequest
 ) -> list[Text]:
-    """The texts of a field: one text, texts, one list of token ids, or lists of them, yet to be truncated as `request`
-    says. Raises InvalidRequest naming the one that is wrong."""
+    """The texts of a field, yet to be truncated as `request` says. Raises InvalidRequest naming the one that is
+    wrong."""
     cut = bool(request.truncate_prompt_tokens)
-    if isinstance(given, str):
-        return [given]
-    if cut:
-        given = part_of(list(given), span(model.max_model_len, keep_first=request.keep_first))
-    kinds = {type(item) for item in given}
-    if len(kinds) != 1:
-        message = f"{param} mixes texts, token ids and lists of token ids" if kinds else f"{param} is empty"
-        raise InvalidRequest(message, param=param, code="invalid_type")
-    found: list[Text] = [list(given)] if kinds == {int} else list(given)  # type: ignore[arg-type]
+    found = texts(given, param, model, any_length=cut, keep_first=request.keep_first)
     check_count(len(found), param)
-    for number, ids in enumerate(found):
-        if not isinstance(ids, str):
-            check_ids(ids, param if kinds == {int} else f"{param}[{number}]", model, any_length=cut)
     return found
 
 

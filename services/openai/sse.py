@@ -86,7 +86,7 @@ class SSEEncoder:
                 text = "".join(choice.text)
                 choice.text.clear()
             if choice.logprobs or (choice.token_ids and self._told.token_ids) or (text and self._usage.always):
-                frames.append(self._detailed(collector, choice, text))
+                frames.append(self._text(collector, choice, text, self._logprobs(choice), self._ids(choice)))
             elif text:
                 encoded = ENCODE.encode(text) if text.isascii() else encode_text(text)
                 frames.append(self._heads[choice.index] + encoded + self._plain_tail)
@@ -142,9 +142,6 @@ class SSEEncoder:
                 if segment.kind != PieceKind.REASONING:
                     delta = b"{" + self._quiet + delta[1:]
                 frames.append(head + delta + tail)
-
-    def _detailed(self, collector: OutputCollector, choice: Choice, text: str) -> bytes:
-        return self._text(collector, choice, text, self._logprobs(choice), self._ids(choice))
 
     def _logprobs(self, choice: Choice) -> bytes:
         positions = choice.take_logprobs()

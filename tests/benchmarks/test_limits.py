@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.limits import CHIPS, Chip, Cost, chip, limit
+from benchmarks.limits import CHIPS, Chip, Cost, chip, lengths, limit
 from benchmarks.rows import SERVING, TOKENS, WORKLOADS
 from benchmarks.shapes import EIGHT, MIXTRAL, QUANTIZED, QWEN_MOE, SHAPES, SMALL, make_folder
 from penstock.engine_core.models.spec import read_spec
-from penstock.services.bench.workload import Workload
+from penstock.services.bench.workload import Workload, requests
 
 PLAIN = Cost(chip=Chip("plain", 100.0, 1000.0, 2000.0), layer_weights=40, head_weights=10, attention=2, cache_bytes=5)
 
@@ -28,6 +28,11 @@ def test_a_chip_is_known_by_the_name_its_driver_gives() -> None:
     assert chip("NVIDIA H200") is CHIPS["H200"]
     assert chip("cpu") is None
     assert chip("2 x cpu") is None
+
+
+def test_lengths_are_those_of_the_requests() -> None:
+    load = Workload(requests=23, concurrency=8, input=(5, 40), output=(3, 9), prefix=16)
+    assert lengths(load) == [(request.prompt_tokens - 16, request.output_tokens) for request in requests(load)]
 
 
 def test_several_chips_have_the_rates_of_all() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.load.workload import JSON, ROWS
-from penstock.services.bench.workload import FIRST_ID, FREE, Workload, arrivals, lengths, requests
+from penstock.services.bench.workload import FIRST_ID, FREE, Workload, arrivals, requests
 
 MIXED = Workload(requests=23, concurrency=8, input=(5, 40), output=(3, 9), prefix=16, prefixes=3, variants=(JSON, FREE))
 
@@ -53,11 +53,6 @@ def test_a_warm_ups_answers_may_be_short() -> None:
     short = msgspec.structs.replace(MIXED, warmup_output=2)
     assert {request.output_tokens for request in requests(short, warmup=True)} == {2}
     assert list(requests(short)) == list(requests(MIXED))
-
-
-def test_lengths_are_known_without_the_prompts() -> None:
-    found = [(request.prompt_tokens - MIXED.prefix, request.output_tokens) for request in requests(MIXED)]
-    assert lengths(MIXED) == found
 
 
 def test_a_seed_changes_every_prompt() -> None:
