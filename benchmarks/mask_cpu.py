@@ -57,6 +57,7 @@ SCHEMA = {"type": "array", "minItems": 200, "maxItems": 300, "items": {
     "type": "object", "properties": ROW, "required": list(ROW), "additionalProperties": False}}  # fmt: skip
 PARTS: dict[str, tuple[type[Any], str]] = {
     "apply": (Scheduler, "apply"),
+    "follow": (Scheduler, "follow"),
     "advance": (Guide, "advance"),
     "forced": (Guide, "forced"),
     "work": (Scheduler, "mask_work"),

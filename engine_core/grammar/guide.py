@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from penstock.engine_core.grammar.regexes import MOST_FORCED
 from penstock.engine_core.grammar.spacing import Habits, Spacing
-from penstock.engine_core.grammar.states import Name, State, States, fixed
+from penstock.engine_core.grammar.states import Name, State, States, fixed, leads
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.engine_core.grammar.unique_items import UniqueItems
 from penstock.protocol.errors import EngineFailure, GrammarFailure
@@ -42,8 +42,8 @@ class Guide:
     """One choice's automaton. The constructor and `advance` raise GrammarFailure for an automaton error."""
 
     __slots__ = (
-        "__weakref__", "_after", "_failure", "_free", "_matcher", "_name", "_over", "_owed", "_seen", "_since",
-        "_spacing", "_tokens", "_untaken", "bound", "charge", "ended", "family", "state", "states", "unique",
+        "__weakref__", "_after", "_failure", "_free", "_matcher", "_name", "_over", "_owed", "_seen", "_spacing",
+        "_tokens", "_untaken", "bound", "charge", "ended", "family", "state", "states", "unique",
     )  # fmt: skip
 
     def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
@@ -64,8 +64,7 @@ class Guide:
         self.bound = not self._after  # constrained now
         check(self._matcher)
         self.states = States(tokens, automaton.source) if self.unique is None else None
-        self._name: Name | None = None  # of where the output was
-        self._since: list[int] = []  # tokens since then
+        self._name: Name | None = None  # of where the output was when it counted last, or lost its state
         self.state: State | None = None  # whose mask the next token has; None: of no known one
         self._stand()
 
@@ -172,7 +171,6 @@ class Guide:
         twin._free, twin._over = self._free, self._over
         twin._untaken = self._untaken.copy()
         twin._name, twin.state, twin.states = self._name, self.state, self.states
-        twin._since = self._since.copy()
         twin.unique = None if self.unique is None else self.unique.copy()
         twin._after, twin._seen, twin._failure = self._after, self._seen, self._failure
         twin._owed, twin._spacing = self._owed, None
@@ -260,10 +258,9 @@ class Guide:
             if known is not None:
                 self._untaken.append(token)
                 if states is not None and known is states.counting:
-                    self._find(token, state)
+                    self._find(token, asks=False)
                 else:
                     self.state = known
-                    self._since.append(token)
             elif token in ends:
                 if not self.may_end():
                     raise EngineFailure("the output ended inside its structure")
@@ -274,27 +271,47 @@ class Guide:
             elif self.ended:
                 raise EngineFailure("the output went on after its end")
             else:
-                self._take(token)
+                self._find(token, asks=True)
             if spacing is not None:
                 spacing.take(token)
             if unique is not None:
                 unique.take(token)
 
-    def _take(self, token: int) -> None:
-        """Take a token by the automaton, and find the state that it leads to."""
-        matcher = self.matcher
-        if not matcher.consume_token(token):
-            check(matcher)
-            raise EngineFailure(f"token {token} is not allowed here")
-        self._find(token, self.state)
+    def step(self, token: int) -> bool:
+        """Take one token of the output if it leads where the structure is known to go on; otherwise nothing is taken,
+        and it is for `advance`."""
+        state = self.state
+        if state is None:
+            return False
+        known = state.next.get(token)
+        if known is None and state.spans is not None:
+            known = state.spans.get(self._tokens.characters(token))
+        if known is None or known.stopped is not False:
+            return False
+        self.state = known
+        self._untaken.append(token)
+        if self._spacing is not None:
+            self._spacing.take(token)
+        return True
 
-    def _find(self, token: int, state: State | None) -> None:
-        """The state behind a token that the automaton took."""
-        if self.states is not None:
-            before = self.states.name(self._name, self._since)
-            self._name = self.states.name(before, [token])
-            self._since.clear()
-            self.state = self.states.take(state, before, token, self._name)
+    def _find(self, token: int, *, asks: bool) -> None:
+        """Go to the state behind a token. `asks`: it has not been taken here before, so the automaton takes it, unless
+        the mask allows it and leads to a state that is known."""
+        states, state, found = self.states, self.state, None
+        if states is not None:
+            exact, name, counting = states.follow(state, self._name, token)
+            found = states.find(name, make=False)
+        if asks and found is not None and state is not None and leads(state, token):
+            self._untaken.append(token)
+        elif asks and not self.matcher.consume_token(token):
+            check(self._matcher)
+            raise EngineFailure(f"token {token} is not allowed here")
+        if states is not None:
+            self._name = exact
+            found = found or states.find(name, make=True)
+            if state is not None and found is not None:
+                states.note(state, token, states.counting if counting else found)
+        self.state = found
 
 
 def follow(after: tuple[int, ...], seen: int, token: int) -> int:

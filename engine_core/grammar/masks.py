@@ -65,12 +65,16 @@ class MaskStatistics(msgspec.Struct, frozen=True):
 class Stored:
     """A mask in a slot of `store`, which is None once another has the slot."""
 
-    __slots__ = ("digest", "slot", "store")
+    __slots__ = ("digest", "slot", "store", "text")
 
-    def __init__(self, store: object, slot: int, digest: int) -> None:
+    def __init__(self, store: object, slot: int, digest: int, text: bytes) -> None:
         self.store: object | None = store
         self.slot = slot
         self.digest = digest
+        self.text = text  # empty once another has the slot
+
+    def remove(self) -> None:
+        self.store, self.text = None, b""
 
 
 class MaskStore:
@@ -84,7 +88,6 @@ class MaskStore:
         self._executors = LLExecutor(1), LLExecutor(threads)
         self._words = tokens.words
         self._mark = object()  # of what is stored here: a store itself would live as long as any state
-        self._texts = [b""] * slots  # the mask in each slot
         self._stored: list[Stored | None] = [None] * slots
         self._last = np.zeros(slots, np.int64)  # last step that reads each slot
         self._free = list(range(slots - 1, -1, -1))
@@ -169,7 +172,7 @@ class MaskStore:
             entries.tobytes(),
             np.array(slots, np.int32).tobytes(),
             np.array([mask.slot for mask in new], np.int32).tobytes(),
-            b"".join([self._texts[mask.slot] for mask in new]),
+            b"".join([mask.text for mask in new]),
         )
 
     def statistics(self) -> MaskStatistics:
@@ -253,17 +256,16 @@ class MaskStore:
         """Where each mask of the buffer is; those that no slot held are added to `new`."""
         words = masks.view(np.uint32) if masks.shape[1] % 2 else masks.view(np.uint64)
         digests = np.einsum("rw,w->r", words, self._factors[: words.shape[1]]).tolist()  # multilinear, modulo 2**64
-        known, texts, filled, size = self._known, self._texts, self._filled, self._words * 4
+        known, filled, size = self._known, self._filled, self._words * 4
         found: list[Stored] = []
         for row, digest in enumerate(digests):
             mask = known.get(digest)
-            while mask is not None and not filled.startswith(texts[mask.slot], row * size):
+            while mask is not None and not filled.startswith(mask.text, row * size):
                 digest += 1  # another mask has this digest
                 mask = known.get(digest)
             if mask is None:
                 slot = self._take(applied)
-                mask = known[digest] = self._stored[slot] = Stored(self._mark, slot, digest)
-                texts[slot] = masks[row].tobytes()
+                mask = known[digest] = self._stored[slot] = Stored(self._mark, slot, digest, masks[row].tobytes())
                 new.append(mask)
             self._last[mask.slot] = step
             found.append(mask)
@@ -278,8 +280,13 @@ class MaskStore:
         old = self._stored[slot]
         assert old is not None, "it is not free"
         del self._known[old.digest]
-        old.store = None
+        old.remove()
         return slot
+
+    def close(self) -> None:
+        """The executors' slots are gone: states that outlive them hold no masks."""
+        for stored in filter(None, self._stored):
+            stored.remove()
 
 
 def fill_backwards(executor: LLExecutor, drafted: Sequence[tuple[LLMatcher, int, list[int]]], masks: Masks32) -> None:

@@ -95,6 +95,10 @@ class Position(NamedTuple):
         return self.text is not None
 
 
+class UncountedError(Exception):
+    """An item of an array ends whose count is folded: what comes behind it depends on the count."""
+
+
 LOST = Position(phase=TEXT, text=None, depth=1 << 30)  # nothing that could be told apart comes any more
 ANYTHING = Rule()
 
@@ -119,7 +123,7 @@ class Schema:
             self.places.append(self._place(nodes))
 
     def follow(self, position: Position, data: bytes) -> Position:
-        """The position behind these bytes of an output that the automaton has taken."""
+        """The position behind these bytes of an output. Raises UncountedError for a folded one that does not tell."""
         at = 0
         while at < len(data):
             phase = position.phase
@@ -176,6 +180,8 @@ class Schema:
             rule, count = frames.rule, frames.at[0]
             if rule.phase == KEY:
                 return Position(frames, NEXT)
+            if count < 0:
+                raise UncountedError
             count += 1
             place = rule.items[count] if count < len(rule.items) else rule.rest
             return Position(frames._replace(at=(min(count, rule.counted), b"")), VALUE, place)
@@ -379,7 +385,8 @@ def fold(frames: Frame | None) -> Frame | None:
 
 
 def far_from(frame: Frame) -> int:
-    """-1 for a count of items far below the least, -2 for one between the least and far below the most; else 0."""
+    """-1 for a count of items far below the least, -2 for one between the least and far below the most; else 0, and for
+    one that is folded."""
     rule, count = frame.rule, frame.at[0]
     if rule.phase != FIRST or count < len(rule.items):
         return 0
@@ -388,19 +395,21 @@ def far_from(frame: Frame) -> int:
     return -2 if count <= rule.high else 0
 
 
-def counts(before: Position, behind: Position) -> bool:
-    """Whether the way from one position to the other counts an item of an array whose count is folded."""
-    one, two = chain(before.frames), chain(behind.frames)
-    return any(old is not new and far_from(old) for old, new in zip(one, two, strict=False))
-
-
-def chain(frames: Frame | None) -> list[Frame]:
-    """Open objects and arrays, the outermost first."""
-    found: list[Frame] = []
+def unfolded(position: Position, exact: Position) -> Position:
+    """A folded position with the counts of another in which the same arrays are open."""
+    counts: dict[int, int] = {}
+    frames = exact.frames
     while frames is not None:
-        found.append(frames)
-        frames = frames.outer
-    return found[::-1]
+        counts[frames.depth], frames = frames.at[0], frames.outer
+    return position._replace(frames=unfold(position.frames, counts))
+
+
+def unfold(frames: Frame | None, counts: Mapping[int, int]) -> Frame | None:
+    """Open objects and arrays with these counts, by depth, in place of folded ones."""
+    if frames is None:
+        return None
+    at = (counts[frames.depth], b"") if frames.at[0] < 0 else frames.at
+    return Frame(unfold(frames.outer, counts), frames.rule, at, frames.depth)
 
 
 def escapes(text: bytes) -> bool:

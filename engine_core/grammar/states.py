@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.engine_core.grammar.positions import Position, counts, schema_of
+from penstock.engine_core.grammar.positions import STRING, Position, UncountedError, schema_of, unfolded
 from penstock.engine_core.grammar.tokens import GrammarTokens
 
 MOST = 4096  # states of one automaton
@@ -22,11 +22,14 @@ Name = Position | bytes  # in a schema; or all that has been written
 class State:
     """One state. What is None has not been asked. The scheduler's thread makes states; a thread of masks fills them."""
 
-    __slots__ = ("accepting", "forced", "name", "next", "place", "stopped")
+    __slots__ = ("accepting", "forced", "name", "next", "place", "spans", "stopped")
 
     def __init__(self, name: Name) -> None:
         self.name = name
-        self.next: dict[int, State] = {}  # by a token that the automaton took here
+        self.next: dict[int, State] = {}  # by a token that may be taken here
+        self.spans: dict[int, State] | None = None  # within a string: by the characters of a token of plain text
+        if isinstance(name, Position) and name.phase == STRING and not name.text:
+            self.spans = {}
         self.place: Any = None  # the mask's, among those that executors keep; see `masks`
         self.forced: list[int] | None = None
         self.stopped: bool | None = None
@@ -38,6 +41,12 @@ def fixed(name: bytes, *, ended: bool) -> State:
     found = State(name)
     found.forced, found.stopped, found.accepting = [], ended, ended
     return found
+
+
+def leads(state: State, token: int) -> bool:
+    """Whether the state's mask, where it is known, allows the token."""
+    text: bytes = b"" if state.place is None else state.place.text
+    return token >> 3 < len(text) and bool(text[token >> 3] >> (token & 7) & 1)
 
 
 class States:
@@ -53,7 +62,7 @@ class States:
         self._schema = schema_of(source, tokens.far)
         self._known: dict[Name, State] = {}
         self._steps = 0  # tokens that lead from one state to another
-        self.counting = fixed(b"counting", ended=False)  # behind a token whose state only the position tells
+        self.counting = State(b"counting")  # behind a token whose state only the position tells
         self.start = self._at(b"" if self._schema is None else self._schema.start)
 
     @property
@@ -61,49 +70,63 @@ class States:
         """Bytes that they take, about, besides the first."""
         return (len(self._known) - 1) * BYTES + self._steps * BYTES // 4
 
-    def name(self, name: Name | None, token_ids: list[int]) -> Name | None:
-        """The name of what comes behind these tokens; None where it would be too long."""
-        if name is None or not token_ids:
-            return name
-        if isinstance(name, Position):
-            assert self._schema is not None
-            return self._schema.follow(name, self._tokens.text(token_ids))
-        name += b"".join(map(self._tokens.marked, token_ids))
-        return name if len(name) <= LONGEST else None
+    def follow(self, state: State | None, exact: Name | None, token: int) -> tuple[Name | None, Name | None, bool]:
+        """Behind a token: the name with all items counted, the state's name, which is None where it has none, and
+        whether items were counted on the way. `exact` is the first of these where an output counted last, or lost its
+        state; as long as nothing is counted it stays."""
+        before = exact if state is None else state.name
+        if not isinstance(before, Position):
+            behind = None if before is None else before + self._tokens.marked(token)
+            behind = behind if behind is None or len(behind) <= LONGEST else None
+            return behind, behind, False
+        assert self._schema is not None
+        assert isinstance(exact, Position)
+        text, counting = self._tokens.text([token]), state is None
+        try:
+            there = self._schema.follow(before, text)
+        except UncountedError:
+            there, counting = self._schema.follow(unfolded(before, exact), text), True
+        if not there.known:
+            return unfolded(there, exact), None, True
+        name = self._schema.folded(there)
+        if counting or name is not there:
+            return unfolded(there, exact), name, True
+        return exact, name, False
 
-    def take(self, state: State | None, before: Name | None, token: int, behind: Name | None) -> State | None:
-        """The state of the name `behind`, to which a token led that the automaton took; None where it has none."""
-        if behind is None or (isinstance(behind, Position) and not behind.known):
+    def find(self, name: Name | None, *, make: bool) -> State | None:
+        """The state of a name; None where it has none, or has not been met and none is to be made."""
+        if name is None:
             return None
-        counting = False
-        name = behind
-        if isinstance(behind, Position) and self._schema is not None:
-            name = self._schema.folded(behind)
-            counting = isinstance(before, Position) and counts(before, behind)
-        found = self._at(name)
-        if state is not None and token not in state.next:
+        return self._at(name) if make else self._known.get(name)
+
+    def note(self, state: State, token: int, found: State) -> None:
+        """A token led from one state to another, or to `counting`."""
+        if token not in state.next:
             self._steps += 1
             if self._steps > MOST_STEPS:
                 self._forget()
-            state.next[token] = self.counting if counting else found
-        return found
+            state.next[token] = found
 
     def within(self, state: State, token: int, *, make: bool = False) -> State | None:
         """The state behind a token of plain text within a string of JSON that may be any; None elsewhere, or where it
         has not been met and none is to be made. The automaton is not asked."""
-        name = state.name
-        if not isinstance(name, Position) or self._schema is None:
+        if state.spans is None:
             return None
         characters = self._tokens.characters(token)
-        behind = self._schema.within(name, characters) if characters else None
+        found = state.spans.get(characters)
+        if found is not None or not characters or self._schema is None:
+            return found
+        name = state.name
+        assert isinstance(name, Position)
+        behind = self._schema.within(name, characters)
         if behind is None:
             return None
-        if behind is name:
-            return state
-        found = self._known.get(behind)
+        found = state if behind is name else self._known.get(behind)
         if found is None and make:
             found = self._at(behind)
             found.stopped = found.accepting = False
+        if found is not None and make:
+            state.spans[characters] = found
         return found
 
     def _at(self, name: Name) -> State:
@@ -117,5 +140,7 @@ class States:
     def _forget(self) -> None:
         for state in self._known.values():
             state.next.clear()
+            if state.spans is not None:
+                state.spans.clear()
         self._known = {self.start.name: self.start}
         self._steps = 0

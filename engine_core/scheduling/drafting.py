@@ -350,8 +350,11 @@ def record_acceptance(
 
 def update_jump_forward(drafter: Drafter, guide: Guide, jump_forward: JumpForward) -> None:
     """Give a drafter the tokens that its sequence's grammar forces or makes likely, if it will use them."""
-    drafter.forced = guide.forced() if drafter.is_due else []
-    drafter.likely = guide.likely(drafter.forced) if drafter.is_due and jump_forward.pays(drafter.gain) else []
+    drafter.forced, drafter.likely = [], []
+    if drafter.is_due:
+        drafter.forced = guide.forced()
+        if jump_forward.pays(drafter.gain):
+            drafter.likely = guide.likely(drafter.forced)
 
 
 def stretch(state: SchedulerState) -> float:

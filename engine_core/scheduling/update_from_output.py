@@ -292,6 +292,10 @@ def follow(state: SchedulerState, result: StepResult) -> None:
         sequence, entry = guided.sequence, guided.entry
         if sequence.ended:
             continue
+        if not guided.drafts and goes_on(sequence, entries[entry]):
+            if sequence.drafter is not None and sequence.guide is not None:
+                update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward)
+            continue
         tokens = entries[entry : entry + len(guided.drafts) + 1]
         if guided.drafts:
             tokens = [token for token in tokens if token != REJECTED]
@@ -300,6 +304,14 @@ def follow(state: SchedulerState, result: StepResult) -> None:
             state.steps.stopped[guided.row] = found
         elif sequence.drafter is not None and sequence.guide is not None:
             update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward)
+
+
+def goes_on(sequence: Sequence, token: int) -> bool:
+    """Whether a guided sequence goes on with this token for certain: then its guide has taken it."""
+    request, guide = sequence.request, sequence.guide
+    if token < 0 or token in request.stop_token_ids or len(sequence.tokens) + 1 >= request.limit:
+        return False
+    return guide is not None and guide.step(token)
 
 
 def check_stop_rows(

@@ -36,13 +36,21 @@ class CostStatistics(msgspec.Struct, frozen=True):
 class Samples:
     """Owner of the recent steps of one class."""
 
-    __slots__ = ("further", "positions", "seconds", "step")
+    __slots__ = ("further", "median", "place", "positions", "seconds", "step")
 
     def __init__(self) -> None:
         self.positions: deque[int] = deque(maxlen=RECENT)
         self.further: deque[int] = deque(maxlen=RECENT)
         self.seconds: deque[float] = deque(maxlen=RECENT)
         self.step = 0  # the last one
+        self.median = 0.0  # seconds
+        self.place = 0.0  # further positions, on average
+
+    def observe(self, rows: int, positions: int, seconds: float, step: int) -> None:
+        self.positions.append(positions)
+        self.further.append(positions - rows)
+        self.seconds.append(seconds)
+        self.step, self.median, self.place = step, median(self.seconds), sum(self.further) / len(self.further)
 
 
 class StepCost:
@@ -60,10 +68,7 @@ class StepCost:
         self._steps += 1
         further = positions - rows
         samples = self._classes.setdefault(half_octave(rows), {}).setdefault(half_octave(further + 1), Samples())
-        samples.positions.append(positions)
-        samples.further.append(further)
-        samples.seconds.append(seconds)
-        samples.step = self._steps
+        samples.observe(rows, positions, seconds, self._steps)
 
     def seconds(self, rows: int, positions: Floats) -> Floats | None:
         """Of steps with these rows and positions; None if nothing is known. # [n] → [n]"""
@@ -75,8 +80,8 @@ class StepCost:
         found = [classes[key] for key in sorted(classes) if len(classes[key].seconds) >= KNOWN]
         if not found:
             return None
-        places = np.array([sum(samples.further) / len(samples.further) for samples in found])
-        times = np.maximum.accumulate([median(samples.seconds) for samples in found])
+        places = np.array([samples.place for samples in found])
+        times = np.maximum.accumulate([samples.median for samples in found])
         known = np.interp(positions - rows, places, times)  # beyond the last: no more than that
         least = sum(found[0].positions) / len(found[0].positions)
         return np.where(positions - rows < places[0], np.minimum(times[0] * positions / least, times[0]), known)

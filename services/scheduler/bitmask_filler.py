@@ -47,6 +47,8 @@ class BitmaskFiller:
 
     def renew(self, places: int) -> None:
         """New executors with empty stores of `places` masks. Masks that are still being filled are for the old ones."""
+        if self._store is not None:
+            self._store.close()
         self._store = MaskStore(self._tokens, places, self._fillers) if self._tokens is not None and places else None
 
     @property

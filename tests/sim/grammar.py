@@ -55,6 +55,14 @@ class FakeGuide:
                 self._left -= 1
                 self._state = hash((self._state, token))
 
+    def step(self, token: int) -> bool:
+        """Half of what leads on, as if it were known."""
+        known = self.bound and not (self.failed or self.ended or self._state % 2)
+        if not known or self._left < 2 or self._taken + 1 == self._fails_at or token == EOS:
+            return False
+        self.advance([token])
+        return True
+
     def fail(self, reason: str) -> None:
         self.failed, self.failure = True, reason
 

@@ -68,7 +68,7 @@ def written(grammar: Grammar, of: tuple[GrammarTokens, Vocabulary], rng: random.
         drafts = rng.choice([[], forced, forced + guide.likely(forced), looked_up, [rng.choice([*model.eos, THINK])]])
         drafts = [token for token in drafts[:32] if token not in model.eos]
         filled = store.fill(step, step - 1, [MaskRow(guide, drafts, 0)])
-        masks = [store._texts[place] for place in np.frombuffer(filled.slots, np.int32)]
+        masks = [store._stored[place].text for place in np.frombuffer(filled.slots, np.int32)]
         for place in range(len(drafts) + 1):
             legal = np.flatnonzero(np.unpackbits(np.frombuffer(masks[place], np.uint8), bitorder="little")).tolist()
             token = drafts[place] if place < len(drafts) and drafts[place] in legal else rng.choice(legal)

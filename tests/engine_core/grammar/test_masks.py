@@ -178,7 +178,7 @@ def test_a_flood_of_masks_keeps_as_many_as_there_are_places() -> None:
         one = guide("regex", f"[{chr(0x4E00 + step)}ab]{{{step}}}[a-z]{{0,{step % 7}}}")
         one.advance(ids("a" * (step - 1)))
         store.fill(step, step - 1, [MaskRow(one, ids("b"), 0)])
-        assert len(store._known) + len(store._free) == len(store._texts) == 8
+        assert len(store._known) + len(store._free) == len(store._stored) == 8
     assert store.statistics().new > 8
 
 
