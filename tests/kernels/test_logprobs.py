@@ -117,7 +117,7 @@ def expected_logprobs(logits: torch.Tensor, row: Row) -> np.ndarray:
     return values - values.max() - np.log(np.exp(values - values.max()).sum())
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 def test_the_processed_distribution_is_what_the_entries_are_drawn_from(seed: int, device: str) -> None:
     chance = np.random.default_rng(seed)
     width = VOCABULARY if seed else 37  # fewer allowed tokens than are asked for

@@ -57,7 +57,7 @@ FILTERS = [
 
 @pytest.mark.parametrize("row", FILTERS, ids=str)
 def test_sampled_distribution(row: Row) -> None:
-    draws = 20_000
+    draws = 6_000
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(5)) * 2
     rows = [dataclasses.replace(row, seed=seed) for seed in range(draws)]
     expected = distribution(logits.double().numpy(), row) * draws

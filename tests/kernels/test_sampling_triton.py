@@ -14,17 +14,23 @@ from penstock.kernels.sampling_triton import CUT, choose_tokens
 from tests.kernels.sampling_runs import SMALL, VOCABULARY, WAYS, check, sample
 from tests.kernels.sampling_scene import EDGES, Row, chi_square, distribution, edge_logits, random_rows, scene
 
+MORE_LOGITS = ((torch.bfloat16, 9.0), (torch.float16, 3.0))
+
 
 @pytest.mark.parametrize(
     ("kind", "spread"),
-    [(torch.float32, 2.0), (torch.bfloat16, 0.02), (torch.bfloat16, 9.0), (torch.float16, 3.0)],
+    [
+        (torch.float32, 2.0),
+        (torch.bfloat16, 0.02),
+        *(pytest.param(kind, spread, marks=pytest.mark.long) for kind, spread in MORE_LOGITS),
+    ],
 )
 def test_every_way_together(kind: torch.dtype, spread: float, device: str) -> None:
     logits = torch.randn(len(WAYS), VOCABULARY, generator=torch.Generator().manual_seed(5)) * spread
     check(logits.to(kind), WAYS, device)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_random_requests(seed: int, device: str) -> None:
     chance = np.random.default_rng(seed)
     rows = random_rows(chance, 12, VOCABULARY)

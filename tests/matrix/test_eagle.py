@@ -15,8 +15,8 @@ from penstock.engine_core.models.spec import read_spec
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.engine_core.models import eagle_heads
 from tests.matrix.test_speculation import (
-    CELLS,
     COMPANY,
+    FEW,
     TINY,
     Outputs,
     asks,
@@ -40,7 +40,7 @@ def third(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return eagle_heads.listening_head(tmp_path_factory.mktemp("third"), spec)
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=label)
+@pytest.mark.parametrize("cell", FEW, ids=label)
 def test_a_head_changes_no_token(cell: Cell, expected: Outputs) -> None:
     found = engine(cell)
     assert outputs(found, asks()) == expected
@@ -48,7 +48,7 @@ def test_a_head_changes_no_token(cell: Cell, expected: Outputs) -> None:
     assert found.scheduled.accepted_tokens > 0.15 * found.scheduled.draft_tokens > 0
 
 
-@pytest.mark.parametrize("tokens_each", [1, 2, 7])
+@pytest.mark.parametrize("tokens_each", [1, pytest.param(2, marks=pytest.mark.long), 7])
 def test_nor_do_fewer_or_more_drafts(tokens_each: int, expected: Outputs) -> None:
     found = engine(Cell(max_num_seqs=16), draft_tokens=tokens_each)
     assert outputs(found, asks()) == expected
@@ -56,7 +56,7 @@ def test_nor_do_fewer_or_more_drafts(tokens_each: int, expected: Outputs) -> Non
     assert found.scheduled.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("cell", TINY, ids=label)
+@pytest.mark.parametrize("cell", [pytest.param(TINY[0], marks=pytest.mark.long), TINY[1]], ids=label)
 def test_preemption_changes_no_token(cell: Cell, expected: Outputs) -> None:
     """Predictions are asked first; where they are lost the head goes on, from states that were computed again."""
     predicting = [
@@ -70,7 +70,7 @@ def test_preemption_changes_no_token(cell: Cell, expected: Outputs) -> None:
     assert found.scheduled.accepted_tokens > 0
 
 
-@pytest.mark.parametrize("cell", [COMPANY[0], COMPANY[-1], TINY[-1]], ids=label)
+@pytest.mark.parametrize("cell", [pytest.param(COMPANY[0], marks=pytest.mark.long), COMPANY[-1], TINY[-1]], ids=label)
 def test_a_head_that_hears_three_depths_changes_no_token(cell: Cell, expected: Outputs, third: Path) -> None:
     cell = msgspec.structs.replace(cell, method="eagle")
     found = Engine(demo_folder(), tokens(), cell, draft=third, load_format="auto", draft_format="dummy")

@@ -11,7 +11,7 @@ from benchmarks.structured_engine import Cell, Engine
 from penstock.engine_core.embedded import demo_folder, draft_folder
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.matrix.test_speculation import (
-    CELLS,
+    FEW,
     TINY,
     Outputs,
     asks,
@@ -21,7 +21,7 @@ from tests.matrix.test_speculation import (
     outputs,
 )
 
-CROWD = [Cell(depth=depth, max_num_seqs=64) for depth in (1, 2)]
+CROWD = [pytest.param(Cell(depth=1, max_num_seqs=64), marks=pytest.mark.long), Cell(depth=2, max_num_seqs=64)]
 
 
 def engine(cell: Cell, **fields: object) -> Engine:
@@ -29,7 +29,7 @@ def engine(cell: Cell, **fields: object) -> Engine:
     return Engine(demo_folder(), tokens(), cell, draft=draft_folder())
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=label)
+@pytest.mark.parametrize("cell", FEW, ids=label)
 def test_a_draft_model_changes_no_token(cell: Cell, expected: Outputs) -> None:
     found = engine(cell)
     assert outputs(found, asks()) == expected
@@ -37,7 +37,7 @@ def test_a_draft_model_changes_no_token(cell: Cell, expected: Outputs) -> None:
     assert found.scheduled.accepted_tokens > 0.5 * found.scheduled.draft_tokens > 0
 
 
-@pytest.mark.parametrize("tokens_each", [1, 2, 7])
+@pytest.mark.parametrize("tokens_each", [1, pytest.param(2, marks=pytest.mark.long), 7])
 def test_nor_do_fewer_or_more_drafts(tokens_each: int, expected: Outputs) -> None:
     found = engine(Cell(max_num_seqs=16), draft_tokens=tokens_each)
     assert outputs(found, asks()) == expected
@@ -45,7 +45,7 @@ def test_nor_do_fewer_or_more_drafts(tokens_each: int, expected: Outputs) -> Non
     assert len(found.scheduled.accepted_at) >= tokens_each
 
 
-@pytest.mark.parametrize("cell", TINY, ids=label)
+@pytest.mark.parametrize("cell", [pytest.param(TINY[0], marks=pytest.mark.long), TINY[1]], ids=label)
 def test_preemption_changes_no_token(cell: Cell, expected: Outputs) -> None:
     """Predictions are asked first; where they are lost the draft model goes on."""
     predicting = [

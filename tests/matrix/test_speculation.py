@@ -34,6 +34,7 @@ CELLS = [
     pytest.param(ALONE[0], marks=pytest.mark.long),
     ALONE[1],
 ]
+FEW = [pytest.param(cell, marks=() if at in (0, 7) else pytest.mark.long) for at, cell in enumerate([*COMPANY, *ALONE])]
 TINY = [Cell(depth=depth, blocks=28, block_size=8, expected_share=0.0, max_num_seqs=16) for depth in (1, 2)]
 
 

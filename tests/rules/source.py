@@ -6,6 +6,7 @@ import ast
 import fnmatch
 import functools
 import io
+import re
 import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -148,11 +149,12 @@ def files(start: Path = ROOT) -> Iterator[Path]:
 
 
 @functools.lru_cache(maxsize=8)
-def sources(*folders: str) -> tuple[Source, ...]:
-    """The parsed Python files under the folders."""
+def sources(*folders: str, like: str = "") -> tuple[Source, ...]:
+    """The parsed Python files under the folders, of which something matches the pattern `like`."""
     paths = [path for folder in folders if (ROOT / folder).is_dir() for path in files(ROOT / folder)]
-    found = [path for path in paths if path.suffix == ".py"]
-    return tuple(parse(path.read_text(), path.relative_to(ROOT).as_posix()) for path in found)
+    texts = [(path, path.read_text()) for path in paths if path.suffix == ".py"]
+    found = [(path, text) for path, text in texts if re.search(like, text)]
+    return tuple(parse(text, path.relative_to(ROOT).as_posix()) for path, text in found)
 
 
 def product() -> tuple[Source, ...]:

@@ -20,9 +20,12 @@ def run(seed: int, lives: int, **fields: Any) -> Outcome:
     return Simulation(world, random_lives(rng, world, lives), rng).run()
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(100), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(100, 200))]
-)
+def seeds(each_time: int, count: int) -> list[Any]:
+    """So many of `count` seeds run each time; the others are long."""
+    return [pytest.param(seed, marks=pytest.mark.long if seed >= each_time else ()) for seed in range(count)]
+
+
+@pytest.mark.parametrize("seed", seeds(36, 200))
 def test_300_lives(seed: int) -> None:
     run(seed, 300)
 
@@ -44,12 +47,12 @@ def test_the_lives_are_lively() -> None:
     assert sum(stand.forecast.refused for stand in seen) > 100
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(8, 20))
 def test_lives_of_which_half_want_vectors(seed: int) -> None:
     run(seed, 200, pooled=0.5, restarts=0.01)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(12, 24))
 def test_lives_with_recurrent_states(seed: int) -> None:
     rng = random.Random(seed + 1000)
     places, piece = rng.choice((0, 1, 3, 12, 50)), rng.choice((2, 4, 8, 16))
@@ -59,7 +62,7 @@ def test_lives_with_recurrent_states(seed: int) -> None:
 WINDOWS = ((0, 4), (0, 7, 7), (0, 1, 16), (0, 0, 9))
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(12, 24))
 def test_lives_of_models_with_windows(seed: int) -> None:
     windows = WINDOWS[seed % len(WINDOWS)]
     world = random_world(random.Random(seed))
