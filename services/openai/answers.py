@@ -24,6 +24,7 @@ from penstock.services.client.output_collector import (
     Usage,
     parsed_output,
 )
+from penstock.services.openai.schema import CustomCall
 
 TokenIds = tuple[int, ...]
 
@@ -100,25 +101,18 @@ class FunctionAnswer(msgspec.Struct, frozen=True):
     arguments: str
 
 
-class CustomAnswer(msgspec.Struct, frozen=True):
-    """Which custom tool is to be called, and with what text."""
-
-    name: str
-    input: str
-
-
 class CallAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One of `tool_calls`: the member of its type stands there."""
 
     id: str
     type: Literal["function", "custom"] = "function"
     function: FunctionAnswer | msgspec.UnsetType = msgspec.UNSET
-    custom: CustomAnswer | msgspec.UnsetType = msgspec.UNSET
+    custom: CustomCall | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(cls, call: ToolCall, customs: frozenset[str]) -> CallAnswer:
         if call.name in customs:
-            return cls(id=call.id, type="custom", custom=CustomAnswer(call.name, call.arguments))
+            return cls(id=call.id, type="custom", custom=CustomCall(name=call.name, input=call.arguments))
         return cls(id=call.id, function=FunctionAnswer(call.name, call.arguments))
 
 

@@ -32,7 +32,7 @@ from penstock.services.openai.parameters import (
 from penstock.services.openai.schema import ROLES, ChatMessage, ChatRequest, ContentPart, CustomCall, TokenizeRequest
 from penstock.services.openai.sse import SSEEncoder
 from penstock.services.openai.tools import NO_TOOLS, Asked, tools_asked, tools_of
-from penstock.services.openai.validation import check_depth, decode, given, read_request
+from penstock.services.openai.validation import check_depth, decode, given, missing, read_request
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
 MESSAGES = msgspec.json.Decoder(list[ChatMessage])
@@ -205,7 +205,7 @@ def reasoning_of(request: ChatRequest) -> Reasoning:
 def messages_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes:
     """The messages as JSON, contents given in text parts joined by newlines and calls all of functions."""
     if raw is msgspec.UNSET:
-        raise InvalidRequest("messages is missing", param="messages", code="missing_required_parameter")
+        raise missing("messages")
     messages = decode(raw, MESSAGES, "messages")
     values = decode(raw, VALUES, "messages")
     check_depth(values, "messages")
@@ -277,10 +277,6 @@ def check_part(part: ContentPart, role: str, place: str) -> None:
         raise Unsupported(message, param=f"{place}.type")
     if part.text is None:
         raise missing(f"{place}.text")
-
-
-def missing(param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
 
 
 def template_arguments(raw: msgspec.Raw) -> bytes:

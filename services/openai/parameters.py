@@ -17,7 +17,7 @@ from penstock.protocol.messages import Grammar, Sampling, SubmitText, TraceConte
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai.schema import GRAMMAR_FIELDS, GenerationRequest, Prediction
 from penstock.services.openai.structured_output import grammar_of
-from penstock.services.openai.validation import LIMIT_OPTIONS, decode
+from penstock.services.openai.validation import LIMIT_OPTIONS, decode, missing
 
 SEED_BITS = 63  # of a seed that the client left to us
 MOST_NAMED = 16  # wrong keys in one message
@@ -337,6 +337,5 @@ def predicted_text(prediction: Prediction) -> str:
             message = f"{place}.type: {part.type!r} is not 'text', which a prediction is made of"
             raise InvalidRequest(message, param=f"{place}.type", code="invalid_value")
         if part.text is None:
-            message = f"{place}.text is missing"
-            raise InvalidRequest(message, param=f"{place}.text", code="missing_required_parameter")
+            raise missing(f"{place}.text")
     return "".join(part.text or "" for part in content)

@@ -20,7 +20,7 @@ from msgspec import Meta
 from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Grammar
 from penstock.services.openai.schema import UNREAD, GenerationRequest, OptionalJson
-from penstock.services.openai.validation import decode, given
+from penstock.services.openai.validation import decode, given, missing
 
 LONGEST_NAME = 64
 TEXT = msgspec.json.Decoder(str)
@@ -109,7 +109,7 @@ def response_format(raw: msgspec.Raw, name: str) -> Grammar | None:
             path = f"{name}.json_schema"
             if form.json_schema is None or not given(form.json_schema.schema):
                 path = path if form.json_schema is None else f"{path}.schema"
-                raise InvalidRequest(f"{path} is missing", param=path, code="missing_required_parameter")
+                raise missing(path)
             found = schema(form.json_schema.schema, f"{path}.schema")
             return msgspec.structs.replace(found, lenient=form.json_schema.strict is False)
         case "structural_tag":

@@ -18,7 +18,7 @@ from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import CustomInput, ToolUse
 from penstock.services.openai.schema import ChatRequest, OptionalJson
-from penstock.services.openai.validation import check_depth, decode, given, misfit
+from penstock.services.openai.validation import check_depth, decode, given, misfit, missing
 
 # In Python `$` matches before a last line break too; the pattern is also told to clients, whose `$` does not.
 NAME = r"^[a-zA-Z0-9_.-]+$(?!\n)"
@@ -271,10 +271,6 @@ def tool_use(functions: Sequence[Function], choice: Choice, *, parallel: bool) -
         strict=tuple(function.name for function in functions if function.strict),
         customs=tuple(function.custom for function in functions if function.custom is not None),
     )
-
-
-def missing(param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
 
 
 def tools_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes | None:

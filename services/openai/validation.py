@@ -89,12 +89,12 @@ def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
     that was decoded, which knows what words a field may hold."""
     found = PLACE.fullmatch(text)
     reason, place = (found[1], found[3]) if found else (text, "")
-    missing = MISSING.fullmatch(reason)
-    if missing:
-        place = f"{place}.{missing[1]}"
+    absent = MISSING.fullmatch(reason)
+    if absent:
+        place = f"{place}.{absent[1]}"
     param = (path + place).lstrip(".").removesuffix("[...]")
-    if missing:
-        return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+    if absent:
+        return missing(param)
     if not param:
         return InvalidRequest(f"the body: {reason}", code="invalid_type")
     code = "invalid_type" if ", got `" in reason else "invalid_value"
@@ -231,3 +231,14 @@ async def read_fields(body: bytes) -> RawFields:
     deferred = {name: fields[name] for name in GRAMMAR_FIELDS if name in fields and len(fields[name]) > UNREAD}
     text = msgspec.json.encode({**fields, **dict.fromkeys(deferred)}) if deferred else body
     return RawFields(text, deferred, fields)
+
+
+def missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+
+
+def needed(value: Any, param: str) -> Any:
+    """A field that the type beside it asks for. Raises InvalidRequest where it is missing."""
+    if value is None:
+        raise missing(param)
+    return value

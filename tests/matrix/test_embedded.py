@@ -53,7 +53,7 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("name", ["overlap", "chunks"])
+@pytest.mark.parametrize("name", [pytest.param("overlap", marks=pytest.mark.long), "chunks"])
 def test_the_canary_passes_in_bfloat16(name: str, expected: list[tuple[list[int], list[int]]]) -> None:
     """What `--dtype auto` may choose on a CPU: the certain answers are those of fp32."""
     stops = (*json.loads((demo_folder() / "generation_config.json").read_text())["eos_token_id"],)

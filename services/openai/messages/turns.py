@@ -26,9 +26,9 @@ from penstock.services.openai.messages.request import (
     Word,
 )
 from penstock.services.openai.structured_output import schema
-from penstock.services.openai.tools import Choice, Function, check_name, check_names, check_schema, missing
+from penstock.services.openai.tools import Choice, Function, check_name, check_names, check_schema
 from penstock.services.openai.tools import asked as asked_tools
-from penstock.services.openai.validation import check_depth, decode, given
+from penstock.services.openai.validation import check_depth, decode, given, missing, needed
 
 BILLING = "x-anthropic-billing-header:"  # begins a block that Anthropic's own programs put into `system`
 # What messages call the fields that the tokenizer and the engine name in errors.
@@ -274,10 +274,3 @@ def text_needed(value: Any, param: str) -> str:
     if not isinstance(found, str):
         raise InvalidRequest(f"{param} must be a text", param=param, code="invalid_type")
     return found
-
-
-def needed(value: Any, param: str) -> Any:
-    """A field that the block's type asks for."""
-    if value is None:
-        raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
-    return value

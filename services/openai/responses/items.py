@@ -16,8 +16,9 @@ import msgspec
 from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.services.openai.chat import as_function
 from penstock.services.openai.responses.request import ROLES, Item, Part, ResponseTool
-from penstock.services.openai.responses.tools import flat, needed
+from penstock.services.openai.responses.tools import flat
 from penstock.services.openai.schema import CustomCall
+from penstock.services.openai.validation import missing, needed
 
 Messages = list[dict[str, Any]]
 PREFIXES: Mapping[str, str] = {
@@ -175,10 +176,6 @@ def text_of(content: str | list[Part], place: str) -> str:
         else:
             raise refusal(f"{path}.type", part.type)
     return "\n".join(texts)
-
-
-def missing(param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
 
 
 def listed(items: list[Item]) -> list[dict[str, Any]]:

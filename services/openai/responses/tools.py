@@ -26,7 +26,7 @@ from penstock.services.openai.tools import (
     custom_input,
     function_shown,
 )
-from penstock.services.openai.validation import given
+from penstock.services.openai.validation import given, needed
 
 SEPARATOR = "__"
 # Types of tools that run at OpenAI, or in its client by an agreement between both. Some have a date behind them.
@@ -215,10 +215,3 @@ def choice_of(choice: str | ResponseToolChoice | None, tools: Toolbox) -> Choice
         message = "tool_choice.tools names none of the request's tools"
         raise InvalidRequest(message, param="tool_choice.tools", code="invalid_value")
     return Choice(mode=choice.mode or "auto", named=tuple(allowed))
-
-
-def needed(value: Any, param: str) -> Any:
-    """A field that the type asks for."""
-    if value is None:
-        raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
-    return value

@@ -50,7 +50,7 @@ from penstock.services.openai.responses.tools import Toolbox, choice_of, flat, t
 from penstock.services.openai.schema import CustomCall, GenerationRequest, extras_of
 from penstock.services.openai.structured_output import schema
 from penstock.services.openai.tools import asked
-from penstock.services.openai.validation import check_depth, given
+from penstock.services.openai.validation import check_depth, given, missing
 
 # What responses call the fields that the tokenizer and the engine name in errors.
 FIELD_NAMES: Mapping[str, str] = {
@@ -273,8 +273,7 @@ def grammar_of(form: TextFormat | None) -> Grammar | None:
         message = f"text.format.type: {form.type!r} is not one of text, json_object, json_schema"
         raise InvalidRequest(message, param="text.format.type", code="invalid_value")
     if not given(form.schema):
-        param = "text.format.schema"
-        raise InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+        raise missing("text.format.schema")
     return msgspec.structs.replace(schema(form.schema, "text.format.schema"), lenient=form.strict is False)
 
 
