@@ -45,6 +45,7 @@ class ChipDriver:
 
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
+from benchmarks.low_rank_launches import low_rank  # noqa: E402
 from benchmarks.meta_tensors import SLOTS, memory, numbers  # noqa: E402
 from benchmarks.recurrent_launches import recurrent  # noqa: E402
 from penstock.engine_core.execution.product_bench import scaled_weight  # noqa: E402
@@ -220,6 +221,7 @@ def launches(chip: Chip) -> dict[str, Launch]:
             if model.name == EIGHT_BITS:
                 eight_bits(model, chip)
                 groups(model)
+                low_rank(model.hidden, model.width, model.kv_heads * model.dim)
         attention_rows(chip)
         latents()
         quantized_experts(chip)

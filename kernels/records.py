@@ -25,6 +25,7 @@ SEED_WORDS = 2  # of the numbers; they come first
 NUMBERS = HEAD_WORDS - PLACES
 PAIR = 3  # slot, column of its table, block
 MOST = 20  # of the best that one may ask for
+OUTPUT_TILE = 64  # outputs of a low-rank product in one program
 
 # What a slot's request uses, as bits of `SlotSampling.uses`.
 DRAWS = 1  # it is not greedy
@@ -99,6 +100,27 @@ class Routes(NamedTuple):
     experts: Tensor  # int32 [tokens, chosen]
     shares: Tensor  # fp32 [tokens, chosen]
     total: int  # experts that there are
+
+
+class LowRankWeight(NamedTuple):
+    """All adapters' additions to one product. Lines of `a` and outputs of `b` belong to the parts in order."""
+
+    a: Tensor  # [places, parts * rank, inputs]
+    b: Tensor  # [places, outputs, rank]
+    parts: tuple[slice, ...]  # of the outputs
+    tiles: Tensor  # int32 [tiles, 3]: first output, the one behind the last, first line of `a`
+
+    @property
+    def rank(self) -> int:
+        return self.b.shape[2]
+
+
+class AdapterRows(NamedTuple):
+    """Which rows of a step have which adapter."""
+
+    groups: tuple[tuple[int, Tensor], ...]  # of the reference: a place's index, and its rows, int64 [rows]
+    schedule: tuple[Tensor, Tensor, Tensor] | None  # of the kernels, see `kernels.routing_triton.Schedule`
+    tile: int  # rows of one of their tiles
 
 
 @dataclass(frozen=True)
