@@ -9,9 +9,11 @@ still being downloaded while the next forward pass runs.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -116,14 +118,15 @@ class ForwardGraphs:
         self._scratch = scratch
         room = [max(lengths) for lengths in zip(*(shape.lengths for shape in wanted), strict=True)]
         self._columns = GraphColumns(room, upload)
-        self._captured: dict[bool, list[Shape]] = {True: [], False: []}  # by `plain`, ascending
+        # By `plain` and `adapted`, ascending.
+        self._captured: defaultdict[tuple[bool, bool], list[Shape]] = defaultdict(list)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.replays = 0
 
     def capture(self, shape: Shape, memory: Memory, *, run: bool) -> None:
         """Capture the graph of one shape, in stream order; it overwrites `states`."""
         self._graphs[shape] = memory.capture(self.work(shape), run=run)
-        insort(self._captured[shape.plain], shape, key=size_of)
+        insort(self._captured[shape.plain, shape.adapted], shape, key=size_of)
 
     def work(self, shape: Shape) -> Callable[[], Tensor]:
         """The work of a shape's graph, over rows without tokens; it returns the hidden states of all tokens."""
@@ -132,16 +135,17 @@ class ForwardGraphs:
         max_query, max_context = 1 if shape.plain else shape.tokens, self._max_context
 
         def run() -> Tensor:
-            hidden = forward.run(inputs.rows, max_query, max_context, 0 if shape.plain else shape.rows)
+            chunks = 0 if shape.plain else shape.rows
+            hidden = forward.run(inputs.rows, max_query, max_context, chunks, adapted=shape.adapted)
             torch.index_select(hidden, 0, inputs.last, out=states)
             return hidden
 
         return run
 
-    def fitting(self, rows: HostRows) -> Shape | None:
+    def fitting(self, rows: HostRows, *, adapted: bool = False) -> Shape | None:
         """The smallest captured shape that holds these rows. A recurrent layer does not take a chunk for a step."""
         chunks = self._forward.states is not None and rows.decoding < rows.rows
-        captured = self._captured[rows.plain and not chunks]
+        captured = self._captured[rows.plain and not chunks, adapted]
         at = bisect_left(captured, rows.tokens, key=size_of)
         return captured[at] if at < len(captured) else None
 
@@ -268,11 +272,13 @@ class GraphSizes:
     entries: tuple[int, ...]  # entries that are sampled
     rows: int  # most rows of a step
     max_context: int
+    adapters: bool = False  # each has a twin for steps in which a row has an adapter
 
 
 def graph_sizes(
-    layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int, drafts: int = 0
-) -> GraphSizes:
+    layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int, drafts: int = 0, *,
+    adapters: bool = False,
+) -> GraphSizes:  # fmt: skip
     """For a model of so many layers and weights: steps with chunks or drafts have graphs up to the size at which an
     eager step no longer waits for the host. drafts: of a draft model for a row."""
     few, all_drafted = max_num_seqs + max_num_seqs // DRAFT_SHARE, max_num_seqs * (1 + drafts)
@@ -283,12 +289,13 @@ def graph_sizes(
         entries=decode_sizes(max(few, min(all_drafted, DRAFTED_MOST))),
         rows=max_num_seqs,
         max_context=max_context,
+        adapters=adapters,
     )
 
 
 def kept_tokens(sizes: GraphSizes) -> int:
     """Tokens whose hidden states graphs keep permanently, besides those of the largest graphs."""
-    return sum(sizes.decode[:-1]) + sum(sizes.mixed[:-1])
+    return (sum(sizes.decode[:-1]) + sum(sizes.mixed[:-1])) * (1 + sizes.adapters)
 
 
 def decode_sizes(most: int) -> tuple[int, ...]:
@@ -318,6 +325,7 @@ class Shape:
     rows: int
     entries: int  # rows that are gathered for the second half
     plain: bool  # one token a row
+    adapted: bool = False  # a row may have an adapter
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -329,7 +337,8 @@ def shapes(sizes: GraphSizes) -> tuple[Shape, ...]:
     """Of all graphs of the first half, ascending."""
     most = max(sizes.entries)
     decode = [Shape(size, size, min(size, most), True) for size in sizes.decode]
-    return (*decode, *(Shape(size, min(size, sizes.rows), min(size, most), False) for size in sizes.mixed))
+    found = (*decode, *(Shape(size, min(size, sizes.rows), min(size, most), False) for size in sizes.mixed))
+    return (*found, *(replace(shape, adapted=True) for shape in found)) if sizes.adapters else found
 
 
 def entry_lengths(entries: int) -> tuple[int, ...]:
@@ -372,10 +381,10 @@ def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> tuple[list
     Small graphs are captured into memory that large ones have freed, so the largest decide how much there is.
     """
     kinds: list[list[Shape | int]] = [
-        [shape for shape in wanted if shape.plain],
-        [shape for shape in wanted if not shape.plain],
-        list(entries),
+        [shape for shape in wanted if (shape.plain, shape.adapted) == kind]
+        for kind in itertools.product((True, False), (False, True))
     ]
+    kinds.append(list(entries))
     largest, others = [kind[-1] for kind in kinds if kind], [what for kind in kinds for what in kind[:-1]]
     for found in (largest, others):
         found.sort(key=size_of, reverse=True)

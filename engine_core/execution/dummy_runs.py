@@ -41,6 +41,12 @@ def with_drafting(plan: StepPlan, drafts: int) -> StepPlan:
     return msgspec.structs.replace(plan, drafting=rows.tobytes())
 
 
+def with_adapter(plan: StepPlan) -> StepPlan:
+    """The same dummy step, whose slot reads the first place."""
+    starts = tuple(msgspec.structs.replace(start, adapter=1) for start in plan.starts)
+    return msgspec.structs.replace(plan, starts=starts)
+
+
 def warmup_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
     """A small prompt and a token, sampled with every filter; a chunk of `longest` tokens; single tokens at the end and
     at the beginning of a sequence, the last of which leaves the scratch slot with plain sampling parameters.

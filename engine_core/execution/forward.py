@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.execution.adapter_slots import AdapterSlots
 from penstock.engine_core.execution.recurrent_state import RecurrentStates
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
@@ -45,13 +47,14 @@ class Forward:
 
     def __init__(
         self, model: Network, history: SlotHistory, block_tables: Sequence[Tensor], cache: Sequence[Pages],
-        states: RecurrentStates | None = None,
+        states: RecurrentStates | None = None, adapters: AdapterSlots | None = None,
     ) -> None:  # fmt: skip
         self._model = model
         self._history = history
         self._block_tables = tuple(block_tables)  # int32 [slots, max_blocks], of each KV group
         self._cache = cache
         self.states = states
+        self._adapters = adapters
         # A stage without attention has no pages: any size will do by which its tables cover a slot's tokens.
         covering = -(-history.tokens.shape[1] // self._block_tables[0].shape[-1])
         self._block_size = next((pages[0].shape[1] for pages in cache if pages), covering)
@@ -62,10 +65,11 @@ class Forward:
             self._arrivals = arrival_counters(history.tokens.device)
 
     def run(
-        self, rows: InputRows, max_query: int, max_context: int, chunk_rows: int = 0, token_types: Tensor | None = None
-    ) -> Tensor:
+        self, rows: InputRows, max_query: int, max_context: int, chunk_rows: int = 0,
+        token_types: Tensor | None = None, *, adapted: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Hidden states of the tokens: [tokens, hidden]. The bounds hold for every row; chunk_rows: how many may be
-        chunks. token_types: as of AttentionBatch."""
+        chunks. token_types: as of AttentionBatch. adapted: a row may have an adapter."""
         history, tables = self._history, self._block_tables[0]
         inputs = gather_inputs(rows, history.tokens, history.known, tables, self._block_size)
         others = tuple(
@@ -87,7 +91,9 @@ class Forward:
             else self.states.step(rows, inputs.context, len(inputs.input_ids), max_query, chunk_rows),
             others=others,
         )
-        return self._model.forward(inputs.input_ids, inputs.positions, attention, self._cache)
+        own = self._adapters if adapted else None
+        with nullcontext() if own is None else own.places.over(own.of_tokens(rows)):
+            return self._model.forward(inputs.input_ids, inputs.positions, attention, self._cache)
 
 
 class StageModel:

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.adapter_slots import AdapterSlots
 from penstock.engine_core.execution.compilation import compile_kernels, prewarm
 from penstock.engine_core.execution.cuda_graphs import Graphs, GraphSizes
 from penstock.engine_core.execution.draft_graphs import DraftGraphs
 from penstock.engine_core.execution.draft_model import Draft, Drafting, DraftRows, attach, draft_rows
-from penstock.engine_core.execution.dummy_runs import with_drafting
+from penstock.engine_core.execution.dummy_runs import with_adapter, with_drafting
 from penstock.engine_core.execution.forward import Forward, Network, kv_pages, stage_model
 from penstock.engine_core.execution.input_batch import (
     Column,
@@ -56,6 +57,7 @@ from penstock.engine_core.execution.step_output import (
     vector_rows,
 )
 from penstock.engine_core.execution.transfer import Download, Upload
+from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.sharding import rank_spec
@@ -83,6 +85,7 @@ class RunnerOptions:
     step_tokens: int = 0  # most tokens of a step; required in a pipeline
     row_drafts: int = 0  # most drafts of a row; required where layers are recurrent
     state_places: int = 0  # snapshots of their states
+    adapters: AdapterPlaces | None = None  # of the model's
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,9 @@ class Runner:
             )
             draft = replace(draft, model=head)
         self._model = model
-        self._forward = Forward(model, history, self._slots.group_tables, cache, self._states)
+        places = options.adapters
+        self.adapters = None if places is None else AdapterSlots(places, self.sizes.scratch + 1, self._upload)
+        self._forward = Forward(model, history, self._slots.group_tables, cache, self._states, self.adapters)
         rate = options.synthetic_acceptance
         self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None, rate=rate, group=group)
         self._draft_tokens = 0 if draft is None else draft.tokens
@@ -178,8 +183,10 @@ class Runner:
         return [(graphs.sizes, graphs.states.shape[1]) for graphs in self._all_graphs()]
 
     def drafted(self, plans: Sequence[StepPlan]) -> list[StepPlan]:
-        """Dummy steps, followed by drafting where there is a draft model."""
-        return [with_drafting(plan, self._draft_tokens) if self._draft_tokens else plan for plan in plans]
+        """Dummy steps, followed by drafting where there is a draft model; with an adapter first where there are
+        places."""
+        found = [with_drafting(plan, self._draft_tokens) if self._draft_tokens else plan for plan in plans]
+        return found if self.adapters is None else [*map(with_adapter, found), *found]
 
     def reset(self) -> None:
         """Forget all requests. Steps still in flight end harmlessly."""
@@ -187,6 +194,8 @@ class Runner:
             self._pipeline.settle()
         self._slots.reset()
         self._pools.reset()
+        if self.adapters is not None:
+            self.adapters.reset()
 
     @torch.inference_mode()
     def compile(self, plans: Sequence[StepPlan], compilers: Executor | None = None) -> None:
@@ -225,8 +234,12 @@ class Runner:
         if self._pipeline is not None:
             self._pipeline.begin([start.slot for start in plan.starts])
         self._slots.apply(plan)
+        if plan.adapters and self.adapters is not None:
+            self.adapters.change(plan.adapters)
         if plan.starts:
             self._pools.start(plan.starts)
+            if self.adapters is not None:
+                self.adapters.start(plan.starts)
             if self._states is not None:
                 self._states.start(plan.starts)
         rows = self._slots.rows(plan)
@@ -237,7 +250,8 @@ class Runner:
         if self._pipeline is not None:
             self._pipeline.receive(rows)
             began = self._mark()  # the step's own time, without the wait for other stages
-        shape = self._graphs.forward.fitting(rows) if self._graphs is not None else None
+        adapted = self.adapters is not None and self.adapters.serve(rows)
+        shape = self._graphs.forward.fitting(rows, adapted=adapted) if self._graphs is not None else None
         last: Tensor | None = None
         if self._graphs is not None and shape is not None:
             hidden = self._graphs.forward.replay(rows, shape)
@@ -247,7 +261,7 @@ class Runner:
             inputs, types = self._send_inputs(rows), self._pools.token_types(plan, rows)
             sent = None if types is None else self._upload.send((types,))[0]
             hidden = self._forward.run(
-                inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent
+                inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent, adapted=adapted
             )
             last = inputs.last
         if self._states is not None and plan.keep:

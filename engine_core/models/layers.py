@@ -17,6 +17,7 @@ from torch import Tensor
 
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.models.layer_spec import NormSpec
+from penstock.engine_core.models.low_rank import Adapted
 from penstock.engine_core.models.quantization.weight_format import Formats, Role, WeightFormat, format_of
 from penstock.engine_core.models.quantized_matrix import Owner, QuantizedMatrix
 from penstock.engine_core.models.sharding import vocabulary_share
@@ -297,6 +298,7 @@ class Linear:
         self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
         self.has_bias = bias
         self.invariant = placement.invariant
+        self.adapted: Adapted | None = None  # what adapters add to the product
         if any(part.held < part.share for part in parts):
             for weight in (self.weight, *self.dense.values()):
                 weight.zero_()  # padding is read, too
@@ -328,10 +330,22 @@ class Linear:
     @property
     def rows(self) -> RowFormat | None:
         """What x may be rounded to before; None: it comes as it is."""
-        return rows_wanted(self.operands[0]) if len(self.operands) == 1 else None
+        return rows_wanted(self.operands[0]) if len(self.operands) == 1 and not self.adapts else None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether a row of the step at hand has an adapter."""
+        return self.adapted is not None and self.adapted.active
 
     def forward(self, x: Rows) -> Tensor:
         """`[tokens, inputs] -> [tokens, outputs]`."""
+        out = self.multiply(x)
+        if self.adapted is not None:
+            self.adapted.add(out, x)
+        return out
+
+    def multiply(self, x: Rows) -> Tensor:
+        """The same without adapters."""
         if len(self.operands) == 1:
             return linear(x, self.operands[0], self.bias, invariant=self.invariant)
         sizes = [operand.shape[0] for operand in self.operands]
@@ -342,7 +356,7 @@ class Linear:
     def forward_gated(self, x: Rows, rows: RowFormat | None = None) -> Rows:
         """silu(gate) * up of the two parts' outputs, gate first: `[tokens, inputs] -> [tokens, outputs / 2]`. It may
         come as `rows` says."""
-        if len(self.operands) == 1:
+        if len(self.operands) == 1 and not self.adapts:
             return gated_linear(x, self.operands[0], self.bias, invariant=self.invariant, rows=rows)
         return silu_mul(self.forward(x))
 

@@ -62,6 +62,7 @@ class Life:
     sampling: Sampling = GREEDY
     seed: int = 1
     slot: int = 0
+    adapter: int = 0  # its place
     blocks: Sequence[int] = ()  # its whole block table
     output: list[int] = field(default_factory=list)
 
@@ -74,6 +75,7 @@ class Life:
             blocks=column(*self.blocks),
             sampling=self.sampling,
             seed=self.seed,
+            adapter=self.adapter,
         )
 
 

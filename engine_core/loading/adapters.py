@@ -1,0 +1,38 @@
+"""LoRA adapters from their folders into host memory, as they will lie in a place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from penstock.engine_core.loading.checkpoint import cuts, stored_part
+from penstock.engine_core.models.adapter_folder import read_adapter_folder
+from penstock.engine_core.models.adapters import AdapterPlaces
+from penstock.protocol.errors import ModelError
+
+
+def read_adapter(folder: Path, places: AdapterPlaces) -> Tensor:
+    """This rank's share of the adapter in a folder: host memory `[numbers of a place]`, B times the adapter's scale.
+
+    Raises ModelError naming the file and the key or the tensor; numbers that are not finite in the model's type, too.
+    """
+    found = read_adapter_folder(folder, places.whole, places.max_rank)
+    memory = places.host_memory()
+    try:
+        with safe_open(found.weights, framework="pt", device="cpu") as file:
+            for matrix in found.matrices:
+                for half, place in places.destinations(memory, matrix.name, matrix.rank):
+                    name = f"{matrix.stored}.lora_{half}.weight"
+                    stored = file.get_slice(name)
+                    for run, part in cuts(place, place.tensor) if place.tensor is not None else ():
+                        values = stored_part(stored, run)
+                        part.copy_(values.float() * matrix.scale if half == "B" else values)
+                        if not part.isfinite().all():
+                            raise ModelError(f"{found.weights}: tensor {name} has numbers that are not finite")
+    except SafetensorError as error:
+        raise ModelError(f"{found.weights}: truncated or not a safetensors file: {error}") from None
+    except OSError as error:
+        raise ModelError(f"{found.weights}: {error}") from None
+    return memory

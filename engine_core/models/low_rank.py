@@ -1,0 +1,35 @@
+"""What adapters add to a product, as the layer that makes it has it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from penstock.kernels.low_rank import add_low_rank
+from penstock.kernels.quantized import Rows
+from penstock.kernels.records import AdapterRows, LowRankWeight
+
+
+class StepAdapters:
+    """What all matrices read of the step at hand."""
+
+    def __init__(self) -> None:
+        self.rows: AdapterRows | None = None  # None: no row has an adapter
+
+
+class Adapted:
+    """Additions of all places to one Linear's product."""
+
+    def __init__(self, weight: LowRankWeight, step: StepAdapters) -> None:
+        self._weight = weight
+        self._step = step
+
+    @property
+    def active(self) -> bool:
+        """Whether a row of this step has an adapter."""
+        return self._step.rows is not None
+
+    def add(self, out: Tensor, x: Rows) -> None:
+        """To the product `out  # [tokens, outputs]` of x `[tokens, inputs]`, in place."""
+        if self._step.rows is not None:
+            assert isinstance(x, Tensor), "Linear.rows asks for rows as they are"
+            add_low_rank(out, x, self._step.rows, self._weight)

@@ -1,0 +1,145 @@
+"""Adapters that peft wrote, served beside each other and the base model: every option, the tokens that peft gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, Phi3Config, Qwen2Config, Qwen2MoeConfig
+
+from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
+from penstock.engine_core.loading.adapters import read_adapter
+from penstock.engine_core.models.adapters import AdapterPlaces
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.layers import pack
+from penstock.protocol.errors import ModelError
+from penstock.protocol.steps import StepPlan
+from tests.engine_core.execution.harness import Life, block_tables, column, decode, prefill
+from tests.engine_core.models.lora_folders import changed, greedy, write_adapter
+from tests.engine_core.models.parity import SIZES, ours, theirs, write_checkpoint
+
+COUNT = 8
+PROMPTS = ([5, 9, 31, 77, 8, 12], [5, 9, 31], [90, 4, 4, 17, 33, 2, 60], [5, 9, 31, 77, 8, 12], [101])
+
+
+def served(model: Decoder, places: int = 2, rank: int = 8) -> Runner:
+    pack(model.destinations())
+    options = RunnerOptions(
+        device=torch.device("cpu"), dtype=torch.float32, blocks=64, block_size=8, max_model_len=64, max_num_seqs=8,
+        adapters=AdapterPlaces(model, model.spec, places, rank),
+    )  # fmt: skip
+    return Runner(model, model.spec, options)
+
+
+def load(runner: Runner, *folders: Path) -> None:
+    """Adapters 100, 101, … go to places 1, 2, …"""
+    slots = runner.adapters
+    assert slots is not None
+    pairs = []
+    for at, folder in enumerate(folders):
+        slots.loaded[100 + at] = read_adapter(folder, slots.places)
+        pairs += [100 + at, 1 + at]
+    runner.launch(StepPlan(step=0, epoch=0, adapters=column(*pairs)))
+
+
+def answers(runner: Runner, adapters: list[int], **options: Any) -> list[list[int]]:
+    """What each prompt gets from the adapter in its place, all in one batch."""
+    tables = block_tables(len(adapters), 4)
+    lives = [
+        Life(prompt, slot=slot, blocks=table, adapter=place)
+        for slot, (prompt, table, place) in enumerate(zip(PROMPTS, tables, adapters, strict=False))
+    ]
+    prefill(runner, lives, **options)
+    decode(runner, lives, COUNT - 1)
+    return [life.output for life in lives]
+
+
+LLAMA: Callable[[], Any] = lambda: LlamaConfig(**SIZES)  # noqa: E731
+QWEN_MOE = {
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "seven": (LLAMA, {}),
+    "all-linear": (LLAMA, {"target_modules": "all-linear", "use_rslora": True}),
+    "expression": (LLAMA, {"target_modules": r".*layers\.[12]\.(self_attn\.[qv]_proj|mlp\.down_proj)"}),
+    "patterns": (
+        LLAMA,
+        {
+            "rank_pattern": {r"layers\.0\.self_attn\.q_proj": 7, "v_proj": 2},
+            "alpha_pattern": {"^model.layers.1.mlp.up_proj": 32},
+        },
+    ),
+    "some layers": (LLAMA, {"layers_to_transform": [0, 2], "layers_pattern": "layers"}),
+    "one layer": (LLAMA, {"target_modules": ["q_proj", "o_proj"], "layers_to_transform": 1}),
+    "excluded": (LLAMA, {"exclude_modules": ["model.layers.1.mlp.up_proj"]}),
+    "biases": (lambda: Qwen2Config(**SIZES), {}),
+    "fused": (lambda: Phi3Config(**SIZES, pad_token_id=0), {"target_modules": ["qkv_proj", "gate_up_proj", "o_proj"]}),
+    "shared expert": (
+        lambda: Qwen2MoeConfig(**SIZES, **QWEN_MOE),
+        {"target_modules": r".*(self_attn\.\w+|shared_expert\.\w+)_proj"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_pefts(case: str, tmp_path: Path) -> None:
+    """Of two adapters, one of them plain, and the base model in one batch; prompts in pieces."""
+    config, options = CASES[case]
+    base = tmp_path / "base"
+    write_checkpoint(base, config())
+    models = [theirs(base), write_adapter(base, tmp_path / "1", 1, **options)]
+    models.append(write_adapter(base, tmp_path / "2", 2, target_modules=["o_proj", "down_proj"], r=8))
+    runner = served(ours(base))
+    load(runner, tmp_path / "1", tmp_path / "2")
+    order = [1, 0, 2, 0, 1]
+    expected = [greedy(models[place], prompt, COUNT) for place, prompt in zip(order, PROMPTS, strict=True)]
+    assert answers(runner, order, budget=4) == expected
+    assert expected[0] != expected[3]  # the same prompt
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    write_checkpoint(folder, LLAMA())
+    return folder
+
+
+def test_a_place_takes_another_adapter(base: Path, tmp_path: Path) -> None:
+    """Nothing stays of the one before, which adapted more matrices; a slot's next request is the base model's."""
+    write_adapter(base, tmp_path / "1", 1)
+    second = write_adapter(base, tmp_path / "2", 2, target_modules=["v_proj"], r=2)
+    runner = served(ours(base))
+    load(runner, tmp_path / "1")
+    answers(runner, [1, 1])
+    load(runner, tmp_path / "2")
+    assert answers(runner, [1, 1]) == [greedy(second, prompt, COUNT) for prompt in PROMPTS[:2]]
+    assert answers(runner, [0, 0]) == [greedy(theirs(base), prompt, COUNT) for prompt in PROMPTS[:2]]
+
+
+def test_a_step_without_adapters_does_what_it_did(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernel of theirs, and no column."""
+    runner = served(ours(base))
+    expected = answers(runner, [0, 0, 0])
+    monkeypatch.setattr("penstock.engine_core.models.low_rank.add_low_rank", None)
+    monkeypatch.setattr("penstock.engine_core.models.adapters.adapter_rows", None)
+    slots = runner.adapters
+    assert slots is not None
+    monkeypatch.setattr(slots, "of_tokens", None)
+    monkeypatch.setattr(slots, "_upload", None)
+    assert answers(runner, [0, 0, 0]) == expected
+
+
+def test_numbers_that_are_not_finite_are_refused(base: Path, tmp_path: Path) -> None:
+    write_adapter(base, tmp_path, 1)
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    changed(tmp_path, {name: torch.full((SIZES["intermediate_size"], 4), torch.inf)})
+    runner = served(ours(base))
+    assert runner.adapters is not None
+    with pytest.raises(ModelError, match=r"adapter_model.safetensors: tensor .*up_proj.lora_B.weight has numbers that"):
+        read_adapter(tmp_path, runner.adapters.places)
