@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine_core import folder
+from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.kv_cache import kv_label, with_draft_cache, with_kv_cache
 from penstock.engine_core.models.kv_groups import kv_groups_text, layout_of, with_kv_groups
@@ -90,7 +91,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str  # how its weights are quantized, in words; empty: they are not
     weight_bytes: int
     step_bytes: int  # estimate: the largest step and the tables of slots
-    other_bytes: int  # estimate: CUDA context, kernels, rotary tables
+    other_bytes: int  # estimate: CUDA context, kernels, rotary tables; LoRA's places, which are reckoned exactly
     kv_bytes_per_token: int  # with all KV groups
     held_bytes_per_token: int  # what a request of full length holds, by its tokens: windows give the rest back
     kv_cache_dtype: str
@@ -103,6 +104,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: tuple[Concurrency, ...]
     snapshot_bytes: int = 0  # of one state of the recurrent layers, on a GPU; 0: there are none
     snapshots: int = 0
+    adapter_bytes: int = 0  # of all places for LoRA adapters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -185,6 +187,7 @@ def plan(config: Config, gpu: str) -> Plan:
         concurrency=tuple(concurrency(own, blocks, shape, tokens) for own in lengths(length)),
         snapshot_bytes=share.snapshot_bytes,
         snapshots=share.snapshots,
+        adapter_bytes=share.adapter_bytes,
     )
 
 
@@ -198,6 +201,7 @@ class Share(msgspec.Struct, frozen=True):
     other_bytes: int
     snapshot_bytes: int
     snapshots: int
+    adapter_bytes: int
 
 
 def planned_draft(config: Config, spec: ModelSpec, path: Path) -> DraftSpec | None:
@@ -234,12 +238,14 @@ def stage_share(
         held += drafting.weight_bytes(step.item_bytes)
         more = dataclasses.replace(step, max_model_len=0, invariant=False)  # over the same tables, in turn
         needed += step_bytes(drafting.layers, more)
+    adapters = model.max_loras * place_bytes(part, model.max_lora_rank, step.item_bytes) if model.enable_lora else 0
+    other += adapters
     each, places = snapshot_bytes(part, step.item_bytes), 0
     if each:
         limit = config.executor.kv_cache_memory or int(total * config.executor.gpu_memory_utilization) - held - needed
         places = state_places(config.executor.state_snapshots, each, limit - other, step.max_num_seqs)
     blocks = planned_blocks(config, shape, total, held, other + places * each, needed, step.tokens)
-    return Share(shape, blocks, held, needed, other, each, places)
+    return Share(shape, blocks, held, needed, other, each, places, adapters)
 
 
 def gpu_bytes(name: str) -> int:
@@ -314,6 +320,7 @@ def text(found: Plan) -> str:
     """The plan as text."""
     active = "" if found.active_parameters == found.parameters else f", {found.active_parameters:,} for each token"
     free = found.usable_bytes - found.weight_bytes - found.step_bytes - found.other_bytes
+    reckoned = found.other_bytes - found.adapter_bytes
     states = f"{found.snapshots:>8,} snapshots of recurrent states, {found.snapshot_bytes / MIB:,.1f} MiB each"
     lines = [
         f"{found.model} in {found.dtype} on {found.gpu}" + (f", each of {found.gpus}" if found.gpus > 1 else ""),
@@ -321,7 +328,8 @@ def text(found: Plan) -> str:
         f"  weights             {gib(found.weight_bytes):>8} GiB, {found.parameters:,} parameters{active}",
         *([f"  quantized           {found.quantization}"] if found.quantization else []),
         f"  largest step        {gib(found.step_bytes):>8} GiB, reckoned; the executor measures it",
-        f"  CUDA and tables     {gib(found.other_bytes):>8} GiB, reckoned",
+        f"  CUDA and tables     {gib(reckoned):>8} GiB, reckoned",
+        *([f"  LoRA adapters       {gib(found.adapter_bytes):>8} GiB"] if found.adapter_bytes else []),
         f"  left for the cache  {gib(max(0, free)):>8} GiB",
         f"  keys and values     {found.kv_bytes_per_token:>8,} bytes per token, in {found.kv_cache_dtype}",
         *([f"  states              {states}"] if found.snapshot_bytes else []),

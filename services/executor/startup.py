@@ -20,6 +20,7 @@ from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, encoder_ste
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.warmup import compile_steps, step_peak, used_memory
 from penstock.engine_core.models import registry
+from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.eagle import EagleHead
@@ -124,12 +125,13 @@ def start(
                 group=group, invariant=config.model.batch_invariant, expert_parallel=config.model.expert_parallel,
                 draft=drafting,
             )  # fmt: skip
-            spec = model.spec  # of this stage's layers
+            spec, whole = model.spec, spec  # of this stage's layers
             with torch.inference_mode():
                 loading.load(model, path, config.model.load_format, config.model.seed)
                 pack(model.destinations())
             draft = load_draft(config, drafting, model, length, path)
             options = runner_options(config, spec, model, length, device, dtype, group)
+            options = replace(options, adapters=make_places(config.model, model, whole))
             phases.begin("compiling kernels")
             if not config.model.batch_invariant:
                 take_measured(device)
@@ -160,12 +162,22 @@ def start(
         load_seconds=time.monotonic() - began,
         state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
         state_places=runner.options.state_places,
+        adapter_places=0 if options.adapters is None else options.adapters.count,
     )
     log_loaded(ready, options, shape, draft)
     if (quantized := quantization_facts(spec)) is not None:
         logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
     log_notes(config, model, draft, path, device)
     return Engine(runner, ready, warm)
+
+
+def make_places(config: ModelConfig, model: Decoder, whole: ModelSpec) -> AdapterPlaces | None:
+    """Room for adapters beside this executor's share of the model; None where none are served."""
+    if not config.enable_lora:
+        return None
+    places = AdapterPlaces(model, whole, config.max_loras, config.max_lora_rank)
+    logs.info(log, "adapter_places", count=places.count, rank=places.rank, bytes=places.memory.nbytes)
+    return places
 
 
 def log_notes(config: Config, model: Decoder, draft: Draft | None, path: Path, device: torch.device) -> None:
@@ -348,7 +360,8 @@ def choose_graphs(
     asked = read_speculative(config.scheduler.speculative_config)
     drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
     seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)
-    return graph_sizes(spec.layers, used, seqs, tokens, length, drafts)
+    adapters = config.model.enable_lora
+    return graph_sizes(spec.layers, used, seqs, tokens, length, drafts, adapters=adapters)
 
 
 def count_blocks(

@@ -19,7 +19,8 @@ from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.step_columns import chunk_positions, integers
-from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
+from penstock.protocol.steps import DropAdapter, ExecutorReady, LoadAdapter, StepMasks, StepPlan, StepResult
+from penstock.services.executor.adapter_loading import AdapterLoader
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.peer_liveness import leave
 from penstock.services.executor.watchdog import Watchdog
@@ -54,6 +55,14 @@ class InFlight:
     waited: float  # before and between its parts
     drafting: float  # behind the step before
     positions: int
+
+
+@dataclass(slots=True)
+class Watched:
+    """What the watchdog is told."""
+
+    positions: int = 0  # of the plan begun last
+    unwatched: int = 0  # plans from now on that may wait for masks that another member has
 
 
 class LaunchTimes:
@@ -128,9 +137,9 @@ class Steps:
         self._masks: deque[StepMasks] = deque()  # of plans that have not been sampled, in their order
         self._begun: tuple[Begun, float] | None = None  # waits for its masks; with the seconds waited before it
         self._in_flight: deque[InFlight] = deque()
-        self._positions = 0  # of the plan begun last
-        self._unwatched = 0  # plans from now on that may wait for masks that another member has
+        self._watched = Watched()
         self._results: deque[StepResult] = deque()
+        self.adapters = None if runner.adapters is None else AdapterLoader(runner.adapters)
         self._times = LaunchTimes()
         self._counters = Counters()
 
@@ -141,7 +150,7 @@ class Steps:
     @property
     def busy(self) -> bool:
         """Whether anything is left to launch, collect or send."""
-        return self.has_work or bool(self._in_flight or self._results)
+        return self.has_work or bool(self._in_flight or self._results or (self.adapters and self.adapters.answers))
 
     @property
     def awaits_masks(self) -> bool:
@@ -163,6 +172,12 @@ class Steps:
                     self._plans.append(plan)
                 case StepMasks() as masks:
                     self._masks.append(masks)
+                case LoadAdapter() as asked:
+                    assert self.adapters is not None, "ready said that there are places"
+                    self.adapters.load(asked)
+                case DropAdapter() as dropped:
+                    assert self.adapters is not None, "ready said that there are places"
+                    self.adapters.drop(dropped, self._counters.plans + len(self._plans))
                 case Joined():
                     self._join(arrival.peer)
                 case Left(reason):
@@ -186,6 +201,11 @@ class Steps:
         while self._results and self._scheduler is not None and self._link.send(self._scheduler, self._results[0]):
             self._results.popleft()
             self._counters.results += 1
+        if self.adapters is not None:
+            self.adapters.collect(self._counters.plans)
+            answers = self.adapters.answers
+            while answers and self._scheduler is not None and self._link.send(self._scheduler, answers[0]):
+                answers.popleft()
 
     def tick(self, now: float) -> None:
         """Called a few times a second, at `now` in monotonic seconds."""
@@ -224,6 +244,8 @@ class Steps:
         self._masks.clear()
         self._watchdog.rest()
         self._reset()
+        if self.adapters is not None:
+            self.adapters.forget()
 
     def _give_up(self) -> None:
         """The masks of the waiting plan will not come; other members of a group may wait for what it samples."""
@@ -241,14 +263,14 @@ class Steps:
             self._reset()
             self._epoch = plan.epoch
         self._reports.plans.append(plan)
-        self._positions = self._count(plan)
+        self._watched.positions = self._count(plan)
         if plan.masked and not self._group.answers:  # a stage waits for the tokens sampled as many steps before
-            self._unwatched = 1 if self._group.stages == 1 else self._group.stages + 1
-        if self._unwatched:
-            self._unwatched -= 1
-            self._positions = UNWATCHED  # it takes as long as the masks
+            self._watched.unwatched = 1 if self._group.stages == 1 else self._group.stages + 1
+        if self._watched.unwatched:
+            self._watched.unwatched -= 1
+            self._watched.positions = UNWATCHED  # it takes as long as the masks
         if not self._in_flight:
-            self._watch(self._positions)
+            self._watch(self._watched.positions)
         self._traces.begin(plan, time.monotonic())
         began, waited = self._times.begin()
         begun = self._runner.begin(plan)
@@ -270,7 +292,7 @@ class Steps:
             return
         self._begun = None
         if not self._in_flight:
-            self._watch(self._positions)
+            self._watch(self._watched.positions)
         began = time.perf_counter()
         masks_waited = began - self._times.ended
         self._traces.masked(masks.step, masks_waited)
@@ -283,7 +305,7 @@ class Steps:
         drafting = times.drafting
         launched = self._runner.draft(launched)
         times.end_draft()
-        self._in_flight.append(InFlight(launched, times.launching, waited, drafting, self._positions))
+        self._in_flight.append(InFlight(launched, times.launching, waited, drafting, self._watched.positions))
 
     def _collect(self) -> None:
         step = self._in_flight.popleft()

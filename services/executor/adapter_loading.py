@@ -1,0 +1,107 @@
+"""Reads LoRA adapters into host memory beside the steps, in a thread that has the lowest claim on the processor.
+
+The main thread alone changes what steps read: it takes what has been read, and tells the scheduler. What an earlier
+scheduler asked for is forgotten, also what is being read then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+
+from torch import Tensor
+
+from penstock.engine_core.execution.adapter_slots import AdapterSlots
+from penstock.engine_core.loading.adapters import read_adapter
+from penstock.engine_core.models.adapter_folder import adapter_version
+from penstock.engine_core.models.adapters import AdapterPlaces
+from penstock.protocol.errors import ModelError
+from penstock.protocol.steps import AdapterLoaded, DropAdapter, LoadAdapter
+from penstock.services.supervisor import logs
+
+log = logging.getLogger(__name__)
+
+NICE = 15  # of the thread that reads
+Found = tuple[LoadAdapter, Tensor | str]  # what was asked for, and the adapter or why there is none
+
+
+class AdapterLoader:
+    """The adapters in this executor's host memory."""
+
+    def __init__(self, slots: AdapterSlots) -> None:
+        self._slots = slots
+        self._wanted: dict[int, LoadAdapter] = {}  # that nobody has dropped
+        self._asked: SimpleQueue[LoadAdapter] = SimpleQueue()
+        self._found: deque[Found] = deque()
+        self._drops: deque[tuple[int, int]] = deque()  # plans after which a number is forgotten, and the number
+        self.answers: deque[AdapterLoaded] = deque()
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: Thread | None = None
+
+    def fileno(self) -> int:
+        """Readable when something has been read, until `collect`."""
+        return self._woken
+
+    def load(self, message: LoadAdapter) -> None:
+        """Have a folder read. The thread begins with the first."""
+        self._wanted[message.number] = message
+        self._asked.put(message)
+        if self._thread is None:
+            self._thread = Thread(target=self._read, args=(self._slots.places,), name="adapters", daemon=True)
+            self._thread.start()
+
+    def drop(self, message: DropAdapter, plans: int) -> None:
+        """Forget an adapter once so many plans have begun: those that came before this may copy it."""
+        self._drops.append((plans, message.number))
+
+    def collect(self, plans: int) -> None:
+        """Take what has been read and forget what was dropped. plans: that have begun."""
+        if self._thread is not None:
+            with suppress(BlockingIOError):  # nothing was read meanwhile
+                os.eventfd_read(self._woken)
+        while self._found:
+            asked, found = self._found.popleft()
+            if self._wanted.get(asked.number) is not asked:
+                continue
+            if isinstance(found, Tensor):
+                self._slots.loaded[asked.number] = found
+            self.answers.append(AdapterLoaded(number=asked.number, error="" if isinstance(found, Tensor) else found))
+        while self._drops and self._drops[0][0] <= plans:
+            number = self._drops.popleft()[1]
+            self._wanted.pop(number, None)
+            self._slots.loaded.pop(number, None)
+
+    def forget(self) -> None:
+        """Everything: a new scheduler has numbers of its own."""
+        for kept in (self._wanted, self._drops, self.answers, self._slots.loaded):
+            kept.clear()
+
+    def _read(self, places: AdapterPlaces) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while True:
+            asked = self._asked.get()
+            if self._wanted.get(asked.number) is asked:
+                self._found.append((asked, attempt(asked, places)))
+                os.eventfd_write(self._woken, 1)
+
+
+def attempt(asked: LoadAdapter, places: AdapterPlaces) -> Tensor | str:
+    """The adapter, or why there is none, without the path of its folder: clients are told."""
+    try:
+        found = read_adapter(Path(asked.path), places)
+        if asked.version not in ("", adapter_version(Path(asked.path))):
+            return "its folder has changed since it was named: load it anew"
+    except ModelError as error:
+        logs.warning(log, "adapter_refused", number=asked.number, reason=str(error))
+        return str(error).replace(f"{asked.path.rstrip('/')}/", "")
+    except (RuntimeError, MemoryError) as error:  # no memory, pinned or at all
+        logs.exception(log, "adapter_failed", number=asked.number)
+        return f"this executor cannot hold it: {type(error).__name__}"
+    logs.info(log, "adapter_loaded", number=asked.number, path=asked.path, bytes=found.nbytes)
+    return found
