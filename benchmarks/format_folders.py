@@ -28,7 +28,7 @@ from penstock.engine_core.models.weight_files import SINGLE
 from penstock.kernels.quantized import Float8Weight, GroupedWeight, unpacked
 
 MATRIX = re.compile(r"\.layers\.\d+\..*_proj\.weight\Z")
-EMBEDDING = "model.embed_tokens"
+DENSE = ("lm_head", "model.embed_tokens")
 GROUP = 64  # divides the inputs of every matrix of the embedded model
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word's numbers, from the lowest
 ONES = 0x11111111
@@ -80,8 +80,9 @@ def by_library(packing: str, **weights: Any) -> Layout:
         return {key: value for key, value in found.items() if key not in kept}
 
     described = json.loads(arguments.model_dump_json())
-    return Layout({"quant_method": "compressed-tensors", "format": packing, "ignore": [EMBEDDING],
-                   "config_groups": {"group_0": {"targets": ["Linear"], "weights": described}}}, tensors)  # fmt: skip
+    group = {"targets": ["Linear"], "weights": described}
+    return Layout({"quant_method": "compressed-tensors", "format": packing, "quantization_status": "compressed",
+                   "ignore": list(DENSE), "config_groups": {"group_0": group}}, tensors)  # fmt: skip
 
 
 def packed(numbers: Tensor) -> Tensor:

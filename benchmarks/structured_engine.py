@@ -24,6 +24,7 @@ from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.kv_cache import with_draft_cache, with_kv_cache
 from penstock.engine_core.models.kv_groups import with_kv_groups
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.weight_files import stored_names
@@ -124,6 +125,8 @@ class Engine:
             self._draft = Draft(None, drafting.layers, cell.draft_tokens, aux_layers=drafting.aux_layers)
             if group.ends:
                 self._draft = dataclasses.replace(self._draft, model=self._drafter(drafting, draft, draft_format))
+        if whole.quantization is not None:
+            pack(self._model.destinations())  # a CPU holds what weights stand for, as in the server
         self.scheduled: SchedulerStatistics | None = None  # of the last batch
         self.masked: Masked | None = None
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.e2e.canary import Answer, ask_all, prompts
+from benchmarks import format_folders
+from penstock.engine_core.embedded import demo_folder
+from tests.e2e.canary import Answer, ask, ask_all, prompts
 from tests.e2e.server import Server, serving
 
 EXPECTED = [prompt["answer"] for prompt in prompts()]
@@ -46,3 +52,16 @@ async def test_and_again_from_cached_prefixes(server: Server) -> None:
 async def test_on_other_paths(path: str, tmp_path: Path) -> None:
     with serving(tmp_path, *PATHS[path]) as server:
         assert texts(await ask_all(server.url)) == EXPECTED
+
+
+@pytest.mark.parametrize("form", ["fp8", "int4"])
+async def test_quantized_folders_give_the_same_answers_though_the_executor_dies(form: str, tmp_path: Path) -> None:
+    """They are transformers' with these folders, too, where each right token leads by 3.8 logits or more."""
+    folder = format_folders.write(demo_folder(), tmp_path / "model", form)
+    with serving(tmp_path, model=str(folder)) as server:
+        async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+            asked = [asyncio.create_task(ask(client, prompt)) for prompt in prompts()]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            os.kill(server.children()["executor"], signal.SIGKILL)
+            assert texts(await asyncio.gather(*asked)) == EXPECTED
+        assert server.get("/v1/models")["data"][0]["quantization"]
