@@ -22,7 +22,7 @@ from penstock.engine_core.models.config_file import read_json
 from penstock.engine_core.models.families import families
 from penstock.engine_core.models.quantization.rounding import round_matrix
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
-from penstock.engine_core.models.spec import ModelSpec, stored_name
+from penstock.engine_core.models.spec import OUTPUT, ModelSpec, stored_name
 from penstock.engine_core.models.tensors import model_weights, named_as
 from penstock.engine_core.models.weight_files import INDEX, find_files, read_names
 from penstock.kernels.quantized import QuantizedWeight
@@ -54,7 +54,7 @@ def write_checkpoint(
     forms = matrices(folder, spec)
     found: list[Rounded] = []
     places: dict[str, str] = {}
-    dense: set[str] = set()
+    dense = {stored_name(spec, OUTPUT).removesuffix(WEIGHT)}  # other readers quantize a tied one, which no file names
     total = 0
     for path in find_files(folder):
         tensors: dict[str, Tensor] = {}

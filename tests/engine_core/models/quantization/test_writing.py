@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from penstock.engine_core import loading
 from penstock.engine_core.embedded import demo_folder
@@ -69,6 +69,21 @@ def test_the_folder_is_the_model_as_it_is_rounded_while_it_loads(form: str, tmp_
 
 
 @pytest.mark.parametrize("form", FORMATS)
+def test_transformers_reads_what_is_written(form: str, tmp_path: Path) -> None:
+    """The same numbers, and an output embedding that is the input's, which no tensor of the file shows."""
+    quantize(demo_folder(), tmp_path / "out", form)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    theirs(torch.zeros(1, 1, dtype=torch.long))  # which has the library dequantize
+    assert torch.equal(theirs.lm_head.weight, theirs.model.embed_tokens.weight)
+    spec = read_spec(tmp_path / "out")
+    model = registry.build(spec, torch.float32, CPU, 64)
+    loading.load(model, tmp_path / "out")
+    for block, layer in zip(model.blocks, theirs.model.layers, strict=True):
+        found = block.mlp.down.operand.dequantized(torch.float32)  # type: ignore[union-attr]
+        torch.testing.assert_close(found, layer.mlp.down_proj.weight.float(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMATS)
 def test_experts_of_a_stack_become_a_tensor_each(form: str, mixture: Path, tmp_path: Path) -> None:
     save_file({**load_file(mixture / "model.safetensors")}, tmp_path / "copy.safetensors")
     assert quantize(mixture, tmp_path / "out", form)
@@ -87,7 +102,7 @@ def test_what_is_no_weight_comes_along(tmp_path: Path) -> None:
         left = path.suffix == ".py" or path.name in ("__pycache__", "SHA256SUMS")  # sums of other files
         assert (out / path.name).exists() != left
     config = json.loads((out / "config.json").read_bytes())
-    assert config["quantization_config"]["ignore"] == ["model.embed_tokens"]
+    assert config["quantization_config"]["ignore"] == ["lm_head", "model.embed_tokens"]
     assert (out / "tokenizer.json").read_bytes() == (demo_folder() / "tokenizer.json").read_bytes()
     assert (out / "model.safetensors").stat().st_mode & 0o444 == 0o444
 
