@@ -121,6 +121,15 @@ def test_long_runs_of_bytes_stream_whole_characters(data: bytes) -> None:
             assert text == "\ufffd" * len(data)
 
 
+def test_a_run_of_exactly_the_limit_is_held_and_one_of_a_byte_more_is_not() -> None:
+    data = b"\xff" + "é".encode() * (RUN_LIMIT // 2)  # one byte more than the limit, the first is of no character
+    run = ByteRun()
+    assert [run.push(byte) for byte in data[:-1]] == [""] * RUN_LIMIT
+    assert run.end() == "\ufffd" * RUN_LIMIT, "a part of it is not UTF-8"
+    assert [run.push(byte) for byte in data[:-1]] == [""] * RUN_LIMIT
+    assert run.push(data[-1]) == "\ufffd" + "é" * (RUN_LIMIT // 2)
+
+
 def test_a_run_of_bytes_is_one_character_at_its_end() -> None:
     found = vocabulary("byte_fallback")
     bytes_of = {found.piece(token_id): token_id for token_id in range(found.size)}
