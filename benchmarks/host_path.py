@@ -173,6 +173,8 @@ class Transport(asyncio.Transport):
 class Nowhere:
     """A device that has done each step at once, as a runner."""
 
+    adapters = None
+
     def __init__(self, vocab: int) -> None:
         self._device = Device(0.0, vocab)
 

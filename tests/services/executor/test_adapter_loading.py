@@ -169,18 +169,20 @@ def test_what_nobody_wants_any_more_is_not_kept(
     how: str, steps: Steps, port: FakePort, engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither what has been read, nor what is being read; numbers of the next scheduler are others."""
-    slots, gate = engine.runner.adapters, threading.Event()
+    slots, began, gate = engine.runner.adapters, threading.Event(), threading.Event()
     assert slots is not None
     run(steps, peer(), LoadAdapter(number=1, path=str(folder)))
     wait(steps)
 
     def attempt(*asked: Any) -> Any:
+        began.set()
         assert gate.wait(DEADLINE)
         return plain(*asked)
 
     plain = adapter_loading.attempt
     monkeypatch.setattr(adapter_loading, "attempt", attempt)
     run(steps, peer(), LoadAdapter(number=2, path=str(folder)))
+    assert began.wait(DEADLINE)
     if how == "it is dropped":
         run(steps, peer(), DropAdapter(number=1), DropAdapter(number=2))
     else:
