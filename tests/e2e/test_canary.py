@@ -48,7 +48,10 @@ async def test_and_again_from_cached_prefixes(server: Server) -> None:
     assert [answer.cached_tokens for answer in again] == [(answer.prompt_tokens - 1) // 16 * 16 for answer in again]
 
 
-@pytest.mark.parametrize("path", PATHS)
+LONG = ("small pool, large blocks",)  # tests/matrix has its cells
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, marks=pytest.mark.long if path in LONG else ()) for path in PATHS])
 async def test_on_other_paths(path: str, tmp_path: Path) -> None:
     with serving(tmp_path, *PATHS[path]) as server:
         assert texts(await ask_all(server.url)) == EXPECTED

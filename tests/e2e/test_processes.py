@@ -153,9 +153,9 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [
         (("--prot", "80"), 2, "--port"),
-        (("--block-size", "0"), 2, "--block-size"),
-        (("--max-num-batched-tokens", "8"), 2, "--max-num-seqs"),
-        (("--tensor-parallel-size", "3"), 2, "--tensor-parallel-size"),
+        pytest.param(("--block-size", "0"), 2, "--block-size", marks=pytest.mark.long),
+        pytest.param(("--max-num-batched-tokens", "8"), 2, "--max-num-seqs", marks=pytest.mark.long),
+        pytest.param(("--tensor-parallel-size", "3"), 2, "--tensor-parallel-size", marks=pytest.mark.long),
         (("--max-model-len", "1000000"), 2, "--max-model-len"),
         (("--kv-cache-memory", "4096"), 2, "--kv-cache-memory"),
         (("--model", "no/such/folder/here"), 3, "no/such/folder/here"),

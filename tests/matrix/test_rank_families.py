@@ -101,6 +101,7 @@ def vector(result: StepResult) -> list[float]:
     return [float(value) for value in np.frombuffer(row.values, "<f4")]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", SPECS)
 def test_shares_say_what_the_whole_says(ranks: Ranks, name: str, size: int) -> None:
