@@ -305,7 +305,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "glm45",
                         "harmony", "deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "minimax_m2",
                         "gemma4", "functiongemma", "granite", "phi4", "phi4_mini_json", "olmo3", "hunyuan_a13b",
-                        "seed_oss")),
+                        "seed_oss", "lfm2")),
     ] = "auto"
     reasoning_parser: Annotated[
         str,

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.engine_core.parsers import harmony, llama, pythonic
 from penstock.engine_core.parsers.framed import Frame
-from penstock.engine_core.parsers.notations import notation, read_lines, read_quoted
+from penstock.engine_core.parsers.notations import notation, read_lines, read_list, read_quoted
 from penstock.engine_core.parsers.tagged import Elements, Tags, read_elements
 
 
@@ -40,6 +40,7 @@ class CallFormat(enum.Enum):
     OLMO3 = "olmo3"
     HUNYUAN = "hunyuan_a13b"
     SEED_OSS = "seed_oss"
+    LFM2 = "lfm2"
 
 
 class Spelling(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,6 +304,21 @@ FORMS: Mapping[CallFormat, Form] = {
         marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         reader=Frame(("[TOOL_CALLS]",), (), re.compile(MISTRAL_HEAD)),
         spelling=Spelling(begin="[TOOL_CALLS]{name}[ARGS]", trigger="[TOOL_CALLS]"),
+    ),
+    CallFormat.LFM2: Form(
+        told=(("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [",)),
+        marks=("<|tool_call_start|>", "<|tool_call_end|>"),
+        reader=Tags("<|tool_call_start|>", "<|tool_call_end|>", read_list, lenient=True),
+        spelling=Spelling(
+            first="<|tool_call_start|>[",
+            begin="{name}(",
+            end=")",
+            between=", ",
+            last="]<|tool_call_end|>",
+            trigger="<|tool_call_start|>",
+            argument=("", "=", ""),
+            comma=", ",
+        ),
     ),
     CallFormat.PYTHONIC: Form(
         marks=(pythonic.OPENING, pythonic.CLOSING),

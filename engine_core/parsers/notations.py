@@ -79,3 +79,9 @@ def read_lines(body: str, types: Types) -> list[Called] | None:
             return None
         calls.append((begun[1], arguments))
     return calls if calls and not body[at:].strip(" \t\r\n,") else None
+
+
+def read_list(body: str, types: Types) -> list[Called] | None:
+    """Calls in Python between brackets."""
+    inner = body.strip()
+    return read_lines(inner[1:-1], types) if inner.startswith("[") and inner.endswith("]") else None

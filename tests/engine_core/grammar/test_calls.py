@@ -32,11 +32,14 @@ ALL = [Dialect(calls=calls) for calls in CallFormat] + [Dialect(calls=CallFormat
 
 def written(dialect: Dialect, *calls: tuple[str, dict[str, Any]]) -> str:
     """The calls as the parsers' tests have them, in the one spelling that is forced."""
+    inner = f"[{', '.join(python(*each) for each in calls)}]"
     if dialect.calls is CallFormat.PYTHONIC:
-        return f"[{', '.join(python(*each) for each in calls)}]"
+        return inner
+    if dialect.calls is CallFormat.LFM2:
+        return f"<|tool_call_start|>{inner}<|tool_call_end|>"
     if dialect.calls is CallFormat.OLMO3:
-        inner = "\n".join(python(*each) for each in calls)
-        return f"<function_calls>\n{inner}\n</function_calls>"
+        lines = "\n".join(python(*each) for each in calls)
+        return f"<function_calls>\n{lines}\n</function_calls>"
     assert dialect.calls is not None
     form = "listed" if dialect.listed else next(form for calls, form in WRITERS if calls is dialect.calls)
     return WRITERS[dialect.calls, form](calls)

@@ -207,6 +207,7 @@ WRITERS: dict[tuple[CallFormat, str], Callable[[Sequence[Call]], str]] = {
     (CallFormat.PHI4_MINI, "listed"): listed_in("functools"),
     (CallFormat.HUNYUAN, "listed"): listed_in("<tool_calls>", "</tool_calls>"),
     (CallFormat.OLMO3, "lines"): lines,
+    (CallFormat.LFM2, "list"): lambda calls: f"<|tool_call_start|>{pythonic(calls)}<|tool_call_end|>",
     (CallFormat.HARMONY, "channel"): harmony,
     (CallFormat.HARMONY, "recipient"): harmony_of_templates,
 }

@@ -57,6 +57,9 @@ TEMPLATES: dict[CallFormat, tuple[str, ...]] = {
     CallFormat.PHI4: ("{{- '<|tool_call|>' + (tool_call['function'] | tojson) + '<|/tool_call|>' -}}",),
     CallFormat.GRANITE: ("respond only with <|tool_call|> followed by a JSON list of tools used",),
     CallFormat.MISTRAL: ("{{ bos_token }}[AVAILABLE_TOOLS]...[TOOL_CALLS]",),
+    CallFormat.LFM2: (
+        '"List of tools: <|tool_list_start|>["', '"List of tools: ["', "{%- if '<|tool_call_start|>' in content -%}"
+    ),
     CallFormat.PYTHONIC: (
         "<|header_start|> put it in the format of [func_name1(params_name1=params_value1), func_name2()]",
         "Example Format: [func_name1(params_name1=params_value1, params_name2=params_value2...), func_name2(params)]",
@@ -215,6 +218,14 @@ READ: dict[CallFormat, list[tuple[str, str, list[tuple[str, str]]]]] = {
         ("<function_calls>\nf(x)\n</function_calls>", "<function_calls>\nf(x)\n</function_calls>", []),
         ("<function_calls></function_calls>", "<function_calls></function_calls>", []),
         ("<function_calls>g() and</function_calls>", "<function_calls>g() and</function_calls>", []),
+    ],
+    CallFormat.LFM2: [
+        ("<|tool_call_start|>[f(a=1), g()]<|tool_call_end|>I look.", "I look.", [("f", '{"a":1}'), G]),
+        ("So. <|tool_call_start|>[g()]<|tool_call_end|>", "So.", [G]),
+        ("<|tool_call_start|>[g()]", "", [G]),
+        ("<|tool_call_start|>g()<|tool_call_end|>", "<|tool_call_start|>g()<|tool_call_end|>", []),
+        ("<|tool_call_start|>[f(x)]<|tool_call_end|>", "<|tool_call_start|>[f(x)]<|tool_call_end|>", []),
+        ("[g()]", "[g()]", []),
     ],
 }
 
