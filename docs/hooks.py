@@ -192,14 +192,16 @@ PROBE: Mapping[str, object] = {  # a config.json that asks for all that a family
     "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 8, "vocab_size": 64,
     "intermediate_size": 64, "num_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 1, "moe_topk": 1,
     "moe_intermediate_size": 64, "use_sliding_window": True, "max_window_layers": 0,
-    "use_qk_norm": True, "residual_multiplier": 0.5,
+    "use_qk_norm": True, "qk_layernorm": True, "residual_multiplier": 0.5,
     "sliding_window": 1 << 24, # Llama's reader refuses one that would hide a key
 }  # fmt: skip
 
 ASKED: Mapping[str, Mapping[str, object]] = {  # of files that must have more
     **{f"deepseek_v{version}": {"q_lora_rank": 64, "n_group": 1, "topk_group": 1} for version in (2, 3)},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},
+    "electra": {"embedding_size": 64},
     "glm4_moe_lite": {"q_lora_rank": 64},
+    "nomic_bert": {"num_experts": 0},
     **{key: {"full_attn_idxs": [1]} for key in ("lfm2", "lfm2_moe")},
     "ministral3": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0,
                                        "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}},
@@ -230,6 +232,7 @@ def layer_options(found: Body) -> Iterator[str]:
         "recurrent layers": any(layer.recurrence for layer in layers),
         "biases of q, k and v": own[0].qkv_bias,
         "norms of q and k by head": own[0].qk_norm == "head",
+        "a norm of q and k for each head": own[0].qk_norm == "heads",
         "norms of q and k over the width": own[0].qk_norm == "width",
         "sliding windows": any(attention.window for attention in own),
         "layers without positions": not found.embedding.positions and any(rope.kind == "none" for rope in ropes),

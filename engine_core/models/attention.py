@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 from penstock.engine_core.models.layer_spec import AttentionSpec, LayerSpec
 from penstock.engine_core.models.layers import (
@@ -76,6 +77,31 @@ class KvScales:
                 yield name, Destination(None, shape, take=partial(self.take, side), dtypes=SCALE_TYPES, optional=True)
 
 
+class HeadsNorm:
+    """A LayerNorm without a bias for each head of a part, of which a rank has those of its share."""
+
+    def __init__(self, part: Part, layer: LayerSpec, placement: Placement, *, tensors: bool) -> None:
+        self.part = part
+        self.eps = layer.norm.eps
+        self.tensors = tensors  # the checkpoint has one for each head
+        self.weight = placement.matrix(part.share // part.head_dim, part.head_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of `[tokens, heads, dim]`, in fp32, rounded once."""
+        return (layer_norm(x.float(), x.shape[2:], eps=self.eps) * self.weight.float()).to(x.dtype)
+
+    def destinations(self) -> Destinations:
+        """By names within the norm."""
+        part, dim = self.part, self.part.head_dim
+        first, heads = part.start // dim, part.outputs // dim
+        if not self.tensors:
+            yield "weight", Destination(self.weight, (heads, dim), axis=1, first=first, runs=part.order)
+            return
+        for head in range(heads):
+            weight = self.weight[head - first] if first <= head < first + len(self.weight) else None
+            yield f"{head}.weight", Destination(weight, (dim,), runs=part.order)
+
+
 class SelfAttention:
     """Of the residual stream or of `inputs` numbers."""
 
@@ -98,15 +124,19 @@ class SelfAttention:
             (whole("o_proj", hidden),), spec.heads * spec.head_dim, placement, bias=spec.output_bias, split_inputs=True,
             formats=spec.formats,
         )  # fmt: skip
-        norms: tuple[Norm | None, ...] = (None, None)
+        norms: tuple[Norm | HeadsNorm | None, ...] = (None, None)
         if spec.qk_norm in ("head", "unit"):
             part = Part("", spec.head_dim, spec.head_dim, 0, parts[0].order, spec.head_dim)
             norms = tuple(Norm(spec.head_dim, layer.norm, placement, part) for _ in range(2))
+        elif spec.qk_norm == "heads":
+            each = partial(HeadsNorm, layer=layer, placement=placement, tensors=spec.qk_norm_tensors)
+            norms = each(parts[0]), each(parts[-2])
         elif spec.qk_norm:
             norms = tuple(Norm(part.outputs, layer.norm, placement, part) for part in (parts[0], parts[-2]))
         self.query_norm, self.key_norm = norms
         if spec.qk_norm == "unit":
-            for norm in filter(None, norms):
+            for norm in norms:
+                assert norm is not None, "of queries and keys"
                 norm.weight.fill_(1.0)
         self.sinks = torch.empty(self.heads, device=placement.device) if spec.sinks else None
         scale = spec.scale or spec.head_dim**-0.5
@@ -144,12 +174,14 @@ class SelfAttention:
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, pages: Pages, slot_mapping: Tensor) -> Tensor:
         """Queries, behind their norm and turned. Keys likewise and values go into the pages."""
         norms = None
-        if self.query_norm is not None and self.key_norm is not None:
-            if self.spec.qk_norm != "width":
-                turned = self.spec.qk_norm_turned
-                norms = HeadNorms(self.query_norm.weight, self.key_norm.weight, self.query_norm.eps, turned)
+        query, key = self.query_norm, self.key_norm
+        if isinstance(query, HeadsNorm) and isinstance(key, HeadsNorm):
+            q, k = query.forward(q), key.forward(k)
+        elif isinstance(query, Norm) and isinstance(key, Norm):
+            if self.spec.qk_norm == "width":
+                q, k = self.norm_width(q, k, query, key)
             else:
-                q, k = self.norm_width(q, k, self.query_norm, self.key_norm)
+                norms = HeadNorms(query.weight, key.weight, query.eps, self.spec.qk_norm_turned)
         return rotate_and_store(q, k, v, rotation, pages[0], pages[1], slot_mapping, norms, self.options.kv_scales)
 
     def heads_of(self, fused: Tensor) -> tuple[Tensor, ...]:

@@ -82,7 +82,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     sinks: bool = False  # a learned logit for each head joins the softmax's sum
     qkv_bias: bool = False
     output_bias: bool = False
-    qk_norm: str = ""  # of queries and keys: "head" by head, the same without a weight ("unit"), or over the "width"
+    # Of queries and keys: "head" by head, the same without a weight ("unit"), over the "width", or a LayerNorm of its
+    # own for each of the "heads", with a tensor for all or for each.
+    qk_norm: str = ""
+    qk_norm_tensors: bool = False
     qk_norm_turned: bool = False  # behind the rotation; not over the width
     fused: bool = False  # queries, keys and values are one tensor in the checkpoint
     gated: bool = False  # what was attended is multiplied with the sigmoid of a product of what attention reads
@@ -173,9 +176,11 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     width: int
     bias: bool = False
+    down_bias: bool = False  # of the last product, where the others may have none
     activation: str = "silu"  # of kernels.activation.KINDS
     gated: bool = True
     fused: bool = False  # gate and up are one tensor in the checkpoint
+    up_first: bool = False  # in that tensor
     formats: Formats = ()
 
 
@@ -251,24 +256,26 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - attention.softcap: Gemma 2; attention.sinks: gpt-oss (2025), Xiao et al., 2023
     - attention.qkv_bias, output_bias: Qwen 2, Llama in transformers, Starcoder 2, Seed-OSS
     - attention.qk_norm by head: Qwen 3, Gemma 3, Exaone 4 (Dehghani et al., 2023); over the width: OLMo 2, OLMoE
+    - attention.qk_norm of heads: Command R+ (2024); qk_norm_tensors: StableLM 2 12B (2024)
     - attention.qk_norm_turned: Hunyuan (2025); "unit": Llama 4 (2025)
-    - attention.fused, mlp.fused: Phi 3, GLM 4
+    - attention.fused, mlp.fused: Phi 3, GLM 4; mlp.up_first, down_bias: GTE (2024)
     - rope.dim: GPT-NeoX, Phi 4 mini, GLM 4; rope.interleaved: GPT-J, GLM 4, ERNIE 4.5; none by layer: SmolLM 3
     - rope of another base by layer: Gemma 3; stretched in some layers alone: Olmo 3
     - rope.temperature: Llama 4 (Nakanishi, 2025), Ministral 3
     - norms: before each part: GPT-2, Llama; behind it: OLMo 2, Exaone 4; on both sides: Gemma 2, GLM 4
     - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2; without a bias: Cohere, ModernBERT
     - attention.bidirectional: BERT (Devlin et al., 2018); with a window: ModernBERT (2024), EmbeddingGemma (2025)
-    - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; in the queries' tensor: Qwen3-Next (2025)
+    - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; gate_in_queries: Qwen3-Next (2025)
     - attention.latent: DeepSeek-V2 (2024), V3, Kimi K2 (2025), GLM 4.7 Flash (2026)
     - parallel: GPT-J (2021), Cohere; recurrence in place of attention: Qwen3-Next, LFM2, Bamba
     - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2; exact: BERT;
       squared above zero: Nemotron-4 (So et al., 2021)
-    - experts.routing: softmax then choice: Qwen MoE; choice then softmax, which is the same as normalised: Mixtral,
+    - experts.routing: softmax then choice: Qwen MoE; scores of the chosen alone, the same as normalised: Mixtral,
       Granite MoE; sigmoid with a selection bias and a scale: DeepSeek-V3 (2024), GLM 4.5, MiniMax M2;
-      scaled inputs: Llama 4; groups by their best expert: DeepSeek-V2 (2024), by their best two: DeepSeek-V3
+      scales_inputs: Llama 4; groups, of which top_groups by their best expert: DeepSeek-V2 (2024), by the best two
+      (group_best): DeepSeek-V3
     - experts.gate clamped and shifted, bias, router_bias, transposed, interleaved: gpt-oss
-    - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; with a gate: Qwen 2 MoE
+    - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; shared_gate: Qwen 2 MoE
     """
 
     attention: AttentionSpec | None = None

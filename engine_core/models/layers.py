@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import attrgetter
 
 import torch
@@ -216,6 +216,7 @@ class Source:
     parts: tuple[Part, ...]
     first: int  # of its rows among this rank's outputs
     form: WeightFormat | None  # None: it is not quantized
+    backwards: bool = False  # it has the last part first
 
     @property
     def outputs(self) -> int:
@@ -233,16 +234,22 @@ class Source:
 
     @property
     def ordered(self) -> bool:
-        return any(len(part.order) > 1 or part.stride for part in self.parts)
+        return self.backwards or any(len(part.order) > 1 or part.stride for part in self.parts)
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """Of the tensor's outputs, the first of each part."""
+        sizes = [0 if part.stride else part.outputs for part in self.parts]
+        if self.backwards:
+            return tuple(sum(sizes[at + 1 :]) for at in range(len(sizes)))
+        return tuple(accumulate(sizes[:-1], initial=0))
 
     @property
     def runs(self) -> tuple[slice, ...]:
         """Of the tensor's outputs, where they are more than one run from `start`."""
         found: list[slice] = []
-        first = 0
-        for part in self.parts:
+        for part, first in zip(self.parts, self.firsts, strict=True):
             found += (slice(first + run.start, first + run.stop, run.step) for run in part.runs)
-            first += 0 if part.stride else part.outputs
         return tuple(found) if len(self.parts) > 1 or self.ordered else ()
 
     @property
@@ -252,11 +259,8 @@ class Source:
         if one.stride:
             heads = (one.start // one.head_dim, (one.start + one.held) // one.head_dim)
             return (slice(*(head * one.stride for head in heads)),)
-        found, first = [], 0
-        for part in self.parts:
-            found.append(slice(first + part.start, first + part.start + part.held))
-            first += part.outputs
-        return tuple(found)
+        found = [(first + part.start, part.held) for part, first in zip(self.parts, self.firsts, strict=True)]
+        return tuple(slice(first, first + held) for first, held in sorted(found))
 
     def arranged(self, weight: QuantizedWeight) -> QuantizedWeight:
         """This rank's outputs, which `shares` are, in the order in which they are held, padded."""
@@ -273,14 +277,14 @@ class Linear:
     """A weight `[outputs, inputs]` and perhaps a bias, stacked by output from the tensors of one or several parts.
 
     With `split_inputs` the ranks share the inputs instead: each then has a partial sum, and the first adds the bias.
-    fused: the name of the parts' one tensor in the checkpoint; empty: neighbours of one name are one tensor. formats:
-    of the tensors that are quantized, by their names. Parts that no one layout can hold are weights of their own, whose
-    products stand side by side.
+    fused: the name of the parts' one tensor in the checkpoint, which may have them `backwards`; empty: neighbours of
+    one name are one tensor. formats: of the tensors that are quantized, by their names. Parts that no one layout can
+    hold are weights of their own, whose products stand side by side.
     """
 
     def __init__(
         self, parts: tuple[Part, ...], inputs: int, placement: Placement, *, bias: bool, split_inputs: bool = False,
-        fused: str = "", formats: Formats = (),
+        fused: str = "", backwards: bool = False, formats: Formats = (),
     ) -> None:  # fmt: skip
         self.parts = parts
         self.inputs = inputs
@@ -288,7 +292,7 @@ class Linear:
         self.rank = placement.rank
         self.share = placement.share(inputs) if split_inputs else inputs
         outputs = sum(part.share for part in parts)
-        self.sources = tuple(self.tensors(fused, formats))
+        self.sources = tuple(self.tensors(fused, formats, backwards))
         self.matrices = {one.name: self.matrix(one, one.form, placement) for one in self.sources
                          if one.form is not None and one.rows.stop > one.rows.start}  # fmt: skip
         self.weight = placement.matrix(0 if self.matrices else outputs, self.share)
@@ -303,10 +307,10 @@ class Linear:
             for weight in (self.weight, *self.dense.values()):
                 weight.zero_()  # padding is read, too
 
-    def tensors(self, fused: str, formats: Formats) -> Iterator[Source]:
+    def tensors(self, fused: str, formats: Formats, backwards: bool) -> Iterator[Source]:
         """The checkpoint's, by output."""
         if fused:
-            yield Source(fused, self.parts, 0, format_of(formats, fused))
+            yield Source(fused, self.parts, 0, format_of(formats, fused), backwards)
             return
         row = 0
         for name, parts in groupby(self.parts, key=attrgetter("name")):

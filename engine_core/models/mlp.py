@@ -23,9 +23,11 @@ class Mlp:
         fused = "gate_up_proj" if spec.fused else ""
         self.spec = spec
         self.activation = Activation(spec.activation)
-        self.gate_up = Linear(gate_up, hidden, placement, bias=spec.bias, fused=fused, formats=spec.formats)
-        down = (whole("down_proj", hidden),)
-        self.down = Linear(down, spec.width, placement, bias=spec.bias, split_inputs=True, formats=spec.formats)
+        self.gate_up = Linear(
+            gate_up, hidden, placement, bias=spec.bias, fused=fused, backwards=spec.up_first, formats=spec.formats
+        )
+        down, bias = (whole("down_proj", hidden),), spec.bias or spec.down_bias
+        self.down = Linear(down, spec.width, placement, bias=bias, split_inputs=True, formats=spec.formats)
 
     @property
     def rows(self) -> RowFormat | None:

@@ -37,7 +37,7 @@ FOREIGN: tuple[tuple[str, str, str], ...] = (
     ("vision_config", r"VL|Llava|Vision|CLIP|ViT|Image|Paligemma", "a model that sees images"),
     ("is_encoder_decoder", r"T5|Bart|M2M|Marian|Pegasus", "an encoder and a decoder"),
     ("", r"ForTokenClassification|ForQuestionAnswering|RewardModel|PreTraining", "a model with another head"),
-    ("", r"Bert|BERT|Roberta|MPNet|Electra|XLM|ForMaskedLM", "an encoder of another kind"),
+    ("", r"Bert|BERT|Roberta|MPNet|Electra|XLM|Deberta|ForMaskedLM", "an encoder of another kind"),
     ("", r"ForSequenceClassification", "a classifier of another kind"),
 )
 OUTPUT = "lm_head.weight"
@@ -316,7 +316,8 @@ def has_head(file: ConfigFile) -> bool:
 
 def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) -> ModelSpec:
     """The same of a file whose family is known. known: keys that the caller reads itself."""
-    file = ConfigFile(file.path, file.values, family.defaults)
+    values = {family.keys.get(key, key): value for key, value in file.values.items()}
+    file = ConfigFile(file.path, values, family.defaults)
     refuse_unsupported(file, family)
     body = family.read(file)
     attentions = [layer.attention for layer in body.layers if layer.attention is not None]

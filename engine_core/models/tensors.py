@@ -30,7 +30,9 @@ from penstock.protocol.errors import ModelError
 
 PREFIX = "model."
 FIRST = "embed_tokens.weight"
-INNER = re.compile(r"^((model|bert|roberta)\.)?")  # what a model's names begin with
+INNER = re.compile(
+    r"^((model|bert|roberta|distilbert|electra|mpnet|new|gte|nomic_bert)\.)?"
+)  # what a model's names begin with
 
 Shape = tuple[int, ...]
 Value = TypeVar("Value")
@@ -185,11 +187,13 @@ def attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[s
         yield "self_attn.kv_a_layernorm.weight", Weight((latent.rank,))
         if latent.q_rank:
             yield "self_attn.q_a_layernorm.weight", Weight((latent.q_rank,))
-    queries, pairs = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    if attention.qk_norm and attention.qk_norm != "unit":
-        wide = attention.qk_norm == "width"
-        yield "self_attn.q_norm.weight", Weight((queries if wide else attention.head_dim,))
-        yield "self_attn.k_norm.weight", Weight((pairs if wide else attention.head_dim,))
+    for name, heads in (("q_norm", attention.heads), ("k_norm", attention.kv_heads)):
+        if attention.qk_norm_tensors:
+            for head in range(heads):
+                yield f"self_attn.{name}.{head}.weight", Weight((attention.head_dim,))
+        elif shape := {"head": (attention.head_dim,), "width": (heads * attention.head_dim,),
+                       "heads": (heads, attention.head_dim)}.get(attention.qk_norm):  # fmt: skip
+            yield f"self_attn.{name}.weight", Weight(shape)
     if attention.sinks:
         yield "self_attn.sinks", Weight((attention.heads,))
 
@@ -209,7 +213,7 @@ def mlp_weights(name: str, mlp: MlpSpec, hidden: int) -> Iterator[tuple[str, Wei
     else:
         for part in ("gate_proj", "up_proj") if mlp.gated else ("up_proj",):
             yield from linear(name, part, mlp.width, hidden, bias=mlp.bias, formats=mlp.formats)
-    yield from linear(name, "down_proj", hidden, mlp.width, bias=mlp.bias, formats=mlp.formats)
+    yield from linear(name, "down_proj", hidden, mlp.width, bias=mlp.bias or mlp.down_bias, formats=mlp.formats)
 
 
 def mixture_weights(experts: ExpertSpec, hidden: int) -> Iterator[tuple[str, Weight]]:

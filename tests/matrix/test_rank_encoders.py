@@ -27,6 +27,8 @@ SIZES: dict[str, Any] = {
 FILES: dict[str, dict[str, Any]] = {
     "bert": {"architectures": ["BertForSequenceClassification"], "model_type": "bert"},
     "roberta": {"architectures": ["RobertaForSequenceClassification"], "model_type": "roberta", "pad_token_id": 1},
+    "gte": {"architectures": ["GteForSequenceClassification"], "model_type": "gte"},
+    "nomic": {"architectures": ["NomicBertForSequenceClassification"], "model_type": "nomic_bert"},
     "modernbert": {"architectures": ["ModernBertForSequenceClassification"], "model_type": "modernbert",
                    "local_attention": 8},
 }  # fmt: skip

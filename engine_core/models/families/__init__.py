@@ -50,6 +50,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     wrappers: tuple[str, ...] = ()  # classes that have the family's text model beside encoders of images or sound
     texts: tuple[str, ...] = ()  # the text model's `model_type` in these, where it is not `name`
     names: tuple[tuple[str, str], ...] = ()  # parts of tensor names as `models.tensors` has them, and the checkpoint's
+    keys: Mapping[str, str] = {}  # of config.json by names of the family's own, and what others call them
     ignored: tuple[str, ...] = ()  # keys that the family's code in transformers does not read either
     same: tuple[str, ...] = ()  # keys whose true says what the family does anyway
     published_code: bool = False  # files name code of the model's own (`auto_map`), which is not needed any more

@@ -1,4 +1,5 @@
-"""BERT (2018), RoBERTa (2019) and XLM-RoBERTa (2020): encoders whose positions are a learned table."""
+"""BERT (2018) and encoders like it, whose positions are a learned table: RoBERTa, DistilBERT (2019), XLM-RoBERTa,
+CamemBERT and ELECTRA (2020)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from msgspec import structs
 
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import NO_ROPE, EmbeddingSpec, NormNames
+from penstock.engine_core.models.layer_spec import NO_ROPE, AttentionSpec, EmbeddingSpec, MlpSpec, NormNames
 from penstock.engine_core.models.pooler import ClassifierSpec, DenseSpec
 from penstock.engine_core.models.reading import (
     alike,
@@ -34,29 +35,51 @@ def read_roberta(file: ConfigFile) -> Body:
     return body(file, file.integer("pad_token_id", low=0) + 1, dense, "classifier.out_proj")
 
 
+def read_distilbert(file: ConfigFile) -> Body:
+    hidden = file.integer("hidden_size")
+    dense = DenseSpec(name="pre_classifier", inputs=hidden, outputs=hidden, activation="relu")
+    return body(file, 0, dense, "classifier")
+
+
+def read_electra(file: ConfigFile) -> Body:
+    hidden = file.integer("hidden_size")
+    if file.integer("embedding_size", 128) != hidden:
+        raise file.error("embedding_size", f"Penstock serves embeddings as wide as hidden_size ({hidden})")
+    dense = DenseSpec(name="classifier.dense", inputs=hidden, outputs=hidden, activation="gelu")
+    return body(file, 0, dense, "classifier.out_proj")
+
+
 def body(file: ConfigFile, first_position: int, dense: DenseSpec, output: str) -> Body:
     """What all have in common. dense, output: of the head for classification."""
-    if file.flag("is_decoder") or file.flag("add_cross_attention"):
-        raise file.error("is_decoder", "Penstock serves this family as encoders")
     if file.get("position_embedding_type") not in (None, "absolute"):
         raise file.error("position_embedding_type", "Penstock serves absolute positions in this family")
-    activation = read_activation(file, served=("gelu", "gelu_tanh"))
-    norm = read_norm(file, "layer_norm_eps", 1e-12, centered=True)
+    rows = file.integer("max_position_embeddings", low=first_position + 1)
     attention = read_attention(file, NO_ROPE, bidirectional=True, qkv_bias=True, output_bias=True)
-    layers = list(alike(file, attention, read_mlp(file, activation=activation, gated=False, bias=True), norm))
+    activation = read_activation(file, served=("gelu", "gelu_tanh"))
+    found = post_normed(file, attention, read_mlp(file, activation=activation, gated=False, bias=True), dense, output)
+    embedding = structs.replace(found.embedding, positions=rows, first_position=first_position)
+    return structs.replace(found, embedding=embedding, max_position=rows - first_position)
+
+
+def post_normed(file: ConfigFile, attention: AttentionSpec, mlp: MlpSpec, dense: DenseSpec, output: str) -> Body:
+    """Layers with norms behind attention and MLP, and a norm of the embedding."""
+    if file.flag("is_decoder") or file.flag("add_cross_attention"):
+        raise file.error("is_decoder", "Penstock serves this family as encoders")
+    norm = read_norm(file, "layer_norm_eps", 1e-12, centered=True)
+    layers = list(alike(file, attention, mlp, norm))
     layers[0] = structs.replace(layers[0], norms=NormNames(attention_input=""))  # the embedding's is before it
     labels, scale = read_labels(file)
-    rows = file.integer("max_position_embeddings", low=first_position + 1)
     final = DenseSpec(name=output, inputs=dense.outputs, outputs=len(labels))
     return Body(
         layers=tuple(layers),
         post_norm=True,
-        embedding=EmbeddingSpec(
-            positions=rows, first_position=first_position, types=file.integer("type_vocab_size", low=0), norm=norm
-        ),
-        max_position=rows - first_position,
+        embedding=EmbeddingSpec(types=file.integer("type_vocab_size", low=0), norm=norm),
+        max_position=file.integer("max_position_embeddings"),
         classifier=ClassifierSpec(kind="cls", layers=(dense, final), labels=labels, activation=scale),
-        unread=("embeddings.position_ids", "embeddings.token_type_ids", "pooler.", "cls.", "lm_head."),
+        unread=(
+            *("embeddings.position_ids", "embeddings.token_type_ids", "pooler.", "cls.", "lm_head.", "vocab_"),
+            *("generator_", "discriminator_"),
+        ),
     )
 
 
@@ -105,5 +128,46 @@ FAMILIES = (
         read=read_roberta,
         defaults={**ROBERTA, "vocab_size": 30522},
         names=NAMES,
+    ),
+    Family(
+        name="camembert",
+        architecture="CamembertForMaskedLM",
+        base="CamembertModel",
+        read=read_roberta,
+        defaults={**ROBERTA, "vocab_size": 30522},
+        names=NAMES,
+    ),
+    Family(
+        name="electra",
+        architecture="ElectraForMaskedLM",
+        base="ElectraModel",
+        read=read_electra,
+        defaults={**DEFAULTS, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4},
+        names=NAMES,
+        ignored=("summary_activation",),
+    ),
+    Family(
+        name="distilbert",
+        architecture="DistilBertForMaskedLM",
+        base="DistilBertModel",
+        read=read_distilbert,
+        defaults={**DEFAULTS, "num_hidden_layers": 6, "type_vocab_size": 0, "layer_norm_eps": 1e-12},
+        keys={
+            "dim": "hidden_size",
+            "hidden_dim": "intermediate_size",
+            "n_layers": "num_hidden_layers",
+            "n_heads": "num_attention_heads",
+            "activation": "hidden_act",
+        },
+        names=(
+            *NAMES[:4],
+            ("model.layers.", "model.transformer.layer."),
+            *((f"self_attn.{name}_proj", f"attention.{name}_lin") for name in "qkv"),
+            ("self_attn.o_proj", "attention.out_lin"),
+            ("post_attention_layernorm", "sa_layer_norm"),
+            ("mlp.up_proj", "ffn.lin1"),
+            ("mlp.down_proj", "ffn.lin2"),
+            ("output_layernorm", "output_layer_norm"),
+        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Command R (Cohere, 2024) and Command R7B and A (2025): attention and MLP beside each other, behind one LayerNorm."""
+"""Command R and R+ (Cohere, 2024), Command R7B and A (2025): attention and MLP beside each other, behind one norm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def body(file: ConfigFile, layers: list[AttentionSpec]) -> Body:
 
 
 def read_cohere(file: ConfigFile) -> Body:
-    return body(file, [attention(file)] * read_layers(file))
+    own = structs.replace(attention(file), qk_norm="heads" if file.flag("use_qk_norm") else "")
+    return body(file, [own] * read_layers(file))
 
 
 def read_cohere2(file: ConfigFile) -> Body:

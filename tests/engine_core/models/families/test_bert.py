@@ -14,6 +14,15 @@ from transformers import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
+    CamembertConfig,
+    CamembertModel,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    DistilBertForSequenceClassification,
+    DistilBertModel,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    ElectraModel,
     PreTrainedConfig,
     PreTrainedModel,
     RobertaConfig,
@@ -37,6 +46,10 @@ CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, 
     "bert with a head for training": (BertForMaskedLM, BertConfig, {}),
     "roberta": (RobertaModel, RobertaConfig, {}),
     "roberta, another padding": (RobertaModel, RobertaConfig, {"pad_token_id": 0}),
+    "distilbert": (DistilBertModel, DistilBertConfig, {}),
+    "distilbert with a head for training": (DistilBertForMaskedLM, DistilBertConfig, {}),
+    "camembert": (CamembertModel, CamembertConfig, {"type_vocab_size": 1}),
+    "electra": (ElectraModel, ElectraConfig, {"embedding_size": 64}),
     "xlm-roberta": (XLMRobertaModel, XLMRobertaConfig, {"type_vocab_size": 1}),
 }
 
@@ -44,7 +57,10 @@ CASES: dict[str, tuple[type[PreTrainedModel], type[PreTrainedConfig], dict[str, 
 @pytest.mark.parametrize("case", CASES)
 def test_states(case: str, tmp_path: Path) -> None:
     kind, config, options = CASES[case]
-    spec = check_states(tmp_path, kind, config(**{**SIZES, **options})).spec
+    options = {**SIZES, **options}
+    if config is DistilBertConfig:
+        options["hidden_dim"] = options.pop("intermediate_size")
+    spec = check_states(tmp_path, kind, config(**options)).spec
     assert spec.encoder
     assert spec.headless
     assert spec.classifier is None
@@ -55,6 +71,8 @@ def test_states(case: str, tmp_path: Path) -> None:
     [
         (BertForSequenceClassification, BertConfig, {"num_labels": 1}),
         (BertForSequenceClassification, BertConfig, {"num_labels": 3}),
+        (DistilBertForSequenceClassification, DistilBertConfig, {"num_labels": 2, "hidden_dim": 96}),
+        (ElectraForSequenceClassification, ElectraConfig, {"num_labels": 1, "embedding_size": 64}),
         (RobertaForSequenceClassification, RobertaConfig, {"num_labels": 2}),
         (XLMRobertaForSequenceClassification, XLMRobertaConfig, {"num_labels": 1, "type_vocab_size": 1}),
     ],
@@ -104,8 +122,9 @@ def test_another_tensor_is_refused(tmp_path: Path) -> None:
         ({"is_decoder": True}, "is_decoder"),
         ({"hidden_act": "silu"}, "hidden_act"),
         ({"attention_window": [512]}, "attention_window"),
+        ({"architectures": ["ElectraModel"], "embedding_size": 32}, "embedding_size"),
         ({"architectures": ["BertForTokenClassification"]}, "another head"),
-        ({"architectures": ["MPNetModel"]}, "an encoder of another kind"),
+        ({"architectures": ["DebertaV2Model"]}, "an encoder of another kind"),
         ({"architectures": ["BertForSequenceClassification"], "id2label": {"1": "a"}}, "id2label"),
     ],
 )

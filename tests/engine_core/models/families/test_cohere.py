@@ -9,6 +9,7 @@ from transformers import Cohere2Config, CohereConfig, PreTrainedConfig
 from tests.engine_core.models.parity import SIZES, check_parity
 
 CASES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "cohere, a norm of each head": (CohereConfig, {"pad_token_id": 0, "use_qk_norm": True}),
     "cohere": (CohereConfig, {"pad_token_id": 0}),
     "cohere, biases, untied": (
         CohereConfig,
