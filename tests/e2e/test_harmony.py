@@ -230,6 +230,16 @@ def test_a_server_forces_calls_and_structures_on_channels(folder: Path, tmp_path
         held = asking.chat.completions.create(**words, response_format=form, extra_body=budget)
         assert json.loads(held.choices[0].message.content or "")["colour"] in ("red", "blue")
         assert held.choices[0].finish_reason == "stop"
+        more: dict[str, Any] = {"model": "m", "input": ASK, "temperature": 0, "max_output_tokens": 400}
+        answer = asking.responses.create(
+            **more, tools=[{"type": "function", **tool["function"]}], tool_choice="required", extra_body=budget
+        )
+        assert answer.output[-1].type == "function_call"
+        assert json.loads(answer.output[-1].arguments)["colour"] in ("red", "blue")
+        text: Any = {"format": {"type": "json_schema", **form["json_schema"]}}
+        answer = asking.responses.create(**more, text=text, extra_body=budget)
+        assert answer.output[-1].type == "message"
+        assert json.loads(answer.output_text)["colour"] in ("red", "blue")
 
 
 async def test_responses_with_tools_reasoning_and_a_schema() -> None:

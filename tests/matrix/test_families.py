@@ -1,5 +1,6 @@
-"""Every family in the cells of the matrix: the same tokens, greedy and sampled, from pieces of prompts, cached
-prefixes, drafts by n-gram and a pool that preempts, and from two ranks and two stages.
+"""Every family in the cells of the matrix, and in the long run every option of theirs: the same tokens, greedy and
+sampled, from pieces of prompts, cached prefixes, drafts by n-gram and a pool that preempts, and from two ranks and two
+stages.
 
 Tiny random checkpoints, fp32 over gloo on a CPU; parity with transformers is tests/engine_core/models/families/.
 """
@@ -14,7 +15,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedConfig
+from transformers import (
+    LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from benchmarks.structured_engine import Ask, Cell, Engine
 from penstock.engine_core.distributed.group import ALONE, Group
@@ -27,24 +36,34 @@ from tests.ranks import Ranks, Size
 
 FOLDER = Path(__file__).parents[1] / "engine_core" / "models" / "families"
 Case = tuple[type[PreTrainedConfig], dict[str, Any]]
+# Of files with cases of one family; each has cells of its own elsewhere.
+OLDER: dict[str, type[PreTrainedConfig]] = {
+    "test_llama": LlamaConfig, "test_mistral": MistralConfig, "test_mixtral": MixtralConfig, "test_qwen": Qwen2Config,
+    "test_qwen3": Qwen3Config, "test_qwen3_moe": Qwen3MoeConfig,
+}  # fmt: skip
 PLAIN = Cell(depth=1, prefix_caching=False, block_size=8)
 MIXED = Cell(method="ngram", block_size=8, blocks=34, expected_share=0.0, budget=24, max_num_seqs=8)
 GROUPS: tuple[Size, ...] = (2, (1, 2))
 
 
-def cases() -> dict[str, Case]:
-    """The first case of each family's own test."""
-    found: dict[str, Case] = {}
+def cases() -> tuple[dict[str, Case], dict[str, Case]]:
+    """The first case of each family's own test, and the others."""
+    first: dict[str, Case] = {}
+    others: dict[str, Case] = {}
     for path in sorted(FOLDER.glob("test_*.py")):
-        for case in getattr(
-            importlib.import_module(f"tests.engine_core.models.families.{path.stem}"), "CASES", {}
-        ).values():
-            if isinstance(case, tuple) and issubclass(case[0], PreTrainedConfig):  # not an encoder's
-                found.setdefault(case[0].model_type, case)
-    return found
+        module = importlib.import_module(f"tests.engine_core.models.families.{path.stem}")
+        for name, case in getattr(module, "CASES", {}).items():
+            if isinstance(case, dict):
+                others[f"{path.stem}: {name}"] = (OLDER[path.stem], case)
+            elif isinstance(case, tuple) and issubclass(case[0], PreTrainedConfig):  # not an encoder's
+                family = case[0].model_type
+                if family in first:
+                    others[f"{family}: {name}"] = case
+                first.setdefault(family, case)
+    return first, others
 
 
-CASES = cases()
+CASES, OTHERS = cases()
 
 
 def asks() -> list[Ask]:
@@ -76,7 +95,17 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("family", CASES)
 def test_the_same_tokens(family: str, ranks: Ranks, tmp_path: Path) -> None:
-    kind, options = CASES[family]
+    check(CASES[family], ranks, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", OTHERS)
+def test_every_other_option(case: str, ranks: Ranks, tmp_path: Path) -> None:
+    check(OTHERS[case], ranks, tmp_path)
+
+
+def check(case: Case, ranks: Ranks, tmp_path: Path) -> None:
+    kind, options = case
     write_checkpoint(tmp_path, kind(**{**SIZES, **options}))
     expected = answers(ALONE, tmp_path, PLAIN)
     assert len({tuple(output) for output in expected.values()}) > 1
@@ -89,7 +118,7 @@ def test_the_same_tokens(family: str, ranks: Ranks, tmp_path: Path) -> None:
 def test_every_family_has_a_case() -> None:
     """Llama, Mistral and Qwen have cells of their own; see test_rank_families.py. Those that stand beside encoders
     alone are in test_wrappers.py, and encoders of text have no cache that could be shared."""
-    older = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
+    older = {kind.model_type for kind in OLDER.values()}
     wrapped = {name for name, family in families().items() if family.architecture in family.wrappers}
     encoders = {name for name, family in families().items() if family.architecture.endswith("ForMaskedLM")}
     named_otherwise = {"phi4mm"}  # its tensors; layers are Phi 3's

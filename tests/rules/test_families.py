@@ -13,9 +13,12 @@ HOME = "engine_core/models/families/"
 def family_names(source: Source) -> Iterator[str]:
     """Comparisons of something called family, or of a config.json's kind of model, with strings."""
     for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Compare):
+        if isinstance(node, ast.Compare):
+            parts: list[ast.AST] = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            parts = [node.subject, *(case.pattern for case in node.cases)]
+        else:
             continue
-        parts = [node.left, *node.comparators]
         named = any(getattr(part, "attr", getattr(part, "id", "")) in ("family", "model_type") for part in parts)
         literal = any(isinstance(each, ast.Constant) and isinstance(each.value, str)
                       for part in parts for each in ast.walk(part))  # fmt: skip
@@ -28,6 +31,7 @@ def test_nobody_asks_which_family_it_is() -> None:
 
 
 def test_the_rule_finds_what_it_forbids() -> None:
-    for text in ('a = spec.family == "llama"', 'a = family in ("qwen2", "qwen3")', 'a = model_type != "x"'):
+    for text in ('a = spec.family == "llama"', 'a = family in ("qwen2", "qwen3")', 'a = model_type != "x"',
+                 'match spec.family:\n    case "llama":\n        pass'):  # fmt: skip
         assert list(family_names(parse(text)))
     assert not list(family_names(parse("a = family in known")))
