@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.engine_core.grammar import guide as guides
 from penstock.engine_core.grammar import states
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.masks import MaskRow, MaskStore
@@ -204,6 +205,24 @@ def test_where_it_goes_on_for_certain_a_token_is_a_look_up() -> None:
     two._matcher = None  # type: ignore[assignment]
     assert [two.step(token) for token in written] == [True] * (len(written) - 1) + [False]
     assert not two.step(END)
+
+
+def test_an_automaton_is_never_far_behind_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guides, "MOST_UNTAKEN", 8)
+    origin = guide("json_schema", '{"type":"array","items":{"type":"boolean"}}', whitespace="none")
+    one, two = origin.copy(), origin.copy()
+    written = [tokens().single[byte] for byte in b"[" + b"true," * 20]
+    for token in written:
+        one.advance([token])
+        assert not one.finished
+    stepped = 0
+    for token in written:
+        if two.step(token):
+            stepped += 1
+        else:
+            two.advance([token])
+        assert len(two._untaken) <= 8
+    assert stepped > 80
 
 
 def test_as_many_states_are_kept_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
