@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.engine_core.models.draft_spec import read_draft
 from penstock.engine_core.models.memory_estimate import StepShape, block_bytes, weights
 from penstock.engine_core.models.sharding import held_bytes, stage_layers
 from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.config import Config, ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.services import cli
 from penstock.services.commands.plan import GPUS, Plan, gpu_bytes, lengths, plan, stage_share, text
@@ -95,6 +97,19 @@ def test_a_cache_in_fp8_takes_a_byte_a_number(tmp_path: Path) -> None:
 def test_given_bytes_decide_the_cache(tmp_path: Path) -> None:
     found = planned(folder_of(tmp_path, QWEN_06B), "--kv-cache-memory", str(10 * GIB))
     assert found.blocks == 10 * GIB // (found.kv_bytes_per_token * 16) - 1
+
+
+def test_places_for_adapters_are_taken_from_the_cache(tmp_path: Path) -> None:
+    """Of rank 9 as of rank 16: seven matrices of 32 layers, two numbers of 16 lines each."""
+    folder = folder_of(tmp_path, LLAMA_8B)
+    options = ModelConfig(model=str(folder), max_model_len=4096)
+    plain = plan(Config(model=options), "h200")
+    lora = plan(Config(model=replace(options, enable_lora=True, max_loras=4, max_lora_rank=9)), "h200")
+    assert (plain.adapter_bytes, lora.adapter_bytes) == (0, 4 * 41_943_040 * 2)
+    block = plain.kv_bytes_per_token * plain.block_size
+    assert plain.blocks - lora.blocks == pytest.approx(lora.adapter_bytes / block, abs=1)
+    assert "LoRA adapters           0.31 GiB" in text(lora)
+    assert "LoRA" not in text(plain)
 
 
 def test_what_cannot_fit_is_refused(tmp_path: Path) -> None:
