@@ -76,6 +76,24 @@ def formats() -> str:
     return table(["Row", "", *(SHAPES[shape].title for shape in shapes)], lines)
 
 
+def format_scores() -> str:
+    """What weight formats cost the embedded model."""
+    report = result("format_scores.json")
+    titles = {"bf16": "bf16, as it ships", "fp8": "FP8", "int8": "INT8", "int4": "INT4 in groups of 64",
+              "w8a16": "INT8, weights alone", "w4a16": "INT4 in groups of 64", "w4a16-zeros": "INT4 with zero points",
+              "nvfp4": "NVFP4", "mxfp4": "MXFP4", "awq": "AWQ", "gptq": "GPTQ, `desc_act`",
+              "fp8-blocks": "FP8 in blocks of 128x128"}  # fmt: skip
+    writers = {"bf16": ""} | dict.fromkeys(("fp8", "int8", "int4"), "`penstock quantize`")
+    writers |= dict.fromkeys(("w8a16", "w4a16", "w4a16-zeros", "nvfp4", "mxfp4"), "compressed-tensors")
+    lines = [
+        [titles[one["format"]], writers.get(one["format"], "this benchmark"), f"{one['bytes'] / 1e6:.1f}",
+         str(one["right"]), f"{one['perplexity']:.4f}", f"{one['same_tokens']:.2%}", f"{one['same_answers']:.1%}"]
+        for one in report["scores"]
+    ]  # fmt: skip
+    return table(["Weights", "written by", "MB", f"right answers of {report['conversations']}", "perplexity",
+                  "tokens as the original's", "answers as the original's"], lines)  # fmt: skip
+
+
 def cell(record: Record | None) -> str:
     """The value in bold where it reached a goal, its share of the limit, and the goal that it missed."""
     if record is None or record.value is None:
@@ -315,7 +333,8 @@ BLOCKS: Blocks = {
     "cpu-embedded": lambda: cpu("cpu_embedded.json"), "cpu-06b": lambda: cpu("cpu_06b.json"),
     "scheduler": scheduler, "h200-serving": lambda: h200()[0],
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
-    "formats": formats, "heads": other_heads, "turns": turns, "plans": plans, "scaling": gpus,
+    "formats": formats, "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
+    "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
     "speculation": speculation, "schema-drafts": drafts, "schemas": schemas, "faults": faults,
 }  # fmt: skip
