@@ -151,6 +151,7 @@ CACHED_IN_FP8 = ("Llama-3.1-8B", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b")
 
 
 # Heads of values and of keys, their sizes, and whether it is the delta rule: Qwen3.5's recurrent layers, Falcon-H1's.
+GEMMA_4 = (8, 256), (2, 512)  # key-value heads of windows and of global layers, and their size
 RECURRENT = (32, 16, 128, 128, True), (32, 2, 256, 64, False)
 
 
@@ -227,6 +228,8 @@ def launches(chip: Chip) -> dict[str, Launch]:
         quantized_experts(chip)
         encoders()
         slots()
+        for kv_heads, dim in GEMMA_4:
+            normed_values(8 * kv_heads, kv_heads, dim)
         for layer in RECURRENT:
             recurrent(*layer[:4], delta=layer[4])
     return found
@@ -314,6 +317,16 @@ def norms(model: Model) -> None:
     for ranks in (2, 8) if model.name in SAMPLED else ():
         inboxes = Inboxes(memory(ranks, kind=torch.int64), numbers(256), 0, model.hidden, torch.bfloat16)
         exchange_rows(x, x, weight, 1e-6, inboxes)
+
+
+def normed_values(heads: int, kv_heads: int, dim: int) -> None:
+    """Norm, turn and page write of Gemma 4, also where keys and values are another layer's."""
+    rotation = gather_rotation(memory(LONG, dim, kind=torch.float32), memory(8, kind=torch.int64))
+    q, k = memory(8, (heads + kv_heads) * dim).view(8, -1, dim).split((heads, kv_heads), dim=1)
+    pages, slots = memory(1024, BLOCK_SIZE, kv_heads, dim), memory(8, kind=torch.int64)
+    own = HeadNorms(memory(dim), memory(dim), 1e-6, values=True)
+    rotate_and_store(q, k, k, rotation, pages, pages, slots, own)
+    rotate_and_store(q, q[:, :0], q[:, :0], rotation, pages, pages, slots, own._replace(values=False))
 
 
 def experts(model: Model, x: Tensor) -> None:

@@ -60,6 +60,7 @@ class HeadNorms(NamedTuple):
     key: Tensor  # [dim]
     eps: float
     turned: bool = False  # behind the rotation
+    values: bool = False  # values have one, too, without a weight
 
 
 class Activation(NamedTuple):
@@ -191,11 +192,15 @@ class AttentionBatch:
     schedules: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
     tiles: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
-    def of_group(self, group: int) -> AttentionBatch:
-        """The same step as layers of one KV group see it. The tiles of chunks do not depend on tables."""
-        if group == 0:
+    def of_group(self, group: int, parts: int = 1, block_size: int = 1) -> AttentionBatch:
+        """The same step as layers of one KV group see it, to whom a block's `parts` are blocks of which they have the
+        first. The tiles of chunks do not depend on tables."""
+        if group == 0 and parts == 1:
             return self
-        tables, mapping = self.others[group - 1]
+        tables, mapping = self.others[group - 1] if group else (self.block_tables, self.slot_mapping)
+        if parts > 1:
+            tables = tables * parts
+            mapping = mapping + mapping // block_size * ((parts - 1) * block_size)
         return replace(self, block_tables=tables, slot_mapping=mapping, spans={}, schedules={})
 
 

@@ -36,8 +36,8 @@ def rotate_and_store(
 ) -> Tensor:  # fmt: skip
     """Rotated queries `[tokens, heads, dim]`; rotated keys, and values, are written to their slots of the pages.
 
-    q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product. kv_scales: of pages in e4m3,
-    see `AttentionOptions`. On a GPU it is one kernel, which rounds once.
+    q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`: views of one product, perhaps of no heads.
+    kv_scales: of pages in e4m3, see `AttentionOptions`. On a GPU it is one kernel, which rounds once.
     """
     if chip_of(q.device).runs_triton:
         from penstock.kernels.rope_triton import rotate_heads
@@ -48,6 +48,9 @@ def rotate_and_store(
     q, k = apply_rope(q, rotation), apply_rope(k, rotation)
     if norms is not None and norms.turned:
         q, k = rms_norm(q, norms.query, norms.eps), rms_norm(k, norms.key, norms.eps)
-    write_kv(k, v, k_pages, v_pages, slot_mapping, kv_scales)
+    if norms is not None and norms.values:
+        v = rms_norm(v, torch.ones_like(norms.key), norms.eps)
+    if k.shape[1]:
+        write_kv(k, v, k_pages, v_pages, slot_mapping, kv_scales)
     scale = rotation.query_scale
     return q if scale is None else (q * scale[:, None, None]).to(q.dtype)

@@ -61,7 +61,7 @@ def rotate_heads(
     assert k_pages.is_contiguous()
     assert v_pages.is_contiguous()
     out = torch.empty(tokens, heads, dim, dtype=q.dtype, device=q.device)
-    query, key, eps, turned = norms or (q, q, 0.0, False)
+    query, key, eps, turned, normed = norms or (q, q, 0.0, False, False)
     scale = rotation.query_scale
     pdl = chip_of(q.device).pdl
     programs = triton.cdiv(heads, HEADS_TILE) + 2 * triton.cdiv(kv_heads, HEADS_TILE)
@@ -70,7 +70,7 @@ def rotate_heads(
         rotation.cos if scale is None else scale, query, key,
         q if kv_scales is None else kv_scales, q.stride(0), k.stride(0), v.stride(0), eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF_TILE=triton.next_power_of_2(dim // 2),
-        HEADS_TILE=HEADS_TILE, NORMS=norms is not None, TURNED=turned, SCALED=scale is not None, PDL=pdl,
+        HEADS_TILE=HEADS_TILE, NORMS=norms is not None, TURNED=turned, VALUES=normed, SCALED=scale is not None, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -130,7 +130,7 @@ def rotate_kernel(
     q, k, v, out, k_pages, v_pages, slot_mapping, cos, sin, query_scale, query_weight, key_weight, kv_scales,
     q_stride, k_stride, v_stride, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_TILE: tl.constexpr, HEADS_TILE: tl.constexpr,
-    NORMS: tl.constexpr, TURNED: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    NORMS: tl.constexpr, TURNED: tl.constexpr, VALUES: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One token, a few heads of its queries, keys or values: the grid's second axis counts them in this order."""
     if PDL:  # in this order: when attention begins, everything but what this kernel writes is complete
@@ -162,5 +162,8 @@ def rotate_kernel(
         held = (head < KV_HEADS)[:, None] & (dims < DIM)[None, :]
         places = head[:, None] * DIM + dims[None, :]
         values = tl.load(v + token * v_stride + places, mask=held, other=0.0)
+        if VALUES:
+            values = values.to(tl.float32)
+            values *= tl.rsqrt(tl.sum(values * values, axis=1) / DIM + eps)[:, None]
         values = as_stored(values, kv_scales + KV_HEADS, head, head < KV_HEADS, v_pages.dtype.element_ty)
         tl.store(v_pages + slot + places, values, mask=held)

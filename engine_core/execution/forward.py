@@ -17,8 +17,7 @@ from penstock.engine_core.execution.adapter_slots import AdapterSlots
 from penstock.engine_core.execution.recurrent_state import RecurrentStates
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.kv_groups import page_places, paged_layers
-from penstock.engine_core.models.layer_spec import AttentionSpec
+from penstock.engine_core.models.kv_groups import page_places
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.attention import E4M3
 from penstock.kernels.chip import chip_of
@@ -148,18 +147,25 @@ def stage_model(model: Network, group: Group, tokens: int, aux_layers: Sequence[
 
 def kv_pages(spec: ModelSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> list[Pages]:
     """Of each layer, zero: of this type, or in e4m3; none without attention. Block 0 is scratch. Layers of different KV
-    groups share pages."""
-    pages = [layer_pages(layer, blocks + 1, block_size, dtype, device) for layer in paged_layers(spec)]
+    groups share memory. Where a place of it has several layers' pages, each layer sees one of a block's parts as a
+    block of its own: see `AttentionBatch.of_group`."""
+    memory: dict[tuple[int, int], Pages] = {}
+    found: list[Pages] = []
     places = iter(page_places(spec))
-    return [() if layer.attention is None else pages[next(places)] for layer in spec.blocks]
-
-
-def layer_pages(spec: AttentionSpec, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device) -> Pages:
-    if spec.latent is not None:
-        return (zeros((blocks, block_size, spec.head_dim), dtype, device),)
-    shape = blocks, block_size, spec.kv_heads, spec.head_dim
-    dtype = E4M3 if spec.kv_fp8 else dtype
-    return zeros(shape, dtype, device), zeros(shape, dtype, device)
+    for layer in spec.blocks:
+        if (attention := layer.attention) is None:
+            found.append(())
+            continue
+        numbers, place, part, _ = next(places)
+        if (numbers, place) not in memory:
+            kinds = 1 if attention.latent else 2
+            sizes = ((blocks + 1) * block_size * numbers // kinds,)
+            own = E4M3 if attention.kv_fp8 else dtype
+            memory[numbers, place] = tuple(zeros(sizes, own, device) for _ in range(kinds))
+        shape = (block_size, attention.head_dim) if attention.latent else (
+            block_size, attention.kv_heads, attention.head_dim)  # fmt: skip
+        found.append(tuple(side.view(-1, *shape)[part:] for side in memory[numbers, place]))
+    return found
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

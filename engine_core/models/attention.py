@@ -118,6 +118,8 @@ class SelfAttention:
             parts = (query, replace(query, order=(), offset=spec.head_dim), *parts[1:])
         elif spec.gated:
             parts = (parts[0], spread("gate_proj", spec.heads * spec.head_dim, placement), *parts[1:])
+        if spec.values_of_keys or spec.kv_shared:
+            parts = parts[: -1 - spec.kv_shared]
         fused = "qkv_proj" if spec.fused else ""
         self.qkv = Linear(parts, inputs or hidden, placement, bias=spec.qkv_bias, fused=fused, formats=spec.formats)
         self.output = Linear(
@@ -132,8 +134,8 @@ class SelfAttention:
             each = partial(HeadsNorm, layer=layer, placement=placement, tensors=spec.qk_norm_tensors)
             norms = each(parts[0]), each(parts[-2])
         elif spec.qk_norm:
-            norms = tuple(Norm(part.outputs, layer.norm, placement, part) for part in (parts[0], parts[-2]))
-        self.query_norm, self.key_norm = norms
+            norms = tuple(Norm(part.outputs, layer.norm, placement, part) for part in head_parts(spec, placement)[:2])
+        self.query_norm, self.key_norm = norms[0], None if spec.kv_shared else norms[1]
         if spec.qk_norm == "unit":
             for norm in norms:
                 assert norm is not None, "of queries and keys"
@@ -174,21 +176,27 @@ class SelfAttention:
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, pages: Pages, slot_mapping: Tensor) -> Tensor:
         """Queries, behind their norm and turned. Keys likewise and values go into the pages."""
         norms = None
-        query, key = self.query_norm, self.key_norm
+        query, key = self.query_norm, self.key_norm or self.query_norm
         if isinstance(query, HeadsNorm) and isinstance(key, HeadsNorm):
             q, k = query.forward(q), key.forward(k)
         elif isinstance(query, Norm) and isinstance(key, Norm):
             if self.spec.qk_norm == "width":
                 q, k = self.norm_width(q, k, query, key)
             else:
-                norms = HeadNorms(query.weight, key.weight, query.eps, self.spec.qk_norm_turned)
+                turned, values = self.spec.qk_norm_turned, self.spec.value_norm
+                norms = HeadNorms(query.weight, key.weight, query.eps, turned, values)
         return rotate_and_store(q, k, v, rotation, pages[0], pages[1], slot_mapping, norms, self.options.kv_scales)
 
     def heads_of(self, fused: Tensor) -> tuple[Tensor, ...]:
         """q `[tokens, heads, dim]`, gates as q if there are some, k and v `[tokens, kv_heads, dim]`: views of one
-        product."""
-        counts = [*[self.heads] * (1 + self.spec.gated), self.kv_heads, self.kv_heads]
-        return torch.split(fused.view(len(fused), -1, self.spec.head_dim), counts, dim=1)
+        product, k and v perhaps of the same part, or of no heads where they are another layer's."""
+        single = self.spec.values_of_keys
+        if self.spec.kv_shared:
+            q = fused.view(len(fused), -1, self.spec.head_dim)
+            return q, q[:, :0], q[:, :0]
+        counts = [*[self.heads] * (1 + self.spec.gated), *[self.kv_heads] * (2 - single)]
+        found = torch.split(fused.view(len(fused), -1, self.spec.head_dim), counts, dim=1)
+        return (*found, found[-1]) if single else found
 
     def norm_width(self, q: Tensor, k: Tensor, query: Norm, key: Norm) -> tuple[Tensor, Tensor]:
         """Norms over all heads of a token, those of the other ranks among them."""

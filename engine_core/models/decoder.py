@@ -16,7 +16,9 @@ from torch import Tensor
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.embedding import Embedding
 from penstock.engine_core.models.encoder import InputEmbedding, PoolingHead
+from penstock.engine_core.models.kv_groups import page_parts
 from penstock.engine_core.models.latent_attention import layer_attention
+from penstock.engine_core.models.layer_embedding import LayerEmbedding, LayerInput
 from penstock.engine_core.models.layer_spec import LayerSpec, RopeSpec
 from penstock.engine_core.models.layers import (
     Destination,
@@ -28,9 +30,10 @@ from penstock.engine_core.models.layers import (
     prefixed,
     vocabulary,
 )
-from penstock.engine_core.models.mlp import layer_mlp
+from penstock.engine_core.models.mlp import Mlp, SeparateMlps, SparseMlp, block_mlp
 from penstock.engine_core.models.recurrence import layer_recurrence
 from penstock.engine_core.models.rope import query_scales, rope_table
+from penstock.engine_core.models.sharding import rank_spec
 from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
@@ -59,9 +62,11 @@ class Block:
         )
         self.attention = None if layer.attention is None else layer_attention(layer, hidden, placement)
         self.recurrence = layer_recurrence(layer, hidden, placement)
-        self.mlp = None if layer.mlp is None else layer_mlp(layer.mlp, hidden, placement)
+        self.mlp = block_mlp(layer, hidden, placement)
         self.group = placement.group
         self.post_norm = post_norm
+        self.input = LayerInput(layer, hidden, placement) if layer.layer_input else None
+        self.scalar = placement.vector(1) if layer.scaled else None
 
     @property
     def partial(self) -> bool:
@@ -70,16 +75,17 @@ class Block:
 
     def forward(
         self, delta: Tensor, residual: Tensor | None, rotation: Rotation | None, batch: AttentionBatch, pages: Pages,
-        state: LayerState | None = None, *, partial: bool = True,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """The residual stream is residual + scale * delta (delta alone in the first layer): the sum is fused with the
-        norm. The `partial` sums of all ranks are added up there."""
+        state: LayerState | None = None, given: Tensor | None = None, *, partial: bool = True,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """The residual stream is residual + scale * delta (delta alone in the first layer, and behind one that scales
+        it): the sum is fused with the norm. The `partial` sums of all ranks are added up there. given: the layer's part
+        of embeddings by layer, `[tokens, width]`."""
         if (mixer := self.attention or self.recurrence) is not None:
             rows = None if self.spec.parallel else mixer.rows
             x, residual = self.join(self.attention_norm, delta, residual, rows, partial=partial)
             delta = self.mix(x, rotation, batch, pages, state)
             if self.spec.parallel:
-                assert self.mlp is not None, "beside attention"
+                assert isinstance(self.mlp, Mlp | SparseMlp), "beside attention"
                 return delta.add_(self.mlp.forward(x)), residual
             norm = self.attention_output_norm
             if norm is not None:
@@ -89,8 +95,20 @@ class Block:
             assert residual is not None, "a layer has a part"
             return delta, residual
         x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.rows, partial=partial)
-        delta, norm = self.mlp.forward(x), self.mlp_output_norm
-        return (delta if norm is None else norm.forward(norm.summed(delta))), residual
+        norm = self.mlp_output_norm
+        if isinstance(self.mlp, SeparateMlps):
+            delta = self.mlp.forward(x, residual)
+        else:
+            delta = self.mlp.forward(x)
+            delta = delta if norm is None else norm.summed(delta)
+        delta = delta if norm is None else norm.forward(delta)
+        if self.scalar is None:
+            return delta, residual
+        stream = residual.add_(delta)
+        if self.input is not None:
+            assert given is not None, "of every layer"
+            stream = self.input.forward(stream, given)
+        return stream.mul_(self.scalar), None
 
     def mix(
         self, x: Rows, rotation: Rotation | None, batch: AttentionBatch, pages: Pages, state: LayerState | None
@@ -139,6 +157,10 @@ class Block:
             yield from prefixed(f"{self.spec.recurrence.place}.", self.recurrence.destinations())
         if self.mlp is not None:
             yield from prefixed("mlp.", self.mlp.destinations())
+        if self.input is not None:
+            yield from self.input.destinations()
+        if self.scalar is not None:
+            yield "layer_scalar", Destination(self.scalar, (1,))
 
 
 class Decoder:
@@ -156,6 +178,7 @@ class Decoder:
         looked_up = group.begins or (group.ends and (spec.tied or spec.headless or head))
         self.embedding = Embedding(spec, placement) if looked_up else None
         self.input = InputEmbedding(spec, placement)
+        self.by_layer = LayerEmbedding(spec, placement) if spec.body.embedding.layer_inputs else None
         scale, post_norm = spec.body.residual_scale, spec.body.post_norm
         self.blocks = tuple(
             Block(layer, spec.hidden, placement, scale=scale, post_norm=post_norm) for layer in spec.blocks
@@ -168,11 +191,12 @@ class Decoder:
         own_head = group.ends and not (spec.tied or spec.headless)
         formats = () if spec.head_form is None else (("lm_head", spec.head_form),)
         self.head = Linear(output, spec.hidden, placement, bias=False, formats=formats) if own_head else None
-        self.ropes: dict[RopeSpec, Tensor] = {  # fp32 [length, rotary_dim] each
-            rope: rope_table(rope, spec.attention.rotary_dim, length, placement.device)
-            for rope in {attention.rope: None for attention in spec.attentions}
+        self.parts = page_parts(rank_spec(spec, placement.size))
+        self.ropes: dict[tuple[RopeSpec, int], Tensor] = {  # by AttentionSpec.rotary, fp32 [length, dim] each
+            (rope, dim): rope_table(rope, dim, length, placement.device)
+            for rope, dim in {attention.rotary: None for attention in spec.attentions}
         }
-        self.query_scales = {rope: query_scales(rope, length, placement.device) for rope in self.ropes}
+        self.query_scales = {rope: query_scales(rope[0], length, placement.device) for rope in self.ropes}
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
@@ -198,7 +222,11 @@ class Decoder:
         if self.spec.encoder:
             places = torch.arange(len(input_ids), device=input_ids.device)
             attention = replace(attention, slot_mapping=places)  # of pages that the step alone has
-        batches = [attention.of_group(group) for group in range(1 + len(attention.others))]
+        block_size = next((pages[0].shape[1] for pages in cache if pages), 1)
+        batches = [
+            attention.of_group(group, self.parts.get(group, 1), block_size)
+            for group in range(1 + len(attention.others))
+        ]
         residual: Tensor | None = None
         aux_states: list[Tensor] = []
         if stream is None:
@@ -206,6 +234,7 @@ class Decoder:
             delta = self.input.forward(self.embedding.forward(input_ids), positions, attention.token_types)
         else:
             delta, *aux_states = stream.unbind()
+        given = None if self.by_layer is None else self.by_layer.forward(input_ids, delta)
         rotations = {
             rope: gather_rotation(table, positions, self.query_scales[rope]) for rope, table in self.ropes.items()
         }
@@ -214,13 +243,23 @@ class Decoder:
             if count := aux_layers.count(layer):
                 aux_states += [self.joined(delta, residual, partial=partial)] * count
             own = block.spec.attention
-            rotation, batch = (None, attention) if own is None else (rotations[own.rope], batches[own.kv_group])
+            rotation, batch = (None, attention) if own is None else (rotations[own.rotary], batches[own.kv_group])
             state = None if block.recurrence is None else next(states)
-            delta, residual = block.forward(delta, residual, rotation, batch, pages, state, partial=partial)
+            delta, residual = block.forward(
+                delta,
+                residual,
+                rotation,
+                batch,
+                pages,
+                state,
+                None if given is None else given[:, layer],
+                partial=partial,
+            )
             partial = block.partial
-        assert residual is not None
         if self.norm is None:
             return torch.stack((self.joined(delta, residual, partial=partial), *aux_states)), aux_states
+        if residual is None:
+            return self.norm.forward(delta), aux_states
         return self.norm.add(delta, residual, partial=partial, scale=self.spec.body.residual_scale)[0], aux_states
 
     def joined(self, delta: Tensor, residual: Tensor | None, *, partial: bool) -> Tensor:
@@ -268,6 +307,8 @@ class Decoder:
         if self.embedding is not None:
             found.update(prefixed("model.embed_tokens.", self.embedding.destinations()))
             found.update(prefixed("model.", self.input.destinations()))
+        if self.by_layer is not None:
+            found.update(prefixed("model.", self.by_layer.destinations()))
         for layer, block in enumerate(self.blocks, self.first):
             found.update(prefixed(f"model.layers.{layer}.", block.destinations()))
         if self.norm is not None:

@@ -102,6 +102,7 @@ class FirstHead:
         )
         for block, pages in zip(self.blocks[1:], cache[1:], strict=True):
             delta, residual = block.forward(delta, residual, rotation, batch, pages)
+        assert residual is not None, "no layer of a head scales it"
         return delta + residual
 
     def logits(self, states: Tensor) -> Tensor:
@@ -187,6 +188,7 @@ class MtpHead:
     ) -> Tensor:
         joined = torch.cat((self.embedding_norm.forward(embedded), self.state_norm.forward(states)), dim=-1)
         delta, residual = self.block.forward(self.projection.forward(joined), None, rotation, batch, cache[0])
+        assert residual is not None, "a head's layer does not scale it"
         return self.norm.add(delta, residual, partial=False)[0]
 
     def logits(self, states: Tensor) -> Tensor:
@@ -218,7 +220,7 @@ class EagleHead:
             else FirstHead(spec, target) if spec.version == FIRST else ThirdHead(spec, target)
         )  # fmt: skip
         self._rope = rope_table(
-            spec.layers.attention.rope, spec.layers.attention.rotary_dim, length, target.placement.device
+            *spec.layers.attention.rotary, length, target.placement.device
         )  # fp32 [length, rotary_dim]
 
     def over(self, target: Decoder) -> EagleHead:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from penstock.engine_core.models.layers import Destination, Destinations, Placement, vocabulary
+from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.models.layers import Destination, Destinations, Part, Placement, vocabulary
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.linear import Operand, prepared
 
@@ -33,12 +34,7 @@ class Embedding:
         return found if self.scale == 1.0 else found * self.scale
 
     def rows(self, ids: Tensor) -> Tensor:
-        if self.group.size == 1:
-            return embedding(ids, self.weight)
-        local = ids - self.part.start
-        others = (local < 0) | (local >= self.part.share)
-        found = embedding(local.masked_fill(others, 0), self.weight)
-        return self.group.all_reduce(found.masked_fill(others[:, None], 0.0))
+        return look_up(ids, self.weight, self.part, self.group)
 
     def pack(self) -> None:
         """Add a copy for logits, laid out as products on a CPU want it."""
@@ -60,3 +56,13 @@ class Embedding:
         weight = self.weight[:held] if held else None
         owner = self if self.read_off else None
         yield "weight", Destination(weight, (self.part.outputs, hidden), 0, self.part.start, hidden, owner=owner)
+
+
+def look_up(ids: Tensor, weight: Tensor, part: Part, group: Group) -> Tensor:
+    """Rows of a table of which each rank has a part."""
+    if group.size == 1:
+        return embedding(ids, weight)
+    local = ids - part.start
+    others = (local < 0) | (local >= part.share)
+    found = embedding(local.masked_fill(others, 0), weight)
+    return group.all_reduce(found.masked_fill(others[:, None], 0.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -17,8 +17,8 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `linear` divides positions (kaiokendev, 2023), `dynamic` raises the base for the served length (NTK-aware, bloc97
     and emozilla, 2023), `yarn` is Peng et al., 2023, `llama3` is the wavelength-dependent division of Llama 3.1,
-    `longrope` divides each frequency by a factor of its own (Ding et al., 2024). `none` turns nothing (NoPE: Kazemnejad
-    et al., 2023).
+    `longrope` divides each frequency by a factor of its own (Ding et al., 2024). `proportional` turns the fastest pairs
+    of whole heads alone (Gemma 4, 2026). `none` turns nothing (NoPE: Kazemnejad et al., 2023).
     """
 
     kind: str = "default"
@@ -34,6 +34,7 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     short_factor: tuple[float, ...] = ()  # longrope: of each frequency, served up to the original length
     long_factor: tuple[float, ...] = ()  # the same, served beyond it
     dim: int = 0  # leading numbers of a head that are turned, the others pass; 0: all of them
+    share: float = 1.0  # proportional: of a head's pairs, the fastest, that are turned
     interleaved: bool = False  # number 2 i pairs with 2 i + 1 in the checkpoint, else i with i + dim / 2
     # A query at position p is multiplied with 1 + temperature * log(1 + floor((p + temperature_shift) / length)).
     temperature: float = 0.0
@@ -68,6 +69,9 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.nope_dim + self.rope_dim
 
 
+PageKind: TypeAlias = tuple[int, int, int]
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention (Ainslie et al., 2023), or latent attention, whose cached key of `head_dim` numbers is
     the latent and what is turned."""
@@ -87,25 +91,33 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: str = ""
     qk_norm_tensors: bool = False
     qk_norm_turned: bool = False  # behind the rotation; not over the width
+    value_norm: bool = False  # of each head's values, without a weight
+    values_of_keys: bool = False  # values are what keys are before their norm and rotation
     fused: bool = False  # queries, keys and values are one tensor in the checkpoint
     gated: bool = False  # what was attended is multiplied with the sigmoid of a product of what attention reads
     gate_in_queries: bool = False  # `gated`, and the gates of a head stand behind its queries in their tensor
     kv_fp8: bool = False  # keys and values are cached in e4m3
     kv_scales: str = ""  # that the checkpoint has for that: of a "layer", or of each "head"
+    kv_shared: bool = False  # it reads the keys and values of the last layer of its `page_kind` that has its own
     kv_group: int = 0  # whose blocks hold its keys and values, see models/kv_groups.py
     bidirectional: bool = False  # a query sees later keys, too: all, or on both sides those less than `window` away
     latent: LatentSpec | None = None
     formats: Formats = ()
 
     @property
-    def rotary_dim(self) -> int:
-        """Numbers of a head that rotary tables are made for."""
-        return self.head_dim if self.latent is None else self.latent.rope_dim
+    def rotary(self) -> tuple[RopeSpec, int]:
+        """What its rotary table follows from: positions, and the numbers of a head that it is made for."""
+        return self.rope, self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def page_numbers(self) -> int:
         """Numbers that the layer's pages have for a token."""
         return 2 * self.kv_heads * self.head_dim if self.latent is None else self.head_dim
+
+    @property
+    def page_kind(self) -> PageKind:
+        """What layers that share keys and values have in common."""
+        return self.window, self.kv_heads, self.head_dim
 
     @property
     def attended(self) -> int:
@@ -136,7 +148,8 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
             found = {"qkv_proj": Matrix(queries + 2 * pairs, hidden, bias)}
         else:
             found = {"q_proj": Matrix(queries * (1 + self.gate_in_queries), hidden, bias)}
-            found |= {name: Matrix(pairs, hidden, bias) for name in ("k_proj", "v_proj")}
+            own = 0 if self.kv_shared else 2 - self.values_of_keys
+            found |= {name: Matrix(pairs, hidden, bias) for name in ("k_proj", "v_proj")[:own]}
         if self.gated and not self.gate_in_queries:
             found["gate_proj"] = Matrix(queries, hidden, bias)
         return found | {"o_proj": Matrix(hidden, self.attended, self.output_bias)}
@@ -153,12 +166,14 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What is added to the embedding of a token, and the norm of the sum, which an encoder may have (BERT: Devlin et
-    al., 2018)."""
+    al., 2018), or stands beside it."""
 
     positions: int = 0  # rows of a learned table; 0: there is none
     first_position: int = 0  # row of the first token (RoBERTa)
     types: int = 0  # rows of a table of first and second texts; 0: there is none
     norm: NormSpec | None = None
+    layer_inputs: int = 0  # numbers of the embeddings by layer, of all layers, see `LayerSpec.layer_input`
+    layer_rows: int = 0  # of their table
 
 
 class NormNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +223,10 @@ class GateSpec(msgspec.Struct, frozen=True, kw_only=True):
     shift: float = 0.0
 
 
+# Of `ExpertSpec.apart`: on what the router reads and what the experts read, on what both parts give.
+APART_NORMS = ("router_norm", "experts_norm", "dense_output_norm", "experts_output_norm")
+
+
 class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A mixture of MLPs (Shazeer et al., 2017) of which a router picks some for each token."""
 
@@ -223,6 +242,9 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared: MlpSpec | None = None  # an MLP that every token goes through, too
     shared_name: str = "shared_expert"
     shared_gate: bool = False  # its result is multiplied with the sigmoid of a product of the token
+    # The MLP for every token is a part of its own, as experts are, each with a norm of what it gives. Experts read a
+    # norm of their own of the stream, the router one more. Shares are multiplied with a number for each expert.
+    apart: bool = False
     formats: Formats = ()  # of all experts' matrices alike
 
 
@@ -265,6 +287,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - norms: before each part: GPT-2, Llama; behind it: OLMo 2, Exaone 4; on both sides: Gemma 2, GLM 4
     - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2; without a bias: Cohere, ModernBERT
     - attention.bidirectional: BERT (Devlin et al., 2018); with a window: ModernBERT (2024), EmbeddingGemma (2025)
+    - attention.value_norm, values_of_keys, kv_shared, rope.share, scaled, layer_input: Gemma 4 (2026)
     - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; gate_in_queries: Qwen3-Next (2025)
     - attention.latent: DeepSeek-V2 (2024), V3, Kimi K2 (2025), GLM 4.7 Flash (2026)
     - parallel: GPT-J (2021), Cohere; recurrence in place of attention: Qwen3-Next, LFM2, Bamba
@@ -275,7 +298,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
       scales_inputs: Llama 4; groups, of which top_groups by their best expert: DeepSeek-V2 (2024), by the best two
       (group_best): DeepSeek-V3
     - experts.gate clamped and shifted, bias, router_bias, transposed, interleaved: gpt-oss
-    - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; shared_gate: Qwen 2 MoE
+    - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; shared_gate: Qwen 2 MoE; apart: Gemma 4
     """
 
     attention: AttentionSpec | None = None
@@ -284,6 +307,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     norm: NormSpec
     norms: NormNames = NormNames()
     parallel: bool = False  # the MLP reads what attention reads
+    layer_input: int = 0  # numbers of an embedding of its own that it adds a product of; 0: there is none
+    scaled: bool = False  # the residual stream behind it is multiplied with a number of the checkpoint
 
     def with_attention(self, **fields: object) -> LayerSpec:
         """The same with these fields of its attention, if it has one."""

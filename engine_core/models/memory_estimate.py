@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.engine_core.kv.block_layout import BlockLayout
-from penstock.engine_core.models.kv_groups import paged_layers
+from penstock.engine_core.models.kv_groups import place_sizes
 from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import model_weights
@@ -68,8 +68,7 @@ def block_bytes(spec: ModelSpec, block_size: int, item_bytes: int) -> int:
     number in the model's type."""
     if spec.encoder:
         return 0
-    numbers = ((layer.page_numbers, layer.kv_fp8) for layer in paged_layers(spec))
-    return block_size * sum(count if fp8 else count * item_bytes for count, fp8 in numbers)
+    return block_size * sum(place_sizes(spec)) * (1 if spec.attention.kv_fp8 else item_bytes)
 
 
 def drafting_bytes(layers: ModelSpec, block_size: int, item_bytes: int, *, states: bool) -> int:
@@ -202,7 +201,10 @@ def idle_weights(spec: ModelSpec) -> int:
 
 def step_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that slot tables and the largest step take beyond weights and cache."""
-    widest = max(mlp_numbers(spec, layer) for layer in set(spec.blocks)) + 4 * spec.hidden + spec.attention.activations
+    widest = max(mlp_numbers(spec, layer) for layer in set(spec.blocks)) + 4 * spec.hidden
+    widest += 2 * spec.body.embedding.layer_inputs + max(
+        (attention.activations for attention in spec.attentions), default=0
+    )
     activations = step.tokens * widest * step.item_bytes
     lines = (step.max_num_seqs + step.max_num_seqs // DRAFTED) * spec.vocab_size * FLOAT
     tables = step.max_num_seqs * step.max_model_len * FLOAT
@@ -222,5 +224,5 @@ def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:
 
 def taken_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that are taken when the cache is made: weights, rotary tables, the context."""
-    tables = len({attention.rope for attention in spec.attentions}) * spec.attention.rotary_dim * FLOAT
+    tables = sum(dim for _, dim in {attention.rotary for attention in spec.attentions}) * FLOAT
     return weight_bytes(spec, step.item_bytes) + step.max_model_len * tables + CONTEXT_BYTES

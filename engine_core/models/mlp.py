@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.engine_core.models.layer_spec import ExpertSpec, MlpSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, prefixed, spread, whole
+from penstock.engine_core.models.layer_spec import APART_NORMS, ExpertSpec, LayerSpec, MlpSpec, NormSpec
+from penstock.engine_core.models.layers import (
+    Destination,
+    Destinations,
+    Linear,
+    Norm,
+    Placement,
+    prefixed,
+    spread,
+    whole,
+)
 from penstock.engine_core.models.quantized_experts import ExpertShare, QuantizedExperts
 from penstock.kernels.activation import activate
 from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.quantized import RowFormat, Rows
-from penstock.kernels.records import Activation, ExpertBiases, Routing
+from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
 
 
 class Mlp:
@@ -96,16 +106,18 @@ class SparseMlp:
         if self.spec.routing.scales_inputs:
             read = (x * routes.shares).to(x.dtype)
             routes = routes._replace(shares=torch.ones_like(routes.shares))
-        gate_up, down = (self.gate_up, self.down) if self.quantized is None else self.quantized.weights
-        found = expert_mlp(
-            read, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation
-        )
+        found = self.multiply(read, routes)
         if self.shared is None:
             return found
         shared = self.shared.forward(x)
         if self.shared_gate is not None:
             shared *= self.shared_gate.forward(x).sigmoid_()
         return found.add_(shared)
+
+    def multiply(self, x: Tensor, routes: Routes) -> Tensor:
+        """The held experts' part of the sum for each token: `[tokens, hidden]`, as x."""
+        gate_up, down = (self.gate_up, self.down) if self.quantized is None else self.quantized.weights
+        return expert_mlp(x, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation)
 
     def destinations(self) -> Destinations:
         """By names within the MLP."""
@@ -179,6 +191,52 @@ class SparseMlp:
         return Destination(held, shape, axis, first=self.first, fan_in=inputs, runs=runs)
 
 
+class SeparateMlps:
+    """A dense MLP and a mixture of experts side by side, with norms of their own (Gemma 4: 2026)."""
+
+    def __init__(self, spec: ExpertSpec, norm: NormSpec, hidden: int, placement: Placement) -> None:
+        assert spec.shared is not None, "beside experts"
+        self.spec = spec
+        self.root = hidden**-0.5
+        self.dense = Mlp(spec.shared, hidden, placement)
+        self.sparse = SparseMlp(replace(spec, shared=None), hidden, placement)
+        self.norms = {name: Norm(hidden, norm, placement) for name in APART_NORMS}
+        self.shares = placement.vector(spec.count)
+
+    @property
+    def rows(self) -> RowFormat | None:
+        """What the dense MLP's x may be rounded to before."""
+        return self.dense.rows
+
+    def forward(self, x: Rows, stream: Tensor) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`, the sum of all ranks. x: what the dense MLP reads, a norm of the
+        residual `stream  # [tokens, hidden]`."""
+        router, read, dense, sparse = (self.norms[name] for name in APART_NORMS)
+        logits = self.sparse.router.forward(router.forward(stream)).mul_(self.root)
+        routes = route(logits, self.sparse.routing)
+        routes = routes._replace(shares=routes.shares * self.shares[routes.experts])
+        parts = self.dense.forward(x), self.sparse.multiply(read.forward(stream), routes)
+        if dense.group.ranks is not None:
+            first, second = dense.summed(torch.cat(parts)).chunk(2)
+            parts = first, second
+        return dense.forward(parts[0]).add_(sparse.forward(parts[1]))
+
+    def destinations(self) -> Destinations:
+        """By names within the MLP."""
+        yield from prefixed(f"{self.spec.shared_name}.", self.dense.destinations())
+        yield from self.sparse.destinations()
+        for name, norm in self.norms.items():
+            yield from prefixed(f"{name}.", norm.destinations())
+        yield "share", Destination(self.shares, (self.spec.count,))
+
+
 def layer_mlp(spec: MlpSpec | ExpertSpec, hidden: int, placement: Placement) -> Mlp | SparseMlp:
     """A layer's MLP, dense or sparse."""
     return SparseMlp(spec, hidden, placement) if isinstance(spec, ExpertSpec) else Mlp(spec, hidden, placement)
+
+
+def block_mlp(layer: LayerSpec, hidden: int, placement: Placement) -> Mlp | SparseMlp | SeparateMlps | None:
+    """The same, of a layer that may have both or none."""
+    if layer.experts is not None and layer.experts.apart:
+        return SeparateMlps(layer.experts, layer.norm, hidden, placement)
+    return None if layer.mlp is None else layer_mlp(layer.mlp, hidden, placement)

@@ -23,7 +23,7 @@ from penstock.engine_core.models.pooler import MODULE_ACTIVATIONS
 from penstock.protocol.errors import ModelError
 
 LARGE = 1e6  # beyond what any stretching of positions is
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS: Mapping[str, str] = {  # transformers' names and those of kernels.activation
     "silu": "silu",
@@ -227,6 +227,9 @@ def read_rope(file: ConfigFile, kind: str = "", partial: float | None = None, *,
         raise ModelError(f"{file.path}: rope scaling {values!r} is not known; one rope_type of {known} is expected")
     theta = rope.number("rope_theta", file.number("rope_theta", 10000.0, low=2.0), low=2.0)
     common: dict[str, Any] = {"kind": name, "theta": theta, "interleaved": interleaved}
+    if name == "proportional":
+        share = rope.number("partial_rotary_factor", 1.0, high=1.0)
+        return RopeSpec(**common, share=share, factor=rope.number("factor", 1.0, low=1.0, high=LARGE))
     share = file.number("partial_rotary_factor", 1.0 if partial is None else partial, high=1.0)
     share = rope.number("partial_rotary_factor", share, high=1.0)
     if share != 1.0:

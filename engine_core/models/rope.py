@@ -60,6 +60,8 @@ def rope_frequencies(rope: RopeSpec, dim: int, length: int) -> Tensor:
         stretch = rope.factor * length / rope.original_max_position - (rope.factor - 1)
         theta *= stretch ** (dim / (dim - 2))
     plain = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    if rope.kind == "proportional":
+        return plain[: int(rope.share * dim // 2)] / rope.factor
     if rope.kind == "linear":
         return plain / rope.factor
     if rope.kind == "longrope":

@@ -41,7 +41,10 @@ def vocabulary_share(rows: int, size: int) -> int:
 def part_spec(spec: ModelSpec, size: int) -> ModelSpec:
     """One rank's share as a model of its own, for estimates of weights and activations."""
     layers = tuple(replace(rank_layer(layer, size), mlp=mlp_share(layer.mlp, size)) for layer in spec.blocks)
-    return replace(spec.with_layers(layers), vocab_size=vocabulary_share(spec.vocab_size, size))
+    rows = vocabulary_share(spec.body.embedding.layer_rows, size)
+    embedding = replace(spec.body.embedding, layer_rows=rows)
+    body = replace(spec.body, layers=layers, embedding=embedding)
+    return replace(spec, body=body, vocab_size=vocabulary_share(spec.vocab_size, size))
 
 
 def mlp_share(mlp: MlpSpec | ExpertSpec | None, size: int) -> MlpSpec | ExpertSpec | None:
@@ -73,10 +76,10 @@ def check_ranks(spec: ModelSpec, size: int, *, expert_parallel: bool = False) ->
     for what, count in shared(spec, expert_parallel=expert_parallel):
         if count % size:
             raise ConfigError(TENSOR_PARALLEL, size, f"it must divide the model's {count} {what}: {sizes}")
-    kv_heads = spec.attention.kv_heads
-    if kv_heads % size and size % kv_heads:
-        few = f"it must divide the model's {kv_heads} key-value heads or be a multiple of them: {sizes}"
-        raise ConfigError(TENSOR_PARALLEL, size, few)
+    for kv_heads in kv_head_counts(spec):
+        if kv_heads % size and size % kv_heads:
+            few = f"it must divide the model's {kv_heads} key-value heads or be a multiple of them: {sizes}"
+            raise ConfigError(TENSOR_PARALLEL, size, few)
     if reason := unfit(spec, size, expert_parallel=expert_parallel):
         raise ConfigError(TENSOR_PARALLEL, size, f"{reason}: {sizes}")
 
@@ -125,6 +128,11 @@ def cut_matrices(
             yield name, form, "inputs" if name == "down_proj" else "outputs", width // size
 
 
+def kv_head_counts(spec: ModelSpec) -> list[int]:
+    """Key-value heads of each kind of layer."""
+    return sorted({attention.kv_heads for attention in spec.attentions})
+
+
 def divisors(spec: ModelSpec, *, expert_parallel: bool = False) -> str:
     """The tensor-parallel sizes that the model allows, in words."""
     found = [size for size in range(1, 65) if shared_evenly(spec, size, expert_parallel=expert_parallel)]
@@ -132,8 +140,7 @@ def divisors(spec: ModelSpec, *, expert_parallel: bool = False) -> str:
 
 
 def shared_evenly(spec: ModelSpec, size: int, *, expert_parallel: bool = False) -> bool:
-    kv_heads = spec.attention.kv_heads
-    whole = kv_heads % size == 0 or size % kv_heads == 0
+    whole = all(kv_heads % size == 0 or size % kv_heads == 0 for kv_heads in kv_head_counts(spec))
     whole = whole and all(count % size == 0 for _, count in shared(spec, expert_parallel=expert_parallel))
     return whole and not unfit(spec, size, expert_parallel=expert_parallel)
 
@@ -147,6 +154,9 @@ def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, r
     """
     if spec.encoder and stages > 1:
         why = "the model is an encoder, which is served in one stage; --tensor-parallel-size spreads it over GPUs"
+        raise ConfigError(PIPELINE_PARALLEL, stages, why)
+    if stages > 1 and (spec.body.embedding.layer_inputs or any(own.kv_shared for own in spec.attentions)):
+        why = "layers of the model share keys and values, or an embedding by layer, so that they stay in one stage"
         raise ConfigError(PIPELINE_PARALLEL, stages, why)
     if spec.layers < stages:
         raise ConfigError(PIPELINE_PARALLEL, stages, f"the model has {spec.layers} layers, and each stage needs one")

@@ -97,8 +97,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionSpec:
-        """The first. Heads and their size are those of every layer, as is the shape of its KV pages; a stage of
-        recurrent layers alone has none."""
+        """The first. Others may have heads of another size, and another number of key-value heads; a stage of recurrent
+        layers alone has none."""
         return next(iter(self.attentions), NO_ATTENTION)
 
     @property
@@ -191,6 +191,9 @@ def with_quantization(spec: ModelSpec, file: ConfigFile, stored: Quantization | 
         return spec
     if found.kv_scheme is not None:
         scales = {"kv_fp8": True, "kv_scales": "head" if found.kv_scheme.per_head else "layer"}
+        if any(attention.kv_shared for attention in spec.attentions):
+            why = "Penstock serves layers that share keys and values without them"
+            raise ModelError(f"{file.path}: {KEY} has scales of cached keys and values; {why}")
         spec = spec.with_attention(**scales)
     layers = tuple(with_formats(spec, layer, f"model.layers.{at}", found, file) for at, layer in enumerate(spec.blocks))
     head = found.format_of("lm_head")
@@ -321,9 +324,6 @@ def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) 
     refuse_unsupported(file, family)
     body = family.read(file)
     attentions = [layer.attention for layer in body.layers if layer.attention is not None]
-    first = attentions[0]
-    for own in attentions:
-        assert (own.heads, own.kv_heads, own.head_dim) == (first.heads, first.kv_heads, first.head_dim), family.name
     max_position = body.max_position or read_length(file, body)
     if file.get("is_causal") is False:
         body = both_ways(file, body)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from penstock.engine_core.models.layer_spec import (
+    APART_NORMS,
     EXPANSION,
     AttentionSpec,
     ExpertSpec,
@@ -141,6 +142,11 @@ def beside_weights(spec: ModelSpec) -> Iterator[tuple[str, Weight]]:
     for name, rows in (("embed_positions", embedding.positions), ("embed_types", embedding.types)):
         if rows:
             yield f"{PREFIX}{name}.weight", Weight((rows, spec.hidden))
+    if embedding.layer_inputs:
+        yield f"{PREFIX}embed_tokens_per_layer.weight", Weight((embedding.layer_rows, embedding.layer_inputs))
+        yield f"{PREFIX}per_layer_model_projection.weight", Weight((embedding.layer_inputs, spec.hidden))
+        if spec.blocks:
+            yield f"{PREFIX}per_layer_projection_norm.weight", Weight((spec.blocks[0].layer_input,))
     if embedding.norm is not None:
         yield from norm_weights(f"{PREFIX}embed_norm", embedding.norm, spec.hidden)
     for dense in spec.classifier.layers if spec.classifier is not None else ():
@@ -177,6 +183,12 @@ def layer_weights(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, Weight]]
         yield from mixture_weights(layer.mlp, hidden)
     elif layer.mlp is not None:
         yield from mlp_weights("mlp", layer.mlp, hidden)
+    if layer.layer_input:
+        yield "per_layer_input_gate.weight", Weight((layer.layer_input, hidden))
+        yield "per_layer_projection.weight", Weight((hidden, layer.layer_input))
+        yield "post_per_layer_input_norm.weight", Weight((hidden,))
+    if layer.scaled:
+        yield "layer_scalar", Weight((1,))
 
 
 def attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, Weight]]:
@@ -187,7 +199,9 @@ def attention_weights(attention: AttentionSpec, hidden: int) -> Iterator[tuple[s
         yield "self_attn.kv_a_layernorm.weight", Weight((latent.rank,))
         if latent.q_rank:
             yield "self_attn.q_a_layernorm.weight", Weight((latent.q_rank,))
-    for name, heads in (("q_norm", attention.heads), ("k_norm", attention.kv_heads)):
+    for name, heads in (("q_norm", attention.heads), ("k_norm", 0 if attention.kv_shared else attention.kv_heads)):
+        if not heads:
+            continue
         if attention.qk_norm_tensors:
             for head in range(heads):
                 yield f"self_attn.{name}.{head}.weight", Weight((attention.head_dim,))
@@ -224,6 +238,9 @@ def mixture_weights(experts: ExpertSpec, hidden: int) -> Iterator[tuple[str, Wei
         yield f"mlp.{experts.routing.bias}", Weight((1,) * (experts.routing.bias_dims - 1) + (experts.count,))
     if experts.shared is not None:
         yield from mlp_weights(f"mlp.{experts.shared_name}", experts.shared, hidden)
+    if experts.apart:
+        yield from ((f"mlp.{name}.weight", Weight((hidden,))) for name in APART_NORMS)
+        yield "mlp.share", Weight((experts.count,))
     if experts.shared_gate:
         yield f"mlp.{experts.shared_name}_gate.weight", Weight((1, hidden))
     if not experts.stacked:

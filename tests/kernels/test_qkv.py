@@ -139,3 +139,42 @@ def test_a_gpu_is_served_by_the_kernel() -> None:
         found = rotate_and_store(*fused.split((32, 8, 8), 1), rotation, *pages, slots)
     product.pages = tuple(side.cpu() for side in pages)
     product.check(found.cpu(), "")
+
+
+@pytest.mark.parametrize("dim", [32, 24])
+@pytest.mark.parametrize("kernel", [False, True])
+def test_values_may_have_a_norm_and_be_what_keys_are_made_of(kernel: bool, dim: int, device: str) -> None:
+    product = Product(5, 4, 2, dim)
+    product.v = product.k
+    norms = HeadNorms(product.norms.query, product.norms.key, EPS, values=True)
+    place = device if kernel else "cpu"
+    rotation = Rotation(*(part.to(place) for part in product.rotation[:2]))
+    pages = [side.to(place) for side in product.pages]
+    q, k = torch.cat((product.q, product.k), 1).to(place).split((4, 2), 1)
+    norms = norms._replace(query=norms.query.to(place), key=norms.key.to(place))
+    store = (lambda *own: rotate_heads(*own, None)) if kernel else rotate_and_store
+    product.pages, slots = tuple(pages), product.slots.to(place)
+    found = store(q, k, k, rotation, *pages, slots, norms)
+    product.pages = tuple(side.cpu() for side in pages)
+    keys, values = (side.flatten(0, 1)[product.slots] for side in product.pages)
+    torch.testing.assert_close(values.double(), normed(product.v.double(), torch.ones(dim)), rtol=1e-6, atol=1e-6)
+    expected = product.expected("before")
+    torch.testing.assert_close(found.cpu().double(), expected[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(keys.double(), expected[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_queries_alone_are_turned_where_keys_are_another_layers(kernel: bool, device: str) -> None:
+    product = Product(5, 4, 2, 24)
+    place = device if kernel else "cpu"
+    pages = [side.to(place) for side in product.pages]
+    q, slots = product.q.to(place), product.slots.to(place)
+    rotation = Rotation(*(part.to(place) for part in product.rotation[:2]))
+    norms = norms_of(product, "before", place)
+    found = (
+        rotate_heads(q, q[:, :0], q[:, :0], rotation, *pages, slots, norms, None)
+        if kernel
+        else rotate_and_store(q, q[:, :0], q[:, :0], rotation, *pages, slots, norms)
+    )
+    torch.testing.assert_close(found.cpu().double(), product.expected("before")[0], rtol=1e-6, atol=1e-6)
+    assert all(side.isnan().all() for side in pages)

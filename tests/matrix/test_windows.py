@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma3TextConfig, GptOssConfig, MistralConfig, PreTrainedConfig
+from transformers import Gemma3TextConfig, Gemma4TextConfig, GptOssConfig, MistralConfig, PreTrainedConfig
 
 from benchmarks.structured_engine import Ask, Cell, Engine
 from penstock.engine_core.distributed.group import ALONE, Group
@@ -21,6 +21,7 @@ from penstock.engine_core.models.kv_groups import with_kv_groups
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.messages import Sampling
 from tests.engine_core.grammar.vocabulary import tokens
+from tests.engine_core.models.families.test_gemma4 import CASES as GEMMA4
 from tests.engine_core.models.parity import SIZES, VOCAB, write_checkpoint
 from tests.matrix.test_families import CASES
 from tests.matrix.test_speculation import Outputs
@@ -29,9 +30,16 @@ from tests.ranks import Ranks
 PLAIN = Cell(depth=1, prefix_caching=False, block_size=4, drafts=False)
 FREED = Cell(block_size=4, windows=True, drafts=False)
 WINDOW = 12
+TURNS = ["sliding_attention", "sliding_attention", "full_attention"]
 MODELS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any], tuple[int, ...]]] = {
     "mistral": (MistralConfig, {"sliding_window": WINDOW}, (WINDOW,)),
     "gpt_oss": (GptOssConfig, {"sliding_window": WINDOW}, (0, WINDOW)),
+    "gemma4_text": (  # two global layers' pages take the place of one of a window's
+        Gemma4TextConfig,
+        {"sliding_window": WINDOW, "global_head_dim": 16, "num_hidden_layers": 6, "layer_types": TURNS * 2},
+        (0, *[WINDOW] * 4),
+    ),
+    "gemma4_shared": (Gemma4TextConfig, {**GEMMA4["by layer"][1], "sliding_window": WINDOW}, (0, WINDOW)),
     "gemma3_text": (Gemma3TextConfig, {"sliding_window": WINDOW, "num_hidden_layers": 7}, (0, *[WINDOW] * 6)),
 }
 CELLS = {
@@ -100,6 +108,15 @@ def test_stages_share_tables_though_one_may_lack_a_group(ranks: Ranks, tmp_path:
     for size in ((1, 2), 2):
         for found in filter(None, ranks.run(size, answers, tmp_path, CELLS["cut"])):
             assert found == expected, size
+
+
+@pytest.mark.parametrize("case", ["by layer", "experts"])
+def test_ranks_share_tables_though_pages_differ(case: str, ranks: Ranks, tmp_path: Path) -> None:
+    kind, options = GEMMA4[case]
+    write_checkpoint(tmp_path, kind(**{**SIZES, **options, "sliding_window": WINDOW}))
+    expected = answers(ALONE, tmp_path, PLAIN)
+    for found in filter(None, ranks.run(2, answers, tmp_path, CELLS["cut"])):
+        assert found == expected
 
 
 def test_preempted_rows_say_the_same(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ def write_checkpoint(folder: Path, config: PreTrainedConfig, dtype: torch.dtype 
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, std=0.3)
+        if name.endswith("layer_scalar"):
+            torch.nn.init.normal_(buffer, mean=1.0, std=0.3)
     model.to(dtype).save_pretrained(folder, **save)
 
 

@@ -9,7 +9,7 @@ from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import FIRST, DraftSpec, HeadSpec
 from penstock.engine_core.models.memory_estimate import weights
-from penstock.engine_core.models.sharding import held_bytes, stage_layers, stage_spec
+from penstock.engine_core.models.sharding import check_ranks, held_bytes, stage_layers, stage_spec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.protocol.errors import ConfigError
 from tests.engine_core.models.specs import resized
@@ -114,3 +114,17 @@ def test_a_tied_embedding_stands_at_both_ends_alone() -> None:
     assert names == [True, False, True]
     norms = ["model.norm.weight" in part(stage, 3).destinations() for stage in range(3)]
     assert norms == [False, False, True]
+
+
+def test_layers_that_share_stay_in_one_stage() -> None:
+    shared = SPEC.with_layers((*SPEC.blocks[:-1], SPEC.blocks[-1].with_attention(kv_shared=True)))
+    assert len(stage_layers(shared, 1)) == 1
+    with pytest.raises(ConfigError, match="layers of the model share keys and values"):
+        stage_layers(shared, 2)
+
+
+def test_ranks_share_the_key_value_heads_of_each_kind_of_layer() -> None:
+    first, *others = SPEC.blocks
+    mixed = SPEC.with_layers((first.with_attention(kv_heads=4), *(one.with_attention(kv_heads=3) for one in others)))
+    with pytest.raises(ConfigError, match="it must divide the model's 3 key-value heads"):
+        check_ranks(mixed, 2)

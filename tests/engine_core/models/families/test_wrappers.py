@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
+    Gemma4Config,
     Glm4vConfig,
     Glm4vMoeConfig,
     Mistral3Config,
@@ -42,6 +43,12 @@ CASES: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3Config(
         text_config={**TEXT, "sliding_window": 11, "sliding_window_pattern": 3}, vision_config=CLIP,
         mm_tokens_per_image=4, image_token_index=5, boi_token_index=6, eoi_token_index=7,
+    ),
+    "gemma4": Gemma4Config(
+        text_config={**TEXT, "global_head_dim": 32, "sliding_window": 11, "hidden_size_per_layer_input": 0,
+                     "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+        vision_config={**VISION, "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4,
+                       "position_embedding_size": 64}, image_token_id=5, video_token_id=6, audio_token_id=7,
     ),
     "mistral3": Mistral3Config(
         text_config={**TEXT, "model_type": "mistral", "sliding_window": None}, image_token_index=5,
