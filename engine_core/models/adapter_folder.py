@@ -84,10 +84,11 @@ def adaptable_of(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, tuple[int
     else:
         own = {name: weight for name, weight in layer_weights(layer, hidden) if name.startswith("mlp.")}
     products = set() if recurrence is None else {f"{recurrence.place}.{name}" for name in recurrence.products(hidden)}
+    if layer.attention is not None:
+        products |= {f"self_attn.{name}" for name in layer.attention.matrices(hidden) if name != EXPANSION}
     for name, weight in weights:
         module = name.removesuffix(".weight")
-        attends = module.startswith("self_attn.") and not module.endswith(EXPANSION)
-        if module != name and len(weight.shape) == 2 and (attends or name in own or module in products):
+        if module != name and len(weight.shape) == 2 and (name in own or module in products):
             yield module, (weight.shape[0], weight.shape[1])
 
 

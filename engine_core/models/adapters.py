@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.adapter_folder import RANKS, adaptable
+from penstock.engine_core.models.adapter_folder import RANKS, adaptable_of
 from penstock.engine_core.models.decoder import Block, Decoder
 from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, Source
 from penstock.engine_core.models.low_rank import Adapted, StepAdapters
@@ -22,6 +22,7 @@ from penstock.engine_core.models.mlp import SparseMlp
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.low_rank import adapter_rows, output_tiles
 from penstock.kernels.records import LowRankWeight
+from penstock.protocol.errors import ModelError
 
 
 class AdapterPlaces:
@@ -35,16 +36,20 @@ class AdapterPlaces:
         self.rank = -(-max_rank // RANKS) * RANKS
         self._invariant = placement.invariant
         self._step = StepAdapters()
-        shapes = adaptable(model.spec)
         self._matrices: dict[str, tuple[Linear, Source, int]] = {}  # by their names in a Llama; each with its part
+        self._lacking: set[str] = set()  # of layers that have their own way to multiply by them
         held: list[Linear] = []
-        for layer, block in enumerate(model.blocks):
+        for layer, block in enumerate(model.blocks, model.first):
+            shapes = dict(adaptable_of(block.spec, model.spec.hidden))
             for name, linear in linears(block):
                 names = [f"{name}.{source.name}" for source in linear.sources]
-                if all(f"model.layers.{layer}.{one}" in shapes for one in names):
+                if all(one in shapes for one in names):
                     held.append(linear)
                     for part, (one, source) in enumerate(zip(names, linear.sources, strict=True)):
-                        self._matrices[f"model.layers.{model.first + layer}.{one}"] = linear, source, part
+                        self._matrices[f"model.layers.{layer}.{one}"] = linear, source, part
+            self._lacking.update(
+                one for name in shapes if (one := f"model.layers.{layer}.{name}") not in self._matrices
+            )
         sizes = [size for linear in held for size in self._sizes(linear)]
         ends = list(accumulate(sizes, initial=0))
         self._starts = {linear: (ends[2 * at], ends[2 * at + 1]) for at, linear in enumerate(held)}
@@ -67,7 +72,10 @@ class AdapterPlaces:
         return torch.zeros(self.memory.shape[1], dtype=self.memory.dtype, pin_memory=pinned)
 
     def destinations(self, memory: Tensor, name: str, rank: int) -> Destinations:
-        """Where A and B of a matrix go in a place's memory: `A` and `B`; nothing of a matrix of another stage."""
+        """Where A and B of a matrix go in a place's memory: `A` and `B`; nothing of a matrix of another stage.
+        Raises ModelError for one that has no place."""
+        if name in self._lacking:
+            raise ModelError(f"adapters of {name} are not served: this model does not multiply by it alone")
         if name not in self._matrices:
             return
         linear, source, part = self._matrices[name]

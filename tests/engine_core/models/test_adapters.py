@@ -12,6 +12,7 @@ from penstock.engine_core.models.layer_spec import MlpSpec
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.sharding import part_spec
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.errors import ModelError
 from tests.engine_core.models.specs import small_experts, small_spec
 
 MIXTURE = {"experts": small_experts(4, 2, 16, shared=MlpSpec(width=24), shared_gate=True), "sparse": (False, True)}
@@ -47,6 +48,14 @@ def test_what_may_be_adapted_has_places_and_nothing_else() -> None:
             place.tensor.fill_(at)
     assert memory.all()
     assert list(places.destinations(memory, "model.layers.1.mlp.gate", 32)) == []
+
+
+def test_a_matrix_without_a_place_is_refused_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine_core.models.adapters.linears", lambda block: list(linears(block))[1:])
+    places = places_of(small_spec(layers=1), Group())
+    with pytest.raises(ModelError, match=r"adapters of model.layers.0.self_attn.k_proj are not served"):
+        dict(places.destinations(places.host_memory(), "model.layers.0.self_attn.k_proj", 4))
+    assert dict(places.destinations(places.host_memory(), "model.layers.0.self_attn.o_proj", 4))
 
 
 def test_a_product_that_cannot_be_adapted_has_nothing_to_look_at() -> None:
