@@ -182,7 +182,7 @@ def read_mtp(folder: Path, target: ModelSpec, names: Collection[str] | None) -> 
     """
     file, mtp = read_json(folder / "config.json"), target.body.mtp
     if mtp is None:
-        why = f"{target.family} has none by its config.json (num_nextn_predict_layers), or none that Penstock knows"
+        why = f"{target.family} has none by its config.json, or none that Penstock knows"
         raise ModelError(f"{file.path}: method mtp drafts by the model's own head of multi-token prediction; {why}")
     own = mtp.names
     ending = INNER.sub("", f"{own.place}{own.norm}.weight")

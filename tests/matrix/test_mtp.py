@@ -15,7 +15,7 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.models.spec import read_spec
 from tests.engine_core.grammar.vocabulary import tokens
-from tests.engine_core.models.mtp_heads import write_glm
+from tests.engine_core.models.mtp_heads import write_headed
 from tests.matrix.test_speculation import TINY, Outputs, asks, outputs
 from tests.ranks import Ranks, Size
 
@@ -31,7 +31,7 @@ SHARED: tuple[Size, ...] = (2, (1, 2))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("glm")
-    write_glm(found, guessing=True, vocab_size=read_spec(demo_folder()).vocab_size)
+    write_headed(found, guessing=True, vocab_size=read_spec(demo_folder()).vocab_size)
     return found
 
 
@@ -56,7 +56,7 @@ def test_a_head_changes_no_token(name: str, folder: Path, alone: Outputs) -> Non
 
 
 def test_nor_does_one_of_latent_attention(tmp_path: Path) -> None:
-    write_glm(tmp_path, "glm4_moe_lite", guessing=True, vocab_size=read_spec(demo_folder()).vocab_size)
+    write_headed(tmp_path, "glm4_moe_lite", guessing=True, vocab_size=read_spec(demo_folder()).vocab_size)
     expected, _ = said(ALONE, tmp_path, Cell(depth=1, drafts=False, max_num_seqs=1))
     found, accepted = said(ALONE, tmp_path, msgspec.structs.replace(CELLS["prefixes"], method="mtp"))
     assert found == expected

@@ -23,6 +23,7 @@ from penstock.protocol.messages import Finish, Sampling
 from penstock.protocol.steps import NO_STATE
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.engine_core.models.families.test_qwen_next import CASES
+from tests.engine_core.models.mtp_heads import write_headed
 from tests.engine_core.models.parity import SIZES, VOCAB, write_checkpoint
 from tests.matrix.engine import Answers, Cell, Engine, Prompt, submission, take
 from tests.matrix.test_speculation import Outputs, misremembered, outputs
@@ -43,6 +44,7 @@ CELLS = {
     "no place": Cell(depth=2, state_places=0, ngram=2),
     "no prefixes": Cell(depth=2, prefix_caching=False, budget=100),
 }
+ALONE_COLD = structured_engine.Cell(depth=1, drafts=False, max_num_seqs=1, prefix_caching=False, state_places=0)
 GROUPS: tuple[Size, ...] = (2, (1, 2))
 TURNS, LONGEST = 3, 45
 BRIEF = {  # cells of a suite that is not a long one
@@ -191,11 +193,12 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 def forks(group: Group, folder: Path, cell: structured_engine.Cell) -> tuple[Outputs, SchedulerStatistics | None]:
     """What is said to prompts that part behind the second piece."""
-    engine = structured_engine.Engine(folder, tokens(), cell, group=group)
+    draft = folder if cell.method == "mtp" else None
+    engine = structured_engine.Engine(folder, tokens(), cell, draft=draft, group=group)
     asked = [
         Ask(
             token_ids=(*text(140, 1), *text(20 + 30 * number, number)),
-            sampling=replace(sampling(number), max_tokens=15),
+            sampling=replace(sampling(number), max_tokens=40),
         )
         for number in range(4)
     ]
@@ -204,8 +207,7 @@ def forks(group: Group, folder: Path, cell: structured_engine.Cell) -> tuple[Out
 
 @pytest.mark.parametrize("size", GROUPS, ids=["2 ranks", "2 stages"])
 def test_nor_do_ranks_and_stages(size: Size, folder: Path, ranks: Ranks) -> None:
-    cold = structured_engine.Cell(depth=1, drafts=False, max_num_seqs=1, prefix_caching=False, state_places=0)
-    said, _ = forks(ALONE, folder, cold)
+    said, _ = forks(ALONE, folder, ALONE_COLD)
     cell = structured_engine.Cell(depth=3, method="ngram", max_num_seqs=8, budget=100, piece=50, state_places=4)
     answered = [found for found in ranks.run(size, forks, folder, cell) if found[0]]
     assert answered
@@ -214,3 +216,15 @@ def test_nor_do_ranks_and_stages(size: Size, folder: Path, ranks: Ranks) -> None
         assert counts is not None
         assert counts.snapshots is not None
         assert counts.snapshots.hits > 0
+
+
+def test_nor_does_the_models_own_head(tmp_path: Path) -> None:
+    """Drafts that are not kept leave the states as they were."""
+    write_headed(tmp_path, "qwen3_5", guessing=True)
+    said, _ = forks(ALONE, tmp_path, ALONE_COLD)
+    found, counts = forks(ALONE, tmp_path, structured_engine.Cell(method="mtp", budget=100, state_places=4))
+    assert found == said
+    assert counts is not None
+    assert counts.snapshots is not None
+    assert counts.snapshots.hits > 0
+    assert 0 < counts.accepted_tokens < counts.draft_tokens

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpec, RoutingSpec
+from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpec, MtpNames, MtpSpec, RoutingSpec
 from penstock.engine_core.models.reading import (
     FULL,
     read_activation,
@@ -21,6 +21,10 @@ from penstock.engine_core.models.reading import (
 from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec
 
 LINEAR = "linear_attention"
+HEAD = MtpNames(
+    place="mtp.", block="layers.0.", embedding_norm="pre_fc_norm_embedding", state_norm="pre_fc_norm_hidden",
+    projection="fc", norm="norm", copies=(),
+)  # fmt: skip
 
 
 def read_linear(file: ConfigFile, *, fused: bool) -> GatedDeltaSpec:
@@ -40,7 +44,7 @@ def read_linear(file: ConfigFile, *, fused: bool) -> GatedDeltaSpec:
 
 
 def read_hybrid(file: ConfigFile, mlps: list[MlpSpec | ExpertSpec], *, fused: bool = False) -> Body:
-    """Which layers attend follows `layer_types`, or is every so many-th."""
+    """Which layers attend follows `layer_types`, or is every so many-th. The head of multi-token prediction attends."""
     layers, found = read_layers(file), file.get("layer_types")
     turn = file.integer("full_attention_interval", 4)
     kinds = [LINEAR if (layer + 1) % turn else FULL for layer in range(layers)] if found is None else found
@@ -54,6 +58,7 @@ def read_hybrid(file: ConfigFile, mlps: list[MlpSpec | ExpertSpec], *, fused: bo
         gate_in_queries=True,
     )  # fmt: skip
     linear, norm = read_linear(file, fused=fused), read_norm(file, offset=1.0)
+    heads = file.integer("mtp_num_hidden_layers", 1, low=0, high=64)
     return Body(
         layers=tuple(
             LayerSpec(
@@ -62,7 +67,8 @@ def read_hybrid(file: ConfigFile, mlps: list[MlpSpec | ExpertSpec], *, fused: bo
             )
             for kind, mlp in zip(kinds, mlps, strict=True)
         ),
-        unread=("mtp.",),
+        unread=(HEAD.place,),
+        mtp=MtpSpec(layer=LayerSpec(attention=attention, mlp=mlps[-1], norm=norm), names=HEAD) if heads else None,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import check_weights
 from penstock.engine_core.models.weight_files import stored_names
 from penstock.protocol.errors import ModelError
-from tests.engine_core.models.mtp_heads import KINDS, LAYERS, PLACE, Oracle, Weights, configure, write_glm
+from tests.engine_core.models.mtp_heads import KINDS, LAYERS, PLACE, Oracle, Weights, configure, write_headed
 from tests.engine_core.models.parity import CHUNKS, PagedRun, ours, random_prompts
 from tests.engine_core.models.test_eagle import Driven
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def weights(folder: Path) -> Weights:
-    return write_glm(folder)
+    return write_headed(folder)
 
 
 def head_spec(folder: Path, quantization: str = "none", *, named: bool = True) -> HeadSpec:
@@ -53,7 +53,7 @@ def head_of(folder: Path, target: Decoder, **options: Any) -> EagleHead:
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_states_are_those_of_transformers_layer(kind: str, tmp_path: Path) -> None:
-    folder, weights = tmp_path, write_glm(tmp_path, kind)
+    folder, weights = tmp_path, write_headed(tmp_path, kind)
     target = ours(folder, length=256)
     head = head_of(folder, target)
     pack(head.destinations())

@@ -21,7 +21,7 @@ from penstock.services.commands.plan import GPUS, Plan, gpu_bytes, lengths, plan
 from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import effective, parse
 from tests.engine_core.models.eagle_heads import head_config, write_head
-from tests.engine_core.models.mtp_heads import configure, glm_config
+from tests.engine_core.models.mtp_heads import configure, headed_config
 from tests.engine_core.models.test_memory_estimate import LLAMA_8B, QWEN_06B
 
 GIB = 1 << 30
@@ -146,7 +146,7 @@ def test_a_draft_model_takes_its_share(tmp_path: Path) -> None:
 
 def test_the_models_own_head_takes_its_share(tmp_path: Path) -> None:
     """Each rank has all of it, in the formats of the model."""
-    glm_config(num_nextn_predict_layers=1, vocab_size=4096).save_pretrained(tmp_path)
+    headed_config(num_nextn_predict_layers=1, vocab_size=4096).save_pretrained(tmp_path)
     configure(tmp_path, architectures=["Glm4MoeForCausalLM"], num_nextn_predict_layers=1)
     asked = "--speculative-config", '{"method": "mtp"}'
     alone, found = planned(tmp_path), planned(tmp_path, *asked)

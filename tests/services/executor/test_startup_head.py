@@ -21,7 +21,7 @@ from penstock.protocol.errors import ModelError
 from penstock.protocol.links import Role
 from penstock.services.executor.startup import start
 from penstock.services.supervisor import preflight
-from tests.engine_core.models.mtp_heads import PLACE, write_glm
+from tests.engine_core.models.mtp_heads import PLACE, write_headed
 from tests.model_folder import linked
 
 
@@ -67,7 +67,7 @@ def test_a_set_acceptance_is_warned_of(caplog: pytest.LogCaptureFixture) -> None
 
 def test_the_models_own_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its tensors are read for it, and are not told to be left; it says so before the start if they are damaged."""
-    weights = write_glm(tmp_path)
+    weights = write_headed(tmp_path)
     model = ModelConfig(
         model=str(tmp_path), dtype="float32", max_num_seqs=4, max_model_len=256, max_num_batched_tokens=64,
         verify_weights=False, allow_wrong_output=True,
@@ -95,7 +95,7 @@ def test_the_models_own_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_damaged_head_is_refused_before_the_start(tmp_path: Path) -> None:
-    write_glm(tmp_path / "glm")
+    write_headed(tmp_path / "glm")
     folder = linked(tmp_path / "model", without=("model.safetensors", "config.json"))
     tensors = load_file(tmp_path / "glm" / "model.safetensors") | {f"{PLACE}eh_proj.weight": torch.zeros(3, 3)}
     save_file(tensors, folder / "model.safetensors")
