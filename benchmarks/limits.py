@@ -4,7 +4,7 @@ The limit of a load is the time that it would take if every step cost nothing bu
 
 - a decode step reads all weights that a step uses once (of a mixture of experts as many as tokens go to that choose
   among all alike), or multiplies its rows with them, whichever takes longer, and
-  reads the keys and values of every running request, those of a shared prefix once;
+  reads the keys and values of every running request, those of a shared prefix once, and its recurrent states;
 - a prompt costs the floating-point operations of its tokens (two per weight and token, and causal attention's
   4 · heads · dim per pair of positions and layer), at least one reading of the weights where it runs alone.
 
@@ -18,13 +18,15 @@ derives the stored limits again.
 from __future__ import annotations
 
 import heapq
+import math
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from penstock.engine_core.models.memory_estimate import expert_weights
+from penstock.engine_core.models.layer_spec import AttentionSpec
+from penstock.engine_core.models.memory_estimate import FLOAT, expert_weights
 from penstock.engine_core.models.quantization.weight_format import format_of
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.services.bench.workload import Workload, request_chance
@@ -76,27 +78,30 @@ class Cost(msgspec.Struct, frozen=True):
     chosen: int = 0  # of them, for a token
     weight_bytes: float = TWO_BYTES  # of a number in a layer's matrices, scales included
     fast: bool = False  # layers multiply in FP8
+    state_bytes: int = 0  # of one request's recurrent states, all layers
 
     @classmethod
     def of(cls, spec: ModelSpec, chip: Chip) -> Cost:
-        attention = spec.attention
-        projections = sum(matrix.outputs * matrix.inputs for matrix in attention.matrices(spec.hidden).values())
-        pair = 2 * attention.head_dim if (own := attention.latent) is None else own.query_dim + own.value_dim
+        matrices = [matrix for own in spec.attentions for matrix in own.matrices(spec.hidden).values()]
+        products = [shape for own in spec.recurrences for shape in own.products(spec.hidden).values()]
+        states = [own.state() for own in spec.recurrences]
         experts = spec.sparse[0] if spec.sparse else None
         sparse, mlp = len(spec.sparse), experts or spec.dense[0]
         form, inner = format_of(mlp.formats, "down_proj"), mlp.width
-        layers = spec.layers * projections + sum(3 * spec.hidden * mlp.width for mlp in spec.dense)
+        layers = sum(matrix.outputs * matrix.inputs for matrix in matrices) + sum(map(math.prod, products))
+        layers += sum((2 + mlp.gated) * spec.hidden * mlp.width for mlp in spec.dense)
         return cls(
             chip=chip,
             layer_weights=layers + (0 if experts is None else sparse * spec.hidden * experts.count),
             head_weights=spec.hidden * spec.vocab_size,
-            attention=2 * len(spec.attentions) * attention.heads * pair,
-            cache_bytes=TWO_BYTES * len(spec.attentions) * attention.page_numbers,
+            attention=2 * sum(own.heads * pair_numbers(own) for own in spec.attentions),
+            cache_bytes=TWO_BYTES * sum(own.page_numbers for own in spec.attentions),
             expert_weights=0 if experts is None else sparse * expert_weights(spec, experts),
             experts=0 if experts is None else experts.count,
             chosen=0 if experts is None else experts.routing.chosen,
             weight_bytes=TWO_BYTES if form is None else form.held_bytes(spec.hidden, inner) / (spec.hidden * inner),
             fast=form is not None and form.kind == "float8" and form.activations != "none",
+            state_bytes=FLOAT * sum(one.heads * one.key_dim * one.value_dim for one in states),
         )
 
     @property
@@ -123,7 +128,8 @@ class Cost(msgspec.Struct, frozen=True):
     def decode(self, rows: int, context: float) -> float:
         """Seconds of a decode step of `rows` requests that hold `context` positions together."""
         read = self.read_bytes(rows) / self.chip.bytes_per_second
-        return max(read, self.multiply(rows, rows)) + context * self.cache_bytes / self.chip.bytes_per_second
+        held = context * self.cache_bytes + rows * self.state_bytes
+        return max(read, self.multiply(rows, rows)) + held / self.chip.bytes_per_second
 
     def prefill(self, tokens: int, cached: int = 0) -> float:
         """Seconds of a prompt's `tokens` after `cached` positions that stand in the cache, its first token included."""
@@ -163,6 +169,12 @@ def lengths(workload: Workload) -> list[tuple[int, int]]:
         output = chance.randint(*workload.output)
         found.append((chance.randint(*workload.input), output))
     return found
+
+
+def pair_numbers(attention: AttentionSpec) -> int:
+    """That a head multiplies for a pair of positions, of a query and of a value."""
+    own = attention.latent
+    return 2 * attention.head_dim if own is None else own.query_dim + own.value_dim
 
 
 def limit(figure: str, workload: Workload, cost: Cost) -> float | None:

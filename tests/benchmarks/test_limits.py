@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -82,6 +83,23 @@ def test_latents_are_all_that_is_cached(tmp_path: Path) -> None:
     mlps = 3 * 2048 * 10240 + 46 * 3 * 2048 * 1536 + 46 * 2048 * 64
     assert found.layer_weights == 47 * attention + mlps
     assert found.experts * found.expert_weights == 46 * 64 * 3 * 2048 * 1536
+
+
+def test_recurrent_layers_have_products_and_states_of_their_own(tmp_path: Path) -> None:
+    """One layer of each kind, in the sizes of Qwen3.5-9B."""
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 1000, "hidden_size": 4096,
+        "intermediate_size": 12288, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"],
+    }))  # fmt: skip
+    found = Cost.of(read_spec(tmp_path), CHIPS["H200"])
+    attention = 4096 * 256 * (2 * 16 + 2 * 4 + 16)
+    linear = 4096 * (2 * 2048 + 4096 + 4096 + 2 * 32 + 4096)
+    assert found.layer_weights == attention + linear + 2 * 3 * 4096 * 12288
+    assert found.cache_bytes == 2 * 2 * 4 * 256
+    assert found.state_bytes == 4 * 32 * 128 * 128
+    bare = msgspec.structs.replace(found, state_bytes=0)
+    assert found.decode(8, 0) - bare.decode(8, 0) == pytest.approx(8 * found.state_bytes / 4.6e12)
 
 
 def test_quantized_weights_are_read_with_their_scales_and_multiplied_at_their_rate(tmp_path: Path) -> None:
