@@ -371,7 +371,11 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         str, Option("where the model runs; auto: on a GPU if there is one", choices=("auto", "cpu", "cuda"))
     ] = "auto"
     gpu_memory_utilization: Annotated[float, Option("share of the GPU's memory Penstock may use", 0.05, 0.99)] = 0.9
-    kv_cache_memory: Annotated[int, Option("bytes of KV cache; 0: from free memory", 0, 1 << 50)] = 0
+    kv_cache_memory: Annotated[
+        int,
+        Option("bytes of KV cache, beside which snapshots of recurrent states take their own; 0: from free memory",
+               0, 1 << 50),
+    ] = 0
     state_snapshots: Annotated[
         int,
         Option("snapshots of recurrent layers' states that an executor holds for prefix hits; 0: as many as a quarter "
