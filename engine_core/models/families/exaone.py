@@ -68,6 +68,8 @@ FAMILIES = (
             "rms_norm_eps": 1e-5,
             "sliding_window": 4096,
         },
+        wrappers=("Exaone4_5_ForConditionalGeneration",),
+        texts=("exaone4_5_text",),
         ignored=("sliding_window_pattern", "layer_types"),
     ),
     Family(

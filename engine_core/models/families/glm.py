@@ -71,7 +71,7 @@ FAMILIES = (
         base="Glm4Model",
         read=read_glm4,
         defaults=DEFAULTS,
-        wrappers=("Glm4vForConditionalGeneration",),
+        wrappers=("Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration"),
         texts=("glm4v_text",),
     ),
     Family(
@@ -85,7 +85,7 @@ FAMILIES = (
             "rms_norm_eps": 1e-5,
             "moe_intermediate_size": 1408,
         },
-        wrappers=("Glm4vMoeForConditionalGeneration",),
+        wrappers=("Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
         texts=("glm4v_moe_text",),
     ),
 )

@@ -12,10 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForImageTextToText,
+    Exaone4_5_Config,
     Gemma3Config,
     Gemma4Config,
     Glm4vConfig,
     Glm4vMoeConfig,
+    Glm46VConfig,
     Mistral3Config,
     PreTrainedConfig,
     Qwen2_5_VLConfig,
@@ -39,6 +41,7 @@ GLM_TOKENS = {
     "image_start_token_id": 7, "image_end_token_id": 8, "video_start_token_id": 9, "video_end_token_id": 10
 }  # fmt: skip
 GLM_EXPERTS = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "first_k_dense_replace": 1}
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 CASES: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3Config(
         text_config={**TEXT, "sliding_window": 11, "sliding_window_pattern": 3}, vision_config=CLIP,
@@ -65,6 +68,15 @@ CASES: dict[str, PreTrainedConfig] = {
     "glm4v_moe": Glm4vMoeConfig(
         text_config={**TEXT, "rope_parameters": {**GLM, "mrope_section": [1, 1, 2]}, **GLM_EXPERTS}, image_token_id=5,
         vision_config=GLM_VISION, video_token_id=6, **GLM_TOKENS,
+    ),
+    "glm46v_moe": Glm46VConfig(
+        text_config={**TEXT, "model_type": "glm4v_moe_text", "rope_parameters": {**GLM, "mrope_section": [1, 1, 2]},
+                     **GLM_EXPERTS}, image_token_id=5, vision_config=GLM_VISION, video_token_id=6, **GLM_TOKENS,
+    ),
+    "exaone4_5": Exaone4_5_Config(
+        text_config={**TEXT, "model_type": "exaone4", "sliding_window": 11, "layer_types": LAYERS}, image_token_id=5,
+        vision_config={"depth": 1, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
+                       "num_key_value_heads": 2}, video_token_id=6,
     ),
     "qwen3_vl_moe": Qwen3VLMoeConfig(
         text_config={**TEXT, "rope_parameters": {**MROPE, "mrope_interleaved": True}, "num_experts": 6,
