@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.engine_core.kv.block_layout import BlockLayout, first_column
+from penstock.protocol.messages import SubmitTokens
 
 SHARDS = 256  # by an identity's first byte: a dictionary that grows stops the world for one shard, not for all blocks
 IDENTITY_BYTES = 16
@@ -136,6 +137,11 @@ def root(salt: str, adapter: str = "", private: int = -1) -> bytes:
         digest.update(part)
     digest.update(private.to_bytes(9, "little", signed=True))
     return digest.digest()
+
+
+def root_of(message: SubmitTokens, private: int = -1) -> bytes:
+    """The root of a request's blocks."""
+    return root(message.cache_salt, "" if message.adapter is None else message.adapter.identity, private)
 
 
 def extend(chain: list[bytes], start: bytes, tokens: array[int], blocks: int, block_size: int) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
-from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix, cancel
+from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix, cancel, lacks_adapter
 from penstock.engine_core.scheduling.peak_estimate import PeakEstimate, new_estimate
 from penstock.engine_core.scheduling.preemption import leaving_blocks
 from penstock.engine_core.scheduling.recurrent_state import ask_leader, cut, enter_slot, waits, with_state
@@ -25,7 +25,8 @@ from penstock.protocol.steps import NO_STATE
 
 LOOKAHEAD = 256  # waiting sequences that one plan passes over
 HASHES = 2048  # blocks of theirs that one plan hashes, about 2 ms
-REASONS = ("trial", "slot", "blocks", "step", "prefix")
+BLOCKED = 1024  # waiting sequences without their adapters that it passes over as well
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter")
 
 
 @dataclass(slots=True)
@@ -40,16 +41,21 @@ class Admissions:
         """Sequences that enter slots now, with the positions of their first chunk, whose blocks the caller takes before
         it asks for the next."""
         state = self.state
+        state.adapters.begin_pass()
         if state.quarantine:
             yield from self._try_alone(budget)
             return
         walk = state.queue.walk()
-        while budget > 0 and state.slots.free and walk.passed < LOOKAHEAD:
+        while budget > 0 and state.slots.free and walk.passed < LOOKAHEAD and walk.blocked < BLOCKED:
             if walk.passed and self.hashed > HASHES:
                 break
             sequence = walk.next()
             if sequence is None or sequence is state.refused or sequence.last_step > state.steps.applied:
                 break  # in order: no sequence overtakes one that waits for memory or for its own tokens in flight
+            adapter = sequence.request.adapter
+            if adapter is not None and not state.adapters.ask(adapter, state.stats.now):
+                walk.skip_blocked(sequence)
+                continue
             found = self._prefix(sequence)
             if found is None:
                 walk.skip(sequence)
@@ -74,6 +80,9 @@ class Admissions:
         if state.steps.in_flight or len(state.slots.occupied()):
             return
         sequence = min(state.quarantine, key=rank)
+        adapter = sequence.request.adapter
+        if adapter is not None and not state.adapters.ask(adapter, state.stats.now):
+            return
         found = self._prefix(sequence)
         assert found is not None, "no other sequence computes a prefix that it could wait for"
         count = min(len(sequence.tokens) - self._positions(found), budget)
@@ -163,6 +172,8 @@ class Admissions:
         sequence.blocks = found
         sequence.borrowed = sequence.cached = len(found) // state.kv.layout.groups
         slot = state.slots.enter(sequence, sequence.request.root is not None)
+        if sequence.request.adapter is not None:
+            state.adapters.enter(sequence.request.adapter)
         state.stats.sequences.enter(sequence, state.stats.now)
         state.spec.device_drafts.enter(slot, wanted=sequence.request.message.speculate)
         if found:
@@ -222,7 +233,7 @@ def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
 
 def reasons(state: SchedulerState) -> dict[str, int]:
     """Waiting sequences by what they wait for. None overtakes, so all wait for what the first one lacks, except those
-    that wait for a prefix which somebody else is computing.
+    that wait for a prefix which somebody else is computing, or for their adapter.
 
     trial: one of those that executors may have died of runs alone. slot: --max-num-seqs run. blocks: there is no KV
     cache for more. step: there is room, and the next step will have it, or the one after that.
@@ -230,7 +241,9 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     waiting = len(state.queue)
     if not waiting:
         return {}
-    behind = sum(sequence.waits_for is not None for sequence in islice(state.queue, LOOKAHEAD))
+    first = tuple(islice(state.queue, LOOKAHEAD))
+    behind = sum(sequence.waits_for is not None for sequence in first)
+    lacking = sum(sequence.waits_for is None and lacks_adapter(state, sequence) for sequence in first)
     if state.quarantine:
         reason = "trial"
     elif not state.slots.free:
@@ -239,4 +252,8 @@ def reasons(state: SchedulerState) -> dict[str, int]:
         reason = "blocks"
     else:
         reason = "step"
-    return {name: count for name, count in ((reason, waiting - behind), ("prefix", behind)) if count}
+    return {
+        name: count
+        for name, count in ((reason, waiting - behind - lacking), ("prefix", behind), ("adapter", lacking))
+        if count
+    }

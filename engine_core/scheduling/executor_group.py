@@ -82,6 +82,11 @@ class ExecutorGroup(Generic[M]):
         return min([ready.state_places for ready in self._ready.values() if ready.state_bytes], default=0)
 
     @property
+    def adapter_places(self) -> int:
+        """Places for adapters that every executor of the group has."""
+        return min(ready.adapter_places for ready in self._ready.values())
+
+    @property
     def first(self) -> ExecutorReady:
         return self._ready[min(self._ready, key=lambda peer: peer.index)]
 

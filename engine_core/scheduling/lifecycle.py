@@ -78,6 +78,8 @@ def vacate(state: SchedulerState, sequence: Sequence, *, trusted: bool = True) -
     if state.kv.recurrent is not None:
         leave_slot(state, state.kv.recurrent, sequence, trusted=trusted)
     slot = state.slots.leave(sequence)
+    if sequence.request.adapter is not None:
+        state.adapters.leave(sequence.request.adapter)
     state.queue.leave(sequence, state.stats.now)
     blocks, sequence.blocks = held_blocks(state, sequence), []
     sequence.cached = sequence.borrowed = 0
@@ -85,6 +87,11 @@ def vacate(state: SchedulerState, sequence: Sequence, *, trusted: bool = True) -
         release(state, Fenced(blocks, slot))
     else:
         state.kv.fence.hold(sequence.last_step, Fenced(blocks, slot))
+
+
+def lacks_adapter(state: SchedulerState, sequence: Sequence) -> bool:
+    """Whether a waiting sequence cannot enter a slot for want of its adapter."""
+    return sequence.request.adapter is not None and state.adapters.lacks(sequence.request.adapter)
 
 
 def held_blocks(state: SchedulerState, sequence: Sequence) -> list[int]:

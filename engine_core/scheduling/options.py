@@ -59,6 +59,9 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     recurrent: bool = False  # the model has recurrent layers, whose states begin a sequence behind a prefix
     state_places: int = 0  # snapshots of states that the executors have room for
     state_piece: int = STATE_PIECE  # positions between two states that can be kept
+    adapter_places: int = 0  # for LoRA adapters on the device
+    adapter_memory: int = 0  # adapters that the host's memory holds
+    executors: int = 1  # in the group
     traced: bool = False  # whether the history of sampled requests is recorded
     trace_tokens: int = 0  # output tokens between two marks in it; 0: none
     epoch: int = 0
@@ -83,6 +86,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"
         assert 0.0 <= self.expected_share <= 1.0
         assert min(self.stages, self.ahead, self.piece) >= 1
+        assert 0 <= self.adapter_places <= self.adapter_memory
         assert self.max_queued_tokens >= 0
         assert self.max_queue_time >= 0.0
         assert self.policy in ("fcfs", "priority")

@@ -208,6 +208,7 @@ def start_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence,
             trace=sequence.request.message.trace if state.traces.traced(sequence) else UNTRACED,
             choice=sequence.index,
             state=NO_STATE if states is None else states.begins[sequence.slot],
+            adapter=state.adapters.place(sequence.request.adapter),
         )
     )
     append_chunk(state, builder, sequence, count)
@@ -267,6 +268,7 @@ def finish_plan(
         drafting=asked.columns,
         microbatch=microbatch,
         keep=np.array([(found.slot, found.position, found.place) for found in kept], np.int32).tobytes(),
+        adapters=state.adapters.take_changes(),
     )
 
 

@@ -35,7 +35,9 @@ def signature(message: SubmitTokens) -> bytes:
     """Equal for two requests that ask for the same, from any client: everything but the seed, which may be ours."""
     parameters = msgspec.structs.replace(message.sampling, seed=0)
     digest = blake2b(message.token_ids, digest_size=16)
-    digest.update(msgspec.msgpack.encode((parameters, message.automaton, message.prediction, message.n)))
+    digest.update(
+        msgspec.msgpack.encode((parameters, message.automaton, message.prediction, message.n, message.adapter))
+    )
     return digest.digest()
 
 

@@ -8,9 +8,11 @@ client has most.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
-from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, preempt
+from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, lacks_adapter, preempt
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch
@@ -70,7 +72,7 @@ def preempt_for_blocks(
 def make_way(state: SchedulerState) -> None:
     """Promise starved clients the next slots, and preempt running sequences for them. Called before the rows of a step
     are chosen. They get what waits behind the fence first, so nothing more is preempted meanwhile."""
-    while (sequence := state.queue.starved(state.stats.now)) is not None:
+    while (sequence := state.queue.starved(state.stats.now, functools.partial(lacks_adapter, state))) is not None:
         state.queue.promise(sequence)
     promised = state.queue.promised()
     if not promised or len(state.kv.fence):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.speculation.drafter import Drafter
-from penstock.protocol.messages import Finish, Logprobs, Sampling, SubmitTokens
+from penstock.protocol.messages import Adapter, Finish, Logprobs, Sampling, SubmitTokens
 
 Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, sequence: smaller goes first
 
@@ -86,6 +86,10 @@ class Request:
     def pools(self) -> bool:
         """Whether it asks for a vector: its one sequence ends with its prompt."""
         return self.message.pooling is not None
+
+    @property
+    def adapter(self) -> Adapter | None:
+        return self.message.adapter
 
     @property
     def needs_prompt_logprobs(self) -> bool:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from penstock.engine_core.scheduling.request import Rank, Sequence
@@ -33,6 +33,7 @@ Place = tuple[int, int]  # round, then the order of coming into it
 PATIENCE = 0.25  # seconds; mostly a slot is free before
 LOOK = 0.05  # seconds between searches for starved clients
 TYPICAL = 256  # expected tokens of an output, before any has ended
+MOST_BLOCKED = 64  # sequences of a client that one pass looks at and leaves
 MEMORY = 1.0 / 32  # weight of one output in the mean
 
 
@@ -253,16 +254,18 @@ class RequestQueue:
     def walk(self) -> Walk:
         return Walk([self._levels[number] for number in self._numbers], self._clients)
 
-    def starved(self, now: float) -> Sequence | None:
-        """The first sequence of a starved client, if another client should yield a slot to it."""
+    def starved(self, now: float, blocked: Callable[[Sequence], bool] | None = None) -> Sequence | None:
+        """The first sequence of a starved client, if another client should yield a slot to it. A slot is of no use to
+        one that is `blocked`."""
         if now < self._look_at:
             return None
         for number in self._numbers:
             level = self._levels[number]
             below, most = self._below(level), busiest(level)
             for tenant in level.tenants.values():
-                client, since = next(iter(tenant.starving.items()), (None, now))
-                if client is None or since + PATIENCE > now:
+                late = (one for one, since in tenant.starving.items() if since + PATIENCE <= now)
+                client = next((one for one in late if blocked is None or not blocked(one.sequences[0])), None)
+                if client is None:
                     continue
                 if below is not None or tenant.crowded or most.running >= tenant.running + 2:
                     return client.sequences[0]
@@ -374,6 +377,8 @@ class Walk:
         self._tenants: dict[Level, Place] = {}  # everything before is passed over
         self._clients: dict[Tenant, Place] = {}
         self.passed = 0
+        self.blocked = 0  # passed over because something was missing that others do not need
+        self._blocked: dict[Client, int] = {}
 
     def next(self) -> Sequence | None:
         """The first sequence that was not passed over."""
@@ -387,6 +392,16 @@ class Walk:
         client = self._client_of[sequence]
         self._passed[client] = self._passed.get(client, 0) + 1
         self.passed += 1
+
+    def skip_blocked(self, sequence: Sequence) -> None:
+        """Pass over a sequence that delays nobody. After MOST_BLOCKED of a client's that is the client, unless it is
+        the only one."""
+        client = self._client_of[sequence]
+        count = self._blocked[client] = self._blocked.get(client, 0) + 1
+        alone = len(self._levels) == 1 and len(client.tenant.level.tenants) == len(client.tenant.clients) == 1
+        given_up = count >= MOST_BLOCKED and not alone
+        self._passed[client] = len(client.sequences) if given_up else self._passed.get(client, 0) + 1
+        self.blocked += 1
 
     def _ahead(self, level: Level) -> Sequence | None:
         """The next promised or preempted sequence: they go before all turns."""

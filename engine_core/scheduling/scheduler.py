@@ -28,9 +28,9 @@ from penstock.engine_core.scheduling.state import new_state
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.engine_core.scheduling.tracing import RESTARTED, Stay, StepFacts
 from penstock.engine_core.scheduling.update_from_output import apply, follow
-from penstock.engine_core.scheduling.validation import blocks_needed, expire, submit
+from penstock.engine_core.scheduling.validation import blocks_needed, expire, fail_adapter, submit
 from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
-from penstock.protocol.steps import StepPlan, StepResult
+from penstock.protocol.steps import AdapterLoaded, DropAdapter, LoadAdapter, StepPlan, StepResult
 
 UNLIMITED = 1 << 30
 
@@ -108,7 +108,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
-        means that no sequence waits."""
+        means that no sequence waits, but for its adapter."""
         self._state.stats.now = now
         return plan(self._state)
 
@@ -127,6 +127,17 @@ class Scheduler:
         `plan` and each `follow` or `apply` until it gives None. Its guides are the caller's until the step's result is
         followed or applied."""
         return mask_work(self._state)
+
+    def adapter_messages(self) -> list[LoadAdapter | DropAdapter]:
+        """What executors are to read and to forget, behind the plans so far; the caller removes what it has sent."""
+        return self._state.adapters.messages
+
+    def adapter_loaded(self, message: AdapterLoaded, executor: int, now: float) -> None:
+        """An executor has read an adapter, or could not: then the requests that wait for it end with the reason."""
+        self._state.stats.now = now
+        failed = self._state.adapters.loaded(message.number, executor, message.error)
+        if failed is not None:
+            fail_adapter(self._state, failed, message.error)
 
     def undelivered(self) -> tuple[int, ...]:
         """Sources for which `outputs` has something."""
@@ -162,6 +173,7 @@ class Scheduler:
         state.kv.owners = np.zeros(state.kv.pool.total + 1, np.int64)
         if state.kv.recurrent is not None:
             clear_states(state.kv.recurrent, state_places)
+        state.adapters.clear()
         state.microbatches.decoding[:] = False
         state.microbatches.sent = [None] * state.options.stages
         state.refused = None
@@ -230,6 +242,7 @@ class Scheduler:
             pool=state.kv.pool.statistics(),
             prefix=state.kv.prefix.statistics(),
             snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
+            adapters=state.adapters.statistics(),
             group_blocks=state.slots.group_blocks(),
             forecast=state.forecast.statistics(len(state.slots.occupied())),
             requests=len(state.requests),

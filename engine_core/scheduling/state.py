@@ -15,6 +15,7 @@ from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.kv.block_pool import BlockPool, Fence
 from penstock.engine_core.kv.prefix_index import PrefixIndex
 from penstock.engine_core.kv.snapshots import Snapshots
+from penstock.engine_core.scheduling.adapters import AdapterPlaces
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.outbox import Outboxes
 from penstock.engine_core.scheduling.peak_estimate import Forecast
@@ -211,6 +212,7 @@ class SchedulerState:
     spec: SpeculationState
     microbatches: MicroBatchState
     poison_requests: PoisonRequests
+    adapters: AdapterPlaces
     traces: RequestTraces
     steps: StepState = field(default_factory=StepState)
     stats: StatisticsState = field(default_factory=StatisticsState)
@@ -238,6 +240,7 @@ def new_state(options: SchedulingOptions) -> SchedulerState:
             np.zeros((options.stages, options.max_num_seqs), bool), [None] * options.stages, list(range(options.stages))
         ),
         poison_requests=PoisonRequests(),
+        adapters=AdapterPlaces(options.adapter_places, options.adapter_memory, options.executors),
         traces=RequestTraces(options.max_num_seqs, options.trace_tokens),
     )
 

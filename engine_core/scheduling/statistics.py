@@ -11,6 +11,7 @@ from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.kv.block_pool import PoolStatistics
 from penstock.engine_core.kv.prefix_index import PrefixStatistics
 from penstock.engine_core.kv.snapshots import SnapshotStatistics
+from penstock.engine_core.scheduling.adapters import AdapterStatistics
 from penstock.engine_core.scheduling.peak_estimate import ForecastStatistics
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.speculation.acceptance import AcceptanceStatistics
@@ -171,6 +172,7 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     pool: PoolStatistics
     prefix: PrefixStatistics
     snapshots: SnapshotStatistics | None  # None: the model has no recurrent layers
+    adapters: AdapterStatistics
     group_blocks: tuple[int, ...]  # in the tables of running sequences, of each KV group
     forecast: ForecastStatistics
     requests: int  # alive

@@ -11,14 +11,14 @@ import sys
 import numpy as np
 
 from penstock.engine_core.grammar.guide import Guide
-from penstock.engine_core.kv.prefix_index import root
-from penstock.engine_core.scheduling.lifecycle import add, end, resume
+from penstock.engine_core.kv.prefix_index import root_of
+from penstock.engine_core.scheduling.lifecycle import add, cancel, end, resume
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.poison_requests import signature
 from penstock.engine_core.scheduling.request import Request, stop_token_ids
 from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError, rejection
-from penstock.protocol.messages import Finish, SubmitTokens
+from penstock.protocol.messages import Adapter, Finish, SubmitTokens
 
 POISONED = "a request like this one ended the engine's executor; it is refused for ten minutes"
 UNKNOWN = 1.0  # seconds until a retry, where nothing has ended lately
@@ -88,6 +88,8 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
         raise InvalidRequest(f"max_tokens is {allowed}; it must be at least 1", param="max_tokens")
     if not 1 <= message.n <= 1 << 16:
         raise InvalidRequest(f"n is {message.n}; it must be between 1 and 65536", param="n")
+    if message.adapter is not None and not options.adapter_places:
+        raise InvalidRequest("this server serves no adapters (--enable-lora)", param="model")
     if message.written:
         validate_written(message, options)
     need = blocks_needed(message, options)
@@ -132,10 +134,12 @@ def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Gui
         return
     start: bytes | None = None
     if options.prefix_caching:
-        start = root(message.cache_salt)
+        start = root_of(message)
     elif message.n > 1:  # its sequences share the prompt through the index; no other request can
-        start = root(message.cache_salt, private=message.id)
+        start = root_of(message, private=message.id)
     state.arrivals += 1
+    if message.adapter is not None:
+        state.adapters.prefetch(message.adapter)
     request = Request(
         message=message,
         source=source,
@@ -175,7 +179,8 @@ def expire(state: SchedulerState, now: float) -> None:
     late = {sequence.request: None for sequence in state.queue if now - sequence.request.since >= most}
     for request in late:
         if not had_slot(request):
-            refuse(state, request, most)
+            told = f"the request has waited for {most:g} s without a free slot (--max-queue-time)"
+            refuse(state, request, Overloaded(told, retry_after=retry_after(state)))
 
 
 def had_slot(request: Request) -> bool:
@@ -185,15 +190,23 @@ def had_slot(request: Request) -> bool:
     return any(sequence.last_step or sequence.slot >= 0 for sequence in request.sequences.values())
 
 
-def refuse(state: SchedulerState, request: Request, seconds: float) -> None:
-    """End a request of which nothing has run; the error names the seconds that it may wait."""
-    told = f"the request has waited for {seconds:g} s without a free slot (--max-queue-time)"
-    error = Overloaded(told, retry_after=retry_after(state))
+def refuse(state: SchedulerState, request: Request, error: RequestError) -> None:
+    """End a request of which nothing has run."""
     request.spawned = request.message.n  # what waits for its first sequence's prompt is refused with it
     for sequence in tuple(request.sequences.values()):
         end(state, sequence, Finish.ABORT)
     state.stats.totals.rejected += 1
     state.outboxes[request.source].reject(rejection(request.message.id, error))
+
+
+def fail_adapter(state: SchedulerState, adapter: Adapter, error: str) -> None:
+    """End the requests that wait for an adapter which cannot be read."""
+    told = f"the adapter {adapter.name!r} cannot be served: {error}"
+    for request in {sequence.request: None for sequence in state.queue if sequence.request.adapter == adapter}:
+        if had_slot(request):
+            cancel(state, request, Finish.ERROR, told)
+        else:
+            refuse(state, request, InvalidRequest(told, param="model", code="adapter_failed"))
 
 
 def retry_after(state: SchedulerState) -> float:

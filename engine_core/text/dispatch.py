@@ -16,7 +16,7 @@ from collections import deque
 
 import msgspec
 
-from penstock.engine_core.kv.prefix_index import extend, root
+from penstock.engine_core.kv.prefix_index import extend, root_of
 from penstock.engine_core.placement.placement import Asked, Placement, PlacementStatistics
 from penstock.engine_core.text.choice import Choice
 from penstock.engine_core.text.request import Request
@@ -52,7 +52,7 @@ class Dispatch:
         tokens = array("i", message.token_ids)
         found: list[bytes] = []
         size = self._placement.block_size
-        extend(found, root(message.cache_salt), tokens, len(tokens) // size, size)
+        extend(found, root_of(message), tokens, len(tokens) // size, size)
         return found
 
     def send(self, request: Request) -> None:
@@ -191,7 +191,7 @@ class Dispatch:
             return request.placement.chain
         tokens = array("i", message.token_ids) + choice.written[:count]
         found = request.placement.chain[:]
-        extend(found, root(message.cache_salt), tokens, len(tokens) // size, size)
+        extend(found, root_of(message), tokens, len(tokens) // size, size)
         return found
 
     def statistics(self) -> DispatchStatistics:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # in the engine
-REASONS = ("trial", "slot", "blocks", "step", "prefix")  # of engine_core's scheduler, which imports numpy
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter")  # of engine_core's scheduler, which imports numpy
 
 S = TypeVar("S")
 
@@ -224,6 +224,13 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
                 lambda s: s.snapshots.hits if s.snapshots else 0),
         counter("engine_state_evictions", "Snapshots that gave their place to another",
                 lambda s: s.snapshots.evicted if s.snapshots else 0),
+        gauge("lora_places", "Places for LoRA adapters on the device", lambda s: s.adapters.places),
+        gauge("lora_placed", "Adapters in places", lambda s: s.adapters.placed),
+        gauge("lora_running", "Adapters that running requests have", lambda s: s.adapters.used),
+        gauge("lora_held", "Adapters in the executors' host memory", lambda s: s.adapters.held),
+        counter("lora_loads", "Adapters read into the executors' host memory", lambda s: s.adapters.loads),
+        counter("lora_load_failures", "Adapters that an executor could not read", lambda s: s.adapters.failures),
+        counter("lora_copies", "Adapters copied to a place", lambda s: s.adapters.copies),
         counter("engine_scheduled_tokens", "Tokens scheduled, including drafts", lambda s: s.scheduled_tokens),
         counter("engine_surplus_tokens", "Tokens sampled and discarded", lambda s: s.surplus_tokens),
         counter("engine_ended", "Choices that ended, by reason",

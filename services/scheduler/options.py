@@ -50,6 +50,9 @@ def scheduling_options(
         depth=depth(config),
         recurrent=facts.recurrent,
         state_places=executors.state_places if facts.recurrent else 0,
+        adapter_places=executors.adapter_places,
+        adapter_memory=max(executors.adapter_places, model.max_cpu_loras or 4 * model.max_loras),
+        executors=len(executors.peers),
         trace_tokens=config.trace.trace_tokens,
         epoch=executors.epoch,
     )

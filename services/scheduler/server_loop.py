@@ -23,7 +23,7 @@ from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, EngineStatus, MetricsSnapshots, Rejected, StopHit, SubmitTokens
-from penstock.protocol.steps import ExecutorReady, StepResult
+from penstock.protocol.steps import AdapterLoaded, ExecutorReady, StepResult
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.snapshot import RemoteSnapshots
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 TICK = 0.2  # seconds between ticks of the links
 CHECK_STEPS = 256  # between checks of the block accounts' sums; every block is checked whenever it is idle
 IDLE_SECONDS = 1.0  # seconds without work after which there is time for what takes milliseconds
+RESERVED = 8  # messages on an executor's link that are kept for steps and masks
 MASK_WAIT = 0.0003  # seconds that the next plan waits for masks, which go first
 GC_SECONDS = 30.0  # between garbage collections while it is never idle
 NOT_READY = "the engine is not ready"
@@ -200,6 +201,11 @@ class SchedulerLoop:
                 self._scheduler.apply(result, now)
                 self._times.applied(result, time.perf_counter() - began)
                 self._traces.applied(result, now)
+            case AdapterLoaded() as loaded:
+                if loaded.error:
+                    logs.warning(log, "adapter_failed", executor=peer.index, number=loaded.number, reason=loaded.error)
+                if self._scheduler is not None and self.executors.complete:
+                    self._scheduler.adapter_loaded(loaded, peer.index, now)
             case MetricsSnapshots() as snapshots:
                 self.remote.receive(peer, snapshots)
             case ExecutorReady() as ready:
@@ -311,6 +317,7 @@ class SchedulerLoop:
             began = time.perf_counter()
             plan = scheduler.plan(now)
             if plan is None:
+                self._send_adapters(scheduler)
                 return
             planned = time.perf_counter()
             if scheduler.traced and self._traces.due(now):
@@ -321,9 +328,16 @@ class SchedulerLoop:
             encode = time.perf_counter() - planned
             self._times.planned(plan.step, planned - began, encode, after_idle=self._housekeeping.idle)
             self._housekeeping.idle = False
+            self._send_adapters(scheduler)
             self._fill_masks(scheduler)
             if not sent:
                 return  # an executor is gone: the link says `Left` next, and the new epoch recomputes this step
+
+    def _send_adapters(self, scheduler: Scheduler) -> None:
+        """Have executors read and forget adapters, as far as their links have room beside the steps."""
+        messages, peers = scheduler.adapter_messages(), self.executors.peers
+        while messages and min(peer.credit for peer in peers) > RESERVED:
+            self._steps.send_each(peers, messages.pop(0))
 
     def _device_has_time(self, scheduler: Scheduler) -> bool:
         """Whether the device has work for longer than an iteration takes."""

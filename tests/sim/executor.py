@@ -34,6 +34,7 @@ from penstock.protocol.steps import (
     StepPlan,
     StepResult,
 )
+from tests.sim.adapters import Hosts
 from tests.sim.lives import World
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
 
@@ -52,6 +53,7 @@ class Slot:
     guessed: int = -1  # tokens that it had when they were made
     pooling: Pooling | None = None
     pooled: int = 0  # positions that went into its vector
+    place: int = 0  # of its adapter
     began: int = 0  # position of its first row in the last step, or its end where that was a chunk
 
     @property
@@ -121,6 +123,7 @@ class FakeExecutor:
         self._store: dict[int, frozenset[int]] = {}
         self._step = 0
         self.rows = 0
+        self.hosts = Hosts(world.adapter_places, world.adapter_memory)
         self._recurrent, self._piece = world.recurrent, world.state_piece
         self._places: list[tuple[int, int] | None] = [None] * world.places  # position, hash of the prefix before it
         self.kept = self.begun = 0  # snapshots, and slots that began from one
@@ -136,6 +139,8 @@ class FakeExecutor:
         self._step = plan.step
         fenced_slots = frozenset().union(*[touched.slots for touched in self._flying])
         fenced_blocks = frozenset().union(*[touched.blocks(self._layout) for touched in self._flying])
+        for number, place in ints(plan.adapters, 2):
+            self.hosts.copy(number, place)
         for start in plan.starts:
             for number, decoding in self._decoding.items():
                 assert start.slot not in decoding or number != plan.microbatch or start.slot in turned_off(plan)
@@ -202,6 +207,8 @@ class FakeExecutor:
             assert all(table[first_column(slot.computed, window, self._size) :]), "a block that is read is there"
             assert not fenced_blocks.intersection(table[slot.computed // self._size :]), "block reused too early"
         slot.hashes = cells(slot.nature.root, slot.tokens)
+        slot.place = start.adapter
+        assert self.hosts.places[slot.place] == slot.nature.adapter, "a start in a place of another adapter"
         self._slots[start.slot] = slot
         if start.state != NO_STATE:
             self.begun += 1
@@ -233,6 +240,9 @@ class FakeExecutor:
         assert used, "a step without work"
         assert len(set(used)) == len(used), "one row per slot"
         assert {start.slot for start in plan.starts} <= {row[0] for row in chunks}
+        for number in used:
+            slot = self._slots[number]
+            assert self.hosts.places[slot.place] == slot.nature.adapter, "a place overwritten while it was used"
         ids = [token for (token,) in ints(plan.draft_ids)]
         assert list(counts) == sorted(counts)
         assert set(counts) <= running

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, Written
 from penstock.protocol.steps import choice_seed
+from tests.sim.adapters import GROUP, adapter
 from tests.sim.grammar import FakeGuide
-from tests.sim.model import EOS, VOCAB, Nature, rollout
+from tests.sim.model import EOS, VOCAB, Nature, rollout, root_of
 
 PLAIN = SpeculationOptions()
 
@@ -50,6 +51,9 @@ class World:
     places: int = 0  # for snapshots of their states
     state_piece: int = 8
     windows: tuple[int, ...] = (0,)  # of the KV groups
+    adapters: tuple[str, ...] = ()  # that lives ask for, beside the model itself
+    adapter_places: int = 0
+    adapter_memory: int = 0
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
     @property
@@ -80,6 +84,9 @@ def scheduling_options(world: World) -> SchedulingOptions:
         recurrent=world.recurrent,
         state_places=world.places,
         state_piece=world.state_piece,
+        adapter_places=world.adapter_places,
+        adapter_memory=world.adapter_memory,
+        executors=GROUP,
     )
 
 
@@ -181,8 +188,12 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
         logprobs=rng.choice((-1, -1, -1, -1, 0)),
         prompt_logprobs=rng.choice((-1,) * 6 + (0,)),
     )
+    name = rng.choice(("", *world.adapters)) if world.adapters else ""
     nature = Nature(
-        len(salt), fails_at=rng.choice((0, 1, 4)) if rng.random() < 0.02 else -1, period=rng.choice((0, 0, 3, 5))
+        root_of(salt, name),
+        adapter=name,
+        fails_at=rng.choice((0, 1, 4)) if rng.random() < 0.02 else -1,
+        period=rng.choice((0, 0, 3, 5)),
     )
     automaton = random_automaton(rng) if rng.random() < world.guided else None
     if automaton is not None:
@@ -201,6 +212,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
             n=rng.choice((1,) * 12 + (2, 5)),
             priority=rng.choice((0, 0, -3, 7)),
             cache_salt=salt,
+            adapter=adapter(name) if name else None,
             automaton=automaton,
             prediction=np.array(prediction, np.int32).tobytes(),
             speculate=rng.random() < 0.9,

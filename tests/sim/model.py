@@ -23,6 +23,7 @@ class Nature:
     root: int = 0
     fails_at: int = -1  # output number (from 0) whose logits are not finite
     period: int = 0  # the output mostly repeats itself after so many tokens
+    adapter: str = ""
 
 
 class Walk(Protocol):
@@ -41,6 +42,11 @@ class Walk(Protocol):
 def cell(before: int, token: int) -> int:
     """KV of a position from the KV of the one before it. Hashes of integers do not vary between runs."""
     return hash((before, token, 0x5EED))
+
+
+def root_of(salt: str, adapter: str) -> int:
+    """Of a request's nature: nothing is shared with another salt or another adapter."""
+    return hash((len(salt), *adapter.encode())) if adapter else len(salt)
 
 
 def cells(root: int, tokens: list[int]) -> list[int]:

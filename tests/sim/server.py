@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, TraceContext, Written
 from penstock.protocol.steps import StepPlan, StepResult
+from tests.sim.adapters import adapter as named
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
 from tests.sim.idle import is_idle
 from tests.sim.lives import Life, World, scheduling_options
 from tests.sim.masks import MaskDesk
-from tests.sim.model import EOS, VOCAB, Nature
+from tests.sim.model import EOS, VOCAB, Nature, root_of
 from tests.sim.record import Record, Seen
 
 ROOMY = World(blocks=256, block_size=4, slots=8, budget=64, max_model_len=64, depth=1)
@@ -62,6 +63,7 @@ class Server:
         written: tuple[Written, ...] = (),
         max_tokens: int | None = 4,
         trace: TraceContext = NO_TRACE,
+        adapter: str = "",
         client: str = "",
         tenant: str = "",
         **sampling: object,
@@ -84,8 +86,9 @@ class Server:
             written=written,
             trace=trace,
             client=Client(tenant, client),
+            adapter=named(adapter) if adapter else None,
         )
-        self.natures[message.sampling.seed] = Nature(len(salt), fails_at, period)
+        self.natures[message.sampling.seed] = Nature(root_of(salt, adapter), fails_at, period, adapter)
         self.lives[number] = Life(message, source, self.natures[message.sampling.seed])
         self.scheduler.submit(message, source, self.now, None if automaton is None else FakeGuide(automaton))
         return number
@@ -95,7 +98,13 @@ class Server:
         if plan is not None:
             self.results += self.executor.run(plan)
             self.mask()
+        self.executor.hosts.take(self.scheduler)
         return plan
+
+    def load(self) -> None:
+        """Executors read all that they are asked for."""
+        while self.executor.hosts.take(self.scheduler) or self.executor.hosts.say(self.scheduler, self.now):
+            pass
 
     def mask(self) -> None:
         """Make the masks that can be made."""

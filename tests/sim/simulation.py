@@ -167,6 +167,7 @@ class Simulation:
                 self._die()
                 break
             self.results += self.executor.run(plan)
+            self.executor.hosts.take(self.scheduler)
             self.desk.collect(self.scheduler)
             if self.rng.random() < 0.1:
                 self._interfere()
@@ -174,6 +175,9 @@ class Simulation:
             masks = self.desk.make()
             self.results += self.executor.mask(masks)
             busy = True
+        busy |= self.executor.hosts.take(self.scheduler)
+        if not busy or self.rng.random() < 0.2:
+            busy |= self.executor.hosts.say(self.scheduler, self.clock.now, self.rng)
         assert busy or self.results or not self.scheduler.unfinished, "nothing runs, nothing is in flight, lives wait"
         if self.results and (not busy or self.rng.random() < 0.9):
             result = self.results.popleft()

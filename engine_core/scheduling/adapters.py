@@ -1,0 +1,220 @@
+"""LoRA adapters: which ones executors have read, which have a place on the device, and who gets a place next.
+
+A sequence enters a slot when its adapter has a place, or a place can be had: one that is empty, or whose adapter no
+running sequence uses. The one that was used longest ago goes. Whoever lacks its adapter is passed over and delays
+nobody. An adapter that has waited PATIENCE seconds for a place has one emptied for it: sequences that are behind in the
+order no longer enter with the adapter there. At most a quarter of the places are being emptied at once.
+
+Adapters are read in the order in which the queue asks for them, LOADS at a time. The host's memory holds `memory` of
+them. For another one the longest unused goes of those that have a place or that nobody ahead in the order asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from penstock.protocol.messages import Adapter
+from penstock.protocol.steps import DropAdapter, LoadAdapter
+
+LOADS = 2  # at once: each shares the bandwidth with the others, and a link has room for few messages
+PATIENCE = 0.5  # seconds that an adapter waits for a place to become free by itself
+
+
+class AdapterStatistics(msgspec.Struct, frozen=True):
+    """Counters as of now."""
+
+    places: int
+    placed: int  # adapters in them
+    used: int  # of those, the ones that running sequences have
+    held: int  # in the host's memory
+    memory: int  # that it has room for
+    loading: int
+    loads: int  # totals since start: adapters read,
+    failures: int  # that could not be read,
+    copies: int  # and copied to a place
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """One adapter that executors have."""
+
+    adapter: Adapter
+    number: int
+    used: int  # the larger the later
+    held: bool = True  # in the host's memory, or being read into it
+    loaded: set[int] = field(default_factory=set)  # executors that have read it
+    ready: bool = False  # all have
+    place: int = 0
+    users: int = 0  # running sequences
+    wanted: int = 0  # the last pass over the queue that asked for it
+    since: float = math.inf  # when it first lacked a place
+
+
+class AdapterPlaces:
+    """Owner of the places and of what executors hold in the host's memory."""
+
+    def __init__(self, places: int, memory: int, executors: int) -> None:
+        assert memory >= places
+        self.messages: list[LoadAdapter | DropAdapter] = []  # to executors, behind the plans so far
+        self._memory, self._executors = memory, executors
+        self._holdings: dict[str, Holding] = {}
+        self._loading: dict[int, Holding] = {}
+        self._places: list[Holding | None] = [None] * places  # the first has number 1
+        self._changes: list[tuple[int, int]] = []  # of the plan that is being made
+        self._emptied: dict[Holding, None] = {}  # their places are, in this pass
+        self._pass = self._turn = self._number = 0
+        self._loads = self._failures = self._copies = 0
+
+    def begin_pass(self) -> None:
+        """The queue is gone through anew, in order."""
+        self._pass += 1
+        self._emptied.clear()
+
+    def prefetch(self, adapter: Adapter) -> None:
+        """Have it read if there is room: a request has come that will need it."""
+        if adapter.identity not in self._holdings and self._held() < self._memory:
+            self._load(adapter)
+
+    def lacks(self, adapter: Adapter) -> bool:
+        """Whether a sequence with this adapter cannot enter a slot now."""
+        holding = self._holdings.get(adapter.identity)
+        if holding is None or not holding.ready:
+            return True
+        return not holding.place and self._free_place() is None
+
+    def ask(self, adapter: Adapter, now: float) -> bool:
+        """Whether the next sequence in order may enter a slot. If not, what it lacks is on its way as far as may be."""
+        holding = self._holdings.get(adapter.identity)
+        if holding is None:
+            self._load(adapter)
+            return False
+        holding.wanted = self._pass
+        if holding.place:
+            return holding not in self._emptied
+        if not holding.ready:
+            return False
+        if self._free_place() is not None:
+            return True
+        holding.since = min(holding.since, now)
+        if now - holding.since >= PATIENCE and len(self._emptied) < max(1, len(self._places) // 4):
+            others = [other for other in self._places if other is not None and other not in self._emptied]
+            self._emptied[min(others, key=lambda other: (other.users, other.used))] = None
+        return False
+
+    def enter(self, adapter: Adapter) -> None:
+        """A sequence for which `ask` said yes has a slot now."""
+        holding = self._holdings[adapter.identity]
+        if not holding.place:
+            self._put(holding)
+        holding.users += 1
+        holding.used = self._next_turn()
+
+    def leave(self, adapter: Adapter) -> None:
+        """A sequence leaves its slot. Steps in flight run before whatever is written to the place from now on."""
+        holding = self._holdings[adapter.identity]
+        assert holding.users > 0
+        holding.users -= 1
+
+    def place(self, adapter: Adapter | None) -> int:
+        """Of a running sequence."""
+        return 0 if adapter is None else self._holdings[adapter.identity].place
+
+    def take_changes(self) -> bytes:
+        """`StepPlan.adapters` of the plan that is being made."""
+        if not self._changes:
+            return b""
+        changes = np.array(self._changes, np.int32).tobytes()
+        self._changes.clear()
+        return changes
+
+    def loaded(self, number: int, executor: int, error: str) -> Adapter | None:
+        """An executor has read an adapter, or could not: then the adapter, which is forgotten everywhere. What it says
+        of another epoch is ignored."""
+        holding = self._loading.get(number)
+        if holding is None:
+            return None
+        if error:
+            self._failures += 1
+            del self._loading[number], self._holdings[holding.adapter.identity]
+            self.messages.append(DropAdapter(number))
+            return holding.adapter
+        holding.loaded.add(executor)
+        if len(holding.loaded) == self._executors:
+            holding.ready = True
+            del self._loading[number]
+            self._loads += 1
+        return None
+
+    def clear(self) -> None:
+        """Executors begin anew with empty places, and no sequence runs."""
+        assert not any(holding.users for holding in self._holdings.values())
+        self._holdings.clear()
+        self._loading.clear()
+        self._changes.clear()
+        self._emptied.clear()
+        self.messages.clear()
+        self._places = [None] * len(self._places)
+
+    def statistics(self) -> AdapterStatistics:
+        placed = [holding for holding in self._places if holding is not None]
+        used = sum(holding.users > 0 for holding in placed)
+        return AdapterStatistics(
+            len(self._places), len(placed), used, self._held(), self._memory, len(self._loading), self._loads,
+            self._failures, self._copies,
+        )  # fmt: skip
+
+    def _held(self) -> int:
+        return sum(holding.held for holding in self._holdings.values())
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
+    def _load(self, adapter: Adapter) -> None:
+        if len(self._loading) >= LOADS:
+            return
+        if self._held() >= self._memory:
+            spare = [
+                holding
+                for holding in self._holdings.values()
+                if holding.held and holding.ready and (holding.place or holding.wanted < self._pass)
+            ]
+            if not spare:
+                return
+            self._drop(min(spare, key=lambda holding: holding.used))
+        self._number += 1
+        holding = Holding(adapter, self._number, self._next_turn(), wanted=self._pass)
+        self._holdings[adapter.identity] = self._loading[self._number] = holding
+        self.messages.append(LoadAdapter(self._number, adapter.path, adapter.version))
+
+    def _drop(self, holding: Holding) -> None:
+        """Have executors forget it in the host's memory. In a place it serves on."""
+        holding.held = False
+        self.messages.append(DropAdapter(holding.number))
+        if not holding.place:
+            del self._holdings[holding.adapter.identity]
+
+    def _free_place(self) -> int | None:
+        """The place to take next: an empty one, else the one that was used longest ago of those without users."""
+        free = [
+            (-1 if holding is None else holding.used, place)
+            for place, holding in enumerate(self._places, 1)
+            if holding is None or not holding.users
+        ]
+        return min(free)[1] if free else None
+
+    def _put(self, holding: Holding) -> None:
+        place = self._free_place()
+        assert place is not None, "`ask` found one"
+        before = self._places[place - 1]
+        if before is not None:
+            before.place = 0
+            if not before.held:
+                del self._holdings[before.adapter.identity]
+        self._places[place - 1], holding.place, holding.since = holding, place, math.inf
+        self._changes.append((holding.number, place))
+        self._copies += 1

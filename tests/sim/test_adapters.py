@@ -1,0 +1,36 @@
+"""Lives with LoRA adapters: whatever is read, copied, emptied and lost, every life has its own adapter's tokens."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from penstock.engine_core.scheduling.options import SpeculationOptions
+from tests.sim.lives import World, random_lives
+from tests.sim.simulation import Simulation
+
+PLAIN = World(
+    blocks=64, block_size=4, slots=8, budget=32, max_model_len=40, depth=2, tenants=3,
+    adapters=("a", "b", "c", "d", "e"), adapter_places=2, adapter_memory=3,
+)  # fmt: skip
+WORLDS = {
+    "plain": PLAIN,
+    "one place": replace(PLAIN, adapter_places=1, adapter_memory=1, fairness=False),
+    "tight": replace(PLAIN, blocks=14, budget=8, careless=True),
+    "restarts": replace(PLAIN, restarts=0.02, leaves=0.01),
+    "stages": replace(PLAIN, stages=2, depth=3, guided=0.3, pooled=0.2),
+    "drafts": replace(PLAIN, speculation=SpeculationOptions(method="draft_model", num_speculative_tokens=3)),
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_life_has_its_own_adapters_tokens(name: str, seed: int) -> None:
+    rng = random.Random(seed)
+    run = Simulation(WORLDS[name], random_lives(rng, WORLDS[name], 60), rng)
+    found = run.run().statistics.adapters
+    assert found.copies > found.places, "places were used again"
+    assert found.loads > WORLDS[name].adapter_memory, "memory was used again"
+    assert (found.used, found.failures) == (0, 0)
