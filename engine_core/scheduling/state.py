@@ -196,6 +196,7 @@ class StatisticsState:
     totals: Totals = field(default_factory=Totals)
     sequences: SequenceHistograms = field(default_factory=SequenceHistograms)
     now: float = 0.0
+    arrivals: int = 0  # requests so far
 
 
 @dataclass(slots=True, eq=False)
@@ -220,7 +221,6 @@ class SchedulerState:
     outboxes: Outboxes = field(default_factory=Outboxes)
     prefilling: list[Sequence] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
     quarantine: dict[Sequence, None] = field(default_factory=dict)  # suspects of executors' deaths, run one by one
-    arrivals: int = 0  # requests so far
     refused: Sequence | None = None  # head of the queue that did not fit, until blocks are freed
     kv_pressure: bool = False  # the last plan lacked blocks for what runs
 

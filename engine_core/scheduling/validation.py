@@ -137,13 +137,13 @@ def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Gui
         start = root_of(message)
     elif message.n > 1:  # its sequences share the prompt through the index; no other request can
         start = root_of(message, private=message.id)
-    state.arrivals += 1
+    state.stats.arrivals += 1
     if message.adapter is not None:
         state.adapters.prefetch(message.adapter)
     request = Request(
         message=message,
         source=source,
-        order=state.arrivals,
+        order=state.stats.arrivals,
         prompt_tokens=len(message.token_ids) // 4,
         limit=longest(message, options),
         root=start,

@@ -53,6 +53,7 @@ def pooled_submission(
         trace=request.trace,
         arrival=request.arrival,
         client=request.client,
+        adapter=request.adapter,
     )
 
 

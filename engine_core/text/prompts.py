@@ -112,6 +112,7 @@ class Prompter:
             trace=request.trace,
             arrival=request.arrival,
             client=request.client,
+            adapter=request.adapter,
             turns=turn_ends(token_ids, self._limits.eos_token_ids) if self._limits.recurrent else (),
         )
         bound = Bound(request.grammar) if rendered is None else self._bound(request, rendered)

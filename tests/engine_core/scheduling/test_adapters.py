@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.engine_core.scheduling.adapters import LOADS, PATIENCE
-from penstock.engine_core.scheduling.request_queue import MOST_BLOCKED
+from penstock.engine_core.scheduling.admission import BLOCKED
 from penstock.protocol.messages import Finish
 from penstock.protocol.step_columns import adapter_table
 from penstock.protocol.steps import DropAdapter, LoadAdapter
@@ -57,7 +57,7 @@ def test_a_cold_adapter_delays_nobody() -> None:
 
 def test_hundreds_of_one_client_with_a_cold_adapter_delay_no_other_client() -> None:
     made = server()
-    for _ in range(3 * MOST_BLOCKED):
+    for _ in range(BLOCKED + 1):
         made.submit([1], adapter="a", client="cold")
     other = made.submit([1], client="other")
     made.step()
