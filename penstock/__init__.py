@@ -12,6 +12,7 @@ from penstock.protocol.errors import ConfigError, LinkError, ModelError, Penstoc
 if TYPE_CHECKING:
     from penstock.services.llm.async_llm import AsyncLLM
     from penstock.services.llm.llm import LLM
+    from penstock.services.llm.lora import LoRARequest
     from penstock.services.llm.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM", "AsyncLLM", "ClassificationOutput", "ClassificationRequestOutput", "CompletionOutput", "Config",
     "ConfigError", "EmbeddingOutput", "EmbeddingRequestOutput",
-    "LinkError", "Logprob", "ModelError", "PenstockError", "PoolingOutput", "PoolingRequestOutput", "RequestError",
+    "LinkError", "LoRARequest", "Logprob",
+    "ModelError", "PenstockError", "PoolingOutput", "PoolingRequestOutput", "RequestError",
     "RequestMetrics", "RequestOutput", "RequestOutputKind", "SamplingParams", "ScoringOutput", "ScoringRequestOutput",
     "StructuredOutputsParams", "ToolCall",
 ]  # fmt: skip
 
 MODULES: Mapping[str, str] = {
-    "LLM": "llm", "AsyncLLM": "async_llm",
+    "LLM": "llm", "AsyncLLM": "async_llm", "LoRARequest": "lora",
     **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "params"),
 }  # fmt: skip
 

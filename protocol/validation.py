@@ -79,8 +79,6 @@ def check_lora(config: Config) -> None:
         raise ConfigError(
             "--max-cpu-loras", model.max_cpu_loras, f"it must be at least --max-loras ({model.max_loras})"
         )
-    if model.enable_lora:
-        raise ConfigError("--enable-lora", True, "adapters are not served yet: merge one into the model's weights")
 
 
 def check_links(config: Config) -> None:

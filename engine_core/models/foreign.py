@@ -8,7 +8,7 @@ from pathlib import Path
 LAYOUT = "a model is a folder with config.json, *.safetensors and tokenizer.json, as the Hugging Face hub has them"
 # A file that tells, and the rest of the sentence; the first that is there counts. {} is the file, or its folder.
 FORMATS: tuple[tuple[str, str], ...] = (
-    ("adapter_config.json", "{} is a LoRA adapter: merge it into its base model (peft's merge_and_unload), serve that"),
+    ("adapter_config.json", "{} is a LoRA adapter: serve its base model with --enable-lora --lora-modules NAME=FOLDER"),
     ("model_index.json", "{} is a diffusers pipeline, which makes images: Penstock serves language models"),
     ("**/*.incomplete", "{} is what an interrupted download left: download the model again"),
     ("*.gguf", "{} is of llama.cpp: Penstock reads safetensors, so take the model that the GGUF was made from"),
@@ -27,8 +27,8 @@ FORMATS: tuple[tuple[str, str], ...] = (
 PARENTS = ("snapshots/*/config.json", "*/config.json")  # of which the folder is named
 # Beside a whole model these say that its weights alone are not what its makers meant.
 BESIDE: Mapping[str, str] = {
-    "adapter_config.json": "a LoRA adapter lies beside the model, which Penstock does not apply; merge it into the "
-    "model, or remove this file to serve the model without it",
+    "adapter_config.json": "a LoRA adapter lies beside the model, which nothing applies; serve it from a folder of "
+    "its own with --lora-modules, or remove this file to serve the model without it",
 }
 
 

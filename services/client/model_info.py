@@ -16,6 +16,8 @@ from penstock.engine_core.models.pooler import ClassifierSpec, Pooler, read_pool
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, wrong_output
 from penstock.protocol.errors import ConfigError, NotFound
+from penstock.protocol.messages import Adapter
+from penstock.services.client.adapters import AdapterNames
 
 DEFAULT_TOKENIZER = "PreTrainedTokenizerFast"  # if the folder names no class
 
@@ -34,6 +36,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     classifier: ClassifierSpec | None = None
     headless: bool = False  # it makes vectors alone
     quantization: QuantizationFacts | None = None
+    adapters: AdapterNames | None = None  # None: it is served alone
     wrong_output: tuple[str, ...] = ()  # why its output is wrong, as protocol.config.wrong_output says
 
     @property
@@ -51,18 +54,28 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         }
         return tuple(task for task, served in tasks.items() if served)
 
-    def check_name(self, asked: str | None) -> None:
-        """Raise NotFound unless `asked` is a name of this model, or None."""
-        if asked is not None and asked not in self.names:
+    def adapter(self, asked: str | None) -> Adapter | None:
+        """The adapter that is asked for; None: the model itself is, by name or not. Raises NotFound for another name,
+        and InvalidRequest for an adapter that cannot be served."""
+        if asked is None or asked in self.names:
+            return None
+        found = None if self.adapters is None else self.adapters.find(asked)
+        if found is None:
             raise NotFound(f"The model `{asked[:200]}` does not exist.", param="model", code="model_not_found")
+        return found
+
+    def called(self, adapter: Adapter | None) -> str:
+        """The name that responses carry."""
+        return self.name if adapter is None else adapter.name
 
 
 def read_model_info(config: Config) -> ModelInfo:
     """Read the model's folder. Raises ModelError or ConfigError."""
     path = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(path, config.model.quantization)
+    names = folder.served_names(path, config.model)
     return ModelInfo(
-        names=folder.served_names(path, config.model),
+        names=names,
         max_model_len=folder.model_length(spec, config.model),
         vocab_size=spec.vocab_size,
         created=int(time.time()),
@@ -75,6 +88,7 @@ def read_model_info(config: Config) -> ModelInfo:
         classifier=spec.classifier,
         headless=spec.headless,
         quantization=quantization_facts(spec),
+        adapters=AdapterNames(config, spec, names) if config.model.enable_lora else None,
         wrong_output=wrong_output(config),
     )
 

@@ -26,13 +26,14 @@ from penstock.protocol.errors import (
     RequestError,
     UnsupportedMediaType,
 )
-from penstock.protocol.messages import Client, TraceContext
+from penstock.protocol.messages import Adapter, Client, TraceContext
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REQUEST_ID_KEY = "penstock.request_id"  # where the scope holds the id: the context itself would make a cycle with it
+ADAPTER_KEY = "penstock.adapter"  # of the scope
 STREAM_WRITER = "penstock.stream_writer"  # where the scope holds the connection's, if the server has one
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
@@ -110,6 +111,16 @@ class RequestContext:
     @property
     def query(self) -> str:
         return str(self.scope["query_string"].decode("latin-1"))
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """What the request names as its model, where that is one."""
+        found: Adapter | None = self.scope.get(ADAPTER_KEY)
+        return found
+
+    @adapter.setter
+    def adapter(self, found: Adapter | None) -> None:
+        self.scope[ADAPTER_KEY] = found
 
     def header(self, name: bytes) -> bytes | None:
         """The header's first value."""

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 COMMENT = "#"
 MAX_FILE = 1 << 20  # bytes
-OPTION = "--api-key-file"
+OPTION, OPERATOR = "--api-key-file", "--operator-key-file"
 Version = tuple[int, int, int]  # inode, size and ctime of a file; a change of its mode changes the ctime too
 
 HOST = re.compile(rb"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(?::([0-9]*))?")  # RFC 3986, section 3.2
@@ -59,17 +59,20 @@ class Keys:
     no key, the keys so far stay in force.
     """
 
-    def __init__(self, options: ApiConfig) -> None:
-        """Raises ConfigError for a file that cannot be read or holds no key."""
-        self._own = tuple(digest(key.encode()) for key in words(options.api_key))
-        self._path = Path(options.api_key_file) if options.api_key_file else None
+    def __init__(self, options: ApiConfig, option: str = OPTION) -> None:
+        """option: whose keys; OPERATOR's are a file's alone. Raises ConfigError for a file that cannot be read or holds
+        no key."""
+        given, file = ("", options.operator_key_file) if option == OPERATOR else (options.api_key, options.api_key_file)
+        self._own = tuple(digest(key.encode()) for key in words(given))
+        self._path = Path(file) if file else None
+        self._option = option
         self.locked = bool(self._own) or self._path is not None  # whether a key is needed at all
         self._filed: tuple[bytes, ...] = ()
         self._version: Version | None = None
         self._reads = 0
         if self._path is not None:
-            self._version = version(self._path)
-            self._filed = read(self._path)
+            self._version = version(self._path, option)
+            self._filed = read(self._path, option)
             self._reads = 1
 
     def accepts(self, given: bytes) -> bool:
@@ -86,10 +89,10 @@ class Keys:
             return
         current: Version | None = None
         try:
-            current = version(self._path)
+            current = version(self._path, self._option)
             if current == self._version and not always:
                 return
-            self._filed = read(self._path)
+            self._filed = read(self._path, self._option)
         except ConfigError as error:
             if current != self._version or always:
                 logs.error(log, "api_keys_kept", keys=len(self._filed), reason=error.allowed)
@@ -108,16 +111,16 @@ def digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def version(path: Path) -> Version:
+def version(path: Path, option: str = OPTION) -> Version:
     """Raises ConfigError for a file that does not exist."""
     try:
         found = path.stat()
     except OSError as error:
-        raise ConfigError(OPTION, str(path), f"it cannot be read: {error.strerror}") from error
+        raise ConfigError(option, str(path), f"it cannot be read: {error.strerror}") from error
     return found.st_ino, found.st_size, found.st_ctime_ns
 
 
-def read(path: Path) -> tuple[bytes, ...]:
+def read(path: Path, option: str = OPTION) -> tuple[bytes, ...]:
     """Digests of the keys in a file, one per line; blank lines and lines that begin with # are ignored.
 
     Raises ConfigError for a file that cannot be read, is not text, is larger than MAX_FILE bytes or holds no key.
@@ -127,14 +130,14 @@ def read(path: Path) -> tuple[bytes, ...]:
             text = file.read(MAX_FILE + 1)
         lines = [line.strip() for line in text.decode().splitlines()]
     except OSError as error:
-        raise ConfigError(OPTION, str(path), f"it cannot be read: {error.strerror}") from error
+        raise ConfigError(option, str(path), f"it cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(OPTION, str(path), "it must be UTF-8 text with a key per line") from error
+        raise ConfigError(option, str(path), "it must be UTF-8 text with a key per line") from error
     if len(text) > MAX_FILE:
-        raise ConfigError(OPTION, str(path), f"it is larger than {MAX_FILE} bytes")
+        raise ConfigError(option, str(path), f"it is larger than {MAX_FILE} bytes")
     keys = tuple(digest(line.encode()) for line in lines if line and not line.startswith(COMMENT))
     if not keys:
-        raise ConfigError(OPTION, str(path), "it holds no key")
+        raise ConfigError(option, str(path), "it holds no key")
     return keys
 
 

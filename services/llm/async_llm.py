@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
+from penstock.services.llm.lora import LoRARequest, with_adapters
 from penstock.services.llm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import (
@@ -47,6 +48,7 @@ class AsyncLLM(EngineProperties):
         request_id: str | None = None,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """Stream the outputs of one prompt, the last one `finished`. Leaving the loop early aborts the request. Its
@@ -54,7 +56,8 @@ class AsyncLLM(EngineProperties):
 
         Raises RequestError if it is refused or fails.
         """
-        (request,) = completion_requests(parse_prompts([prompt]), sampling_params, self.model, [priority])
+        requests = completion_requests(parse_prompts([prompt]), sampling_params, self.model, [priority])
+        (request,) = with_adapters(requests, lora_request, 1, self.model)
         async with aclosing(self._stream(request, request_id, trace_headers)) as outputs:
             async for output in outputs:
                 yield output
@@ -65,11 +68,13 @@ class AsyncLLM(EngineProperties):
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> AsyncIterator[RequestOutput]:
         """As `generate`, for one conversation. `fields` are those of `LLM.chat`."""
-        request = chat_request(messages, sampling_params, self.model, **fields)
+        requests = [chat_request(messages, sampling_params, self.model, **fields)]
+        (request,) = with_adapters(requests, lora_request, 1, self.model)
         async with aclosing(self._stream(request, request_id, trace_headers)) as outputs:
             async for output in outputs:
                 yield output

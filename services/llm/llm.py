@@ -17,6 +17,7 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText
 from penstock.services.commands.progress import ProgressBar
 from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
+from penstock.services.llm.lora import Loras, with_adapters
 from penstock.services.llm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -83,17 +84,20 @@ class LLM(EngineProperties):
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: Loras = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
         """One output per prompt, in order. A prompt is text, token ids, or a dict with `prompt` or `prompt_token_ids`
-        and optionally `cache_salt`, `prediction` and `traceparent`; `sampling_params` is one for all or one for each.
+        and optionally `cache_salt`, `prediction` and `traceparent`; `sampling_params` is one for all or one for each,
+        and so is `lora_request`.
 
         Raises RequestError for the first prompt that is refused or fails, which ends the others; with `return_errors`
         the error is in that prompt's output instead.
         """
         found = parse_prompts(prompts)
         requests = completion_requests(found, sampling_params, self.model, priority)
-        return self._generate(requests, len(found), use_tqdm, return_errors)
+        named = with_adapters(requests, lora_request, len(found), self.model)
+        return self._generate(named, len(found), use_tqdm, return_errors)
 
     def chat(
         self,
@@ -111,6 +115,7 @@ class LLM(EngineProperties):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool | None = None,
+        lora_request: Loras = None,
         return_errors: bool = False,
     ) -> list[RequestOutput]:
         """As `generate`, for a conversation or a list of them; `tools` and the options after it are those of chat
@@ -129,7 +134,8 @@ class LLM(EngineProperties):
         }  # fmt: skip
         each = zip(found, params_of_each(sampling_params, len(found)), strict=True)
         requests = [chat_request(one, params, self.model, split=split, **fields) for one, params in each]
-        return self._generate(requests, len(requests), use_tqdm, return_errors)
+        named = with_adapters(requests, lora_request, len(requests), self.model)
+        return self._generate(named, len(requests), use_tqdm, return_errors)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer as transformers loads it, with the chat template that is in effect.

@@ -26,7 +26,7 @@ from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.model_info import read_model_info
 from penstock.services.http.connection import Connection, ConnectionLimits
-from penstock.services.http.security import Keys
+from penstock.services.http.security import OPERATOR, Keys
 from penstock.services.http.server import (
     ConnectionLimiter,
     Server,
@@ -89,6 +89,7 @@ async def serve(config: Config, index: int) -> ExitCode:
     stages = StartupPhases()
     model = read_model_info(config)
     keys = Keys(config.api)
+    operators = Keys(config.api, OPERATOR) if config.api.operator_key_file else None
     encryption = tls(config.api)
     listeners = {listen(config.api): encryption}
     if (monitoring := listen_for_metrics(config.api)) is not None:
@@ -118,7 +119,9 @@ async def serve(config: Config, index: int) -> ExitCode:
     background = BackgroundWork(engine_client, traffic)
     collector = functools.partial(collect_api, engine_client, watches, traffic, limiter, responses)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=engine_client.remote)
-    app = AppState(config, index, model, engine_client, traffic, exporter, keys, responses, background, tracer, limiter)
+    app = AppState(
+        config, index, model, engine_client, traffic, exporter, keys, responses, background, tracer, operators, limiter
+    )
     # To look through all that was imported takes 30 ms, in which no stream goes on.
     gc.collect()
     gc.freeze()
@@ -227,6 +230,8 @@ async def attend(app: AppState, server: Server, start: Start, heartbeat: Heartbe
         if (now := time.monotonic()) - entered >= KEYS_TICK:
             entered = now
             app.keys.refresh()
+            if app.operators is not None:
+                app.operators.refresh()
         ready = server.started and engine_client.ready(time.monotonic())
         engine_client.permanent_failure = "" if ready else hopeless(app)
         if ready and not announced:

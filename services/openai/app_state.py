@@ -33,4 +33,5 @@ class AppState:
     responses: ResponseStore
     background: BackgroundWork
     tracer: Tracer = field(default_factory=Tracer)
+    operators: Keys | None = None  # of --operator-key-file
     limiter: ConnectionLimiter = field(default_factory=ConnectionLimiter)

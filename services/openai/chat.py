@@ -59,7 +59,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
     submit = chat_submission(
         request, model, n, context.trace, session, client, clamp=options.clamp_max_tokens == CLAMP_ALL,
     )  # fmt: skip
-    identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.names[0])
+    identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.called(context.adapter))
     told = ResponseOptions(
         logprobs=bool(request.logprobs),
         prompt_logprobs=request.prompt_logprobs is not None,

@@ -69,7 +69,7 @@ async def classify(app: AppState, context: RequestContext) -> None:
     answer = ClassifyAnswer(
         id="classify-" + secrets.token_hex(16),
         created=int(time.time()),
-        model=app.model.name,
+        model=app.model.called(context.adapter),
         data=[
             classified(index, vector, classifier, activation=request.use_activation is not False)
             for index, vector in enumerate(found.vectors)

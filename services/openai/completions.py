@@ -54,7 +54,7 @@ async def parse_completion(app: AppState, context: RequestContext) -> Parsed:
     common = submission(request, length, model, n, context.trace)
     common = msgspec.structs.replace(common, session=context.session(request.user), client=context.client(request.user))
     submits = tuple(prompt_submission(common, request, prompt) for prompt in prompts)
-    identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), model.name)
+    identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), model.called(context.adapter))
     told = ResponseOptions(
         logprobs=request.logprobs is not None,
         prompt_logprobs=request.prompt_logprobs is not None,

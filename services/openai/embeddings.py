@@ -100,7 +100,7 @@ async def read_vector_request(
     that is refused, unless it is one of `served`, and asks for something."""
     body = await context.read_json()
     request = decode(body, decoder)
-    app.model.check_name(request.model)
+    context.adapter = app.model.adapter(request.model)
     for name, raw in decode(body, FIELDS).items():
         if name in REFUSED and name not in served and bytes(raw).strip() != b"null":
             raise Unsupported(f"{name} is not built: {REFUSED[name]}", param=name)
@@ -159,7 +159,10 @@ async def pooled(
     vectors: list[Vector] = []
     tokens = 0
     for low in range(0, len(submits), most):
-        part = [msgspec.structs.replace(submit, client=client) for submit in submits[low : low + most]]
+        part = [
+            msgspec.structs.replace(submit, client=client, adapter=context.adapter)
+            for submit in submits[low : low + most]
+        ]
         now = time.monotonic()
         collector = OutputCollector(len(part), 1, stream=False, timings=app.traffic.timings, now=now)
         engine_client.submit(part, collector, now)
@@ -244,7 +247,7 @@ async def create_embeddings(app: AppState, context: RequestContext) -> None:
     request = await read_vector_request(app, context, REQUEST)
     submits = submissions(request, app.model, context.trace)
     found = await pooled(app, context, request, submits)
-    await context.send_json(await encoded(request, found, app.model))
+    await context.send_json(await encoded(request, found, app.model, app.model.called(context.adapter)))
 
 
 def submissions(request: EmbeddingRequest, model: ModelInfo, trace: TraceContext) -> list[SubmitText]:
@@ -279,7 +282,7 @@ def vectors(request: EmbeddingRequest, found: Sequence[Vector], model: ModelInfo
     return [shaped(vector, request.dimensions, normalize=normalize) for vector in found]
 
 
-async def encoded(request: EmbeddingRequest, found: Pooled, model: ModelInfo) -> bytes:
+async def encoded(request: EmbeddingRequest, found: Pooled, model: ModelInfo, name: str) -> bytes:
     """An `EmbeddingAnswer` as JSON, with pauses: writing two million numbers takes as long as many tokens."""
     data = []
     for number, vector in enumerate(vectors(request, found.vectors, model)):
@@ -289,4 +292,4 @@ async def encoded(request: EmbeddingRequest, found: Pooled, model: ModelInfo) ->
         data.append(msgspec.Raw(msgspec.json.encode(Embedding(index=number, embedding=values))))
         if number % PAUSE == PAUSE - 1:
             await asyncio.sleep(0)
-    return msgspec.json.encode({"object": "list", "data": data, "model": model.name, "usage": found.usage})
+    return msgspec.json.encode({"object": "list", "data": data, "model": name, "usage": found.usage})

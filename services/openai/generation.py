@@ -81,7 +81,7 @@ async def generate(
 async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEncoder, context: RequestContext) -> None:
     """Answer with the outputs, as they come or in one piece. Raises what the engine refuses the request with, and
     ClientDisconnect."""
-    outputs = submit(app, request)
+    outputs = submit(app, request, context)
     async with attended(outputs, app.engine_client, context):
         if request.stream:
             await stream(outputs, encoder, context)
@@ -90,14 +90,17 @@ async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEnco
             await context.send_json(encoder.response(outputs))
 
 
-def submit(app: AppState, request: GenerateRequest) -> OutputCollector:
+def submit(app: AppState, request: GenerateRequest, context: RequestContext) -> OutputCollector:
     """The outputs to come. Raises what the engine refuses the request with at once."""
     now = time.monotonic()
     outputs = OutputCollector(
         len(request.prompts), request.n, stream=request.stream, timings=app.traffic.timings, now=now,
         name=request.id, field_names=request.field_names,
     )  # fmt: skip
-    app.engine_client.submit(request.prompts, outputs, now)
+    prompts = request.prompts
+    if context.adapter is not None:
+        prompts = tuple(msgspec.structs.replace(prompt, adapter=context.adapter) for prompt in prompts)
+    app.engine_client.submit(prompts, outputs, now)
     return outputs
 
 

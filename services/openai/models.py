@@ -46,6 +46,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     lifecycle: Literal["active"] = "active"
     max_input_tokens: int
     max_tokens: int
+    parent: str | msgspec.UnsetType = msgspec.UNSET  # of an adapter, as in vLLM: the model that it is added to
     quantization: Quantization | msgspec.UnsetType = msgspec.UNSET  # of weights that are
     wrong_output: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # why what it says is wrong; ours
 
@@ -72,12 +73,12 @@ async def models(app: AppState, context: RequestContext) -> None:
     name = context.path_params.get("name")
     body: ModelAnswer | ModelList | ModelPage
     if name is not None:
-        model.check_name(name)
+        model.adapter(name)
         body = model_answer(model, name)
     elif VERSION_HEADER in context.headers:
         body = page(model, context.query)
     else:
-        body = ModelList(data=[model_answer(model, each) for each in model.names])
+        body = ModelList(data=[model_answer(model, each) for each in served(model)])
     await context.send_json(msgspec.json.encode(body))
 
 
@@ -92,9 +93,15 @@ def model_answer(model: ModelInfo, name: str) -> ModelAnswer:
         created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         max_input_tokens=model.max_model_len,
         max_tokens=model.max_model_len,
+        parent=msgspec.UNSET if name in model.names else model.name,
         quantization=msgspec.UNSET if facts is None else Quantization(facts.method, facts.format, facts.bits),
         wrong_output=model.wrong_output or msgspec.UNSET,
     )
+
+
+def served(model: ModelInfo) -> list[str]:
+    """The model's names, then those of its adapters."""
+    return [*model.names, *(() if model.adapters is None else model.adapters.names())]
 
 
 def page(model: ModelInfo, query: str) -> ModelPage:
@@ -103,7 +110,7 @@ def page(model: ModelInfo, query: str) -> ModelPage:
     limit = asked.get("limit", str(PAGE))
     if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MOST)) and 1 <= int(limit) <= MOST):
         raise InvalidRequest(f"limit must be a number from 1 to {MOST}", param="limit", code="invalid_value")
-    names, most = list(model.names), int(limit)
+    names, most = served(model), int(limit)
     if "after_id" in asked and "before_id" in asked:
         raise InvalidRequest("after_id and before_id cannot both be given", param="before_id", code="invalid_value")
     if "before_id" in asked:

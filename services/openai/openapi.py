@@ -86,7 +86,7 @@ def document(routes: Sequence[Route], options: ApiConfig, *, locked: bool) -> di
     for route in described:
         paths.setdefault(route.name, {})[route.method.lower()] = operation(route, locked)
     components: dict[str, Any] = {"schemas": schemas(described, options), "headers": {"request": REQUEST_ID}}
-    if locked:
+    if locked or any(route.access is Access.OPERATOR for route in described):
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
@@ -103,7 +103,7 @@ def operation(route: Route, locked: bool) -> dict[str, Any]:
     if route.streams:
         content[STREAM] = {"schema": EVENT}
     responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
-    closed = locked and route.access is Access.KEY
+    closed = (locked and route.access is Access.KEY) or route.access is Access.OPERATOR
     for status in sorted({*route.statuses, *((401,) if closed else ())}):
         failure = failure_of(route)
         responses[str(status)] = {

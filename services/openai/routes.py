@@ -15,6 +15,13 @@ from penstock.services.http.request_context import RequestContext
 from penstock.services.http.routing import Access, Handler, Route, Router
 from penstock.services.http.static_files import FILES, StaticFile
 from penstock.services.openai import errors
+from penstock.services.openai.adapters import (
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+    Unloaded,
+    load_adapter,
+    unload_adapter,
+)
 from penstock.services.openai.answers import ChatAnswer, CompletionAnswer
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.chat import create_chat_completion
@@ -92,7 +99,7 @@ async def openapi(app: AppState, context: RequestContext) -> None:
 
 @functools.lru_cache(maxsize=1)
 def description(options: ApiConfig, *, locked: bool) -> bytes:
-    return msgspec.json.encode(document(ROUTES, options, locked=locked))
+    return msgspec.json.encode(document(served_routes(options), options, locked=locked))
 
 
 generation = functools.partial(Route, "POST", streams=True, statuses=ENGINE_STATUSES)
@@ -140,6 +147,14 @@ ROUTES: tuple[Route, ...] = (
       for path, file in FILES.items()),
 )  # fmt: skip
 
+operators = functools.partial(Route, "POST", access=Access.OPERATOR)
+OPERATOR_ROUTES: tuple[Route, ...] = (
+    operators("/v1/load_lora_adapter", load_adapter, "Load an adapter as the operator", ModelAnswer,
+              LoadAdapterRequest, statuses=(400, 401)),
+    operators("/v1/unload_lora_adapter", unload_adapter, "Unload an adapter as the operator", Unloaded,
+              UnloadAdapterRequest, statuses=(401, 404)),
+)  # fmt: skip
+
 # What --metrics-port answers. Host names are checked there as well, so that no page rebinds its own to it.
 METRICS_ROUTES = tuple(
     msgspec.structs.replace(route, access=Access.OPEN) if route.access is Access.KEY else route
@@ -158,7 +173,7 @@ DIALECTS = (
 
 def application(app: AppState) -> ASGIApp:
     """The whole application: the routes, and those of --metrics-port for what comes to it."""
-    port, clients = app.config.api.metrics_port, middleware(app, ROUTES)
+    port, clients = app.config.api.metrics_port, middleware(app, served_routes(app.config.api))
     if not port:
         return clients
     monitoring = middleware(app, METRICS_ROUTES)
@@ -170,11 +185,17 @@ def application(app: AppState) -> ASGIApp:
     return by_port
 
 
+def served_routes(options: ApiConfig) -> tuple[Route, ...]:
+    """Those of --port: the operator's among them where there is a key for them and a directory that bounds them."""
+    return (*ROUTES, *OPERATOR_ROUTES) if options.operator_key_file and options.lora_dir else ROUTES
+
+
 def middleware(app: AppState, routes: Sequence[Route]) -> Middleware:
     """An application of these routes."""
     options, wrong = app.config.api, wrong_output(app.model.wrong_output)
     router = Router(routes, PREFIX)
-    return Middleware(router, app, options, app.keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer)
+    return Middleware(router, app, options, app.keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer,
+                      operators=app.operators)  # fmt: skip
 
 
 def wrong_output(reasons: Sequence[str]) -> list[tuple[bytes, bytes]]:

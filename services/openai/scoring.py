@@ -125,8 +125,8 @@ async def create_score(app: AppState, context: RequestContext) -> None:
     found = await pooled(app, context, request, sheet.submits)
     data = [Score(index=index, score=score) for index, score in enumerate(sheet.scores(found.vectors))]
     answer = ScoreAnswer(
-        id="score-" + secrets.token_hex(16), created=int(time.time()), model=app.model.name, data=data,
-        usage=found.usage,
+        id="score-" + secrets.token_hex(16), created=int(time.time()), model=app.model.called(context.adapter),
+        data=data, usage=found.usage,
     )  # fmt: skip
     await context.send_json(msgspec.json.encode(answer))
 
@@ -140,7 +140,8 @@ async def rerank(app: AppState, context: RequestContext, *, documents: bool = Tr
     found = await pooled(app, context, request, sheet.submits)
     told = documents if request.return_documents is None else request.return_documents
     results = ranked(request, sheet.scores(found.vectors), documents=told)
-    answer = RerankAnswer(id="rerank-" + secrets.token_hex(16), model=model.name, results=results, usage=found.usage)
+    name = model.called(context.adapter)
+    answer = RerankAnswer(id="rerank-" + secrets.token_hex(16), model=name, results=results, usage=found.usage)
     await context.send_json(msgspec.json.encode(answer))
 
 

@@ -45,7 +45,7 @@ async def tokenize(app: AppState, context: RequestContext) -> None:
     """Token ids of a text or of a chat."""
     body = await context.read_json()
     request = decode(body, TOKENIZE)
-    app.model.check_name(request.model)
+    app.model.adapter(request.model)
     found = await answered(app.engine_client.call(tokenize_call(request)), context)
     assert isinstance(found, Tokenized)
     ids = struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids)
@@ -57,7 +57,7 @@ async def detokenize(app: AppState, context: RequestContext) -> None:
     """The text of token ids."""
     body = await context.read_json()
     request = decode(body, DETOKENIZE)
-    app.model.check_name(request.model)
+    app.model.adapter(request.model)
     if request.tokens:
         check_ids(request.tokens, "tokens", app.model)
     ids = struct.pack(f"<{len(request.tokens)}i", *request.tokens)

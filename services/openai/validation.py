@@ -215,7 +215,7 @@ async def read_request(
     if context.scope["query_string"] and (said := stream_asked(context)) is not None and request.stream is None:
         request = msgspec.structs.replace(request, stream=said)  # type: ignore[type-var]
     if request.model is not None and request.model not in model.names:
-        model.check_name(request.model)
+        context.adapter = model.adapter(request.model)
     if request.timeout is not None:
         context.set_timeout(request.timeout, "timeout")
     return request, fields

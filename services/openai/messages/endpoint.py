@@ -45,7 +45,7 @@ async def parse_message(app: AppState, context: RequestContext) -> Parsed:
         session=context.session(user),
         client=context.client(user),
     )
-    identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), model.name)
+    identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), model.called(context.adapter))
     asked = GenerateRequest(id=identity.id, prompts=(submit,), stream=submit.stream, field_names=FIELD_NAMES)
     return asked, MessageEvents(identity, ResponseOptions.of(request, context.id.decode()))
 
@@ -68,7 +68,7 @@ async def count_message_tokens(app: AppState, context: RequestContext) -> None:
     """How many tokens the prompt of a message would have."""
     body = await context.read_json()
     request = decode(body, COUNT)
-    app.model.check_name(request.model)
+    app.model.adapter(request.model)
     check_unsupported(decode(body, FIELDS), REFUSALS, REASONS)
     remark_ignored(request, app.model, context)
     grammar_of(request)  # what a message would refuse, its count refuses

@@ -40,7 +40,7 @@ async def create_response(app: AppState, context: RequestContext) -> None:
     request, fields = await read_request(await context.read_json(), REQUEST, app.model, context)
     check_unsupported(fields, REFUSALS, REASONS)
     earlier = await earlier_messages(request.previous_response_id, app.responses)
-    turn = Turn(request, app.responses, app.model.name, earlier)
+    turn = Turn(request, app.responses, app.model.called(context.adapter), earlier)
     submit = msgspec.structs.replace(
         turn.submission(app.config.api, app.model, context.trace),
         session=context.session(request.user),
@@ -49,7 +49,7 @@ async def create_response(app: AppState, context: RequestContext) -> None:
     turn.open(submit.sampling)
     asked = GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names)
     if request.background:
-        begun = app.background.begin(turn, generation.submit(app, asked), context)
+        begun = app.background.begin(turn, generation.submit(app, asked, context), context)
         await turn.saved()
         await context.send_json(msgspec.json.encode(begun))
         return

@@ -35,10 +35,11 @@ from penstock.protocol.messages import (
     Tokenized,
     TokenLogprob,
 )
+from penstock.services.client.adapters import AdapterNames
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import BodyBudget, RequestContext
-from penstock.services.http.security import Keys
+from penstock.services.http.security import OPERATOR, Keys
 from penstock.services.http.server import ConnectionLimiter
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Arrival, Joined, Left, Peer, SocketStatistics
@@ -202,6 +203,7 @@ def app_state(
     *,
     generation: Generation | None = None,
     wrong_output: tuple[str, ...] = (),
+    adapters: AdapterNames | None = None,
     **options: Any,
 ) -> AppState:
     """An api's parts over fake ports, with an engine that is ready."""
@@ -212,7 +214,9 @@ def app_state(
     for each in ports:
         each.deliver = lambda arrivals: engine_client.receive(arrivals, time.monotonic())
     ports[0].arrive(status())
-    model = msgspec.structs.replace(MODEL, generation=generation or Generation(), wrong_output=wrong_output)
+    model = msgspec.structs.replace(
+        MODEL, generation=generation or Generation(), wrong_output=wrong_output, adapters=adapters
+    )
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
     traffic, limiter, run_dir = Traffic(), ConnectionLimiter(), Path(config.run.run_dir)
     collector = partial(collect_api, engine_client, ports, traffic, limiter, responses)
@@ -220,7 +224,11 @@ def app_state(
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=engine_client.remote)
     background = BackgroundWork(engine_client, traffic)
     keys = Keys(config.api)
-    return AppState(config, 0, model, engine_client, traffic, exporter, keys, responses, background, limiter=limiter)
+    operators = Keys(config.api, OPERATOR) if config.api.operator_key_file else None
+    return AppState(
+        config, 0, model, engine_client, traffic, exporter, keys, responses, background, limiter=limiter,
+        operators=operators,
+    )  # fmt: skip
 
 
 def request_context(

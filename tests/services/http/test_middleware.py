@@ -245,7 +245,7 @@ async def test_a_bug_of_ours_ends_its_request_alone(caplog: pytest.LogCaptureFix
     parts = app_state(FakeLink(answering(words("ok"))))
 
     class Broken(ModelInfo, frozen=True):
-        def check_name(self, asked: str | None) -> None:
+        def adapter(self, asked: str | None) -> None:
             raise RuntimeError("an internal detail")
 
     broken = dataclasses.replace(parts, model=Broken(**_model(parts.model)))

@@ -189,11 +189,11 @@ FOLDERS: list[tuple[str, Callable[[Path], object], str]] = [
     ("GGUF folder", alone("model-q4_k_m.gguf"),
      f"{{}}/config.json: no such file; model-q4_k_m.gguf is of llama.cpp: {READS} the GGUF was made from"),
     ("LoRA folder", alone("adapter_config.json", "adapter_model.safetensors"),
-     "{}/config.json: no such file; adapter_config.json is a LoRA adapter: merge it into its base model (peft's "
-     "merge_and_unload), serve that"),
+     "{}/config.json: no such file; adapter_config.json is a LoRA adapter: serve its base model with "
+     "--enable-lora --lora-modules NAME=FOLDER"),
     ("LoRA beside the model", file("adapter_config.json", "{}"),
-     "{}/adapter_config.json: a LoRA adapter lies beside the model, which Penstock does not apply; merge it into the "
-     "model, or remove this file to serve the model without it"),
+     "{}/adapter_config.json: a LoRA adapter lies beside the model, which nothing applies; serve it from a folder of "
+     "its own with --lora-modules, or remove this file to serve the model without it"),
     ("ONNX folder", file("onnx/model.onnx", without=(SINGLE,)),
      f"{{}}/{SINGLE}: no such file; model.onnx is of ONNX: {READS} it was exported from"),
     ("diffusers folder", alone("model_index.json", "unet/config.json"),

@@ -1,0 +1,136 @@
+"""The LoRA adapters that clients may ask for by name.
+
+Names come from --lora-modules, from the folders of --lora-dir when they are first asked for, and from the operator, who
+loads and unloads at run time. Api processes exchange no messages, and a client may reach any of them: so what happened
+at run time stands in a file of the run directory, which is replaced as a whole and read again when it has changed. It
+holds versions as well, so that all processes mean the same content by a name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from penstock.engine_core.models.adapter_folder import CONFIG, WEIGHTS, adapter_version, read_adapter_folder
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.adapters import NAME, read_modules
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError, InvalidRequest, ModelError
+from penstock.protocol.messages import Adapter
+from penstock.services.supervisor.run_directory import private, replace_file
+
+FILE, LOCK = "adapters.json", "adapters.lock"
+FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")  # of --lora-dir, as a request may name it
+CHANGES = msgspec.json.Decoder(dict[str, Adapter | None])
+
+
+class AdapterNames:
+    """Names → adapters. `changes` of the run directory go before what the options say; None: unloaded."""
+
+    def __init__(self, config: Config, spec: ModelSpec, own: tuple[str, ...]) -> None:
+        """own: the model's names. Raises ModelError and ConfigError for adapters that cannot be served."""
+        self._spec, self._own, self._rank = spec, own, config.model.max_lora_rank
+        self._file = Path(config.run.run_dir) / FILE if config.run.run_dir else None
+        self.directory = Path(config.api.lora_dir).resolve() if config.api.lora_dir else None
+        if self.directory is not None and not self.directory.is_dir():
+            raise ConfigError("--lora-dir", config.api.lora_dir, "it must be a directory")
+        self._fixed: dict[str, Adapter] = {}
+        for module in read_modules(config.api.lora_modules):
+            if module.name in own:
+                raise ConfigError("--lora-modules", module.name, "the model itself has this name")
+            self._fixed[module.name] = self._read(module.name, Path(module.path).expanduser().resolve())
+        self._changes: dict[str, Adapter | None] = {}
+        self._seen: tuple[int, int] | None = None  # inode and time of change of the file as it was read
+        self._refresh()
+
+    def find(self, name: str) -> Adapter | None:
+        """The adapter of this name; None: there is none. Raises InvalidRequest for a folder of --lora-dir that cannot
+        be served."""
+        self._refresh()
+        if name in self._changes:
+            return self._changes[name]
+        if name in self._fixed:
+            return self._fixed[name]
+        if self.directory is None or not FOLDER.fullmatch(name) or not (self.directory / name / CONFIG).is_file():
+            return None
+        return self._change(name, self._checked(name, self.directory / name), again=False)
+
+    def names(self) -> tuple[str, ...]:
+        """All that have been loaded."""
+        self._refresh()
+        return tuple(name for name, adapter in (self._fixed | self._changes).items() if adapter is not None)
+
+    def load(self, name: str, path: str) -> Adapter:
+        """Have a name mean what a folder below --lora-dir holds now. Raises InvalidRequest."""
+        assert self.directory is not None
+        if not NAME.fullmatch(name) or name in self._own:
+            why = "the model itself has this name" if name in self._own else "it has letters, digits and . _ : @ / + -"
+            raise InvalidRequest(f"lora_name: {why}", param="lora_name", code="invalid_value")
+        found = self._change(name, self._checked(name, self.directory / path), again=True)
+        assert found is not None
+        return found
+
+    def given(self, name: str, path: str) -> Adapter:
+        """What a folder of this machine holds now, for who may name any: a program, no client. Raises
+        InvalidRequest."""
+        return self._served(name, Path(path).expanduser().resolve())
+
+    def unload(self, name: str) -> None:
+        """No request finds the name any more; those that run go on. A folder of --lora-dir stays unloaded as well."""
+        self._change(name, None, again=True)
+
+    def _checked(self, name: str, folder: Path) -> Adapter:
+        """Raises InvalidRequest unless the folder is an adapter, all of it below --lora-dir, whatever links say."""
+        assert self.directory is not None
+        found = folder.resolve()
+        inside = [(found / part).resolve().is_relative_to(self.directory) for part in ("", CONFIG, WEIGHTS)]
+        if not all(inside) or found == self.directory:
+            message = "the adapter's folder and its files must be below --lora-dir"
+            raise InvalidRequest(message, param="lora_path", code="invalid_value")
+        return self._served(name, found)
+
+    def _served(self, name: str, folder: Path) -> Adapter:
+        try:
+            return self._read(name, folder)
+        except ModelError as error:
+            message = f"the adapter {name!r} cannot be served: {str(error).replace(f'{folder}/', '')}"
+            raise InvalidRequest(message, param="model", code="adapter_failed") from None
+
+    def _read(self, name: str, folder: Path) -> Adapter:
+        version = adapter_version(folder)
+        read_adapter_folder(folder, self._spec, self._rank)
+        return Adapter(name, str(folder), version)
+
+    def _change(self, name: str, adapter: Adapter | None, *, again: bool) -> Adapter | None:
+        """Let every api process know. `again`: whatever another one has said of the name."""
+        with self._locked():
+            self._refresh()
+            if again or name not in self._changes:
+                self._changes[name] = adapter
+                if self._file is not None:
+                    replace_file(self._file, msgspec.json.encode(self._changes))
+        return self._changes[name]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._file is None:
+            yield
+            return
+        with open(self._file.with_name(LOCK), "wb", opener=private) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process holds it for one write
+            yield
+
+    def _refresh(self) -> None:
+        if self._file is None:
+            return
+        with suppress(FileNotFoundError):  # nothing has happened at run time
+            found = os.stat(self._file)
+            if (found.st_ino, found.st_mtime_ns) != self._seen:
+                self._seen = found.st_ino, found.st_mtime_ns
+                self._changes = CHANGES.decode(self._file.read_bytes())
