@@ -18,7 +18,7 @@ from penstock.engine_core.models.adapter_folder import RANKS, adaptable_of
 from penstock.engine_core.models.decoder import Block, Decoder
 from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, Source
 from penstock.engine_core.models.low_rank import Adapted, StepAdapters
-from penstock.engine_core.models.mlp import SparseMlp
+from penstock.engine_core.models.mlp import SeparateMlps, SparseMlp
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.low_rank import adapter_rows, output_tiles
 from penstock.kernels.records import LowRankWeight
@@ -114,6 +114,8 @@ def linears(block: Block) -> Iterator[tuple[str, Linear]]:
         parts.append((block.spec.recurrence.place, block.recurrence))
     if isinstance(block.mlp, SparseMlp):
         parts.append((f"mlp.{block.mlp.spec.shared_name}", block.mlp.shared))
+    elif isinstance(block.mlp, SeparateMlps):
+        parts.append((f"mlp.{block.mlp.spec.shared_name}", block.mlp.dense))
     else:
         parts.append(("mlp", block.mlp))
     for name, part in parts:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,6 +18,8 @@ from penstock.protocol.errors import ModelError
 from tests.engine_core.models.specs import small_experts, small_spec
 
 MIXTURE = {"experts": small_experts(4, 2, 16, shared=MlpSpec(width=24), shared_gate=True), "sparse": (False, True)}
+
+APART = {"experts": small_experts(4, 2, 16, shared=MlpSpec(width=24), shared_name="dense", apart=True, stacked=True)}
 
 
 def places_of(spec: ModelSpec, group: Group) -> AdapterPlaces:
@@ -34,9 +38,10 @@ def test_memory_is_what_is_planned(size: int, rank: int) -> None:
         assert places.memory.nbytes == 3 * place_bytes(part_spec(spec, size), 20, 4)
 
 
-def test_what_may_be_adapted_has_places_and_nothing_else() -> None:
+@pytest.mark.parametrize("experts", [MIXTURE, APART], ids=["shared", "apart"])
+def test_what_may_be_adapted_has_places_and_nothing_else(experts: dict[str, Any]) -> None:
     """By the names of the folder's checks; every A and B has a run of its own."""
-    spec = small_spec(layers=2, **MIXTURE)
+    spec = small_spec(layers=2, **experts)
     places = places_of(spec, Group())
     memory = places.host_memory()
     for at, name in enumerate(adaptable(spec), start=1):
