@@ -22,6 +22,7 @@ HYBRID: dict[str, Any] = {
     "layer_types": ["mamba", "attention", "mamba"],
     "mamba_n_heads": 8,
     "mamba_d_state": 12,
+    "mamba_n_groups": 2,
     "shared_intermediate_size": 48,
     "attention_multiplier": 0.2,
     "embedding_multiplier": 6.0,
