@@ -201,6 +201,7 @@ ASKED: Mapping[str, Mapping[str, object]] = {  # of files that must have more
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},
     "electra": {"embedding_size": 64},
     "granitemoehybrid": {"layer_types": ["mamba"] * 7 + ["attention"], "mamba_n_heads": 8},
+    "nemotron_h": {"hybrid_override_pattern": "ME*-MEM-", "moe_shared_expert_intermediate_size": 64},
     "glm4_moe_lite": {"q_lora_rank": 64},
     "nomic_bert": {"num_experts": 0},
     "gemma4_text": {"enable_moe_block": True, "top_k_experts": 2},

@@ -1,4 +1,4 @@
-"""Products of tokens with the experts that each was sent to: gated MLPs whose results are added up for each token.
+"""Products of tokens with the experts that each was sent to: MLPs whose results are added up for each token.
 
 A rank may hold some of the experts alone, `first` and so many after it: the others' part of a token's sum is left out.
 Tokens' sums are made in one order whatever the batch, and nothing waits for the device.
@@ -32,17 +32,18 @@ Weight = Tensor | QuantizedWeight | PlaneWeight
 
 def expert_mlp(
     x: Tensor, routes: Routes, gate_up: Weight, down: Weight, *, first: int = 0,
-    biases: ExpertBiases = NO_BIASES, activation: Activation = SILU,
+    biases: ExpertBiases = NO_BIASES, activation: Activation = SILU, gated: bool = True,
 ) -> Tensor:  # fmt: skip
     """The sum over a token's experts of share * down(activation(gate(x)) * up(x)): `[tokens, hidden]`, as x.
 
     gate_up is `[held, 2 * width, hidden]`, gate first, and down `[held, hidden, width]`, of experts `first` and after.
+    Not `gated` it is `[held, width, hidden]`, and the sum of share * down(activation(up(x))).
     Sums are fp32, the result has x's type. On a GPU a token's is to the last bit the same whatever others there are.
     """
     if chip_of(x.device).runs_triton:
         from penstock.kernels.experts_triton import multiply_experts
 
-        return multiply_experts(x, routes, gate_up, down, first, biases, activation)
+        return multiply_experts(x, routes, gate_up, down, first, biases, activation, gated=gated)
     total = torch.zeros(x.shape, dtype=torch.float32)
     pairs = routes.experts.flatten() - first
     order = pairs.argsort(stable=True)  # pairs of a token and an expert, expert by expert
@@ -55,7 +56,7 @@ def expert_mlp(
         end += count
         tokens = own // routes.experts.shape[1]
         gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
-        inner = activate(expert_linear(x[tokens], gate_up, expert, gate_up_bias), activation)
+        inner = activate(expert_linear(x[tokens], gate_up, expert, gate_up_bias), activation, gated=gated)
         found = expert_linear(inner, down, expert, down_bias)
         total.index_add_(0, tokens, found * routes.shares.flatten()[own, None])
     return total.to(x.dtype)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from penstock.kernels.activation import SILU
+from penstock.kernels.activation import SILU, activate
 from penstock.kernels.activation_triton import finish_tile
 from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_experts_triton import multiply_planes
@@ -37,37 +37,42 @@ COLUMNS = 1024  # of a token's sum in one program
 
 
 def multiply_experts(
-    x: Tensor, routes: Routes, gate_up: Weight, down: Weight, first: int, biases: ExpertBiases, activation: Activation
-) -> Tensor:
+    x: Tensor, routes: Routes, gate_up: Weight, down: Weight, first: int, biases: ExpertBiases, activation: Activation,
+    *, gated: bool = True,
+) -> Tensor:  # fmt: skip
     """`kernels.experts.expert_mlp` on a GPU."""
     hidden, width = x.shape[1], down.shape[-1]
     kind = down.form.name if isinstance(down, PlaneWeight) else "" if isinstance(down, Tensor) else kind_of(down)
     plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, kind, False))
     tiling = plan.way(routes.experts.numel() / routes.total)
     assert isinstance(tiling, ExpertTiling)
-    return multiply_sorted(x, routes, gate_up, down, first, tiling, biases, activation)
+    return multiply_sorted(x, routes, gate_up, down, first, tiling, biases, activation, gated=gated)
 
 
 def multiply_sorted(
     x: Tensor, routes: Routes, gate_up: Weight, down: Weight, first: int, tiling: ExpertTiling,
-    biases: ExpertBiases = NO_BIASES, activation: Activation = SILU,
+    biases: ExpertBiases = NO_BIASES, activation: Activation = SILU, *, gated: bool = True,
 ) -> Tensor:  # fmt: skip
-    """The products of the tokens of each expert together."""
+    """The products of the tokens of each expert together. Gates are taken where the first ones end, another activation
+    in a pass of its own."""
     hidden = x.shape[1]
     held = down.shape[0] // hidden if isinstance(down, PlaneWeight) else down.shape[0]
     tokens, chosen = routes.experts.shape
     schedule = sort_pairs(routes.experts, first, held, tiling.down.rows)
+    gate = activation if gated else None
     if isinstance(gate_up, PlaneWeight):
         assert isinstance(down, PlaneWeight)
-        inner = multiply_planes(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation, held)
+        inner = multiply_planes(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, gate, held)
+        inner = inner if gated else activate(inner, activation, gated=False)
         lines = multiply_planes(inner, down, biases.down, schedule, tiling.down, 1, None, held)
     elif isinstance(gate_up, Tensor):
         assert isinstance(down, Tensor)
-        inner = multiply_tiles(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation)
+        inner = multiply_tiles(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, gate)
+        inner = inner if gated else activate(inner, activation, gated=False)
         lines = multiply_tiles(inner, down, biases.down, schedule, tiling.down, 1, None)
     else:
         assert not isinstance(down, Tensor | PlaneWeight)
-        lines = multiply_pairs(x, gate_up, down, schedule, tiling, chosen, biases, activation)
+        lines = multiply_pairs(x, gate_up, down, schedule, tiling, chosen, biases, activation, gated=gated)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     pdl = chip_of(x.device).pdl
     sum_kernel[(tokens, triton.cdiv(hidden, COLUMNS))](

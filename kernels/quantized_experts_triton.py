@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from penstock.kernels.activation import SILU
+from penstock.kernels.activation import SILU, activate
 from penstock.kernels.activation_triton import finish_tile
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling
@@ -28,17 +28,20 @@ from penstock.kernels.scaled_linear_triton import float8_values, outer, readable
 
 def multiply_pairs(
     x: Tensor, gate_up: QuantizedWeight, down: QuantizedWeight, schedule: Schedule, tiling: ExpertTiling, chosen: int,
-    biases: ExpertBiases, activation: Activation,
+    biases: ExpertBiases, activation: Activation, *, gated: bool = True,
 ) -> Tensor:  # fmt: skip
     """Both products: a row `[hidden]` for each pair."""
     form, inner_form = row_format(gate_up), row_format(down)
     rows = x if form is None else quantize(x, form)
-    tile_form = inner_form
+    tile_form = inner_form if gated else None  # rows are rounded behind the activation
     if inner_form is not None and inner_form.scale is None and inner_form.block != tiling.gate_up.outputs:
         tile_form = None  # a scale is of more or fewer numbers than a tile has
     inner = multiply_scaled_tiles(
-        rows, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation, x.dtype, tile_form
-    )
+        rows, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation if gated else None, x.dtype,
+        tile_form,
+    )  # fmt: skip
+    if isinstance(inner, Tensor) and not gated:
+        inner = activate(inner, activation, gated=False)
     if isinstance(inner, Tensor) and inner_form is not None:
         inner = quantize(inner, inner_form)
     lines = multiply_scaled_tiles(inner, down, biases.down, schedule, tiling.down, 1, None, x.dtype, None)

@@ -14,7 +14,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import HeadSpec, beside_mtp, read_head
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.spec import stored_name
-from penstock.engine_core.models.tensors import leftover, named_as
+from penstock.engine_core.models.tensors import FIRST, leftover, named_as
 from penstock.engine_core.models.weight_files import read_names, stored_names
 from penstock.protocol.errors import ModelError
 
@@ -42,10 +42,10 @@ def unread(model: Decoder) -> re.Pattern[str]:
         return leftover(model.spec)
     others = [rf"(^|\.)layers\.(?!({'|'.join(map(str, own))})\.)\d+\."]
     if model.embedding is None:
-        others.append(r"(^|\.)embed_tokens\.weight$")
+        others.append(rf"(^|\.){re.escape(stored_name(model.spec, FIRST))}$")
     if not group.ends:
         norm = re.escape(stored_name(model.spec, "model.norm.").removeprefix("model."))
-        others.append(rf"^((language_)?model\.)*{norm}(weight|bias)$")
+        others.append(rf"^(((language_)?model|backbone)\.)*{norm}(weight|bias)$")
     return leftover(model.spec, others)
 
 

@@ -234,6 +234,7 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     width: int  # of one expert's gate
     routing: RoutingSpec
     gate: GateSpec = GateSpec()
+    gated: bool = True  # else an expert is down(activation(up(x))); not where experts are stacked
     bias: bool = False  # of the experts' products
     router_bias: bool = False
     stacked: bool = False  # in the checkpoint a layer's experts are one tensor of gates and ups and one of downs
@@ -246,6 +247,11 @@ class ExpertSpec(msgspec.Struct, frozen=True, kw_only=True):
     # norm of their own of the stream, the router one more. Shares are multiplied with a number for each expert.
     apart: bool = False
     formats: Formats = ()  # of all experts' matrices alike
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Of an expert's first product, whose matrices are one behind the other."""
+        return ("gate_proj", "up_proj") if self.gated else ("up_proj",)
 
 
 class MtpNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,7 +296,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - attention.value_norm, values_of_keys, kv_shared, rope.share, scaled, layer_input: Gemma 4 (2026)
     - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; gate_in_queries: Qwen3-Next (2025)
     - attention.latent: DeepSeek-V2 (2024), V3, Kimi K2 (2025), GLM 4.7 Flash (2026)
-    - parallel: GPT-J (2021), Cohere; recurrence in place of attention: Qwen3-Next, LFM2, Bamba
+    - parallel: GPT-J (2021), Cohere; recurrence in place of attention: Qwen3-Next, LFM2, Bamba;
+      one part alone: Nemotron-H (2025)
     - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2; exact: BERT;
       squared above zero: Nemotron-4 (So et al., 2021)
     - experts.routing: softmax then choice: Qwen MoE; scores of the chosen alone, the same as normalised: Mixtral,
@@ -298,6 +305,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
       scales_inputs: Llama 4; groups, of which top_groups by their best expert: DeepSeek-V2 (2024), by the best two
       (group_best): DeepSeek-V3
     - experts.gate clamped and shifted, bias, router_bias, transposed, interleaved: gpt-oss
+    - experts.gated, not: Nemotron 3 (2025)
     - experts.shared: DeepSeekMoE (Dai et al., 2024), GLM 4.5; shared_gate: Qwen 2 MoE; apart: Gemma 4
     """
 

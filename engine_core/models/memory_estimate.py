@@ -191,7 +191,8 @@ def quantization_facts(spec: ModelSpec) -> QuantizationFacts | None:
 
 def expert_weights(spec: ModelSpec, experts: ExpertSpec) -> int:
     """Of one expert."""
-    return 3 * spec.hidden * experts.width + experts.bias * (2 * experts.width + spec.hidden)
+    parts = len(experts.parts)
+    return (parts + 1) * spec.hidden * experts.width + experts.bias * (parts * experts.width + spec.hidden)
 
 
 def idle_weights(spec: ModelSpec) -> int:

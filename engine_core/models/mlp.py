@@ -56,7 +56,7 @@ class Mlp:
 
 
 class SparseMlp:
-    """A mixture of experts: a router, and gated MLPs of which each token goes to some, perhaps beside one to which all
+    """A mixture of experts: a router, and MLPs of which each token goes to some, perhaps beside one to which all
     go.
 
     Every rank routes all tokens. It holds whole experts with `expert_parallel`, else its share of the width of each;
@@ -82,12 +82,13 @@ class SparseMlp:
             share = ExpertShare(self.first, self.held, self.start, self.width)
             self.quantized = QuantizedExperts(spec, hidden, share, placement.device, placement.dtype)
         held = 0 if spec.formats else self.held
-        self.gate_up = placement.matrices(held, 2 * self.width, hidden)
+        inner = len(spec.parts) * self.width
+        self.gate_up = placement.matrices(held, inner, hidden)
         self.down = placement.matrices(held, hidden, self.width)
         biases: tuple[Tensor | None, Tensor | None] = (None, None)
         if spec.bias:  # that of the downs is in one rank's partial sum
             down = placement.vectors(self.held, hidden) if parallel or not placement.rank else None
-            biases = placement.vectors(self.held, 2 * self.width), down
+            biases = placement.vectors(self.held, inner), down
         self.biases = ExpertBiases(*biases)
         self.activation = Activation(spec.gate.kind, spec.gate.slope, spec.gate.limit, spec.gate.shift)
         self.shared = Mlp(spec.shared, hidden, placement) if spec.shared is not None else None
@@ -117,7 +118,10 @@ class SparseMlp:
     def multiply(self, x: Tensor, routes: Routes) -> Tensor:
         """The held experts' part of the sum for each token: `[tokens, hidden]`, as x."""
         gate_up, down = (self.gate_up, self.down) if self.quantized is None else self.quantized.weights
-        return expert_mlp(x, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation)
+        return expert_mlp(
+            x, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation,
+            gated=self.spec.gated,
+        )  # fmt: skip
 
     def destinations(self) -> Destinations:
         """By names within the MLP."""
@@ -142,7 +146,7 @@ class SparseMlp:
         for expert in range(self.spec.count):
             at = expert - self.first
             held = 0 <= at < self.held
-            for name, part in zip(("gate_proj", "up_proj"), parts, strict=True):
+            for name, part in zip(self.spec.parts, parts, strict=False):
                 weight = self.gate_up[at, part] if held else None
                 place = Destination(weight, (width, self.hidden), 0, self.start, fan_in=self.hidden)
                 yield f"experts.{expert}.{name}.weight", place
@@ -156,7 +160,7 @@ class SparseMlp:
         for expert in range(self.spec.count):
             at = expert - self.first
             held = 0 <= at < self.held
-            for name, part in zip(("gate_proj", "up_proj"), parts, strict=True):
+            for name, part in zip(self.spec.parts, parts, strict=False):
                 bias = self.biases.gate_up[at, part] if held and self.biases.gate_up is not None else None
                 yield f"experts.{expert}.{name}.bias", Destination(bias, (self.spec.width,), 0, self.start)
             bias = self.biases.down[at] if held and self.biases.down is not None else None

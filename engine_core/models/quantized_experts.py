@@ -48,7 +48,7 @@ class QuantizedExperts:
 
     @property
     def weights(self) -> tuple[Weight, Weight]:
-        """`[held, 2 * width, hidden]`, gates first, and `[held, hidden, width]`."""
+        """`[held, 2 * width, hidden]`, gates first if there are any, and `[held, hidden, width]`."""
         assert self.gate_up is not None, "loaded"
         assert self.down is not None, "loaded"
         return self.gate_up, self.down
@@ -95,11 +95,10 @@ class QuantizedExperts:
             self.gate_up = gate_up
             return
         held = range(self.share.first, self.share.first + self.share.held)
-        gate, up, self.down = (
-            stack_experts([found[f"experts.{at}.{name}"] for at in held])
-            for name in ("gate_proj", "up_proj", "down_proj")
+        *parts, self.down = (
+            stack_experts([found[f"experts.{at}.{name}"] for at in held]) for name in (*self.spec.parts, "down_proj")
         )
-        self.gate_up = stack_outputs(alike(gate, up))
+        self.gate_up = stack_outputs(alike(*parts)) if self.spec.gated else parts[0]
 
     def pack(self) -> None:
         """Lay the experts out as kernels read them quickest."""

@@ -225,7 +225,7 @@ def with_formats(spec: ModelSpec, layer: LayerSpec, name: str, found: Quantizati
         if found.format_of(module) is not None:
             raise ModelError(f"{file.path}: {KEY} says that {module} is quantized, and Penstock routes unquantized")
     place = f"{name}.mlp.experts" if experts.stacked else f"{name}.mlp.experts.0"
-    names = ("gate_up_proj",) if experts.stacked else ("gate_proj", "up_proj")
+    names = ("gate_up_proj",) if experts.stacked else experts.parts
     formats = formats_of(spec, place, {**dict.fromkeys(names, spec.hidden), "down_proj": experts.width}, found)
     first = {form for module, form in formats if module != "down_proj"}
     if formats and (len(formats) <= len(names) or len(first) > 1):

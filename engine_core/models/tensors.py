@@ -245,7 +245,7 @@ def mixture_weights(experts: ExpertSpec, hidden: int) -> Iterator[tuple[str, Wei
         yield f"mlp.{experts.shared_name}_gate.weight", Weight((1, hidden))
     if not experts.stacked:
         for expert in range(experts.count):
-            one = MlpSpec(width=width, bias=experts.bias, formats=experts.formats)
+            one = MlpSpec(width=width, bias=experts.bias, gated=experts.gated, formats=experts.formats)
             yield from mlp_weights(f"mlp.experts.{expert}", one, hidden)
         return
     for name, outputs, inputs in (("gate_up_proj", 2 * width, hidden), ("down_proj", hidden, width)):

@@ -42,8 +42,9 @@ def exact(
             if 0 <= expert - first < len(down):
                 own = expert - first
                 inner = gate_up[own].double() @ values
-                gate, up = (inner if biases is None else inner + biases.gate_up[own].double()).chunk(2)
-                outer = down[own].double() @ exact_activation(gate, activation, up)
+                inner = inner if biases is None else inner + biases.gate_up[own].double()
+                gate, *up = inner.split(down.shape[-1])
+                outer = down[own].double() @ exact_activation(gate, activation, *up)
                 found[token] += share * (outer if biases is None else outer + biases.down[own].double())
     return found
 
@@ -63,6 +64,16 @@ def test_biases_and_other_gates(activation: Activation) -> None:
     biases = biases_of(gate_up, down)
     x, routes = 4 * torch.randn(9, 24), route(torch.randn(9, 8), Routing(3, True))
     found = expert_mlp(x, routes, gate_up, down, biases=biases, activation=activation)
+    expected = exact(x, routes, gate_up, down, 0, biases, activation)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_experts_without_gates() -> None:
+    gate_up, down = weights(8, 24, 12)
+    gate_up = gate_up[:, :12]
+    biases, activation = biases_of(gate_up, down), Activation("relu2")
+    x, routes = torch.randn(9, 24), route(torch.randn(9, 8), Routing(3, True))
+    found = expert_mlp(x, routes, gate_up, down, biases=biases, activation=activation, gated=False)
     expected = exact(x, routes, gate_up, down, 0, biases, activation)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 

@@ -96,6 +96,18 @@ def test_biases_and_other_gates(way: str, activation: Activation, device: str) -
 
 
 @pytest.mark.usefixtures("poisoned")
+def test_experts_without_gates(device: str) -> None:
+    """The activation is a pass of its own."""
+    x, routes, gate_up, down = operands(7, CHOSEN, torch.float32, device)
+    gate_up, activation = gate_up[:, :WIDTH].contiguous(), Activation("relu2")
+    biases = ExpertBiases(*(bias.to(device) for bias in biases_of(gate_up.cpu(), down.cpu())))
+    found = multiply_sorted(x, routes, gate_up, down, 0, SWAP_AB, biases, activation, gated=False)
+    host = ExpertBiases(*(bias.cpu() for bias in biases))
+    expected = exact(x.cpu(), on_host(routes), gate_up.cpu(), down.cpu(), 0, host, activation)
+    torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("poisoned")
 def test_some_experts_are_held_alone(device: str) -> None:
     """Those of another rank have no part in the sums: these of all ranks are the whole."""
     x, routes, gate_up, down = operands(5, CHOSEN, torch.float32, device)

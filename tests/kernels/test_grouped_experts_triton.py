@@ -11,7 +11,7 @@ from penstock.kernels.experts_triton import multiply_sorted
 from penstock.kernels.grouped_linear import PlaneWeight, planes_of
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling
 from penstock.kernels.quantized import Float4Weight, GroupedWeight, QuantizedWeight
-from penstock.kernels.records import NO_BIASES, ExpertBiases, Routes, Routing
+from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes, Routing
 from tests.kernels.quantized_experts import quantized
 from tests.kernels.test_activation import CLAMPED
 from tests.kernels.test_quantized_experts_triton import check, reference
@@ -56,6 +56,18 @@ def test_products(layout: str, biased: bool, device: str) -> None:
         given = ExpertBiases(torch.randn(COUNT, 2 * WIDTH, device=device), torch.randn(COUNT, HIDDEN, device=device))
     found = multiply_sorted(x, routes, in_planes(gate_up), in_planes(down), 0, TILING, given, CLAMPED)
     check(found, reference(x, routes, gate_up, down, given, CLAMPED))
+
+
+def test_experts_without_gates(device: str) -> None:
+    x, routes, _, down = operands("int4", 3, device)
+    torch.set_default_device(device)
+    try:
+        up = quantized("int4", (COUNT, WIDTH, HIDDEN))
+    finally:
+        torch.set_default_device("cpu")
+    given, activation = NO_BIASES, Activation("relu2")
+    found = multiply_sorted(x, routes, in_planes(up), in_planes(down), 0, TILING, given, activation, gated=False)
+    check(found, reference(x, routes, up, down, given, activation))
 
 
 @pytest.mark.parametrize("layout", ["mxfp4", "int4_zeros"])

@@ -61,9 +61,24 @@ def reference(
     for token in range(len(x)):
         for expert, share in zip(routes.experts[token].tolist(), routes.shares[token].tolist(), strict=True):
             one, two = (None if bias is None else bias[expert] for bias in biases)
-            inner = activate(expert_linear(x[token, None], gate_up, expert, one), activation)
+            product = expert_linear(x[token, None], gate_up, expert, one)
+            inner = activate(product, activation, gated=gate_up.shape[1] > down.shape[2])
             found[token] += share * expert_linear(inner, down, expert, two)[0].double().cpu()
     return found
+
+
+@pytest.mark.parametrize("layout", ["fp8_block", "int8_row"])
+def test_experts_without_gates(layout: str, device: str) -> None:
+    """Rows are rounded behind the activation."""
+    x, routes, _, down = operands(layout, 5, device)
+    torch.set_default_device(device)
+    try:
+        up = quantized(layout, (COUNT, WIDTH, HIDDEN), BLOCK)
+    finally:
+        torch.set_default_device("cpu")
+    activation = Activation("relu2")
+    found = multiply_sorted(x, routes, up, down, 0, tilings(BLOCK)["plain"], NO_BIASES, activation, gated=False)
+    check(found, reference(x, routes, up, down, NO_BIASES, activation))
 
 
 @pytest.mark.usefixtures("poisoned")

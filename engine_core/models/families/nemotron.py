@@ -14,8 +14,8 @@ def attention(file: ConfigFile, partial: float | None = None) -> AttentionSpec:
     return read_attention(file, read_rope(file, partial=partial), qkv_bias=bias, output_bias=bias)
 
 
-def squared(file: ConfigFile) -> MlpSpec:
-    activation = read_activation(file, served=("relu2",))
+def squared(file: ConfigFile, key: str = "hidden_act") -> MlpSpec:
+    activation = read_activation(file, key, served=("relu2",))
     return read_mlp(file, bias=file.flag("mlp_bias"), gated=False, activation=activation)
 
 

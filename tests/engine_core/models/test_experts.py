@@ -41,6 +41,7 @@ CONFIGS: dict[str, Any] = {
 LAYOUTS: dict[str, dict[str, bool]] = {
     "single": {},
     "single, biased": {"bias": True},
+    "without gates": {"gated": False, "bias": True},
     "stacked": {"stacked": True},
     "transposed": {"stacked": True, "transposed": True, "bias": True},
     "interleaved": {"stacked": True, "transposed": True, "interleaved": True, "bias": True, "router_bias": True},
@@ -121,7 +122,7 @@ def test_partial_sums_of_the_ranks_are_the_whole(layout: str, size: int, expert_
     ranks = [filled(tensors, placement(rank, size, expert_parallel), experts) for rank in range(size)]
     torch.testing.assert_close(sum(rank.forward(x) for rank in ranks), expected)
     held = sum(rank.gate_up.numel() + rank.down.numel() for rank in ranks)
-    assert held == 3 * EXPERTS.count * EXPERTS.width * 12  # no weight twice
+    assert held == (1 + len(experts.parts)) * EXPERTS.count * EXPERTS.width * 12  # no weight twice
 
 
 def test_both_layouts_are_one_model() -> None:
