@@ -191,7 +191,7 @@ class Decoder:
         own_head = group.ends and not (spec.tied or spec.headless)
         formats = () if spec.head_form is None else (("lm_head", spec.head_form),)
         self.head = Linear(output, spec.hidden, placement, bias=False, formats=formats) if own_head else None
-        self.parts = page_parts(rank_spec(spec, placement.size))
+        self.parts = {group: parts for group, parts in page_parts(rank_spec(spec, placement.size)).items() if parts > 1}
         self.ropes: dict[tuple[RopeSpec, int], Tensor] = {  # by AttentionSpec.rotary, fp32 [length, dim] each
             (rope, dim): rope_table(rope, dim, length, placement.device)
             for rope, dim in {attention.rotary: None for attention in spec.attentions}
@@ -222,7 +222,7 @@ class Decoder:
         if self.spec.encoder:
             places = torch.arange(len(input_ids), device=input_ids.device)
             attention = replace(attention, slot_mapping=places)  # of pages that the step alone has
-        block_size = next((pages[0].shape[1] for pages in cache if pages), 1)
+        block_size = next((pages[0].shape[1] for pages in cache if pages), 1) if self.parts else 1
         batches = [
             attention.of_group(group, self.parts.get(group, 1), block_size)
             for group in range(1 + len(attention.others))
