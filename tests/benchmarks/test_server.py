@@ -74,13 +74,12 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         raise AssertionError("it cannot start")
 
 
-def test_a_server_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "END_LIMIT", 0.2)
+def test_a_server_that_does_not_end_is_killed() -> None:
     deaf = "import signal, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(flush=True)\nsys.stdin.read()"
     process = subprocess.Popen([sys.executable, "-c", deaf], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
-    end(process)
+    end(process, 0.2)
     assert process.returncode == -9
     process.stdout.close()
     assert process.stdin is not None
