@@ -148,7 +148,6 @@ def test_a_conversation_with_its_timing(real: Page) -> None:
     told = real.evaluate(f"{LAST}.querySelector('.timing').innerText")
     for word in ("first token", "tokens/s", "in all", " in, "):
         assert word in told
-    assert real.evaluate(f"{LAST}.querySelector('.ticks').getAttribute('d').split('M').length") > 4
     say(real, "Tell me a short story.")
     real.until(f"document.querySelectorAll('article').length === 4 && {ANSWERED}")
     assert len(said(real)) > 40
@@ -159,6 +158,16 @@ def test_a_conversation_with_its_timing(real: Page) -> None:
     assert real.evaluate(f"{LAST}.querySelector('.timing').innerText").count("tokens/s") == 1
     real.press("n", "KeyN", modifiers=1)
     shows(real)
+
+
+def test_the_bar_of_an_answer_has_a_tick_for_each_part(chat: Page, engine: Engine) -> None:
+    begun(chat, engine, 1, "Hello", "one")
+    for said_so_far, word in (("one two", " two"), ("one two three", " three")):
+        engine.say(word)
+        chat.until(f"{LAST}?.querySelector('.text').textContent === {json.dumps(said_so_far)}")
+    engine.end()
+    chat.until(ANSWERED)
+    assert chat.evaluate(f"{LAST}.querySelector('.ticks').getAttribute('d').split('M').length") == 1 + 3
 
 
 def test_options_reach_the_server_and_are_kept(chat: Page, engine: Engine) -> None:
