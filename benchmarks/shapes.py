@@ -264,6 +264,60 @@ GEMMA = Shape(  # the text half of Gemma-3-27B
         "vocab_size": 262208,
     },
 )
+QWEN_NINE = Shape(  # Qwen3.5-9B's text half: three layers of Gated DeltaNet to one that attends
+    "qwen3.5-9b",
+    "Qwen3.5-9B",
+    {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "eos_token_id": 4089,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 262144,
+        "mtp_num_hidden_layers": 1,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": False,
+        "vocab_size": 248320,
+    },
+)
+QWEN_MIXED = Shape(  # Qwen3.6-35B-A3B's text half: the same layers with routed experts
+    "qwen3.6-35b-a3b",
+    "Qwen3.6-35B-A3B",
+    {
+        **{key: value for key, value in QWEN_NINE.config.items() if key != "intermediate_size"},
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "hidden_size": 2048,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "shared_expert_intermediate_size": 512,
+    },
+)
 PLAIN_GPT_OSS = Shape(
     "gpt-oss-20b-bf16",
     "gpt-oss-20b in bf16",
@@ -324,7 +378,20 @@ QUANTIZED = (
 SMOKE = Shape("smoke", "smoke", json.loads((demo_folder() / "config.json").read_bytes()))  # for a try on a CPU
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
-    for shape in (EIGHT, SMALL, QWEN_MOE, MIXTRAL, *QUANTIZED, GPT_OSS, PLAIN_GPT_OSS, GEMMA, GLM_FLASH, SMOKE)
+    for shape in (
+        EIGHT,
+        SMALL,
+        QWEN_MOE,
+        MIXTRAL,
+        *QUANTIZED,
+        GPT_OSS,
+        PLAIN_GPT_OSS,
+        GEMMA,
+        GLM_FLASH,
+        QWEN_NINE,
+        QWEN_MIXED,
+        SMOKE,
+    )
 }
 
 
