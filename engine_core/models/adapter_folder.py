@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -113,6 +114,8 @@ def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter
     """The adapter in a folder, for the whole model. Raises ModelError naming the file, the key or the tensor, and what
     it has: another method than LoRA or one of its kinds that are not served; a rank above `max_rank`; a matrix that
     the model has not, or of another shape; one of A and B, or both of a target, missing; a file that is cut off."""
+    if not os.path.isdir(folder):
+        raise ModelError(f"{folder}: no such folder")
     file = read_json(folder / CONFIG)
     check_kind(file)
     path = folder / WEIGHTS

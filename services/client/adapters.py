@@ -38,7 +38,7 @@ class AdapterNames:
         self._spec, self._own, self._rank = spec, own, config.model.max_lora_rank
         self._file = Path(config.run.run_dir) / FILE if config.run.run_dir else None
         self.directory = Path(config.api.lora_dir).resolve() if config.api.lora_dir else None
-        if self.directory is not None and not self.directory.is_dir():
+        if self.directory is not None and not os.path.isdir(self.directory):
             raise ConfigError("--lora-dir", config.api.lora_dir, "it must be a directory")
         self._fixed: dict[str, Adapter] = {}
         for module in read_modules(config.api.lora_modules):
@@ -57,7 +57,7 @@ class AdapterNames:
             return self._changes[name]
         if name in self._fixed:
             return self._fixed[name]
-        if self.directory is None or not FOLDER.fullmatch(name) or not (self.directory / name / CONFIG).is_file():
+        if self.directory is None or not FOLDER.fullmatch(name) or not os.path.isfile(self.directory / name / CONFIG):
             return None
         return self._change(name, self._checked(name, self.directory / name), again=False)
 
@@ -99,13 +99,15 @@ class AdapterNames:
         try:
             return self._read(name, folder)
         except ModelError as error:
-            message = f"the adapter {name!r} cannot be served: {str(error).replace(f'{folder}/', '')}"
+            message = str(error).replace(f"{folder}/", "").replace(f"{folder}: ", "")
             raise InvalidRequest(message, param="model", code="adapter_failed") from None
 
     def _read(self, name: str, folder: Path) -> Adapter:
-        version = adapter_version(folder)
-        read_adapter_folder(folder, self._spec, self._rank)
-        return Adapter(name, str(folder), version)
+        try:
+            read_adapter_folder(folder, self._spec, self._rank)
+            return Adapter(name, str(folder), adapter_version(folder))
+        except ModelError as error:
+            raise ModelError(f"the adapter {name!r} cannot be served: {error}") from None
 
     def _change(self, name: str, adapter: Adapter | None, *, again: bool) -> Adapter | None:
         """Let every api process know. `again`: whatever another one has said of the name."""

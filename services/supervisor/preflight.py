@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine_core import folder
+from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.draft_spec import DraftSpec, check_mtp, read_draft
 from penstock.engine_core.models.memory_estimate import ITEM_BYTES
 from penstock.engine_core.models.sharding import check_ranks, held_bytes, part_spec, stage_layers, stage_spec
@@ -108,8 +109,8 @@ def check_files(config: Config, parts: Parts, model: Path, spec: ModelSpec) -> N
 
 
 def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence[Gpu]) -> None:
-    """Raise ConfigError unless this host has a GPU for each of its executors, or may do without, and the weights alone
-    fit into memory. What else needs memory is measured once they are loaded."""
+    """Raise ConfigError unless this host has a GPU for each of its executors, or may do without, and the weights and
+    the places for adapters fit into memory. What else needs memory is measured once they are loaded."""
     option, model = config.executor.device, config.model
     if not gpus and option == "cuda":
         why = "the driver shows no GPU; give --device cpu, or see whether nvidia-smi finds one"
@@ -136,6 +137,10 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
     if not gpus and need * executors > (room := available_memory()):
         why = f"the weights take {gib(need * executors)} in {name}, and this machine has {gib(room)} of memory free"
         raise ConfigError("--dtype", model.dtype, f"{why}; take a smaller type or a smaller model")
+    places = max(place_bytes(share, model.max_lora_rank, ITEM_BYTES[name]) for share in shares) * model.max_loras
+    if model.enable_lora and need + places > (room := room if gpus else room // executors):
+        why = f"places of rank {model.max_lora_rank} take {gib(places)} beside {gib(need)} of weights, of {gib(room)}"
+        raise ConfigError("--max-loras", model.max_loras, f"{why}; lower it or --max-lora-rank")
 
 
 def decimal(capability: int) -> str:

@@ -55,6 +55,11 @@ def test_what_the_launcher_finds_is_all_that_is_shown(tmp_path: Path) -> None:
     assert on_a_terminal(str(tmp_path / "model")) == (3, [cause])
 
 
+def test_an_adapter_that_cannot_be_served_is_all_that_is_shown(tmp_path: Path) -> None:
+    code, lines = on_a_terminal("--enable-lora", "--lora-modules", f"sql={tmp_path}/none")
+    assert (code, lines) == (3, [f"penstock: the adapter 'sql' cannot be served: {tmp_path}/none: no such folder"])
+
+
 def test_what_a_process_finds_is_shown_last(tmp_path: Path) -> None:
     cause = flip(tmp_path / "model")
     code, lines = on_a_terminal(str(tmp_path / "model"))
