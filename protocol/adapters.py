@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from penstock.protocol.config import ModelConfig
 from penstock.protocol.errors import ConfigError
 
 FLAG = "--lora-modules"
@@ -21,6 +22,11 @@ class LoraModule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     path: str
     base_model_name: str | None = None  # a note: adapters are checked against the model's shapes
+
+
+def host_adapters(model: ModelConfig) -> int:
+    """How many executors may hold in the host's memory."""
+    return model.max_cpu_loras or 4 * model.max_loras
 
 
 def read_modules(text: str) -> tuple[LoraModule, ...]:

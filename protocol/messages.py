@@ -172,9 +172,7 @@ class Pooling(Part, frozen=True, kw_only=True):
     param: str = ""  # the request's field that holds the prompt, for errors
     classify: bool = False  # what the model's classifier makes of the state is wanted: logits of its labels
     pair: str | None = None  # the text that goes with the prompt; the tokenizer joins both as the model wants it
-    second: int = (
-        0  # the first token of `pair` where the model tells tokens of both texts apart; the tokenizer fills it
-    )
+    second: int = 0  # first token of `pair` where the model tells both texts apart; the tokenizer fills it
 
     @property
     def whole(self) -> bool:
@@ -474,6 +472,9 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     blocks_idle: int = 0  # free, content still cached
     state_places: int = 0  # for snapshots of recurrent states
     state_snapshots: int = 0  # held there
+    adapter_places: int = 0  # for LoRA adapters on the device
+    adapters_placed: int = 0  # held there
+    adapters_held: int = 0  # in the executors' host memory
     windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
     group_blocks: tuple[int, ...] = ()  # in the tables of running requests, of each KV group; shared ones count in each
     prompt_tokens: int = 0  # the rest are totals since start, but for the rate

@@ -17,7 +17,7 @@ UNHEARD = "the engine has not reported yet"
 SUMS = (
     *("step", "running", "waiting", "blocks", "blocks_free", "blocks_idle", "max_num_seqs", "prompt_tokens"),
     *("cached_tokens", "output_tokens", "finished", "aborted", "failed", "preemptions", "drain_rate", "drafts"),
-    *("draft_tokens", "accepted_tokens"),
+    *("draft_tokens", "accepted_tokens", "adapter_places", "adapters_placed", "adapters_held"),
 )  # fields of EngineStatus that add up
 
 

@@ -267,7 +267,8 @@ def planned_blocks(config: Config, shape: CacheShape, total: int, held: int, oth
             "--gpu-memory-utilization" if not given else "--kv-cache-memory",
             given or utilization,
             f"of {gib(total)} GiB weights take {gib(held)} GiB, a step of {tokens} "
-            f"tokens and what CUDA needs {gib(peak + other)} GiB" + (f", the cache {gib(given)} GiB" if given else ""),
+            f"tokens{', LoRA adapters' if config.model.enable_lora else ''} and what CUDA needs {gib(peak + other)} GiB"
+            + (f", the cache {gib(given)} GiB" if given else ""),
         )
     if not shape.block_bytes:
         return 0

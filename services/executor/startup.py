@@ -70,7 +70,7 @@ from penstock.services.executor.process_groups import begin, with_exchange
 from penstock.services.executor.product_tuning import log_chip, take_measured, tuned
 from penstock.services.executor.rendezvous import Generation
 from penstock.services.supervisor import logs, process
-from penstock.services.supervisor.banner import WEIGHTS
+from penstock.services.supervisor.banner import ADAPTERS, WEIGHTS
 from penstock.services.supervisor.process import StartupPhases
 from penstock.services.supervisor.sd_notify import notify
 
@@ -177,6 +177,7 @@ def make_places(config: ModelConfig, model: Decoder, whole: ModelSpec) -> Adapte
         return None
     places = AdapterPlaces(model, whole, config.max_loras, config.max_lora_rank)
     logs.info(log, "adapter_places", count=places.count, rank=places.rank, bytes=places.memory.nbytes)
+    notify(f"{ADAPTERS}={places.memory.nbytes / (1 << 30):.2f} GiB")
     return places
 
 

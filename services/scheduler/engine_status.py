@@ -74,6 +74,9 @@ def with_statistics(status: EngineStatus, found: SchedulerStatistics, step_age: 
         blocks_idle=found.pool.idle,
         state_places=0 if found.snapshots is None else found.snapshots.total,
         state_snapshots=0 if found.snapshots is None else found.snapshots.held,
+        adapter_places=found.adapters.places,
+        adapters_placed=found.adapters.placed,
+        adapters_held=found.adapters.held,
         group_blocks=found.group_blocks,
         accepted_at=tuple(found.accepted_at[:PLACES]),
     )

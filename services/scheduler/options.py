@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.engine_core.scheduling.executor_group import ExecutorGroup
 from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
+from penstock.protocol.adapters import host_adapters
 from penstock.protocol.config import ON, Config
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.links.link import Peer
@@ -51,7 +52,7 @@ def scheduling_options(
         recurrent=facts.recurrent,
         state_places=executors.state_places if facts.recurrent else 0,
         adapter_places=executors.adapter_places,
-        adapter_memory=max(executors.adapter_places, model.max_cpu_loras or 4 * model.max_loras),
+        adapter_memory=host_adapters(model),
         executors=len(executors.peers),
         trace_tokens=config.trace.trace_tokens,
         epoch=executors.epoch,

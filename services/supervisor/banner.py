@@ -14,6 +14,7 @@ import msgspec
 from penstock.engine_core.kv.block_layout import BlockLayout, capacity_tokens
 from penstock.engine_core.models.memory_estimate import quantization_facts
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.protocol.adapters import host_adapters, read_modules
 from penstock.protocol.config import ApiConfig, Config, wrong_output
 from penstock.protocol.messages import EngineStatus
 from penstock.services.supervisor import address
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
 WEIGHTS = "X_PENSTOCK_WEIGHTS"  # field of an executor's notice: how the weights were verified
+ADAPTERS = "X_PENSTOCK_ADAPTERS"  # the same: memory of the places for adapters
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     exposed: bool = False  # other machines reach it, and clients need no key
     quantized: str = ""  # how the weights are
     weights: str = ""  # how they were verified
+    adapters: str = ""  # how many may be where, and which are known
     kv_cache_dtype: str = ""  # where it is not `dtype`
     replicas: int = 1  # `blocks` and `max_num_seqs` are those of one
     windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
@@ -106,7 +109,18 @@ def serving(
         wrong_output=wrong_output(config),
         exposed=exposed(config.api),
         weights=fields.get(WEIGHTS, ""),
+        adapters=adapters(config, fields.get(ADAPTERS, "")) if config.model.enable_lora else "",
     )
+
+
+def adapters(config: Config, memory: str) -> str:
+    """Where LoRA adapters may be, and by which names clients ask for them. memory: of the places, where it is known."""
+    model, api = config.model, config.api
+    known = [f"{len(read_modules(api.lora_modules))} of --lora-modules"] if api.lora_modules else []
+    known += [f"the folders of {api.lora_dir}"] if api.lora_dir else []
+    places = f"{model.max_loras} in places of rank {model.max_lora_rank}" + (f" ({memory})" if memory else "")
+    served = " and ".join(known) or "none can be asked for, without --lora-modules and --lora-dir"
+    return f"{served}; {places}, {host_adapters(model)} in the host's memory"
 
 
 def exposed(options: ApiConfig) -> bool:
@@ -152,6 +166,8 @@ def banner(facts: Serving) -> list[str]:
         rows["chats"] = "refused: the model has no chat template; --chat-template FILE gives it one"
     if facts.weights:
         rows["weights"] = facts.weights
+    if facts.adapters:
+        rows["LoRA"] = facts.adapters
     if facts.wrong_output:
         rows["WRONG OUTPUT"] = "; ".join(facts.wrong_output)
     if facts.exposed:

@@ -105,6 +105,16 @@ def test_base_and_adapters_at_once_are_as_each_alone(server: Server) -> None:
     assert listed == {"penstock-demo": None, "first": "penstock-demo", "b": "penstock-demo", "c": "penstock-demo"}
 
 
+def test_banner_and_health_tell_of_adapters(server: Server) -> None:
+    """The executor tells the memory of its places, and the scheduler what lies in them."""
+    said(server, "first")
+    known = f"1 of --lora-modules and the folders of {server.log.parent}/loras"
+    server.logged(f"LoRA         {known}; 1 in places of rank 16 (0.00 GiB), 2 in the host's memory")
+    health = server.until("/health", lambda found: found["engine"]["adapters_held"])
+    assert health["adapters"] == len(server.get("/v1/models")["data"]) - 1
+    assert (health["engine"]["adapter_places"], health["engine"]["adapters_placed"]) == (1, 1)
+
+
 def test_an_unload_lets_streams_finish_and_a_load_means_what_is_there_then(server: Server) -> None:
     loaded = post(server, "/v1/load_lora_adapter", {"lora_name": "new", "lora_path": "b"}, KEY)
     assert loaded["id"] == "new"

@@ -68,6 +68,9 @@ def test_counts_add_up() -> None:
     assert (made.ready, made.draining, made.step_age, made.block_size) == (True, False, 0.5, first.block_size)
     assert (made.epoch, made.replica) == (7, 0)
     assert made.max_num_seqs == 2 * first.max_num_seqs
+    loras = (beat(at, adapter_places=2, adapters_placed=1 + at, adapters_held=3) for at in range(2))
+    both = total(list(loras))
+    assert (both.adapter_places, both.adapters_placed, both.adapters_held) == (4, 3, 6)
     assert engines(first, second).status == made
 
 

@@ -119,6 +119,8 @@ def test_what_cannot_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--max-model-len.*give at most"):
         planned(folder, gpu="l4")
     assert planned(folder, "--max-model-len", "4096", gpu="l4").concurrency[-1].requests >= 1
+    with pytest.raises(ConfigError, match="tokens, LoRA adapters and what CUDA needs"):
+        planned(folder, "--enable-lora", "--max-lora-rank", "256", "--max-loras", "128", gpu="h200")
     with pytest.raises(ConfigError, match="the cache 140"):
         planned(folder, "--kv-cache-memory", str(140 * GIB))
 

@@ -34,6 +34,7 @@ async def test_health_says_what_is_missing() -> None:
         "tokens": 1600, "tokens_free": 1440, "unfinished_requests": 0, "max_queued_requests": 4096
     }  # fmt: skip
     assert body["engine"]["running"] == 1
+    assert body["adapters"] is None
     assert body["parts"] == {"tokenizer": {"connected": 1, "configured": 1}, "scheduler": True, "executor": True}
     assert (loading.status_code, loading.json()["status"]) == (503, "the engine is not ready")
     assert loading.json()["last_step_age"] == 9.5

@@ -26,6 +26,7 @@ class Told:
         self.fields = fields
 
 
+REQUIRED = [f"X_PENSTOCK_{name}" for name in ("URL", "DEVICE", "DTYPE", "BLOCKS", "BLOCK_SIZE", "MAX_MODEL_LEN")]
 FACTS = Serving(
     url="http://127.0.0.1:8000",
     model="penstock-demo",
@@ -69,6 +70,23 @@ def test_wrong_output_is_told():
     assert facts.wrong_output == wrong_output(dummy)
 
 
+@pytest.mark.parametrize(
+    ("modules", "directory", "memory", "text"),
+    [
+        ("a=x,b=y", "", "0.31 GiB", "2 of --lora-modules; 4 in places of rank 9 (0.31 GiB), 16 in the host's "),
+        ("a=x", "/l", "", "1 of --lora-modules and the folders of /l; 4 in places of rank 9, 16 in the host's "),
+        ("", "", "", "none can be asked for, without --lora-modules and --lora-dir; 4 in places of rank 9, 16 "),
+    ],
+)
+def test_adapters_are_told_of(modules, directory, memory, text):
+    assert "LoRA" not in "\n".join(banner.banner(FACTS))
+    model = ModelConfig(enable_lora=True, max_loras=4, max_lora_rank=9)
+    config = Config(model=model, api=ApiConfig(lora_modules=modules, lora_dir=directory))
+    child = Told(dict.fromkeys(REQUIRED, "1") | ({banner.ADAPTERS: memory} if memory else {}))
+    facts = banner.serving(config, [child], "model", 1.0, small_spec(), chat=False)
+    assert f"  LoRA         {text}" in "\n".join(banner.banner(facts))
+
+
 def test_the_type_of_the_cache_is_told_where_it_is_another():
     assert "at most 1,024 tokens\n" in "\n".join(
         banner.banner(msgspec.structs.replace(FACTS, blocks=64, block_size=16))
@@ -80,8 +98,7 @@ def test_the_type_of_the_cache_is_told_where_it_is_another():
 def test_quantized_weights_are_told_with_what_they_save():
     assert "quantized" not in "\n".join(banner.banner(FACTS))
     spec = online_spec(small_spec(hidden=1 << 10, intermediate=1 << 12, layers=4), "fp8")
-    fields = ("URL", "DEVICE", "DTYPE", "BLOCKS", "BLOCK_SIZE", "MAX_MODEL_LEN")
-    child = Told({f"X_PENSTOCK_{name}": "1" for name in fields})
+    child = Told(dict.fromkeys(REQUIRED, "1"))
     facts = banner.serving(Config(), [child], "model", 1.0, spec, chat=False)
     assert "  quantized    fp8 (FP8), 0.05 GiB in place of 0.09 in bfloat16" in banner.banner(facts)
 
