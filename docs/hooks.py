@@ -199,6 +199,7 @@ PROBE: Mapping[str, object] = {  # a config.json that asks for all that a family
 ASKED: Mapping[str, Mapping[str, object]] = {  # of files that must have more
     **{f"deepseek_v{version}": {"q_lora_rank": 64, "n_group": 1, "topk_group": 1} for version in (2, 3)},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},
+    "falcon_h1": {"mamba_n_heads": 8, "key_multiplier": 0.5, "embedding_multiplier": 2.0},
     "electra": {"embedding_size": 64},
     "granitemoehybrid": {"layer_types": ["mamba"] * 7 + ["attention"], "mamba_n_heads": 8},
     "nemotron_h": {"hybrid_override_pattern": "ME*-MEM-", "moe_shared_expert_intermediate_size": 64},
@@ -233,6 +234,7 @@ def layer_options(found: Body) -> Iterator[str]:
         "latent attention": own[0].latent is not None,
         "learned positions": found.embedding.positions,
         "recurrent layers": any(layer.recurrence for layer in layers),
+        "attention in the same layers": any(layer.attention and layer.recurrence for layer in layers),
         "biases of q, k and v": own[0].qkv_bias,
         "norms of q and k by head": own[0].qk_norm == "head",
         "a norm of q and k for each head": own[0].qk_norm == "heads",

@@ -44,9 +44,9 @@ from penstock.kernels.states import LayerState
 
 
 class Block:
-    """One layer: attention, then the MLP, each added to the residual stream, with norms where the spec has them. A
-    first layer without `normed` attends over the stream as it is. With `post_norm` the stream goes on from the norms'
-    results."""
+    """One layer: attention or a recurrence or both, then the MLP, each added to the residual stream, with norms where
+    the spec has them. A first layer without `normed` attends over the stream as it is. With `post_norm` the stream goes
+    on from the norms' results."""
 
     def __init__(
         self, layer: LayerSpec, hidden: int, placement: Placement, *, scale: float = 1.0, normed: bool = True,
@@ -80,9 +80,11 @@ class Block:
         """The residual stream is residual + scale * delta (delta alone in the first layer, and behind one that scales
         it): the sum is fused with the norm. The `partial` sums of all ranks are added up there. given: the layer's part
         of embeddings by layer, `[tokens, width]`."""
-        if (mixer := self.attention or self.recurrence) is not None:
-            rows = None if self.spec.parallel else mixer.rows
-            x, residual = self.join(self.attention_norm, delta, residual, rows, partial=partial)
+        scale = self.scale
+        if mixers := [mixer for mixer in (self.attention, self.recurrence) if mixer is not None]:
+            both = len(mixers) > 1
+            rows = None if both or self.spec.parallel else mixers[0].rows
+            x, residual = self.join(self.attention_norm, delta, residual, rows, partial=partial, scale=scale)
             delta = self.mix(x, rotation, batch, pages, state)
             if self.spec.parallel:
                 assert isinstance(self.mlp, Mlp | SparseMlp), "beside attention"
@@ -91,10 +93,11 @@ class Block:
             if norm is not None:
                 delta = norm.forward(norm.summed(delta))
             partial = norm is None
+            scale = 1.0 if both else scale
         if self.mlp is None:
             assert residual is not None, "a layer has a part"
             return delta, residual
-        x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.rows, partial=partial)
+        x, residual = self.join(self.mlp_norm, delta, residual, self.mlp.rows, partial=partial, scale=scale)
         norm = self.mlp_output_norm
         if isinstance(self.mlp, SeparateMlps):
             delta = self.mlp.forward(x, residual)
@@ -113,30 +116,38 @@ class Block:
     def mix(
         self, x: Rows, rotation: Rotation | None, batch: AttentionBatch, pages: Pages, state: LayerState | None
     ) -> Tensor:
-        """What attention or the recurrence makes of the sequences."""
+        """What attention and the recurrence make of the sequences."""
+        attended: Tensor | None = None
         if self.attention is not None:
             assert rotation is not None, "of its table"
-            return self.attention.forward(x, rotation, batch, pages)
-        assert self.recurrence is not None, "one of both"
+            attended = self.attention.forward(x, rotation, batch, pages)
+        if self.recurrence is None:
+            assert attended is not None, "one of both"
+            return attended
         assert batch.states is not None, "of a model with recurrent layers"
         assert state is not None, "of this one"
-        return self.recurrence.forward(x, batch.states.batch, state)
+        found = self.recurrence.forward(x, batch.states.batch, state)
+        if attended is None:
+            return found
+        of_attention, of_recurrence = self.spec.mixer_scales
+        return attended.mul_(of_attention).add_(found, alpha=of_recurrence)
 
     def join(
-        self, norm: Norm | None, delta: Tensor, residual: Tensor | None, rows: RowFormat | None, *, partial: bool
-    ) -> tuple[Rows, Tensor]:
+        self, norm: Norm | None, delta: Tensor, residual: Tensor | None, rows: RowFormat | None, *, partial: bool,
+        scale: float,
+    ) -> tuple[Rows, Tensor]:  # fmt: skip
         """What the next part reads, and the stream: they are the same without a norm. rows: what that part's products
         want."""
         if residual is None:
             return (delta if norm is None else norm.forward(delta)), delta
         if norm is not None:
             if self.post_norm:
-                normed, _ = norm.add(delta, residual, partial=partial, scale=self.scale)
+                normed, _ = norm.add(delta, residual, partial=partial, scale=scale)
                 return normed, normed
-            return norm.add_rounded(delta, residual, rows, partial=partial, scale=self.scale)
+            return norm.add_rounded(delta, residual, rows, partial=partial, scale=scale)
         if partial and self.group.ranks is not None:
             delta = self.group.all_reduce(delta)
-        total = torch.add(residual, delta, alpha=self.scale)
+        total = torch.add(residual, delta, alpha=scale)
         return total, total
 
     def destinations(self) -> Destinations:

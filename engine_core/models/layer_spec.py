@@ -193,6 +193,7 @@ class MlpSpec(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
     down_bias: bool = False  # of the last product, where the others may have none
     activation: str = "silu"  # of kernels.activation.KINDS
+    slope: float = 1.0  # of silu, as of `kernels.records.Activation`
     gated: bool = True
     fused: bool = False  # gate and up are one tensor in the checkpoint
     up_first: bool = False  # in that tensor
@@ -275,7 +276,7 @@ class MtpSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer: attention or a recurrence, then an MLP or experts, each added to the residual stream.
+    """A layer: attention, a recurrence or the sum of both, then an MLP or experts, each added to the residual stream.
 
     Every option with its source, a paper or the family that brought it:
 
@@ -297,9 +298,9 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - attention.gated: AFMoE (Arcee, 2025), Qiu et al., 2025; gate_in_queries: Qwen3-Next (2025)
     - attention.latent: DeepSeek-V2 (2024), V3, Kimi K2 (2025), GLM 4.7 Flash (2026)
     - parallel: GPT-J (2021), Cohere; recurrence in place of attention: Qwen3-Next, LFM2, Bamba;
-      one part alone: Nemotron-H (2025)
+      beside it, with mixer_scales: Falcon-H1 (2025); one part alone: Nemotron-H (2025)
     - mlp.activation, gated (GLU variants: Shazeer, 2020): GeGLU of Gemma; without a gate: Starcoder 2; exact: BERT;
-      squared above zero: Nemotron-4 (So et al., 2021)
+      squared above zero: Nemotron-4 (So et al., 2021); mlp.slope: Falcon-H1
     - experts.routing: softmax then choice: Qwen MoE; scores of the chosen alone, the same as normalised: Mixtral,
       Granite MoE; sigmoid with a selection bias and a scale: DeepSeek-V3 (2024), GLM 4.5, MiniMax M2;
       scales_inputs: Llama 4; groups, of which top_groups by their best expert: DeepSeek-V2 (2024), by the best two
@@ -311,6 +312,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     attention: AttentionSpec | None = None
     recurrence: RecurrenceSpec | None = None
+    # Of attention and the recurrence of a layer with both, in place of the model's residual scale.
+    mixer_scales: tuple[float, float] = (1.0, 1.0)
     mlp: MlpSpec | ExpertSpec | None = None
     norm: NormSpec
     norms: NormNames = NormNames()

@@ -17,7 +17,7 @@ from penstock.kernels.states import LayerState, StateBatch
 
 
 class Mamba:
-    """A short convolution, the state space, and a norm of what a gate was multiplied with, group by group."""
+    """A short convolution, the state space, and a gate, before or behind which a norm may stand, group by group."""
 
     def __init__(self, spec: MambaSpec, norm: NormSpec, hidden: int, placement: Placement) -> None:
         share = spec.share(placement.size)
@@ -34,7 +34,10 @@ class Mamba:
         )
         self.filters = placement.matrix(share.channels, spec.width)
         self.bias = placement.vector(share.channels) if spec.conv_bias else None
-        self.norm = placement.vector(share.inner)
+        self.norm = placement.vector(share.inner) if spec.norm else None
+        held = share.inner, share.inner, share.shared, share.shared, share.heads
+        factors = [factor for factor, width in zip(spec.scales, held, strict=False) for _ in range(width)]
+        self.scales = torch.tensor(factors, device=placement.device) if factors else None  # fp32
         self.decays, self.biases, self.skips = (
             torch.empty(share.heads, device=placement.device) for _ in range(3)
         )  # fp32
@@ -48,7 +51,10 @@ class Mamba:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
         share = self.share
         assert state.cache is not None, "it has one"
-        z, mixed, times = torch.split(self.inputs.forward(x), [share.inner, share.channels, share.heads], -1)
+        product = self.inputs.forward(x)
+        if self.scales is not None:
+            product *= self.scales
+        z, mixed, times = torch.split(product, [share.inner, share.channels, share.heads], -1)
         mixed = short_convolution(mixed, self.filters, self.bias, state.ring, batch)
         values, b, c = torch.split(mixed, [share.inner, share.shared, share.shared], -1)
         b, c = (part.view(len(part), share.groups, share.state_dim) for part in (b, c))
@@ -56,8 +62,9 @@ class Mamba:
         values = values.view(len(values), share.heads, share.head_dim)
         found = state_space(values, b, c, gates, self.skips, state.cache, batch)
         found, z = (part.reshape(len(part), share.groups, -1) for part in (found, z))
-        weight = self.norm.view(share.groups, -1)
-        return self.output.forward(gated_norm(found, z, weight, self.eps, gate_first=True).flatten(1))
+        weight = None if self.norm is None else self.norm.view(share.groups, -1)
+        gated = gated_norm(found, z, weight, self.eps, gate_first=self.spec.norm == "gated")
+        return self.output.forward(gated.flatten(1))
 
     def destinations(self) -> Destinations:
         """By names within the layer's part."""
@@ -74,4 +81,5 @@ class Mamba:
             yield "conv1d.bias", Destination(self.bias, (first,), runs=tuple(runs))
         for name, held in (("A_log", self.decays), ("dt_bias", self.biases), ("D", self.skips)):
             yield name, Destination(held, (spec.heads,), 0, self.rank * share.heads)
-        yield "norm.weight", Destination(self.norm, (spec.inner,), 0, self.rank * share.inner)
+        if self.norm is not None:
+            yield "norm.weight", Destination(self.norm, (spec.inner,), 0, self.rank * share.inner)

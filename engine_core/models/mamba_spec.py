@@ -23,6 +23,9 @@ class MambaSpec(RecurrenceSpec, frozen=True, kw_only=True):
     groups: int
     state_dim: int
     conv_bias: bool = True
+    # Of what the gate multiplies: behind it ("gated"), before it ("plain"); empty: none.
+    norm: str = "gated"
+    scales: tuple[float, ...] = ()  # of a token's gates, inputs, writes, reads and times, before all else; empty: none
 
     @property
     def inner(self) -> int:
@@ -47,7 +50,9 @@ class MambaSpec(RecurrenceSpec, frozen=True, kw_only=True):
         found: dict[str, Shape] = {"conv1d.weight": (self.channels, 1, self.width), "A_log": heads, "D": heads}
         if self.conv_bias:
             found["conv1d.bias"] = (self.channels,)
-        return found | {"dt_bias": heads, "norm.weight": (self.inner,)}
+        if self.norm:
+            found["norm.weight"] = (self.inner,)
+        return found | {"dt_bias": heads}
 
     def state(self) -> StateShape:
         return StateShape(

@@ -18,7 +18,7 @@ from penstock.engine_core.models.layers import (
     whole,
 )
 from penstock.engine_core.models.quantized_experts import ExpertShare, QuantizedExperts
-from penstock.kernels.activation import activate
+from penstock.kernels.activation import SILU, activate
 from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.quantized import RowFormat, Rows
 from penstock.kernels.records import Activation, ExpertBiases, Routes, Routing
@@ -32,7 +32,7 @@ class Mlp:
         gate_up = tuple(spread(name, spec.width, placement) for name in names)
         fused = "gate_up_proj" if spec.fused else ""
         self.spec = spec
-        self.activation = Activation(spec.activation)
+        self.activation = Activation(spec.activation, spec.slope)
         self.gate_up = Linear(
             gate_up, hidden, placement, bias=spec.bias, fused=fused, backwards=spec.up_first, formats=spec.formats
         )
@@ -46,7 +46,7 @@ class Mlp:
 
     def forward(self, x: Rows) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
-        if self.spec.gated and self.spec.activation == "silu":
+        if self.spec.gated and self.activation == SILU:
             return self.down.forward(self.gate_up.forward_gated(x, self.down.rows))
         return self.down.forward(activate(self.gate_up.forward(x), self.activation, gated=self.spec.gated))
 

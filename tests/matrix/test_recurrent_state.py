@@ -22,14 +22,15 @@ from penstock.kernels.states import PIECE
 from penstock.protocol.messages import Finish, Sampling
 from penstock.protocol.steps import NO_STATE
 from tests.engine_core.grammar.vocabulary import tokens
-from tests.engine_core.models.families.test_qwen_next import CASES
+from tests.engine_core.models.families import test_falcon_h1, test_qwen_next
 from tests.engine_core.models.mtp_heads import write_headed
 from tests.engine_core.models.parity import SIZES, VOCAB, write_checkpoint
 from tests.matrix.engine import Answers, Cell, Engine, Prompt, submission, take
 from tests.matrix.test_speculation import Outputs, misremembered, outputs
 from tests.ranks import Ranks, Size
 
-FAMILIES = ("qwen3_5", "qwen3_next")
+FAMILIES = ("qwen3_5", "qwen3_next", "falcon_h1")
+CASES = {**test_qwen_next.CASES, **test_falcon_h1.CASES}
 COLD = Cell(depth=1, prefix_caching=False, state_places=0)
 CELLS = {
     "in one piece": Cell(depth=2),
@@ -50,6 +51,7 @@ TURNS, LONGEST = 3, 45
 BRIEF = {  # cells of a suite that is not a long one
     "qwen3_5": ("in one piece", "beyond a piece", "any cut", "one row", "one place", "two places", "no place"),
     "qwen3_next": ("a piece",),
+    "falcon_h1": ("beyond a piece", "any cut"),  # attention and a state in one layer
 }
 
 
@@ -60,7 +62,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         kind, options = CASES[family]
         found[family] = tmp_path_factory.mktemp(family)
         sizes: dict[str, Any] = {**SIZES, "num_hidden_layers": 2, "max_position_embeddings": 1024}
-        layers = {"layer_types": ["linear_attention", "full_attention"]}
+        layers = {"layer_types": ["linear_attention", "full_attention"]} if "layer_types" in options else {}
         write_checkpoint(found[family], kind(**{**sizes, **options, **layers}))
     return found
 

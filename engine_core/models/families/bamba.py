@@ -19,15 +19,15 @@ from penstock.engine_core.models.reading import (
 )
 
 
-def read_mamba(file: ConfigFile) -> MambaSpec:
-    """Time steps have no limits, and the products no biases."""
+def read_mamba(file: ConfigFile, inner: int = 0) -> MambaSpec:
+    """Time steps have no limits, and the products no biases. inner: numbers in all inputs; 0: `mamba_expand` says."""
     read_activation(file)
     heads, groups = file.integer("mamba_n_heads"), file.integer("mamba_n_groups")
-    inner = file.integer("mamba_expand") * file.integer("hidden_size")
+    inner = inner or file.integer("mamba_expand") * file.integer("hidden_size")
     if heads % groups:
         raise file.error("mamba_n_groups", f"it must divide mamba_n_heads ({heads})")
     if inner % heads or file.get("mamba_d_head") not in ("auto", inner // heads):
-        raise file.error("mamba_d_head", f"heads must come to mamba_expand times hidden_size ({inner})")
+        raise file.error("mamba_d_head", f"heads must come to {inner} together, as mamba_d_ssm or mamba_expand says")
     if file.get("time_step_limit") not in (None, [0.0, {"__float__": "Infinity"}]):  # as transformers writes it
         raise file.error("time_step_limit", "Penstock serves this family without limits")
     if file.flag("mamba_proj_bias"):

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.shapes import GEMMA, PLAIN_GPT_OSS
 from penstock.engine_core.models.layer_spec import NO_ROPE, GateSpec, RopeSpec, RoutingSpec
+from penstock.engine_core.models.mamba_spec import MambaSpec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from tests.engine_core.models.specs import windows_of
 
@@ -52,6 +53,52 @@ TRINITY_NANO: dict[str, Any] = {
     "use_cache": True,
     "use_grouped_mm": True,
     "vocab_size": 200192,
+}
+FALCON_H1_500M: dict[str, Any] = {
+    "architectures": ["FalconH1ForCausalLM"],
+    "attention_bias": False,
+    "attention_in_multiplier": 1.0,
+    "attention_out_multiplier": 0.9375,
+    "attn_layer_indices": None,
+    "embedding_multiplier": 5.656854249492381,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "initializer_range": 0.02,
+    "intermediate_size": 2048,
+    "key_multiplier": 0.390625,
+    "lm_head_multiplier": 0.0390625,
+    "mamba_chunk_size": 128,
+    "mamba_conv_bias": True,
+    "mamba_d_conv": 4,
+    "mamba_d_head": 64,
+    "mamba_d_ssm": 1536,
+    "mamba_d_state": 128,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 24,
+    "mamba_norm_before_gate": False,
+    "mamba_proj_bias": False,
+    "mamba_rms_norm": False,
+    "mamba_use_mlp": True,
+    "max_position_embeddings": 16384,
+    "mlp_bias": False,
+    "mlp_expansion_factor": 8,
+    "mlp_multipliers": [0.8838834764831844, 0.5859375],
+    "model_type": "falcon_h1",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "projectors_bias": False,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 100000000000.0,
+    "ssm_in_multiplier": 1.25,
+    "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+    "ssm_out_multiplier": 0.23570226039551587,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32784,
 }
 HUNYUAN_7B: dict[str, Any] = {
     "architectures": ["HunYuanDenseV1ForCausalLM"],
@@ -149,6 +196,19 @@ def test_hunyuan(tmp_path: Path) -> None:
     spec = read(tmp_path, HUNYUAN_7B)
     assert spec.attention.rope == RopeSpec(theta=pytest.approx(10000 * 1000 ** (128 / 126)))
     assert (spec.attention.qk_norm, spec.attention.qk_norm_turned, spec.longest) == ("head", True, 262144)
+
+
+def test_falcon_h1(tmp_path: Path) -> None:
+    """Attention and a state in every layer."""
+    spec = read(tmp_path, FALCON_H1_500M)
+    assert len(spec.attentions) == len(spec.recurrences) == 36
+    mamba = spec.recurrences[0]
+    assert isinstance(mamba, MambaSpec)
+    assert (mamba.inner, mamba.heads, mamba.state_dim, mamba.norm) == (1536, 24, 128, "")
+    assert mamba.scales == pytest.approx((0.441942, 0.3125, 0.441942, 0.625, 0.441942), rel=1e-5)
+    assert spec.attention.scale == pytest.approx(0.390625 / 8)
+    assert spec.blocks[0].mixer_scales == pytest.approx((0.9375, 0.235702), rel=1e-5)
+    assert spec.body.residual_scale == pytest.approx(0.883883 * 0.5859375, rel=1e-5)
 
 
 def test_devstral(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_parity(case: str, tmp_path: Path) -> None:
         ("attn_layer_indices", [], "at least one"),
         ("attn_layer_indices", [3], "0 to 2"),
         ("mamba_n_groups", 3, "divide mamba_n_heads"),
-        ("mamba_d_head", 5, "mamba_expand times hidden_size"),
+        ("mamba_d_head", 5, "must come to 128"),
         ("mamba_d_conv", 5, "2 to 4"),
         ("mamba_proj_bias", True, "without biases"),
         ("time_step_limit", [0.0, 0.1], "without limits"),
