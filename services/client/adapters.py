@@ -79,7 +79,7 @@ class AdapterNames:
     def given(self, name: str, path: str) -> Adapter:
         """What a folder of this machine holds now, for who may name any: a program, no client. Raises
         InvalidRequest."""
-        return self._served(name, Path(path).expanduser().resolve())
+        return self._served(name, Path(path).expanduser().resolve(), "lora_request")
 
     def unload(self, name: str) -> None:
         """No request finds the name any more; those that run go on. A folder of --lora-dir stays unloaded as well."""
@@ -95,12 +95,12 @@ class AdapterNames:
             raise InvalidRequest(message, param="lora_path", code="invalid_value")
         return self._served(name, found)
 
-    def _served(self, name: str, folder: Path) -> Adapter:
+    def _served(self, name: str, folder: Path, param: str = "model") -> Adapter:
         try:
             return self._read(name, folder)
         except ModelError as error:
             message = str(error).replace(f"{folder}/", "").replace(f"{folder}: ", "")
-            raise InvalidRequest(message, param="model", code="adapter_failed") from None
+            raise InvalidRequest(message, param=param, code="adapter_failed") from None
 
     def _read(self, name: str, folder: Path) -> Adapter:
         try:

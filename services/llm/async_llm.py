@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
-from penstock.services.llm.lora import LoRARequest, with_adapters
+from penstock.services.llm.lora import LoRARequest, adapted, with_adapters
 from penstock.services.llm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import (
@@ -86,13 +86,14 @@ class AsyncLLM(EngineProperties):
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> EmbeddingRequestOutput:
         """The vector of one prompt, as `LLM.embed` makes it. Raises RequestError."""
         await self._engine.start()
         request = embedding_request(
             dimensions=dimensions, normalize=normalize, truncate_prompt_tokens=truncate_prompt_tokens
         )
-        (submit,) = embedding_submissions([prompt], request, self.model)
+        (submit,) = adapted(embedding_submissions([prompt], request, self.model), lora_request, self.model)
         request_id = self._next_number()
         (vector,) = vectors(request, [await self._engine.embed(submit)], self.model)
         return EmbeddingRequestOutput(request_id, EmbeddingOutput(vector.tolist()))

@@ -17,7 +17,7 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText
 from penstock.services.commands.progress import ProgressBar
 from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
-from penstock.services.llm.lora import Loras, with_adapters
+from penstock.services.llm.lora import LoRARequest, Loras, adapted, with_adapters
 from penstock.services.llm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -160,15 +160,18 @@ class LLM(EngineProperties):
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Loras = None,
     ) -> list[EmbeddingRequestOutput]:
-        """A vector per prompt, in order: pooled and scaled as the model's folder or its options say.
+        """A vector per prompt, in order: pooled and scaled as the model's folder or its options say. `lora_request` is
+        one for all or one for each.
 
         Raises RequestError for the first prompt that is refused or fails, which ends the others.
         """
         request = embedding_request(
             dimensions=dimensions, normalize=normalize, truncate_prompt_tokens=truncate_prompt_tokens
         )
-        states, first = self._embed("embed", embedding_submissions(prompts, request, self.model), use_tqdm)
+        submits = embedding_submissions(prompts, request, self.model)
+        states, first = self._embed("embed", submits, use_tqdm, lora_request)
         return [
             EmbeddingRequestOutput(str(number), EmbeddingOutput(vector.tolist()))
             for number, vector in enumerate(vectors(request, states, self.model), first)
@@ -180,10 +183,12 @@ class LLM(EngineProperties):
         *,
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
+        lora_request: Loras = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """As `embed`, but the pooled hidden states as they are: float32 arrays of any length."""
         request = embedding_request(truncate_prompt_tokens=truncate_prompt_tokens)
-        states, first = self._embed("encode", embedding_submissions(prompts, request, self.model), use_tqdm)
+        submits = embedding_submissions(prompts, request, self.model)
+        states, first = self._embed("encode", submits, use_tqdm, lora_request)
         return [PoolingRequestOutput(str(number), PoolingOutput(state)) for number, state in enumerate(states, first)]
 
     def score(
@@ -193,27 +198,33 @@ class LLM(EngineProperties):
         *,
         use_tqdm: bool = True,
         truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How similar texts are: one of `data_1` with each of `data_2`, or pair by pair.
+        """How similar texts are: one of `data_1` with each of `data_2`, or pair by pair, with one adapter for all.
 
         Raises RequestError as `embed` does.
         """
         sheet = score_sheet(data_1, data_2, truncate_prompt_tokens, self.model)
-        states, first = self._embed("score", sheet.submits, use_tqdm)
+        states, first = self._embed("score", sheet.submits, use_tqdm, lora_request)
         return [
             ScoringRequestOutput(str(number), ScoringOutput(score))
             for number, score in enumerate(sheet.scores(states), first)
         ]
 
     def classify(
-        self, prompts: str | list[str], *, use_tqdm: bool = True, truncate_prompt_tokens: int | None = None
+        self,
+        prompts: str | list[str],
+        *,
+        use_tqdm: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: Loras = None,
     ) -> list[ClassificationRequestOutput]:
         """The chance of each of the model's labels, per text.
 
         Raises RequestError as `embed` does, and Unsupported for a model without a head for classification.
         """
         submits, classifier = classify_submissions(prompts, truncate_prompt_tokens, self.model)
-        states, first = self._embed("classify", submits, use_tqdm)
+        states, first = self._embed("classify", submits, use_tqdm, lora_request)
         return [
             ClassificationRequestOutput(str(number), ClassificationOutput(activated(state, classifier)))
             for number, state in enumerate(states, first)
@@ -261,9 +272,9 @@ class LLM(EngineProperties):
                 progress.conclude(rates())
         return outputs
 
-    def _embed(self, title: str, submits: Sequence[SubmitText], shown: bool) -> tuple[list[Vector], int]:
+    def _embed(self, title: str, submits: Sequence[SubmitText], shown: bool, loras: Loras) -> tuple[list[Vector], int]:
         """The vectors, and the number of the first request."""
-        count = len(submits)
+        count, submits = len(submits), adapted(submits, loras, self.model)
         first = self._take_numbers(count)
 
         async def one(number: int, submit: SubmitText) -> Vector:
