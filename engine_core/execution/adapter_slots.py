@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -53,6 +54,10 @@ class AdapterSlots:
         """Whether a row of the step has an adapter."""
         return bool(self._own[rows.slots].any())
 
+    def over_slots(self, slots: Tensor) -> AbstractContextManager[None]:
+        """Products are adapted whose rows are of these slots, int32 [rows]."""
+        return self.places.over(self._device.index_select(0, slots))
+
     def of_tokens(self, rows: InputRows) -> Tensor:
         """The place of each token: int32 [tokens], 0 without an adapter and for what pads the step."""
         tokens = torch.arange(len(rows.draft_ids), dtype=torch.int32, device=self._device.device)
@@ -60,3 +65,8 @@ class AdapterSlots:
         count = len(rows.slots)
         places = self._device.index_select(0, rows.slots.index_select(0, at.clamp(max=count - 1)))
         return places.masked_fill(at >= count, 0)
+
+
+def within(adapters: AdapterSlots | None, slots: Tensor) -> AbstractContextManager[None]:
+    """Products whose rows are of these slots, int32 [rows], are adapted; None: they are not."""
+    return nullcontext() if adapters is None else adapters.over_slots(slots)

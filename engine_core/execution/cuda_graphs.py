@@ -169,37 +169,38 @@ class SamplingGraphs:
         self._states = states  # [entries, hidden]
         self._scratch = scratch
         self._columns = GraphColumns(entry_lengths(most), upload)
-        self._captured: list[int] = []  # entries, ascending
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Sampled]] = {}
+        self._captured: tuple[list[SamplingShape], list[SamplingShape]] = [], []  # by `adapted`, ascending
+        self._graphs: dict[SamplingShape, tuple[torch.cuda.CUDAGraph, Sampled]] = {}
         self.replays = 0
 
-    def capture(self, size: int, memory: Memory, *, run: bool) -> None:
-        """Capture the graph of one size, in stream order."""
-        self._graphs[size] = memory.capture(self.work(size), run=run)
-        insort(self._captured, size)
+    def capture(self, shape: SamplingShape, memory: Memory, *, run: bool) -> None:
+        """Capture the graph of one shape, in stream order."""
+        self._graphs[shape] = memory.capture(self.work(shape), run=run)
+        insort(self._captured[shape.adapted], shape, key=size_of)
 
-    def work(self, size: int) -> Callable[[], Sampled]:
-        """The work of a size's graph, over entries of the scratch slot."""
-        entries = nobodys_entries(self._columns.clear(entry_lengths(size)), self._scratch)
-        sampler, states = self._sampler, self._states[:size]
+    def work(self, shape: SamplingShape) -> Callable[[], Sampled]:
+        """The work of a shape's graph, over entries of the scratch slot."""
+        entries = nobodys_entries(self._columns.clear(entry_lengths(shape.entries)), self._scratch)
+        sampler, states = self._sampler, self._states[: shape.entries]
 
         def run() -> Sampled:
-            return sampler.run(states, entries, scored=True)
+            return sampler.run(states, entries, scored=True, adapted=shape.adapted)
 
         return run
 
-    def fitting(self, rows: HostRows) -> int:
-        """The smallest captured size that holds the entries, 0 if there is none."""
-        at = bisect_left(self._captured, rows.entries)
-        return self._captured[at] if at < len(self._captured) else 0
+    def fitting(self, rows: HostRows, *, adapted: bool = False) -> SamplingShape | None:
+        """The smallest captured shape that holds the entries."""
+        captured = self._captured[adapted]
+        at = bisect_left(captured, rows.entries, key=size_of)
+        return captured[at] if at < len(captured) else None
 
-    def replay(self, rows: HostRows, size: int, masks: Column | None) -> Sampled:
-        """Enqueue the sampling: tensors of `size` rows, valid until the next replay."""
-        lengths = entry_lengths(size)
+    def replay(self, rows: HostRows, shape: SamplingShape, masks: Column | None) -> Sampled:
+        """Enqueue the sampling: tensors of `shape.entries` rows, valid until the next replay."""
+        lengths = entry_lengths(shape.entries)
         if masks is not None or not self._columns.hold(rows, lengths):
             lasting = rows if masks is None else None
             self._columns.put(lasting, entry_columns(rows, masks), lengths, entry_padding(rows, self._scratch))
-        graph, sampled = self._graphs[size]
+        graph, sampled = self._graphs[shape]
         graph.replay()
         self.replays += 1
         return sampled
@@ -226,7 +227,7 @@ class Graphs:
         self.states = states
         self.forward = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
         self.sampling = SamplingGraphs(sampler, most, states, scratch, upload)
-        self.captures = Captures(wanted, sizes.entries if samples else ())
+        self.captures = Captures(wanted, sampling_shapes(sizes) if samples else ())
         self._memory, self._sampling_memory = Memory(upload.device), Memory(upload.device)
 
     def capture(self) -> None:
@@ -237,7 +238,7 @@ class Graphs:
         else:
             self.sampling.capture(what, self._sampling_memory, run=largest)
 
-    def dummy_run(self, graphs: Iterable[Shape | int]) -> None:
+    def dummy_run(self, graphs: Iterable[Shape | SamplingShape]) -> None:
         """Run the work of these graphs once, eagerly."""
         for what in graphs:
             work = self.forward.work(what) if isinstance(what, Shape) else self.sampling.work(what)
@@ -341,6 +342,20 @@ def shapes(sizes: GraphSizes) -> tuple[Shape, ...]:
     return (*found, *(replace(shape, adapted=True) for shape in found)) if sizes.adapters else found
 
 
+@dataclass(frozen=True)
+class SamplingShape:
+    """One graph of the second half."""
+
+    entries: int
+    adapted: bool = False  # a row may have an adapter
+
+
+def sampling_shapes(sizes: GraphSizes) -> tuple[SamplingShape, ...]:
+    """Of all graphs of the second half, ascending."""
+    twins = (False, True)[: 1 + sizes.adapters]
+    return tuple(SamplingShape(entries, adapted) for adapted in twins for entries in sizes.entries)
+
+
 def entry_lengths(entries: int) -> tuple[int, ...]:
     """Of the columns of `Entries`."""
     return entries + 1, entries, entries, entries, entries
@@ -349,14 +364,14 @@ def entry_lengths(entries: int) -> tuple[int, ...]:
 class Captures:
     """The graphs of one model in `capture_order`, and how many are captured."""
 
-    def __init__(self, wanted: Sequence[Shape], entries: Sequence[int]) -> None:
-        largest, others = capture_order(wanted, entries)
+    def __init__(self, wanted: Sequence[Shape], sampling: Sequence[SamplingShape]) -> None:
+        largest, others = capture_order(wanted, sampling)
         self._order = (*largest, *others)
         self._largest = len(largest)
         self.taken = 0
 
     @property
-    def waiting(self) -> tuple[Shape | int, ...]:
+    def waiting(self) -> tuple[Shape | SamplingShape, ...]:
         return self._order[self.taken :]
 
     @property
@@ -365,31 +380,33 @@ class Captures:
         return self.taken < self._largest
 
     @property
-    def prewarmed(self) -> list[Shape | int]:
+    def prewarmed(self) -> list[Shape | SamplingShape]:
         """Graphs of each kind and of very different sizes: all that may take kernels of their own."""
         return [what for at, what in enumerate(self._order) if at < self._largest or size_of(what) in PREWARMED_SIZES]
 
-    def take(self) -> Shape | int:
+    def take(self) -> Shape | SamplingShape:
         """The next, which the caller captures now."""
         self.taken += 1
         return self._order[self.taken - 1]
 
 
-def capture_order(wanted: Sequence[Shape], entries: Sequence[int]) -> tuple[list[Shape | int], list[Shape | int]]:
+def capture_order(
+    wanted: Sequence[Shape], sampling: Sequence[SamplingShape]
+) -> tuple[list[Shape | SamplingShape], list[Shape | SamplingShape]]:
     """The largest graph of each kind, and all others; largest first in both.
 
     Small graphs are captured into memory that large ones have freed, so the largest decide how much there is.
     """
-    kinds: list[list[Shape | int]] = [
+    kinds: list[list[Shape | SamplingShape]] = [
         [shape for shape in wanted if (shape.plain, shape.adapted) == kind]
         for kind in itertools.product((True, False), (False, True))
     ]
-    kinds.append(list(entries))
+    kinds += [[shape for shape in sampling if shape.adapted is adapted] for adapted in (False, True)]
     largest, others = [kind[-1] for kind in kinds if kind], [what for kind in kinds for what in kind[:-1]]
     for found in (largest, others):
         found.sort(key=size_of, reverse=True)
     return largest, others
 
 
-def size_of(what: Shape | int) -> int:
-    return what if isinstance(what, int) else what.tokens
+def size_of(what: Shape | SamplingShape) -> int:
+    return what.entries if isinstance(what, SamplingShape) else what.tokens

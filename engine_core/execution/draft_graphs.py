@@ -22,6 +22,7 @@ from penstock.engine_core.execution.cuda_graphs import (
     GraphColumns,
     GraphSizes,
     Memory,
+    SamplingShape,
     Shape,
     decode_sizes,
     entry_lengths,
@@ -29,6 +30,7 @@ from penstock.engine_core.execution.cuda_graphs import (
     mixed_sizes,
     nobodys_entries,
     nobodys_inputs,
+    sampling_shapes,
     shapes,
 )
 from penstock.engine_core.execution.forward import Forward
@@ -87,7 +89,7 @@ class DraftGraphs:
         self.first = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
         self.sizes = sizes
         self.states = states  # [entries, hidden]
-        self.captures = Captures(wanted, sizes.entries)
+        self.captures = Captures(wanted, sampling_shapes(sizes))
         self.replays = 0  # of turns
         self._forward, self._sampler = forward, sampler
         self._max_context = sizes.max_context
@@ -103,14 +105,14 @@ class DraftGraphs:
         if isinstance(what, Shape):
             self.first.capture(what, self._memory, run=largest)
             return
-        begin, go_on = (self._memory.capture(work, run=largest)[0] for work in self._work(what))
-        self._turns[what] = Turns(begin, go_on)
-        insort(self._captured, what)
+        begin, go_on = (self._memory.capture(work, run=largest)[0] for work in self._work(what.entries))
+        self._turns[what.entries] = Turns(begin, go_on)
+        insort(self._captured, what.entries)
 
-    def dummy_run(self, graphs: Iterable[Shape | int]) -> None:
+    def dummy_run(self, graphs: Iterable[Shape | SamplingShape]) -> None:
         """Run the work of these graphs once, eagerly."""
         for what in graphs:
-            for work in (self.first.work(what),) if isinstance(what, Shape) else self._work(what):
+            for work in (self.first.work(what),) if isinstance(what, Shape) else self._work(what.entries):
                 work()
 
     def fitting(self, rows: HostRows) -> int:

@@ -100,6 +100,7 @@ class Begun:
     began: torch.cuda.Event | None
     vectors: Vectors | None = None  # of pooling prompts that end in this step
     computed: torch.cuda.Event | None = None  # end of the forward pass, in a step that waits for masks
+    adapted: bool = False  # a row has an adapter
 
 
 class RunnerStatistics(msgspec.Struct, frozen=True):
@@ -145,7 +146,9 @@ class Runner:
         self.adapters = None if places is None else AdapterSlots(places, self.sizes.scratch + 1, self._upload)
         self._forward = Forward(model, history, self._slots.group_tables, cache, self._states, self.adapters)
         rate = options.synthetic_acceptance
-        self._sampler = Sampler(model, sampling, history, own_drafts=draft is not None, rate=rate, group=group)
+        self._sampler = Sampler(
+            model, sampling, history, own_drafts=draft is not None, rate=rate, group=group, adapters=self.adapters
+        )
         self._draft_tokens = 0 if draft is None else draft.tokens
         self._drafting: Drafting | None = None
         if draft is not None and draft.model is not None:
@@ -270,10 +273,12 @@ class Runner:
             self._pipeline.pass_on(rows)
         if not self.options.group.ends:
             return Begun(plan, rows, hidden, last, (), began)
+        own = self.adapters if adapted else None
         spans = prompt_spans(plan, rows, self._slots) if plan.chunks else ()
-        prompts = tuple(prompt_scores(self._model, hidden, span, self._slots, self._upload) for span in spans)
-        vectors = self._pools.take(plan, rows, hidden, self._model, self._upload) if plan.chunks else None
-        return Begun(plan, rows, hidden, last, prompts, began, vectors, self._mark() if plan.masked else None)
+        prompts = tuple(prompt_scores(self._model, hidden, span, self._slots, self._upload, own) for span in spans)
+        vectors = self._pools.take(plan, rows, hidden, self._model, self._upload, own) if plan.chunks else None
+        computed = self._mark() if plan.masked else None
+        return Begun(plan, rows, hidden, last, prompts, began, vectors, computed, adapted)
 
     @torch.inference_mode()
     def finish(self, begun: Begun, masks: StepMasks | None) -> Launched:
@@ -393,19 +398,19 @@ class Runner:
     def _sample(self, begun: Begun, masks: Column | None, *, scored: bool) -> Sampled:
         rows, hidden = begun.rows, begun.hidden
         assert hidden is not None
-        size = self._graphs.sampling.fitting(rows) if self._graphs is not None else 0
-        if self._graphs is not None and size:
+        shape = None if self._graphs is None else self._graphs.sampling.fitting(rows, adapted=begun.adapted)
+        if self._graphs is not None and shape is not None:
             if begun.last is not None:
                 torch.index_select(hidden, 0, begun.last, out=self._graphs.states[: rows.entries])
             if self._download is not None:
                 self._download.guard()
-            return self._graphs.sampling.replay(rows, size, masks)
+            return self._graphs.sampling.replay(rows, shape, masks)
         if begun.last is not None:
             states = hidden if rows.plain else hidden.index_select(0, begun.last)
         else:
             assert self._graphs is not None
             states = self._graphs.states[: rows.entries]
-        return self._sampler.run(states, self._send_entries(rows, masks), scored=scored)
+        return self._sampler.run(states, self._send_entries(rows, masks), scored=scored, adapted=begun.adapted)
 
     def _mark(self) -> torch.cuda.Event | None:
         if self.options.device.type == "cpu":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.adapter_slots import AdapterSlots, within
 from penstock.engine_core.execution.forward import Network
 from penstock.kernels.gather import read_drafts
 from penstock.kernels.logprobs import token_logprobs
@@ -41,6 +42,7 @@ class Sampler:
         counting: SlotSampling | None = None,
         rate: float | None = None,
         group: Group = ALONE,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self._model = model
         self._sampling = sampling
@@ -49,17 +51,19 @@ class Sampler:
         self._own_drafts = own_drafts
         self._rate = rate
         self._group = group
+        self._adapters = adapters
         self._answers = group.answers
 
-    def run(self, states: Tensor, entries: Entries, *, scored: bool) -> Sampled:
+    def run(self, states: Tensor, entries: Entries, *, scored: bool, adapted: bool = False) -> Sampled:
         """Sample a token for each row of `states  # [entries, hidden]`, and update the slots with those accepted.
 
-        scored: whether any of the slots asks for log-probabilities, or may.
+        scored: whether any of the slots asks for log-probabilities, or may. adapted: the same of adapters.
         """
         sampling, history = self._sampling, self._history
         if self._own_drafts:
             entries = read_drafts(entries, history)
-        logits = self._model.logits(states)  # [entries, vocabulary]
+        with within(self._adapters if adapted else None, entries.slots):
+            logits = self._model.logits(states)  # [entries, vocabulary]
         scores = None
         if self._answers:
             chosen = sample_entries(logits, entries, sampling, history)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.engine_core.execution.adapter_slots import AdapterSlots, within
 from penstock.engine_core.execution.draft_model import DraftRows
 from penstock.engine_core.execution.forward import Network
 from penstock.engine_core.execution.input_batch import HostRows, SlotTable
@@ -204,8 +205,12 @@ class Pools:
                 found[span.first + max(0, span.pooling.second - span.start) : span.first + span.count] = 1
         return found
 
-    def take(self, plan: StepPlan, rows: HostRows, hidden: Tensor, model: Network, upload: Upload) -> Vectors | None:
-        """Pool the hidden states of a step, `[tokens, hidden]`. None: no pooling prompt ends in it."""
+    def take(
+        self, plan: StepPlan, rows: HostRows, hidden: Tensor, model: Network, upload: Upload,
+        adapters: AdapterSlots | None = None,
+    ) -> Vectors | None:  # fmt: skip
+        """Pool the hidden states of a step, `[tokens, hidden]`. None: no pooling prompt ends in it. adapters: if a row
+        has one."""
         if not self._asked or not plan.chunks:
             return None
         spans = self._spans(plan, rows)
@@ -221,7 +226,7 @@ class Pools:
             (index,) = upload.send((np.array([span.first + span.count - 1 for span in lasts], np.int32),))
             found = hidden.index_select(0, index)
             states = {span.chunk: state for span, state in zip(lasts, found.float().unbind(), strict=True)}
-            states |= chosen_logits(lasts, found, model, upload)
+            states |= chosen_logits(lasts, found, model, upload, adapters)
         for span in ended:
             if span.pooling.whole:
                 kept = self._kept.pop(span.slot)
@@ -266,7 +271,9 @@ def behind_heads(ended: Sequence[Span], states: Mapping[int, Tensor], model: Dec
     return found
 
 
-def chosen_logits(lasts: Sequence[Span], states: Tensor, model: Network, upload: Upload) -> dict[int, Tensor]:
+def chosen_logits(
+    lasts: Sequence[Span], states: Tensor, model: Network, upload: Upload, adapters: AdapterSlots | None
+) -> dict[int, Tensor]:
     """By chunk, of those that want logits: fp32 [tokens]. states: `[lasts, hidden]`."""
     groups: dict[tuple[int, ...], list[int]] = {}  # those that want the same
     for number, span in enumerate(lasts):
@@ -277,8 +284,10 @@ def chosen_logits(lasts: Sequence[Span], states: Tensor, model: Network, upload:
         (wanted,) = upload.send((np.array(tokens, np.int32),))
         for low in range(0, len(numbers), CHUNK):
             some = numbers[low : low + CHUNK]
-            (index,) = upload.send((np.array(some, np.int32),))
-            logits = model.logits(states.index_select(0, index)).index_select(1, wanted).float()
+            own = np.array([lasts[number].slot for number in some], np.int32)
+            index, slots = upload.send((np.array(some, np.int32), own))
+            with within(adapters, slots):
+                logits = model.logits(states.index_select(0, index)).index_select(1, wanted).float()
             found |= {lasts[number].chunk: row for number, row in zip(some, logits.unbind(), strict=True)}
     return found
 
@@ -318,7 +327,10 @@ def prompt_spans(plan: StepPlan, rows: HostRows, slots: SlotTable) -> Iterator[P
             yield PromptSpan(chunk, slot, firsts[chunk], start + 1, count, int(widths[chunk]))
 
 
-def prompt_scores(model: Network, hidden: Tensor, span: PromptSpan, slots: SlotTable, upload: Upload) -> PromptScores:
+def prompt_scores(
+    model: Network, hidden: Tensor, span: PromptSpan, slots: SlotTable, upload: Upload,
+    adapters: AdapterSlots | None = None,
+) -> PromptScores:  # fmt: skip
     """Log-probabilities of a chunk's prompt, computed in parts of bounded size. hidden: `[tokens, hidden]`."""
     targets = slots.history.tokens[span.slot, span.start : span.start + span.count]
     (width,) = upload.send((np.array([span.width], np.int32),))
@@ -327,7 +339,8 @@ def prompt_scores(model: Network, hidden: Tensor, span: PromptSpan, slots: SlotT
     parts = []
     for low in range(0, span.count, size):
         high = min(low + size, span.count)
-        logits = model.logits(hidden[span.first + low : span.first + high])
+        with within(adapters, torch.full((high - low,), span.slot, dtype=torch.int32, device=upload.device)):
+            logits = model.logits(hidden[span.first + low : span.first + high])
         parts.append(token_logprobs(logits, targets[low:high], only[low:high], width))
     scores = TokenLogprobs(
         torch.cat([part.ids for part in parts]),

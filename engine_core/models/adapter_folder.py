@@ -29,6 +29,9 @@ RANKS = 16  # that matrix units want: ranks are padded to a multiple
 WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 MAX_RANK = "--max-lora-rank"
+HEAD = "lm_head"
+# What PEFT saves beside an adapted output embedding: the base's own embeddings.
+SAVED = re.compile(r"base_model\.model\.(?:.+\.)?(?:lm_head\.base_layer|embed_tokens(?:\.base_layer)?)\.weight")
 TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 INNER = re.compile(r"^(?:(?:model|language_model|text_model|bert|roberta)\.)*")  # differs between classes of one model
 LAYER = re.compile(r"\.(\d+)\.")
@@ -69,11 +72,12 @@ class AdapterSpec(msgspec.Struct, frozen=True):
 
 def adaptable(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     """Every matrix that may be adapted, by its name in a Llama: outputs and inputs."""
-    return {
+    found = {
         f"model.layers.{at}.{name}": shape
         for at, layer in enumerate(spec.blocks)
         for name, shape in adaptable_of(layer, spec.hidden)
     }
+    return found if spec.headless else found | {HEAD: (spec.vocab_size, spec.hidden)}
 
 
 def adaptable_of(layer: LayerSpec, hidden: int) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -104,10 +108,11 @@ def adapter_version(folder: Path) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def place_bytes(share: ModelSpec, max_rank: int, item_bytes: int) -> int:
-    """Memory of one adapter's place. share: a rank's, of one stage."""
+def place_bytes(share: ModelSpec, max_rank: int, item_bytes: int, *, ends: bool = True) -> int:
+    """Memory of one adapter's place. share: a rank's, of one stage, which `ends` the model or not."""
     rank = -(-max_rank // RANKS) * RANKS
-    return sum(rank * (outputs + inputs) for outputs, inputs in adaptable(share).values()) * item_bytes
+    shapes = [shape for name, shape in adaptable(share).items() if ends or name != HEAD]
+    return rank * sum(map(sum, shapes)) * item_bytes
 
 
 def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int) -> AdapterSpec:
@@ -129,6 +134,8 @@ def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter
     known = {canonical(stored_name(spec, name)): name for name in shapes}
     pairs: dict[str, dict[str, tuple[str, StoredTensor]]] = {}
     for tensor, stored in header.items():
+        if saved_embedding(spec, path, tensor, stored):
+            continue
         module, half = parsed(path, tensor)
         if stored.dtype not in STORED_TYPES:
             raise ModelError(f"{path}: tensor {tensor} is of type {stored.dtype}; {', '.join(STORED_TYPES)} are read")
@@ -175,6 +182,15 @@ def canonical(module: str) -> str:
     return INNER.sub("", module.removesuffix(".weight"))
 
 
+def saved_embedding(spec: ModelSpec, path: Path, tensor: str, stored: StoredTensor) -> bool:
+    """Whether a tensor is the base's own embedding. Raises ModelError for one of another size."""
+    shape = (spec.vocab_size, spec.hidden)
+    if SAVED.fullmatch(tensor) is None or stored.shape == shape:
+        return SAVED.fullmatch(tensor) is not None
+    why = f"the model's embeddings have {list(shape)}: a vocabulary of another size is not served"
+    raise ModelError(f"{path}: tensor {tensor} has shape {list(stored.shape)}; {why}")
+
+
 def parsed(path: Path, tensor: str) -> tuple[str, str]:
     """The module of a tensor, and whether it is its A or its B."""
     found = TENSOR.fullmatch(tensor)
@@ -194,7 +210,7 @@ def unknown(spec: ModelSpec, module: str) -> str:
         return "adapts an expert or its router, which is not served"
     if module.endswith(EXPANSION):
         return f"adapts {EXPANSION}, which is not served: its halves are multiplied apart"
-    if module.endswith(("lm_head", "embed_tokens")):
+    if module.endswith("embed_tokens"):
         return "adapts an embedding, which is not served"
     return f"adapts {module}, which is no matrix of the model's text layers"
 

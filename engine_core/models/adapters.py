@@ -2,27 +2,39 @@
 
 A place is one run of memory with A and B of every matrix that may be adapted, zero where an adapter leaves one alone,
 so an adapter is put into its place by one copy. Ranks share the matrices as they share the weights: B lies like the
-weight's outputs, A like its inputs, and where inputs are split each rank adds its part of A to the partial sum.
+weight's outputs, A like its inputs, and where inputs are split each rank adds its part of A to the partial sum. What
+is added to logits is a stage's that gives them, beside an output embedding of its own or a tied one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.adapter_folder import RANKS, adaptable_of
+from penstock.engine_core.models.adapter_folder import HEAD, RANKS, adaptable_of
 from penstock.engine_core.models.decoder import Block, Decoder
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, Source
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, Source, vocabulary
 from penstock.engine_core.models.low_rank import Adapted, StepAdapters
 from penstock.engine_core.models.mlp import SeparateMlps, SparseMlp
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.low_rank import adapter_rows, output_tiles
 from penstock.kernels.records import LowRankWeight
 from penstock.protocol.errors import ModelError
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product that adapters may change, as this rank makes it."""
+
+    sources: tuple[Source, ...]
+    inputs: int
+    share: int  # of the inputs
+    first: int  # of that share
 
 
 class AdapterPlaces:
@@ -36,26 +48,33 @@ class AdapterPlaces:
         self.rank = -(-max_rank // RANKS) * RANKS
         self._invariant = placement.invariant
         self._step = StepAdapters()
-        self._matrices: dict[str, tuple[Linear, Source, int]] = {}  # by their names in a Llama; each with its part
+        self._matrices: dict[str, tuple[Product, Source, int]] = {}  # by their names in a Llama; each with its part
         self._lacking: set[str] = set()  # of layers that have their own way to multiply by them
-        held: list[Linear] = []
+        held: dict[Product, Linear | Decoder] = {}
         for layer, block in enumerate(model.blocks, model.first):
             shapes = dict(adaptable_of(block.spec, model.spec.hidden))
             for name, linear in linears(block):
                 names = [f"{name}.{source.name}" for source in linear.sources]
                 if all(one in shapes for one in names):
-                    held.append(linear)
+                    first = linear.rank * linear.share if linear.axis else 0
+                    product = Product(linear.sources, linear.inputs, linear.share, first)
+                    held[product] = linear
                     for part, (one, source) in enumerate(zip(names, linear.sources, strict=True)):
-                        self._matrices[f"model.layers.{layer}.{one}"] = linear, source, part
+                        self._matrices[f"model.layers.{layer}.{one}"] = product, source, part
             self._lacking.update(
                 one for name in shapes if (one := f"model.layers.{layer}.{name}") not in self._matrices
             )
-        sizes = [size for linear in held for size in self._sizes(linear)]
+        if placement.group.ends and not model.spec.headless:
+            rows = Source(HEAD, (vocabulary(HEAD, model.spec.vocab_size, placement),), 0, None)
+            logits = Product((rows,), model.spec.hidden, model.spec.hidden, 0)
+            held[logits] = model
+            self._matrices[HEAD] = logits, rows, 0
+        sizes = [size for product in held for size in self._sizes(product)]
         ends = list(accumulate(sizes, initial=0))
-        self._starts = {linear: (ends[2 * at], ends[2 * at + 1]) for at, linear in enumerate(held)}
+        self._starts = {product: (ends[2 * at], ends[2 * at + 1]) for at, product in enumerate(held)}
         self.memory = torch.zeros(count, ends[-1], dtype=placement.dtype, device=placement.device)
-        for linear in held:
-            linear.adapted = Adapted(self._weight(linear, self.memory, placement), self._step)
+        for product, owner in held.items():
+            owner.adapted = Adapted(self._weight(product, self.memory, placement), self._step)
 
     @contextmanager
     def over(self, places: Tensor) -> Iterator[None]:
@@ -78,26 +97,26 @@ class AdapterPlaces:
             raise ModelError(f"adapters of {name} are not served: this model does not multiply by it alone")
         if name not in self._matrices:
             return
-        linear, source, part = self._matrices[name]
-        weight = self._weight(linear, memory[None], None)
+        product, source, part = self._matrices[name]
+        weight = self._weight(product, memory[None], None)
         a, b = weight.a[0, part * self.rank : part * self.rank + rank], weight.b[0, source.rows, :rank]
-        yield "A", Destination(a, (rank, linear.inputs), 1, linear.rank * linear.share if linear.axis else 0)
+        yield "A", Destination(a, (rank, product.inputs), 1, product.first)
         start = source.start if len(source.parts) == 1 else 0
         yield "B", Destination(b if len(b) else None, (source.outputs, rank), 0, start, runs=source.runs)
 
-    def _sizes(self, linear: Linear) -> tuple[int, int]:
+    def _sizes(self, product: Product) -> tuple[int, int]:
         """Numbers of A and of B."""
-        return len(linear.sources) * self.rank * linear.share, outputs_of(linear.sources)[-1].stop * self.rank
+        return len(product.sources) * self.rank * product.share, outputs_of(product.sources)[-1].stop * self.rank
 
-    def _weight(self, linear: Linear, memory: Tensor, placement: Placement | None) -> LowRankWeight:
+    def _weight(self, product: Product, memory: Tensor, placement: Placement | None) -> LowRankWeight:
         """Views of places' memory `[places, numbers]`; without its tiles where it has no placement."""
-        parts = outputs_of(linear.sources)
+        parts = outputs_of(product.sources)
         a, b = (
             memory[:, start : start + size]
-            for start, size in zip(self._starts[linear], self._sizes(linear), strict=True)
+            for start, size in zip(self._starts[product], self._sizes(product), strict=True)
         )
         tiles = torch.empty(0) if placement is None else output_tiles(parts, self.rank, placement.device)
-        a, b = a.view(len(memory), -1, linear.share), b.view(len(memory), -1, self.rank)
+        a, b = a.view(len(memory), -1, product.share), b.view(len(memory), -1, self.rank)
         return LowRankWeight(a, b, parts, tiles)
 
 

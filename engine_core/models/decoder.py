@@ -30,6 +30,7 @@ from penstock.engine_core.models.layers import (
     prefixed,
     vocabulary,
 )
+from penstock.engine_core.models.low_rank import Adapted
 from penstock.engine_core.models.mlp import Mlp, SeparateMlps, SparseMlp, block_mlp
 from penstock.engine_core.models.recurrence import layer_recurrence
 from penstock.engine_core.models.rope import query_scales, rope_table
@@ -202,6 +203,7 @@ class Decoder:
         own_head = group.ends and not (spec.tied or spec.headless)
         formats = () if spec.head_form is None else (("lm_head", spec.head_form),)
         self.head = Linear(output, spec.hidden, placement, bias=False, formats=formats) if own_head else None
+        self.adapted: Adapted | None = None  # what adapters add to the logits
         self.parts = {group: parts for group, parts in page_parts(rank_spec(spec, placement.size)).items() if parts > 1}
         self.ropes: dict[tuple[RopeSpec, int], Tensor] = {  # by AttentionSpec.rotary, fp32 [length, dim] each
             (rope, dim): rope_table(rope, dim, length, placement.device)
@@ -294,6 +296,8 @@ class Decoder:
         table = self.embedding if self.head is None else self.head
         assert table is not None, "the last stage"
         logits = linear(hidden, table.operand, invariant=self.placement.invariant)
+        if self.adapted is not None:
+            self.adapted.add(logits, hidden)
         if self.placement.group.ranks is not None:
             logits = self.placement.group.all_gather(logits, self.spec.vocab_size)
         logits = logits if chip_of(logits.device).runs_triton else logits.float()

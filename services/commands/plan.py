@@ -238,7 +238,8 @@ def stage_share(
         held += drafting.weight_bytes(step.item_bytes)
         more = dataclasses.replace(step, max_model_len=0, invariant=False)  # over the same tables, in turn
         needed += step_bytes(drafting.layers, more)
-    adapters = model.max_loras * place_bytes(part, model.max_lora_rank, step.item_bytes) if model.enable_lora else 0
+    place = place_bytes(part, model.max_lora_rank, step.item_bytes, ends=ends)
+    adapters = model.max_loras * place if model.enable_lora else 0
     other += adapters
     each, places = snapshot_bytes(part, step.item_bytes), 0
     if each:

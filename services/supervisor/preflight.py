@@ -137,7 +137,10 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
     if not gpus and need * executors > (room := available_memory()):
         why = f"the weights take {gib(need * executors)} in {name}, and this machine has {gib(room)} of memory free"
         raise ConfigError("--dtype", model.dtype, f"{why}; take a smaller type or a smaller model")
-    places = max(place_bytes(share, model.max_lora_rank, ITEM_BYTES[name]) for share in shares) * model.max_loras
+    places = model.max_loras * max(
+        place_bytes(share, model.max_lora_rank, ITEM_BYTES[name], ends=stage == stages - 1)
+        for stage, share in enumerate(shares)
+    )
     if model.enable_lora and need + places > (room := room if gpus else room // executors):
         why = f"places of rank {model.max_lora_rank} take {gib(places)} beside {gib(need)} of weights, of {gib(room)}"
         raise ConfigError("--max-loras", model.max_loras, f"{why}; lower it or --max-lora-rank")

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from transformers import LlamaConfig
 
@@ -26,8 +28,9 @@ from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.sharding import part_spec, stage_spec
 from penstock.engine_core.models.spec import read_spec
 from penstock.kernels.quantized import GroupedWeight
-from penstock.protocol.steps import StepPlan
-from tests.engine_core.execution.harness import Life, block_tables, column, decode, prefill, tokens_of
+from penstock.protocol.messages import Pooling, Sampling
+from penstock.protocol.steps import StepMasks, StepPlan
+from tests.engine_core.execution.harness import GREEDY, Life, block_tables, column, decode, prefill, tokens_of
 from tests.engine_core.models.lora_folders import greedy, write_adapter
 from tests.engine_core.models.parity import SIZES, theirs, write_checkpoint
 from tests.ranks import Ranks
@@ -46,8 +49,12 @@ class Folders:
         write_checkpoint(self.base, LlamaConfig(**SIZES))
         self.adapters = tuple(folder / str(place) for place in (1, 2))
         models = [theirs(self.base), write_adapter(self.base, self.adapters[0], 1)]
-        models.append(write_adapter(self.base, self.adapters[1], 2, target_modules=["k_proj", "down_proj"], r=3))
+        models.append(
+            write_adapter(self.base, self.adapters[1], 2, target_modules=["k_proj", "down_proj", "lm_head"], r=3)
+        )
         self.expected = [greedy(models[place], prompt, COUNT) for place, prompt in zip(PLACES, PROMPTS, strict=True)]
+        with torch.inference_mode():
+            self.logits = [models[place](torch.tensor([PROMPTS[2]])).logits[0] for place in (2, 0)]
         assert self.expected[1] != greedy(models[1], PROMPTS[1], COUNT)
 
 
@@ -118,7 +125,8 @@ def test_ranks_and_stages(size: int | tuple[int, int], folders: Folders, members
     assert found[-1][0] == [token for answer in folders.expected for token in answer]
     spec = read_spec(folders.base)
     shares = [part_spec(spec, 2)] * 2 if size == 2 else [stage_spec(spec, 2, stage) for stage in range(2)]
-    assert [held for _, held in found] == [2 * place_bytes(share, 8, 4) for share in shares]
+    planned = [place_bytes(share, 8, 4, ends=size == 2 or bool(stage)) for stage, share in enumerate(shares)]
+    assert [held for _, held in found] == [2 * place for place in planned]
 
 
 def dequantized(model: Decoder) -> Iterator[Tensor]:
@@ -184,3 +192,36 @@ def test_drafts_are_verified_by_the_adapter(folders: Folders, runner: Runner) ->
     plan = StepPlan(step=0, epoch=0, decode_on=column(0, 1, 2), drafts=column(0, 3, 1, 1, 2, 2), draft_ids=ids)
     found = tokens_of(runner.collect(runner.launch(plan)))
     assert found == [*first[1:5], *second[1:3], *third[1:3], -2]
+
+
+def test_scores_of_a_prompt_are_the_adapters(folders: Folders, runner: Runner) -> None:
+    """Log-probabilities of its tokens, and logits of tokens that are asked for; the base's beside them."""
+    prompt, tokens = PROMPTS[2], (7, 100, 0)
+    scored, asked = Sampling(temperature=0.0, prompt_logprobs=1), Pooling(kind="logits", tokens=tokens)
+    tables, places = block_tables(4, 4), (2, 0, 2, 0)
+    starts = [
+        Life(prompt, slot=slot, blocks=tables[slot], adapter=place, sampling=scored if slot < 2 else GREEDY).start()
+        for slot, place in enumerate(places)
+    ]
+    starts[2:] = [replace(start, pooling=asked) for start in starts[2:]]
+    chunks = column(*(number for slot in range(4) for number in (slot, 0, len(prompt), 0)))
+    result = runner.collect(runner.launch(StepPlan(step=0, epoch=0, starts=tuple(starts), chunks=chunks)))
+    for row, logits in zip(result.prompt_logprobs, folders.logits, strict=True):
+        values = np.frombuffer(row.logprobs.values, np.float32).reshape(len(prompt) - 1, -1)
+        expected = torch.log_softmax(logits[:-1], -1)[range(len(prompt) - 1), prompt[1:]]
+        assert np.allclose(values[:, 0], expected, atol=1e-4)
+    for vector, logits in zip(result.vectors, folders.logits, strict=True):
+        assert np.allclose(np.frombuffer(vector.values, np.float32), logits[-1, list(tokens)], atol=1e-4)
+
+
+def test_a_grammar_allows_what_it_allows(folders: Folders, runner: Runner) -> None:
+    """The best token of those in a mask is the adapter's."""
+    life = Life(PROMPTS[2], blocks=range(1, 5), adapter=2)
+    order = folders.logits[0][-1].argsort(descending=True).tolist()
+    words = np.zeros(-(-SIZES["vocab_size"] // 32), np.uint32)
+    for token in order[5:]:
+        words[token // 32] |= np.uint32(1 << token % 32)
+    plan = StepPlan(step=0, epoch=0, starts=(life.start(),), chunks=column(0, 0, len(life.prompt), 1), masked=column(0))
+    masks = StepMasks(step=0, epoch=0, entries=column(0), slots=column(0), new_slots=column(0), bits=words.tobytes())
+    found = tokens_of(runner.collect(runner.finish(runner.begin(plan), masks)))
+    assert found == [order[5]]

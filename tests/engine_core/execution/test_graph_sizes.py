@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.engine_core.execution.cuda_graphs import (
     PREWARMED_SIZES,
     Captures,
     GraphSizes,
+    SamplingShape,
     Shape,
     capture_order,
     decode_sizes,
@@ -19,6 +21,7 @@ from penstock.engine_core.execution.cuda_graphs import (
     graph_sizes,
     kept_tokens,
     mixed_sizes,
+    sampling_shapes,
     shapes,
     size_of,
 )
@@ -79,15 +82,15 @@ def test_shapes_bound_rows_and_entries() -> None:
 
 
 def test_the_largest_of_each_kind_come_first_then_the_rest() -> None:
-    largest, others = capture_order(shapes(SIZES), SIZES.entries)
+    largest, others = capture_order(shapes(SIZES), sampling_shapes(SIZES))
     assert [size_of(what) for what in largest] == [32, 6, 6]
     assert [size_of(what) for what in others] == [16, 4, 4, 2, 2, 1, 1]
-    assert {type(what) for what in largest} == {type(what) for what in others} == {Shape, int}
+    assert {type(what) for what in largest} == {type(what) for what in others} == {Shape, SamplingShape}
 
 
 def test_captures_are_taken_in_order_until_none_is_left() -> None:
-    captures = Captures(shapes(SIZES), SIZES.entries)
-    largest, others = capture_order(shapes(SIZES), SIZES.entries)
+    captures = Captures(shapes(SIZES), sampling_shapes(SIZES))
+    largest, others = capture_order(shapes(SIZES), sampling_shapes(SIZES))
     assert (captures.waiting, captures.taken) == ((*largest, *others), 0)
     taken = []
     while captures.waiting:
@@ -99,15 +102,22 @@ def test_captures_are_taken_in_order_until_none_is_left() -> None:
 
 def test_what_may_take_kernels_of_its_own_is_prewarmed_and_stays_to_be_captured() -> None:
     large = graph_sizes(28, 600_000_000, 256, 8192, 1024)
-    captures = Captures(shapes(large), large.entries)
+    captures = Captures(shapes(large), sampling_shapes(large))
     found = captures.prewarmed
     assert {size_of(what) for what in found} == {*PREWARMED_SIZES, 256, 320, 2048}
     assert len(found) < len(captures.waiting) / 2
     assert captures.taken == 0
 
 
+def test_steps_with_adapters_have_twins_of_both_halves() -> None:
+    sizes = replace(SIZES, adapters=True)
+    largest, _ = capture_order(shapes(sizes), sampling_shapes(sizes))
+    assert [size_of(what) for what in largest] == [32, 32, 6, 6, 6, 6]
+    assert sampling_shapes(sizes)[3:5] == (SamplingShape(6), SamplingShape(1, adapted=True))
+
+
 def test_nothing_is_captured_for_steps_that_have_no_graph() -> None:
-    assert capture_order((Shape(2, 2, 2, True),), (2,)) == ([Shape(2, 2, 2, True), 2], [])
+    assert capture_order((Shape(2, 2, 2, True),), (SamplingShape(2),)) == ([Shape(2, 2, 2, True), SamplingShape(2)], [])
     assert capture_order((Shape(2, 2, 2, True),), ()) == ([Shape(2, 2, 2, True)], [])
 
 

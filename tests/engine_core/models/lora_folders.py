@@ -23,11 +23,11 @@ def write_adapter(base: Path, folder: Path, seed: int = 0, **config: Any) -> Pef
     with warnings.catch_warnings():  # peft asks transformers for what is deprecated, and warns of options
         warnings.simplefilter("ignore")
         model = get_peft_model(theirs(base), LoraConfig(**config))
-    torch.manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if ".lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.5 * parameter.shape[1] ** -0.5)
-    model.save_pretrained(folder)
+        torch.manual_seed(seed)
+        for name, parameter in model.named_parameters():
+            if ".lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.5 * parameter.shape[1] ** -0.5)
+        model.save_pretrained(folder)
     return model.eval()
 
 

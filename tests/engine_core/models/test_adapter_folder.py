@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import save_file
 
 from penstock.engine_core.models.adapter_folder import (
@@ -76,6 +77,8 @@ def test_classes_of_one_model_have_other_prefixes(prefix: str, tmp_path: Path) -
     assert len(read_adapter_folder(written(tmp_path, held | others), SPEC, 8).matrices) == 4
 
 
+HEAD = "base_model.model.lm_head"
+HEADS = f"{HEAD}.lora_A.weight", f"{HEAD}.lora_B.weight"
 A, B = f"{PREFIX}0.{Q}.lora_A.weight", f"{PREFIX}0.{Q}.lora_B.weight"
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "other method": ({"peft_type": "IA3"}, {}, "peft_type is 'IA3'; adapters of type LORA"),
@@ -105,7 +108,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "rank of a tensor": ({}, {A: torch.ones(2, 32)}, rf"{A} has shape \[2, 32\]"),
     "type": ({}, {A: torch.ones(4, 32, dtype=torch.int8)}, rf"tensor {A} is of type I8"),
     "embedding": ({}, {f"{PREFIX[:-7]}embed_tokens.lora_embedding_A": torch.ones(4, 9)}, "adapts an embedding"),
-    "head": ({}, {"base_model.model.lm_head.lora_A.weight": torch.ones(4, 32)}, "lm_head.lora_A.weight adapts an emb"),
+    "saved embedding": ({}, {f"{PREFIX[:-7]}embed_tokens.weight": torch.ones(12, 32)}, r"\[12, 32\]; .* \[9, 32\]"),
+    "saved head": ({}, {f"{HEAD}.base_layer.weight": torch.ones(12, 32)}, r"has shape \[12, 32\]; .* another size"),
+    "whole head": ({}, {f"{HEAD}.weight": torch.ones(9, 32)}, "lm_head.weight is not an A or a B of LoRA"),
+    "shape of a head": ({}, dict(zip(HEADS, (torch.ones(4, 32), torch.ones(12, 4)), strict=True)), r"\[12, 4\]"),
     "DoRA's tensor": ({}, {f"{PREFIX}0.{Q}.lora_magnitude_vector": torch.ones(32)}, "is of DoRA"),
     "whole tensor": ({}, {f"{PREFIX}0.{Q}.weight": torch.ones(32, 32)}, "is not an A or a B of LoRA"),
     "unknown layer": ({}, {f"{PREFIX}2.{Q}.lora_A.weight": torch.ones(4, 32)}, "which is no matrix of the model's"),
@@ -120,6 +126,16 @@ def test_refusals(case: str, tmp_path: Path) -> None:
     file = "adapter_config.json" if config and case != "target without tensors" else "adapter_model.safetensors"
     with pytest.raises(ModelError, match=f"^{re.escape(str(tmp_path / file))}: .*{expected}"):
         read_adapter_folder(written(tmp_path, held, **config), SPEC, 8)
+
+
+def test_an_adapted_head_comes_with_the_embeddings_of_the_base(tmp_path: Path) -> None:
+    """Which peft saves beside it: they are passed over. A model of vectors alone has no head."""
+    held = dict(zip(HEADS, (torch.ones(4, 32), torch.ones(9, 4)), strict=True))
+    held |= {f"{name}.weight": torch.ones(9, 32) for name in (f"{HEAD}.base_layer", f"{PREFIX[:-7]}embed_tokens")}
+    folder = written(tmp_path, held, target_modules=["q_proj", "down_proj", "lm_head"])
+    assert read_adapter_folder(folder, SPEC, 8).matrices[-1] == AdaptedMatrix("lm_head", HEAD, 4, 2.0)
+    with pytest.raises(ModelError, match=r"lm_head.lora_A.weight adapts lm_head, which is no matrix"):
+        read_adapter_folder(folder, structs.replace(SPEC, headless=True), 8)
 
 
 def test_files_that_are_not_there_or_cut_off(tmp_path: Path) -> None:
@@ -171,6 +187,7 @@ def test_what_may_be_adapted() -> None:
     assert shapes == {
         "self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32),
         "self_attn.o_proj": (32, 32), "mlp.shared_expert.gate_proj": (24, 32), "mlp.shared_expert.up_proj": (24, 32),
-        "mlp.shared_expert.down_proj": (32, 24),
+        "mlp.shared_expert.down_proj": (32, 24), "lm_head": (9, 32),
     }  # fmt: skip
     assert place_bytes(mixture(), 8, 2) == 16 * 2 * sum(map(sum, shapes.values()))
+    assert place_bytes(mixture(), 8, 2) - place_bytes(mixture(), 8, 2, ends=False) == 16 * 2 * (9 + 32)

@@ -100,15 +100,15 @@ def test_given_bytes_decide_the_cache(tmp_path: Path) -> None:
 
 
 def test_places_for_adapters_are_taken_from_the_cache(tmp_path: Path) -> None:
-    """Of rank 9 as of rank 16: seven matrices of 32 layers, two numbers of 16 lines each."""
+    """Of rank 9 as of rank 16: seven matrices of 32 layers and the output embedding, of each 16 lines."""
     folder = folder_of(tmp_path, LLAMA_8B)
     options = ModelConfig(model=str(folder), max_model_len=4096)
     plain = plan(Config(model=options), "h200")
     lora = plan(Config(model=replace(options, enable_lora=True, max_loras=4, max_lora_rank=9)), "h200")
-    assert (plain.adapter_bytes, lora.adapter_bytes) == (0, 4 * 41_943_040 * 2)
+    assert (plain.adapter_bytes, lora.adapter_bytes) == (0, 4 * (41_943_040 + 16 * (128_256 + 4096)) * 2)
     block = plain.kv_bytes_per_token * plain.block_size
     assert plain.blocks - lora.blocks == pytest.approx(lora.adapter_bytes / block, abs=1)
-    assert "LoRA adapters           0.31 GiB" in text(lora)
+    assert "LoRA adapters           0.33 GiB" in text(lora)
     assert "LoRA" not in text(plain)
 
 
