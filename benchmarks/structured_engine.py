@@ -19,6 +19,8 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.masks import MaskStore
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.engine_core.loading import load, load_head
+from penstock.engine_core.loading.adapters import read_adapter
+from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.eagle import EagleHead
@@ -31,9 +33,9 @@ from penstock.engine_core.models.weight_files import stored_names
 from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
-from penstock.protocol.messages import Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Adapter, Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.speculation import HEADS, WITH_MODEL
-from penstock.protocol.steps import StepMasks, StepPlan
+from penstock.protocol.steps import AdapterLoaded, LoadAdapter, StepMasks, StepPlan
 
 MAX_MODEL_LEN = 1024
 Key = tuple[int, int]  # request, choice
@@ -57,6 +59,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     state_places: int = 8  # snapshots of recurrent layers' states
     windows: bool = False  # layers are in KV groups, and blocks behind windows are given back
+    adapter_places: int = 0  # for LoRA adapters, up to rank 16; the host's memory holds all
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +71,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     prediction: tuple[int, ...] = ()
     speculate: bool = True
+    adapter: Adapter | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +124,7 @@ class Engine:
         self._spec = self._model.spec
         self._recurrent = bool(whole.recurrences)
         load(self._model, folder, load_format, 0)
+        self._places = AdapterPlaces(self._model, whole, cell.adapter_places, 16) if cell.adapter_places else None
         self._draft: Draft | None = None
         if drafting is not None and draft is not None:
             self._draft = Draft(None, drafting.layers, cell.draft_tokens, aux_layers=drafting.aux_layers)
@@ -147,7 +152,7 @@ class Engine:
                 device=torch.device("cpu"), dtype=torch.float32, blocks=cell.blocks, block_size=cell.block_size,
                 max_model_len=MAX_MODEL_LEN, max_num_seqs=cell.max_num_seqs, group=self._group,
                 step_tokens=cell.budget, row_drafts=cell.draft_tokens,
-                state_places=cell.state_places if self._recurrent else 0,
+                state_places=cell.state_places if self._recurrent else 0, adapters=self._places,
             ),
             self._draft,
         )  # fmt: skip
@@ -173,6 +178,8 @@ class Engine:
                 stages=self._group.stages,
                 ahead=max(1, cell.depth - self._group.stages + 1),
                 piece=cell.piece,
+                adapter_places=0 if self._places is None else self._places.count,
+                adapter_memory=0 if self._places is None else 1 << 16,
             )
         )  # fmt: skip
         guides: dict[Automaton, Guide] = {}
@@ -234,6 +241,8 @@ def run(
         while scheduler.in_flight < depth and (plan := scheduler.plan(now)) is not None:
             plans.append(plan)
             fill()
+        if read_adapters(scheduler, runner, now):
+            continue
         if not plans:
             if group.stages > 1:
                 told(group, None)
@@ -253,11 +262,22 @@ def run(
             take(message, tokens, answers)
 
 
+def read_adapters(scheduler: Scheduler, runner: Runner, now: float) -> bool:
+    """What executors do beside their steps; whether there was anything to read."""
+    asked = [message for message in scheduler.adapter_messages() if isinstance(message, LoadAdapter)]
+    scheduler.adapter_messages().clear()
+    for message in asked:
+        assert runner.adapters is not None
+        runner.adapters.loaded[message.number] = read_adapter(Path(message.path), runner.adapters.places)
+        scheduler.adapter_loaded(AdapterLoaded(message.number), 0, now)
+    return bool(asked)
+
+
 def submission(number: int, ask: Ask) -> SubmitTokens:
     ids = np.asarray(ask.token_ids, np.int32).tobytes()
     return SubmitTokens(
         id=number, token_ids=ids, sampling=ask.sampling, n=ask.n, automaton=ask.automaton, speculate=ask.speculate,
-        prediction=np.asarray(ask.prediction, np.int32).tobytes(),
+        prediction=np.asarray(ask.prediction, np.int32).tobytes(), adapter=ask.adapter,
     )  # fmt: skip
 
 

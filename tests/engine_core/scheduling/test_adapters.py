@@ -66,6 +66,36 @@ def test_hundreds_of_one_client_with_a_cold_adapter_delay_no_other_client() -> N
     made.run()
 
 
+def arrivals(cold: int, **world: object) -> list[tuple[float, int]]:
+    """When each token of the others came, in virtual seconds, beside so many requests whose adapters take longer to
+    read than all of it: of the model and of an adapter that is in its place, more than there are slots."""
+    made = server(slots=4, blocks=24, budget=24, max_model_len=48, **world)
+    finish(made, made.submit([1], adapter="warm"))
+    others, found = [], []
+    for step in range(60):
+        for number in range(cold if step % 10 == 0 else 0):
+            made.submit([1, 2, number % 60], adapter=f"cold{number % 7}", client="cold")
+        if step % 2 == 0 and step < 30:
+            others.append(made.submit(list(range(5 + step)), adapter=("", "warm")[step % 4 // 2], client=f"{step % 3}"))
+        before = [len(made.seen(number).tokens) for number in others]
+        made.step()
+        made.now += 0.1
+        now = [len(made.seen(number).tokens) for number in others]
+        found += [(made.now, at) for at, counts in enumerate(zip(before, now, strict=True)) if counts[0] < counts[1]]
+    assert all(made.seen(number).finish == Finish.LENGTH for number in others)
+    for number in made.lives:
+        finish(made, number)
+    made.run()
+    return found
+
+
+@pytest.mark.parametrize("fairness", [True, False])
+def test_no_token_comes_later_for_adapters_that_are_being_read(fairness: bool) -> None:
+    alone = arrivals(0, fairness=fairness)
+    assert len(alone) > 40
+    assert arrivals(100, fairness=fairness) == alone
+
+
 def test_only_what_all_executors_have_read_is_copied() -> None:
     made = server()
     number = made.submit([1], adapter="a")

@@ -82,6 +82,9 @@ def test_vectors_and_scores(llm: LLM, adapters: Adapters) -> None:
     for state, raw, vector in zip(states, encoded, vectors, strict=True):
         assert np.allclose(raw.outputs.data, state, atol=1e-3)
         assert np.allclose(vector.outputs.embedding, state / np.linalg.norm(state), atol=1e-4)
+    same = llm.encode([prompts[0]] * 3, lora_request=each, use_tqdm=False)
+    for at, raw in enumerate(same):
+        assert np.allclose(raw.outputs.data, adapters.state(prompts[0], at), atol=1e-3), "no prefix is shared"
     texts = ["What is 12 + 30?", "Hello"]
     one, other = (np.array(found.outputs.embedding) for found in llm.embed(texts, lora_request=each[0]))
     (score,) = llm.score(*texts, lora_request=each[0])
