@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from benchmarks.meta_tensors import memory, numbers
-from penstock.kernels.low_rank import adapter_rows, add_low_rank, output_tiles
+from penstock.kernels.low_rank import adapter_rows, expand, output_tiles, shrink
 from penstock.kernels.records import LowRankWeight
 
 PLACES = 8
@@ -25,4 +25,4 @@ def low_rank(hidden: int, width: int, pairs: int) -> None:
             output_tiles(parts, rank, torch.device("meta")),
         )  # fmt: skip
         found = adapter_rows(numbers(rows), PLACES)
-        add_low_rank(memory(rows, ends[-1]), memory(rows, inputs), found, weight)
+        expand(memory(rows, ends[-1]), shrink(memory(rows, inputs), found, weight))

@@ -19,6 +19,7 @@ from torch.nn import functional
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_linear import PlaneWeight, planes_or_dense
+from penstock.kernels.low_rank import expand
 from penstock.kernels.quantize import row_format
 from penstock.kernels.quantized import (
     Float4Weight,
@@ -33,6 +34,7 @@ from penstock.kernels.quantized import (
     multiply_reference,
     rounded_rows,
 )
+from penstock.kernels.records import LowRankSum
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +52,20 @@ class DequantizedWeight:
 Operand: TypeAlias = Tensor | QuantizedWeight | PlaneWeight | DequantizedWeight
 
 
-def linear(x: Rows, weight: Operand, bias: Tensor | None = None, *, invariant: bool = False) -> Tensor:
-    """`x @ weight.T + bias`: `[rows, inputs] -> [rows, outputs]`, summed in fp32, returned in x's type."""
+def linear(
+    x: Rows, weight: Operand, bias: Tensor | None = None, *, invariant: bool = False,
+    addition: LowRankSum | None = None,
+) -> Tensor:  # fmt: skip
+    """`x @ weight.T + bias`: `[rows, inputs] -> [rows, outputs]`, summed in fp32, returned in x's type; with what
+    adapters add to it."""
     if isinstance(x, QuantizedRows) or chip_of(x.device).runs_triton:
-        found = device_linear(x, weight, bias, gated=False, invariant=invariant)
+        found = device_linear(x, weight, bias, gated=False, invariant=invariant, addition=addition)
         assert isinstance(found, Tensor)
         return found
-    return host_linear(x, weight, bias)
+    out = host_linear(x, weight, bias)
+    if addition is not None:
+        expand(out, addition)
+    return out
 
 
 def gated_linear(
@@ -66,18 +75,22 @@ def gated_linear(
     *,
     invariant: bool = False,
     rows: RowFormat | None = None,
+    addition: LowRankSum | None = None,
 ) -> Rows:
     """silu(gate) * up of a fused weight `[2 * width, inputs]`, gate first: `[rows, inputs] -> [rows, width]`. It may
     come as `rows` says, on a GPU."""
     if isinstance(x, QuantizedRows) or chip_of(x.device).runs_triton:
-        return device_linear(x, weight, bias, gated=True, invariant=invariant, rows=rows)
-    return silu_mul(host_linear(x, weight, bias))
+        return device_linear(x, weight, bias, gated=True, invariant=invariant, rows=rows, addition=addition)
+    return silu_mul(linear(x, weight, bias, addition=addition))
 
 
 def device_linear(
-    x: Rows, weight: Operand, bias: Tensor | None, *, gated: bool, invariant: bool, rows: RowFormat | None = None
-) -> Rows:
+    x: Rows, weight: Operand, bias: Tensor | None, *, gated: bool, invariant: bool, rows: RowFormat | None = None,
+    addition: LowRankSum | None = None,
+) -> Rows:  # fmt: skip
     """The product on a GPU."""
+    if addition is not None:
+        return add_adapters(x, weight, bias, addition, gated=gated, invariant=invariant)
     if isinstance(weight, Tensor):
         from penstock.kernels.linear_triton import multiply
 
@@ -87,6 +100,23 @@ def device_linear(
 
     assert not isinstance(weight, DequantizedWeight), "a CPU's"
     return multiply_quantized(x, weight, bias, gated=gated, invariant=invariant, rows=rows)
+
+
+def add_adapters(
+    x: Rows, weight: Operand, bias: Tensor | None, addition: LowRankSum, *, gated: bool, invariant: bool
+) -> Tensor:
+    """The product on a GPU with what adapters add to it: in its own kernel, or in one behind it."""
+    if isinstance(weight, Tensor):
+        from penstock.kernels.linear_triton import multiply_adapted
+
+        assert isinstance(x, Tensor)
+        found = multiply_adapted(x, weight, bias, addition, gated=gated, invariant=invariant)
+        if found is not None:
+            return found
+    out = device_linear(x, weight, bias, gated=False, invariant=invariant)
+    assert isinstance(out, Tensor)
+    expand(out, addition)
+    return silu_mul(out) if gated else out
 
 
 def rows_wanted(weight: Operand) -> RowFormat | None:

@@ -12,6 +12,8 @@ invariant products are not made here.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -24,6 +26,7 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.gluon_names import async_load, barrier
 from penstock.kernels.linear_tilings import PIPELINED_BYTES, PipelinedTiling
 from penstock.kernels.quantized import QuantizedRows, Rows
+from penstock.kernels.records import LowRankSum
 
 ROW = tl.constexpr(128)  # bytes of a row of swizzled shared memory
 K_TILES = PIPELINED_BYTES // ROW.value  # of one iteration; the kernel has sums for four of them
@@ -31,11 +34,12 @@ K_TILES = PIPELINED_BYTES // ROW.value  # of one iteration; the kernel has sums 
 
 def multiply_pipelined(
     x: Rows, weight: Tensor, bias: Tensor | None, tiling: PipelinedTiling, *, gated: bool,
-    scales: Tensor | None = None,
+    scales: Tensor | None = None, addition: LowRankSum | None = None,
 ) -> Tensor:  # fmt: skip
     """The product of few rows `[rows, inputs]`; x and weight must be `tma_compatible`.
 
-    scales: fp32 [outputs] of an e4m3 weight, whose rows of x are e4m3, too.
+    scales: fp32 [outputs] of an e4m3 weight, whose rows of x are e4m3, too. addition: what adapters add to it, of up to
+    three parts, each of which begins with a program's first output.
     """
     out_type, given, each = x.dtype, None, ""
     if isinstance(x, QuantizedRows):
@@ -56,9 +60,20 @@ def multiply_pipelined(
         *tiles, out if given is None else given, out if scales is None else scales, out if bias is None else bias,
         out, rows, width, -(-inputs // (K_TILES * tile_k)), ROWS=tiling.rows, OUTPUTS=outputs, TILE_K=tile_k,
         K_TILES=K_TILES, STAGES=tiling.stages, WARPS=tiling.warps, EACH=each, GATED=gated, BIAS=bias is not None,
-        PDL=pdl, num_warps=tiling.warps, launch_pdl=pdl,
+        PDL=pdl, num_warps=tiling.warps, launch_pdl=pdl, **low_rank_arguments(addition, out),
     )  # fmt: skip
     return out
+
+
+def low_rank_arguments(addition: LowRankSum | None, like: Tensor) -> dict[str, Any]:
+    """Of the kernel, which adds nothing with SHARES 0."""
+    if addition is None:
+        return {"partials": like, "places": like, "b": like, "second": 0, "third": 0, "lines": 0, "b_stride": 0,
+                "SHARES": 0, "RANK": 0}  # fmt: skip
+    shrunk, rows, (_, b, parts, _) = addition
+    starts = [part.start for part in parts[1:]] + [b.shape[1]] * 2
+    return {"partials": shrunk, "places": rows.places, "b": b, "second": starts[0], "third": starts[1],
+            "lines": shrunk.shape[2], "b_stride": b.stride(0), "SHARES": len(shrunk), "RANK": b.shape[2]}  # fmt: skip
 
 
 @gluon.jit
@@ -90,6 +105,37 @@ def add_tile(tiles, x_tiles, at, x_at, sums, SUMS: gl.constexpr):
     WIDTH: gl.constexpr = 32 // tiles.dtype.primitive_bitwidth
     values = x_tiles.index(x_at).permute((1, 0)).load(gl.DotOperandLayout(1, SUMS, WIDTH))
     return mma_v2(tiles.index(at).load(gl.DotOperandLayout(0, SUMS, WIDTH)), values, sums)
+
+
+@gluon.jit
+def low_rank_sums(
+    partials, places, b, output, rows, width, second, third, lines, b_stride,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SUMS: gl.constexpr, SHARES: gl.constexpr, RANK: gl.constexpr,
+):  # fmt: skip
+    """b @ a @ x of each row's adapter, `[outputs, rows]`, for outputs from `output` on: zeros of a base row. A row's
+    adapter is multiplied with that row alone. second, third: where those parts of the outputs begin."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
+    line = output + gl.arange(0, OUTPUTS, gl.SliceLayout(1, LEFT))
+    inner = gl.arange(0, 16, gl.SliceLayout(0, LEFT))
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, RIGHT))
+    first = ((output >= second).to(gl.int32) + (output >= third).to(gl.int32)) * RANK
+    first += gl.arange(0, 16, gl.SliceLayout(1, RIGHT))
+    adapted = gl.load(places + row, mask=row < rows, other=0) > 0
+    found = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
+    for start in range(0, RANK, 16):
+        shrunk = gl.zeros([16, ROWS], gl.float32, RIGHT)
+        for share in gl.static_range(SHARES):
+            at = (share * rows + row)[None, :] * lines + (first + start)[:, None]
+            shrunk += gl.load(partials + at, mask=adapted[None, :], other=0.0)
+        for own in gl.static_range(ROWS):
+            place = gl.load(places + own, mask=own < rows, other=0)
+            held = b + (place - 1).to(gl.int64) * b_stride + start
+            there = (line[:, None] < width) & (place > 0)
+            weights = gl.load(held + line[:, None] * RANK + inner[None, :], mask=there, other=0.0)
+            values = gl.where((row == own)[None, :], shrunk, 0.0)
+            found = mma_v2(weights, values.to(b.dtype.element_ty), found)
+    return found
 
 
 @gluon.jit
@@ -139,11 +185,13 @@ def store_outputs(
 
 @gluon.jit(do_not_specialize=("rows",))
 def pipelined_kernel(
-    x, weight, x_scales, scales, bias, out, rows, width, iterations,
+    x, weight, x_scales, scales, bias, out, rows, width, iterations, partials, places, b, second, third, lines,
+    b_stride,
     ROWS: gl.constexpr, OUTPUTS: gl.constexpr, TILE_K: gl.constexpr, K_TILES: gl.constexpr, STAGES: gl.constexpr,
-    WARPS: gl.constexpr, EACH: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
+    WARPS: gl.constexpr, EACH: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, SHARES: gl.constexpr,
+    RANK: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """OUTPUTS outputs of all rows; GATED: of gate and up."""
+    """OUTPUTS outputs of all rows; GATED: of gate and up. SHARES: of an adapter's partial sums, 0 without adapters."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     PARTS: gl.constexpr = 2 if GATED else 1
@@ -171,6 +219,16 @@ def pipelined_kernel(
     sums_0 = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
     sums_1, sums_2, sums_3 = sums_0, sums_0, sums_0
     ups_0, ups_1, ups_2, ups_3 = sums_0, sums_0, sums_0, sums_0
+    if SHARES > 0:  # while the first copies are under way
+        output = gl.program_id(0) * OUTPUTS
+        sums_0 = low_rank_sums(
+            partials, places, b, output, rows, width, second, third, lines, b_stride, ROWS, OUTPUTS, SUMS, SHARES, RANK
+        )
+        if GATED:
+            ups_0 = low_rank_sums(
+                partials, places, b, output + width, rows, 2 * width, second, third, lines, b_stride,
+                ROWS, OUTPUTS, SUMS, SHARES, RANK,
+            )  # fmt: skip
     for iteration in range(iterations):
         stage = iteration % STAGES
         mbarrier.wait(full.index(stage), iteration // STAGES & 1)

@@ -27,6 +27,7 @@ from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
+from penstock.kernels.records import LowRankSum
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
@@ -34,11 +35,23 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, inv
     return multiply_by(way_of(x, weight, gated, invariant), x, weight, bias, gated=gated)
 
 
-def way_of(x: Tensor, weight: Tensor, gated: bool, invariant: bool) -> Way:
-    """How the product's plan cuts it."""
+def multiply_adapted(
+    x: Tensor, weight: Tensor, bias: Tensor | None, addition: LowRankSum, *, gated: bool, invariant: bool
+) -> Tensor | None:
+    """The same with what adapters add, where one kernel makes both: of few rows, one included."""
+    way, pipelined = way_of(x, weight, gated, invariant, least=2), pipelined_product()
+    if not isinstance(way, PipelinedTiling) or pipelined is None or not (tma_compatible(x) and tma_compatible(weight)):
+        return None
+    if len(addition.weight.parts) > 3 or any(part.start % (16 * way.warps) for part in addition.weight.parts):
+        return None  # a program's outputs would be of two parts
+    return pipelined(x, weight, bias, way, gated=gated, addition=addition)
+
+
+def way_of(x: Tensor, weight: Tensor, gated: bool, invariant: bool, least: int = 1) -> Way:
+    """How the product's plan cuts it, or would cut it of the least number of rows."""
     outputs, inputs = weight.shape
     plan = plans_of(x.device).find((outputs // 2 if gated else outputs, inputs, x.dtype, gated, 0, "", invariant))
-    return plan.way(len(x))
+    return plan.way(max(len(x), least))
 
 
 def multiply_by(way: Way, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.chip import chip_of
-from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankWeight
+from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankSum, LowRankWeight
 
 
 def output_tiles(parts: tuple[slice, ...], rank: int, device: torch.device) -> Tensor:
@@ -31,20 +31,32 @@ def adapter_rows(places: Tensor, count: int, *, invariant: bool = False) -> Adap
 
         return sort_rows(places, count, invariant=invariant)
     found = sorted(set(places.tolist()) - {0})
-    return AdapterRows(tuple((place - 1, (places == place).nonzero()[:, 0]) for place in found), None, 0)
+    return AdapterRows(places, tuple((place - 1, (places == place).nonzero()[:, 0]) for place in found), None, 0)
 
 
-def add_low_rank(out: Tensor, x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> None:
-    """Add to `out  # [rows, outputs]`, in place, each part of its adapter's b @ a @ x: x is `[rows, inputs]`."""
+def shrink(x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> LowRankSum:
+    """a @ x of each row's adapter, of `x  # [rows, inputs]`."""
     if chip_of(x.device).runs_triton:
-        from penstock.kernels.low_rank_triton import add_products
+        from penstock.kernels.low_rank_triton import shrink_rows
 
-        add_products(out, x, rows, weight)
-        return
+        return shrink_rows(x, rows, weight)
+    shrunk = x.new_empty(len(x), weight.a.shape[1])
     for place, own in rows.groups:
-        shrunk = x[own] @ weight.a[place].T
+        shrunk[own] = x[own] @ weight.a[place].T
+    return LowRankSum(shrunk, rows, weight)
+
+
+def expand(out: Tensor, addition: LowRankSum) -> None:
+    """Add to `out  # [rows, outputs]`, in place, each part of its adapter's b @ a @ x."""
+    if chip_of(out.device).runs_triton:
+        from penstock.kernels.low_rank_triton import expand_rows
+
+        expand_rows(out, addition)
+        return
+    shrunk, rows, weight = addition
+    for place, own in rows.groups:
         parts = [
-            shrunk[:, at * weight.rank : (at + 1) * weight.rank] @ weight.b[place, part].T
+            shrunk[own, at * weight.rank : (at + 1) * weight.rank] @ weight.b[place, part].T
             for at, part in enumerate(weight.parts)
         ]
         out.index_add_(0, own, torch.cat(parts, 1))

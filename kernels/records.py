@@ -25,7 +25,7 @@ SEED_WORDS = 2  # of the numbers; they come first
 NUMBERS = HEAD_WORDS - PLACES
 PAIR = 3  # slot, column of its table, block
 MOST = 20  # of the best that one may ask for
-OUTPUT_TILE = 64  # outputs of a low-rank product in one program
+OUTPUT_TILE = 128  # outputs of a low-rank product in one program
 
 # What a slot's request uses, as bits of `SlotSampling.uses`.
 DRAWS = 1  # it is not greedy
@@ -119,9 +119,18 @@ class LowRankWeight(NamedTuple):
 class AdapterRows(NamedTuple):
     """Which rows of a step have which adapter."""
 
+    places: Tensor  # int32 [rows]: 0 has none, place p is index p - 1
     groups: tuple[tuple[int, Tensor], ...]  # of the reference: a place's index, and its rows, int64 [rows]
     schedule: tuple[Tensor, Tensor, Tensor] | None  # of the kernels, see `kernels.routing_triton.Schedule`
     tile: int  # rows of one of their tiles
+
+
+class LowRankSum(NamedTuple):
+    """What adapters add to one product, whose inputs `kernels.low_rank.shrink` has shrunk."""
+
+    shrunk: Tensor
+    rows: AdapterRows
+    weight: LowRankWeight
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,10 @@ def most_tiles(pairs: int, held: int, rows: int) -> int:
     return min(pairs, pairs // rows + held)
 
 
-def sort_pairs(experts: Tensor, first: int, held: int, rows: int) -> Schedule:
-    """The schedule of `experts  # [tokens, chosen]` for those from `first` on, in tiles of up to `rows` pairs."""
+def sort_pairs(experts: Tensor, first: int, held: int, rows: int, *, early: bool = True) -> Schedule:
+    """The schedule of `experts  # [tokens, chosen]` for those from `first` on, in tiles of up to `rows` pairs.
+
+    early: the next kernel may start before it is complete; if not, all that follow may read it before they wait."""
     pairs = experts.numel()
     assert experts.is_contiguous()
     order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
@@ -64,7 +66,7 @@ def sort_pairs(experts: Tensor, first: int, held: int, rows: int) -> Schedule:
     few = pairs <= FEW
     sort_kernel[(held,)](
         experts, order, tiles, count, pairs, first, rows,
-        HELD=held, BINS=triton.next_power_of_2(held + 1), CHUNK=FEW if few else MANY, PDL=pdl,
+        HELD=held, BINS=triton.next_power_of_2(held + 1), CHUNK=FEW if few else MANY, EARLY=early, PDL=pdl,
         num_warps=4 if few else 16, launch_pdl=pdl,
     )  # fmt: skip
     return Schedule(order, tiles, count)
@@ -145,10 +147,13 @@ def load_experts(experts, start, pairs, first, HELD: tl.constexpr, CHUNK: tl.con
 @triton.jit(do_not_specialize=("pairs", "first", "rows"))
 def sort_kernel(
     experts, order, tiles, count, pairs, first, rows,
-    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Pairs and tiles of one expert."""
-    begin_pdl(PDL)
+    if PDL:
+        if EARLY:
+            tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.kernels.low_rank import add_low_rank
+from penstock.kernels.low_rank import shrink
 from penstock.kernels.quantized import Rows
-from penstock.kernels.records import AdapterRows, LowRankWeight
+from penstock.kernels.records import AdapterRows, LowRankSum, LowRankWeight
 
 
 class StepAdapters:
@@ -28,8 +28,9 @@ class Adapted:
         """Whether a row of this step has an adapter."""
         return self._step.rows is not None
 
-    def add(self, out: Tensor, x: Rows) -> None:
-        """To the product `out  # [tokens, outputs]` of x `[tokens, inputs]`, in place."""
-        if self._step.rows is not None:
-            assert isinstance(x, Tensor), "Linear.rows asks for rows as they are"
-            add_low_rank(out, x, self._step.rows, self._weight)
+    def shrink(self, x: Rows) -> LowRankSum | None:
+        """What they add to the product of `x  # [tokens, inputs]`; None in a step without adapters."""
+        if self._step.rows is None:
+            return None
+        assert isinstance(x, Tensor), "Linear.rows asks for rows as they are"
+        return shrink(x, self._step.rows, self._weight)

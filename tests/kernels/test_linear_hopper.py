@@ -12,8 +12,11 @@ import torch
 
 from penstock.kernels.linear_tilings import PIPELINED_ROWS, PipelinedTiling
 from penstock.kernels.linear_triton import pipelined_product
+from penstock.kernels.low_rank import output_tiles
+from penstock.kernels.low_rank_triton import shrink_rows, sort_rows
 from penstock.kernels.quantize import quantize
 from penstock.kernels.quantized import FLOAT8, QuantizedRows, RowFormat
+from penstock.kernels.records import LowRankWeight
 
 pytestmark = pytest.mark.sweep
 
@@ -22,15 +25,56 @@ CUDA = torch.device("cuda")
 
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-def test_it_compiles_for_the_chip(gated: bool, eight: bool) -> None:
+@pytest.mark.parametrize("adapted", [False, True])
+def test_it_compiles_for_the_chip(gated: bool, eight: bool, adapted: bool) -> None:
     """Without a GPU too: the program fits, and is made of the chip's own instructions."""
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.pipelined_compilation", str(int(gated)), str(int(eight))]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.kernels.pipelined_compilation",
+        *(str(int(each)) for each in (gated, eight, adapted)),
+    ]
     done = subprocess.run(command, env=plain, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["shared"] <= 227 << 10
     assert found["instructions"] == ["mma.sync", "cp.async.bulk.tensor", "griddepcontrol.wait"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rank", [16, 48])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("places", [[2], [0, 3, 1], [1, 1, 0, 2, 1, 3, 3, 0]])
+def test_adapters_of_each_row(places: list[int], gated: bool, rank: int) -> None:
+    """They are added before the gate is taken; a base row's bits are those of a step without adapters."""
+    multiply, inputs, tiling = pipelined_product(), 1096, PipelinedTiling(PIPELINED_ROWS, 2, 3)
+    if multiply is None:
+        pytest.skip("this is no GPU of Hopper's generation")
+    torch.manual_seed(rank)
+    parts = (slice(0, 96), slice(96, 192)) if gated else (slice(0, 128), slice(128, 160), slice(160, 200))
+    outputs = parts[-1].stop
+
+    def numbers(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda").mul_(shape[-1] ** -0.5).bfloat16()
+
+    x, weight = numbers(len(places), inputs) * 32, numbers(outputs, inputs)
+    adapters = LowRankWeight(numbers(3, len(parts) * rank, inputs), numbers(3, outputs, rank), parts,
+                             output_tiles(parts, rank, CUDA))  # fmt: skip
+    rows = sort_rows(torch.tensor(places, dtype=torch.int32, device="cuda"), 3, invariant=False)
+    found = multiply(x, weight, None, tiling, gated=gated, addition=shrink_rows(x, rows, adapters))
+    plain = multiply(x, weight, None, tiling, gated=gated)
+    for row, place in enumerate(places):
+        exact = weight.double() @ x[row].double()
+        for at, part in enumerate(parts if place else ()):
+            shrunk = adapters.a[place - 1, at * rank : (at + 1) * rank].double() @ x[row].double()
+            exact[part] += adapters.b[place - 1, part].double() @ shrunk
+        if gated:
+            gate, up = exact.chunk(2)
+            exact = gate * gate.sigmoid() * up
+        torch.testing.assert_close(found[row].double(), exact, rtol=2e-2, atol=2e-2)
+        assert place or torch.equal(found[row], plain[row])
+        assert not place or (found[row].double() - exact).norm() < 0.1 * (plain[row].double() - exact).norm()
 
 
 @pytest.mark.gpu

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.low_rank import adapter_rows, add_low_rank, output_tiles
-from penstock.kernels.low_rank_triton import FEW, LARGE, SMALL, add_products, shares_of, sort_rows
-from penstock.kernels.records import LowRankWeight
+from penstock.kernels.low_rank import adapter_rows, expand, output_tiles, shrink
+from penstock.kernels.low_rank_triton import FEW, LARGE, SMALL, expand_rows, shares_of, shrink_rows, sort_rows
+from penstock.kernels.records import AdapterRows, LowRankWeight
 
 PLACES, INPUTS = 3, 160
 PARTS = (slice(0, 96), slice(96, 112), slice(112, 135))
@@ -43,11 +43,16 @@ Add = Callable[[Tensor, Tensor, Tensor, LowRankWeight], None]
 
 
 def by_reference(out: Tensor, x: Tensor, places: Tensor, weight: LowRankWeight) -> None:
-    add_low_rank(out, x, adapter_rows(places, PLACES), weight)
+    rows = adapter_rows(places, PLACES)
+    expand(out, shrink(x, rows, weight))
 
 
 def by_kernels(out: Tensor, x: Tensor, places: Tensor, weight: LowRankWeight) -> None:
     add_products(out, x, sort_rows(places, PLACES, invariant=True), weight)
+
+
+def add_products(out: Tensor, x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> None:
+    expand_rows(out, shrink_rows(x, rows, weight))
 
 
 @pytest.mark.usefixtures("poisoned")
@@ -68,6 +73,16 @@ def test_definition(add: Add, rank: int, dtype: torch.dtype, device: str) -> Non
         found.cpu().double(), expected, rtol=4 * torch.finfo(dtype).eps, atol=1e-2 if dtype is torch.float16 else 1e-5
     )
     assert torch.equal(found.cpu()[places == 0], out[places == 0])
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_rows_of_the_base_model_alone(device: str) -> None:
+    """As in the warm-up: what no tile has written is not read as one."""
+    weight, out = weight_of(16, torch.float32, device), torch.randn(20, 135, device=device)
+    found = out.clone()
+    add_products(found, torch.randn(20, INPUTS, device=device), sort_rows(
+        torch.zeros(20, dtype=torch.int32, device=device), PLACES, invariant=False), weight)  # fmt: skip
+    assert torch.equal(found, out)
 
 
 def test_a_row_does_not_depend_on_its_neighbours(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
