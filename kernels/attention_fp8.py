@@ -68,7 +68,9 @@ def paired_queries(q):
     first, second = tl.split(tl.reshape(q, [q.shape[0], q.shape[1] // 2, 2]))
     factor = 1.0
     if tl.bfloat16 == q.dtype:
-        first = (first.to(tl.float32) * QUERY_SHIFT).to(tl.float16)
-        second = (second.to(tl.float32) * QUERY_SHIFT).to(tl.float16)
+        # Not by a plain product: LLVM narrows one to float16, in which the queries would be infinite before it.
+        shift = tl.full(first.shape, QUERY_SHIFT, tl.float32)
+        first = tl.fma(first.to(tl.float32), shift, tl.zeros(first.shape, tl.float32)).to(tl.float16)
+        second = tl.fma(second.to(tl.float32), shift, tl.zeros(first.shape, tl.float32)).to(tl.float16)
         factor = 1.0 / QUERY_SHIFT
     return first, second, factor

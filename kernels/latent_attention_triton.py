@@ -146,7 +146,8 @@ def attend_split(
         places = start + tl.arange(0, BLOCK_N)  # [keys]
         there = places < end
         blocks = tl.load(table + places // BLOCK_SIZE, mask=there, other=0)
-        slots = (blocks.to(tl.int64) * BLOCK_SIZE + places % BLOCK_SIZE) * (RANK + DIM)
+        # Multiplied before they are added: Triton 3.6 took a sum's product with an odd width for aligned.
+        slots = blocks.to(tl.int64) * (BLOCK_SIZE * (RANK + DIM)) + places % BLOCK_SIZE * (RANK + DIM)
         held = there[:, None] & (ranks < RANK)[None, :]
         latents = tl.load(pages + slots[:, None] + ranks[None, :], mask=held, other=0.0)
         held = there[None, :] & (dims < DIM)[:, None]

@@ -30,8 +30,8 @@ def empty_rows(rows: int, inputs: int, form: RowFormat, like: Tensor) -> Quantiz
 
 
 def row_tile(inputs: int, form: RowFormat) -> int:
-    """Inputs of a program: all of a row that has one scale."""
-    whole: int = triton.next_power_of_2(inputs)
+    """Inputs of a program: all of a row that has one scale, and whole blocks."""
+    whole: int = max(triton.next_power_of_2(inputs), form.block)
     return min(whole, BLOCKS_TILE) if form.block or form.scale is not None else whole
 
 

@@ -253,11 +253,13 @@ def scan_kernel(
                 found += value * tl.load(skip + head)
             target = out + ((token + (position - start))[:, None] * HEADS + head) * DIM + column[None, :]
             tl.store(target, found.to(kind), mask=own[:, None] & inside[None, :])
-            if base + (at + 1) * LENGTH <= stays:
-                left = (update * tl.exp(total - passed)[:, None]).to(kind)
-                state = state * tl.exp(total) + tl.dot(tl.trans(key), left, input_precision="ieee")
-            elif DELTA:
+            # Not in a branch: Triton 3.6 copies the next piece's keys over these before a branch reads them.
+            left = (update * tl.exp(total - passed)[:, None]).to(kind)
+            after = state * tl.exp(total) + tl.dot(tl.trans(key), left, input_precision="ieee")
+            state = tl.where(base + (at + 1) * LENGTH <= stays, after, state)
+            if DELTA:
                 kept = updates + slot * value_slot + (position % length * HEADS * DIM)[:, None] + head * DIM
+                own &= position - place + LENGTH > stays  # a whole piece's are in the state
                 tl.store(kept + column[None, :], update.to(kind), mask=own[:, None] & inside[None, :])
         if base + LENGTH <= stays:
             tl.store(held, state, mask=there)

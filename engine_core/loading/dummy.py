@@ -72,12 +72,13 @@ class RandomTensor:
 
     def copy(self, place: tuple[slice, ...], target: Tensor) -> None:
         """Fill `target` with the slice that stands at `place`."""
-        first, end, _ = place[0].indices(self._shape[0])
+        first, end, step = place[0].indices(self._shape[0])
         for chunk in range(first // self._rows, -(-end // self._rows)):
             start = chunk * self._rows
-            low, high = max(first, start), min(end, start + self._rows)
-            made = self._make(chunk)[(slice(low - start, high - start), *place[1:])]
-            target[low - first : high - first].copy_(made)
+            low, high = (-(-(row - first) // step) for row in (max(first, start), min(end, start + self._rows)))
+            if low < high:
+                rows = slice(first + low * step - start, first + (high - 1) * step - start + 1, step)
+                target[low:high].copy_(self._make(chunk)[(rows, *place[1:])])
 
     def _make(self, chunk: int) -> Tensor:
         rows = min(self._rows, self._shape[0] - chunk * self._rows)

@@ -40,7 +40,8 @@ def test_every_number_is_widened_exactly(dtype: torch.dtype, device: str) -> Non
     widen_kernel[(1,)](held.view(torch.int16), first, second, ASM=device == "cuda")
     for nth, found in enumerate((first, second)):
         assert torch.equal(found.float().nan_to_num(999.0), values[nth::2].nan_to_num(999.0))
-        assert torch.equal(found.signbit(), values[nth::2].signbit())
+        signed = ~found.isnan()  # a NaN's sign is the chip's
+        assert torch.equal(found.signbit()[signed], values[nth::2].signbit()[signed])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

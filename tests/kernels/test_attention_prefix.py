@@ -186,9 +186,9 @@ def test_results_are_joined_once_and_in_order(rows: int, prefix: int, own: int, 
     hold(scene, -(-rows // 16))
 
 
-def test_too_few_saved_bytes_are_left_to_the_general_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_saved_bytes_are_left_to_the_general_kernel(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """One row's reads of a prefix of 256 keys, in two halves of 64 numbers for each of 8 heads."""
-    scene = tenants(1, 8, 8, 64, 16, torch.bfloat16, 0)
+    scene = tenants(1, 8, 8, 64, 16, torch.bfloat16, 0).on(device)
     for saved, groups in ((6 * 256 * 8 * 64 * 2 * 2, 1), (6 * 256 * 8 * 64 * 2 * 2 + 1, 0)):
         monkeypatch.setattr(attention_prefix, "SAVED", saved)
         scene.batch = replace(scene.batch, schedules={})

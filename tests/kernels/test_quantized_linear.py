@@ -25,7 +25,9 @@ def test_a_product_may_have_a_bias_and_a_gate(gated: bool, biased: bool) -> None
 
 
 @pytest.mark.parametrize("inputs", [48, 40])
-def test_rows_that_tma_cannot_load_are_loaded_without_it(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_tma_cannot_load_are_loaded_without_it(
+    inputs: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each begins at a multiple of 16 bytes, or it is read in the plain way."""
     used: list[bool] = []
     plain = scaled_linear_triton.multiply_scaled_tiles
@@ -36,7 +38,8 @@ def test_rows_that_tma_cannot_load_are_loaded_without_it(inputs: int, monkeypatc
 
     monkeypatch.setattr(scaled_linear_triton, "multiply_scaled_tiles", multiply)
     torch.manual_seed(0)
-    x, weight = torch.randn(3, inputs), Float8Weight(torch.randn(16, inputs).to(FLOAT8), torch.rand(16))
+    x = torch.randn(3, inputs, device=device)
+    weight = Float8Weight(torch.randn(16, inputs, device=device).to(FLOAT8), torch.rand(16, device=device))
     rows = quantize(x, RowFormat(FLOAT8))
     found = multiply_quantized_by(Tiling(16, 16, 128, 4, 2, tma=True), rows, weight, None, gated=False)
     assert torch.allclose(found, multiply_reference(x, weight), atol=1e-4)

@@ -64,6 +64,16 @@ def test_definition(heads: tuple[int, int], dims: tuple[int, int], delta: bool, 
 
 
 @pytest.mark.parametrize("delta", [True, False])
+def test_inputs_of_16_bits(delta: bool, device: str) -> None:
+    """Of a width at which their loads are pipelined on a GPU, through three pieces."""
+    given = layer(1, 200, (1, 1), (64, 64), delta=delta, seed=6).to("cpu", torch.float16)
+    results, states, _ = run(given.to(device, torch.float16), [[Row(0, 0, 70)], [Row(0, 70, 130)]])
+    expected, held = exact(given.to("cpu", torch.float64), 0)
+    for found, wanted in ((results[0].double(), expected), (states[1].double(), held[191])):
+        assert (found - wanted).norm() < 0.02 * wanted.norm()
+
+
+@pytest.mark.parametrize("delta", [True, False])
 def test_bits_do_not_depend_on_cuts(delta: bool, device: str) -> None:
     """Of a chunk's results, wherever it begins and beside whatever; of the state, by whatever steps it came."""
     given = layer(2, LENGTH, (1, 1), (16, 16), delta=delta, seed=2).to(device, torch.float32)

@@ -8,9 +8,9 @@ import torch
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import dummy, load
-from penstock.engine_core.loading.dummy import fill_random
+from penstock.engine_core.loading.dummy import RandomTensor, fill_random
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.layers import Linear, Placement, whole
+from penstock.engine_core.models.layers import Destination, Linear, Placement, whole
 from penstock.engine_core.models.quantization.rounding import round_matrix
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
 from penstock.engine_core.models.registry import build
@@ -70,6 +70,17 @@ def test_each_rank_has_its_slice_of_the_same_tensors(monkeypatch: pytest.MonkeyP
             if place.tensor is not None:
                 count = place.tensor.shape[place.axis]
                 assert torch.equal(place.tensor, whole[name].narrow(place.axis, place.start, count)), name
+
+
+@pytest.mark.parametrize("rows", [slice(1, 40, 2), slice(0, 39, 3), slice(5, 6, 4), slice(7, 30)])
+def test_rows_may_come_in_steps(monkeypatch: pytest.MonkeyPatch, rows: slice) -> None:
+    """As those of one part of a fused tensor, whose parts' rows are mixed."""
+    monkeypatch.setattr(dummy, "CHUNK", 100)  # five rows of 20
+    random = RandomTensor("fused", 3, Destination(None, (40, 20), 0, fan_in=20), torch.float32, torch.Generator())
+    whole, found = torch.empty(40, 20), torch.zeros(len(range(40)[rows]), 20)
+    random.copy((slice(0, 40),), whole)
+    random.copy((rows,), found)
+    assert torch.equal(found, whole[rows])
 
 
 def test_chunks_differ_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
