@@ -5,11 +5,14 @@ its programs have a share of the inputs each, since ranks are too few outputs to
 The second adds these up in their order, expands them and adds to the product. How inputs are shared follows from the
 weight alone, and matrix units add in order whatever the tile, so that a row's sums are the same among any others.
 
-With few rows both kernels are mostly waiting. So each reads its tile and its weights before it waits for the kernel
-before it, and rows are shrunk before the product, which has its first weights under way meanwhile.
+With few rows the first is mostly waiting. So it then reads its tile and its weights before it waits for the kernel
+before it, and it is launched before the product, which has its first weights under way meanwhile and may add the sums
+itself (`kernels.linear_hopper`). That cuts the inputs in another way, so invariant rows are not shrunk by it.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,30 +20,40 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.chip import chip_of
+from penstock.kernels.launch import begin_pdl
+from penstock.kernels.linear_tilings import PIPELINED_ROWS
 from penstock.kernels.linear_triton import load_tile
 from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankSum, LowRankWeight
-from penstock.kernels.routing_triton import sort_pairs
+from penstock.kernels.routing_triton import load_tile_pairs, sort_pairs
 
-INPUTS = 512  # multiplied at once; a share is made of so many
 FEW = 256  # rows up to which tiles are small
 SMALL, LARGE = 16, 32  # rows of a tile: matrix units take these in one way on every chip
-LINES = 16  # lines of `a` in one program
-BLOCK = 64  # ranks of `b` multiplied at once, at most
+BLOCK = 64  # lines of `a` in one program, and of `b` multiplied at once
 PARTIALS = 1024  # lines of partial sums in all: fewer lines of `a` are shared out more finely
-MOST_SHARES = 32
-WARPS = 4
+
+
+class Cut(NamedTuple):
+    """How rows are shrunk."""
+
+    inputs: int  # multiplied at once
+    lines: int  # of `a` in one program
+    shares: int  # of the inputs, at most
+
+
+PLAIN, EARLY = Cut(128, BLOCK, 16), Cut(512, 16, 32)
 
 
 def sort_rows(places: Tensor, count: int, *, invariant: bool) -> AdapterRows:
     """`kernels.low_rank.adapter_rows` by the kernel."""
+    early = not invariant and len(places) <= PIPELINED_ROWS
     tile = SMALL if invariant or len(places) <= FEW else LARGE
-    return AdapterRows(places, (), sort_pairs(places[:, None], 1, count, tile, early=False), tile)
+    return AdapterRows(places, (), sort_pairs(places[:, None], 1, count, tile, early=not early), tile, early)
 
 
-def shares_of(lines: int, inputs: int) -> tuple[int, int]:
+def shares_of(lines: int, inputs: int, cut: Cut) -> tuple[int, int]:
     """Into how many shares a weight's inputs are cut, and how many inputs are one."""
-    wanted = max(1, min(MOST_SHARES, PARTIALS // lines, triton.cdiv(inputs, INPUTS)))
-    share = triton.cdiv(triton.cdiv(inputs, wanted), INPUTS) * INPUTS
+    wanted = max(1, min(cut.shares, PARTIALS // lines, triton.cdiv(inputs, cut.inputs)))
+    share = triton.cdiv(triton.cdiv(inputs, wanted), cut.inputs) * cut.inputs
     return triton.cdiv(inputs, share), share
 
 
@@ -49,15 +62,16 @@ def shrink_rows(x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> LowRankS
     assert rows.schedule is not None, "sorted on this device"
     chip, (lines, inputs) = chip_of(x.device), weight.a.shape[1:]
     assert x.shape[1] == inputs
-    assert lines % LINES == 0, "ranks as matrix units want them"
     assert x.stride(1) == weight.a.stride(2) == 1
     assert weight.a.stride(1) == inputs
-    shares, share = shares_of(lines, inputs)
+    cut = EARLY if rows.early else PLAIN
+    shares, share = shares_of(lines, inputs, cut)
+    block = min(cut.lines, triton.next_power_of_2(lines))
     partials = torch.empty(shares, len(x), lines, dtype=torch.float32, device=x.device)
-    shrink_kernel[(len(rows.schedule[1]) * shares, lines // LINES)](
+    (early_kernel if rows.early else shrink_kernel)[(len(rows.schedule[1]) * shares, triton.cdiv(lines, block))](
         x, weight.a, partials, *rows.schedule, len(x), lines, inputs, x.stride(0), weight.a.stride(0),
-        SHARE=share, SHARES=shares, ROWS=rows.tile, LINES=LINES, INPUTS=INPUTS, EVEN=inputs % INPUTS == 0,
-        PDL=chip.pdl, num_warps=WARPS, num_stages=2, launch_pdl=chip.pdl,
+        SHARE=share, SHARES=shares, ROWS=rows.tile, LINES=block, INPUTS=cut.inputs, EVEN=inputs % cut.inputs == 0,
+        PDL=chip.pdl, num_warps=4 if rows.early else chip.loop_warps, num_stages=2, launch_pdl=chip.pdl,
     )  # fmt: skip
     return LowRankSum(partials, rows, weight)
 
@@ -73,13 +87,39 @@ def expand_rows(out: Tensor, addition: LowRankSum) -> None:
     expand_kernel[(len(rows.schedule[1]), len(weight.tiles))](
         out, partials, weight.b, weight.tiles, *rows.schedule, len(out), partials.shape[2], out.stride(0),
         weight.b.stride(0), SHARES=len(partials), ROWS=rows.tile, RANK=rank, BLOCK=least_block(rank),
-        OUTPUTS=OUTPUT_TILE, PDL=chip.pdl, num_warps=WARPS, num_stages=2, launch_pdl=chip.pdl,
+        OUTPUTS=OUTPUT_TILE, PDL=chip.pdl, num_warps=chip.loop_warps, num_stages=2, launch_pdl=chip.pdl,
     )  # fmt: skip
 
 
 def least_block(rank: int) -> int:
     """The largest power of two up to BLOCK that divides a rank."""
     return min(BLOCK, rank & -rank)
+
+
+@triton.jit(do_not_specialize=("rows",))
+def shrink_kernel(
+    x, a, partials, order, tiles, count, rows, lines, inputs, x_stride, a_stride,
+    SHARE: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, INPUTS: tl.constexpr,
+    EVEN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The partial sums of one tile of rows, some lines of its place's `a` and a share of the inputs."""
+    begin_pdl(PDL)
+    tile = tl.program_id(0) // SHARES
+    if tile >= tl.load(count):
+        return
+    share = tl.program_id(0) % SHARES
+    place, at, size, row = load_tile_pairs(order, tiles, tile, ROWS)
+    line = tl.program_id(1) * LINES + tl.arange(0, LINES)
+    x_lines = x + row * x_stride
+    a_lines = a + place.to(tl.int64) * a_stride + tl.minimum(line, lines - 1) * inputs
+    sums = tl.zeros([ROWS, LINES], tl.float32)
+    begin = share * SHARE
+    for start in range(begin, tl.minimum(begin + SHARE, inputs), INPUTS):
+        values = load_tile(x_lines, start, inputs, INPUTS, EVEN, False)
+        weights = load_tile(a_lines, start, inputs, INPUTS, EVEN, True)
+        sums = tl.dot(values, weights, sums, input_precision="ieee")
+    found = partials + (share.to(tl.int64) * rows + row)[:, None] * lines + line[None, :]
+    tl.store(found, sums, mask=(at < size)[:, None] & (line < lines)[None, :])
 
 
 @triton.jit
@@ -95,12 +135,12 @@ def own_tile(order, tiles, count, tile, ROWS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=("rows",))
-def shrink_kernel(
+def early_kernel(
     x, a, partials, order, tiles, count, rows, lines, inputs, x_stride, a_stride,
     SHARE: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr, LINES: tl.constexpr, INPUTS: tl.constexpr,
     EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The partial sums of one tile of rows, some lines of its place's `a` and a share of the inputs."""
+    """The same, which waits when it has its first weights; LINES divides the lines."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     place, at, size, row, served = own_tile(order, tiles, count, tl.program_id(0) // SHARES, ROWS)
@@ -130,29 +170,25 @@ def expand_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """A tile of rows and of outputs."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    place, at, size, row, served = own_tile(order, tiles, count, tl.program_id(0), ROWS)
+    begin_pdl(PDL)
+    tile = tl.program_id(0)
+    if tile >= tl.load(count):
+        return
+    place, at, size, row = load_tile_pairs(order, tiles, tile, ROWS)
     own = outputs + tl.program_id(1) * 3
     output = tl.load(own) + tl.arange(0, OUTPUTS)
     end = tl.load(own + 1)
     first = tl.load(own + 2)
-    b_lines = b + place * b_stride + tl.minimum(output, end - 1) * RANK
-    weights = load_tile(b_lines, 0, RANK, BLOCK, True, True)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    if not served:
-        return
-    there = (at < size)[:, None] & (output < end)[None, :]
-    found = out + row[:, None] * out_stride + output[None, :]
-    product = tl.load(found, mask=there, other=0.0)
+    b_lines = b + place.to(tl.int64) * b_stride + tl.minimum(output, end - 1) * RANK
     sums = tl.zeros([ROWS, OUTPUTS], tl.float32)
     for start in range(0, RANK, BLOCK):
-        line = first + start + tl.arange(0, BLOCK)
+        line = start + tl.arange(0, BLOCK)
         values = tl.zeros([ROWS, BLOCK], tl.float32)
-        for share in tl.static_range(SHARES):
-            values += tl.load(partials + (share * rows.to(tl.int64) + row)[:, None] * lines + line[None, :])
+        for share in range(SHARES):
+            values += tl.load(partials + (share * rows.to(tl.int64) + row)[:, None] * lines + (first + line)[None, :])
+        weights = tl.load(b_lines[None, :] + line[:, None])
         sums = tl.dot(values.to(b.dtype.element_ty), weights, sums, input_precision="ieee")
-        if start + BLOCK < RANK:
-            weights = load_tile(b_lines, start + BLOCK, RANK, BLOCK, True, True)
-    tl.store(found, (sums + product.to(tl.float32)).to(out.dtype.element_ty), mask=there)
+    there = (at < size)[:, None] & (output < end)[None, :]
+    found = out + row[:, None] * out_stride + output[None, :]
+    sums += tl.load(found, mask=there, other=0.0).to(tl.float32)
+    tl.store(found, sums.to(out.dtype.element_ty), mask=there)

@@ -123,6 +123,7 @@ class AdapterRows(NamedTuple):
     groups: tuple[tuple[int, Tensor], ...]  # of the reference: a place's index, and its rows, int64 [rows]
     schedule: tuple[Tensor, Tensor, Tensor] | None  # of the kernels, see `kernels.routing_triton.Schedule`
     tile: int  # rows of one of their tiles
+    early: bool = False  # kernels may read the schedule before they wait for the one before them
 
 
 class LowRankSum(NamedTuple):

@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.low_rank import adapter_rows, expand, output_tiles, shrink
-from penstock.kernels.low_rank_triton import FEW, LARGE, SMALL, expand_rows, shares_of, shrink_rows, sort_rows
+from penstock.kernels.low_rank_triton import (
+    EARLY,
+    FEW,
+    LARGE,
+    PLAIN,
+    SMALL,
+    Cut,
+    expand_rows,
+    shares_of,
+    shrink_rows,
+    sort_rows,
+)
 from penstock.kernels.records import AdapterRows, LowRankWeight
 
 PLACES, INPUTS = 3, 160
@@ -51,12 +62,21 @@ def by_kernels(out: Tensor, x: Tensor, places: Tensor, weight: LowRankWeight) ->
     add_products(out, x, sort_rows(places, PLACES, invariant=True), weight)
 
 
+def by_few_rows(out: Tensor, x: Tensor, places: Tensor, weight: LowRankWeight) -> None:
+    """In steps of eight rows, whose weights are read before they may wait."""
+    for first in range(0, len(x), 8):
+        own = slice(first, first + 8)
+        rows = sort_rows(places[own], PLACES, invariant=False)
+        assert rows.early
+        add_products(out[own], x[own], rows, weight)
+
+
 def add_products(out: Tensor, x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> None:
     expand_rows(out, shrink_rows(x, rows, weight))
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("add", [by_reference, by_kernels])
+@pytest.mark.parametrize("add", [by_reference, by_kernels, by_few_rows])
 @pytest.mark.parametrize("rank", [16, 48])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.sweep
@@ -76,12 +96,13 @@ def test_definition(add: Add, rank: int, dtype: torch.dtype, device: str) -> Non
 
 
 @pytest.mark.usefixtures("poisoned")
-def test_rows_of_the_base_model_alone(device: str) -> None:
+@pytest.mark.parametrize("rows", [5, 20])
+def test_rows_of_the_base_model_alone(rows: int, device: str) -> None:
     """As in the warm-up: what no tile has written is not read as one."""
-    weight, out = weight_of(16, torch.float32, device), torch.randn(20, 135, device=device)
-    found = out.clone()
-    add_products(found, torch.randn(20, INPUTS, device=device), sort_rows(
-        torch.zeros(20, dtype=torch.int32, device=device), PLACES, invariant=False), weight)  # fmt: skip
+    weight, out = weight_of(16, torch.float32, device), torch.randn(rows, 135, device=device)
+    found, x = out.clone(), torch.randn(rows, INPUTS, device=device)
+    none = torch.zeros(rows, dtype=torch.int32, device=device)
+    add_products(found, x, sort_rows(none, PLACES, invariant=False), weight)
     assert torch.equal(found, out)
 
 
@@ -91,7 +112,7 @@ def test_a_row_does_not_depend_on_its_neighbours(device: str, monkeypatch: pytes
     places = torch.tensor([1, 2, 0, 2, 1, 3] * 3, dtype=torch.int32, device=device)
     x, out = torch.randn(18, INPUTS, device=device), torch.randn(18, 135, device=device)
     alone = out[3:4].clone()
-    add_products(alone, x[3:4], sort_rows(places[3:4], PLACES, invariant=False), weight)
+    add_products(alone, x[3:4], sort_rows(places[3:4], PLACES, invariant=True), weight)
     for few, tile in ((FEW, SMALL), (0, LARGE)):
         monkeypatch.setattr("penstock.kernels.low_rank_triton.FEW", few)
         rows, together = sort_rows(places, PLACES, invariant=False), out.clone()
@@ -101,7 +122,8 @@ def test_a_row_does_not_depend_on_its_neighbours(device: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("lines", "inputs"), [(16, 4096), (48, 4096), (768, 4096), (16, 14336), (2048, 512), (16, 40)])
-def test_shares_cover_the_inputs(lines: int, inputs: int) -> None:
-    shares, share = shares_of(lines, inputs)
+@pytest.mark.parametrize("cut", [PLAIN, EARLY])
+def test_shares_cover_the_inputs(lines: int, inputs: int, cut: Cut) -> None:
+    shares, share = shares_of(lines, inputs, cut)
     assert (shares - 1) * share < inputs <= shares * share
     assert shares == 1 or shares * lines <= 1024
