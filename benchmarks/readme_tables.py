@@ -64,9 +64,9 @@ def h200() -> list[str]:
     return rows.table(rows.read(RESULTS / "h200"), titles).split("\n\n")
 
 
-def formats() -> str:
-    """Quantized and new shapes on one H200, beside 8B in bfloat16 of the same run."""
-    found = rows.read(RESULTS / "h200" / "formats")
+def together(folder: str) -> str:
+    """Shapes that were measured on one H200 in one run, beside each other."""
+    found = rows.read(RESULTS / "h200" / folder)
     shapes = list(dict.fromkeys(model for model, _ in found))
     lines = []
     for row in rows.SERVING:
@@ -333,7 +333,7 @@ BLOCKS: Blocks = {
     "cpu-embedded": lambda: cpu("cpu_embedded.json"), "cpu-06b": lambda: cpu("cpu_06b.json"),
     "scheduler": scheduler, "h200-serving": lambda: h200()[0],
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
-    "formats": formats, "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
+    "formats": lambda: together("formats"), "hybrids": lambda: together("hybrids"), "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
     "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
     "speculation": speculation, "schema-drafts": drafts, "schemas": schemas, "faults": faults,

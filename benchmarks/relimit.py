@@ -27,7 +27,7 @@ from penstock.engine_core.models.spec import ModelSpec, read_spec
 
 RESULTS = ROOT / "benchmarks" / "results"
 KERNELS = ("kernels_h200.json", "expert_kernels_h200.json", "expert_kernels_sweep_h200.json")
-ROWS = ("h200/8b", "h200/0.6b", "h200/formats/*", "h200/invariant/8b", "scaling/*")
+ROWS = ("h200/8b", "h200/0.6b", "h200/formats/*", "h200/hybrids/*", "h200/invariant/8b", "scaling/*")
 
 
 def models() -> dict[str, Shape]:
