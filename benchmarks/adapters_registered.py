@@ -1,11 +1,11 @@
 """What many registered LoRA adapters cost a start: `python -m benchmarks.adapters_registered`, with the embedded model.
 
 Each round starts four servers: without LoRA (`off`), with it and no adapter (`on`), with all adapters as --lora-modules
-(`modules`), and with their folder as --lora-dir (`directory`). Each tells the seconds until it was ready and the memory
-of its processes. Those with adapters then have some of them asked for twice, one request after the other: the first
-waits for an adapter that was never seen. Times are from the request to its first text, over HTTP. Of the rounds the
-least start counts, since others share the machine; first tokens are told by median and worst of all. `--out` records a
-result."""
+(`modules`), and with their folder as --lora-dir (`directory`). Each tells the seconds until it was ready, those of CPU
+that all its processes took, and their memory. Those with adapters then have some of them asked for twice, one request
+after the other: the first waits for an adapter that was never seen. Times are from the request to its first text, over
+HTTP. Of the rounds the least start counts, since others share the machine; first tokens are told by median and worst of
+all. `--out` records a result."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def main() -> None:
     options.add_argument("--out", type=Path)
     chosen = options.parse_args()
     seconds: dict[str, list[float]] = defaultdict(list)
+    cpu: dict[str, list[float]] = defaultdict(list)
     mebibytes: dict[str, dict[str, float]] = {}
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as place:
@@ -75,6 +76,7 @@ def main() -> None:
             for way, arguments in ways(found, Path(place) / FOLDER).items():
                 with serving(["--device", "cpu", *arguments]) as server:
                     seconds[way].append(server.seconds)
+                    cpu[way].append(sum(server.cpu_seconds().values()))
                     mebibytes[way] = {role: round(size / (1 << 20), 1) for role, size in memory(server.pid).items()}
                     if way in ("modules", "directory"):
                         for kind, milliseconds in first_tokens(server, names).items():
@@ -85,6 +87,7 @@ def main() -> None:
         "rounds": chosen.rounds,
         "load_average": round(os.getloadavg()[0], 1),
         "start_seconds": {way: round(min(each), 2) for way, each in seconds.items()},
+        "start_cpu_seconds": {way: round(min(each), 2) for way, each in cpu.items()},
         "memory_mib": mebibytes,
         "first_token_ms": {way: summary(each) for way, each in times.items()},
     }
