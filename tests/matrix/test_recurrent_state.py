@@ -221,10 +221,14 @@ def forks(group: Group, folder: Path, cell: structured_engine.Cell) -> tuple[Out
     return outputs(engine, asked), engine.scheduled
 
 
+@pytest.mark.parametrize(("places", "rows"), [((4, 0), 8), ((1, 6), 1)], ids=["on the device", "in the host's memory"])
 @pytest.mark.parametrize("size", GROUPS, ids=["2 ranks", "2 stages"])
-def test_nor_do_ranks_and_stages(size: Size, folder: Path, ranks: Ranks) -> None:
+def test_nor_do_ranks_and_stages(size: Size, places: tuple[int, int], rows: int, folder: Path, ranks: Ranks) -> None:
     said, _ = forks(ALONE, folder, ALONE_COLD)
-    cell = structured_engine.Cell(depth=3, method="ngram", max_num_seqs=8, budget=100, piece=50, state_places=4)
+    cell = structured_engine.Cell(
+        depth=3, method="ngram", max_num_seqs=rows, budget=100, piece=50, state_places=places[0],
+        state_host_places=places[1],
+    )  # fmt: skip
     answered = [found for found in ranks.run(size, forks, folder, cell) if found[0]]
     assert answered
     for found, counts in answered:
@@ -232,6 +236,7 @@ def test_nor_do_ranks_and_stages(size: Size, folder: Path, ranks: Ranks) -> None
         assert counts is not None
         assert counts.snapshots is not None
         assert counts.snapshots.hits > 0
+        assert (counts.snapshots.host_hits > 0) == (places[1] > 0)
 
 
 def test_nor_does_the_models_own_head(tmp_path: Path) -> None:
