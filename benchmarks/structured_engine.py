@@ -58,6 +58,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "auto"
     quantization: str = "none"
     state_places: int = 8  # snapshots of recurrent layers' states
+    state_host_places: int = 0
     windows: bool = False  # layers are in KV groups, and blocks behind windows are given back
     adapter_places: int = 0  # for LoRA adapters, up to rank 16; the host's memory holds all
 
@@ -152,7 +153,8 @@ class Engine:
                 device=torch.device("cpu"), dtype=torch.float32, blocks=cell.blocks, block_size=cell.block_size,
                 max_model_len=MAX_MODEL_LEN, max_num_seqs=cell.max_num_seqs, group=self._group,
                 step_tokens=cell.budget, row_drafts=cell.draft_tokens,
-                state_places=cell.state_places if self._recurrent else 0, adapters=self._places,
+                state_places=cell.state_places if self._recurrent else 0,
+                state_host_places=cell.state_host_places, adapters=self._places,
             ),
             self._draft,
         )  # fmt: skip
@@ -167,7 +169,7 @@ class Engine:
                 max_num_seqs=cell.max_num_seqs, max_num_batched_tokens=cell.budget, vocab_size=self._spec.vocab_size,
                 expected_share=cell.expected_share, epoch=1,
                 prefix_caching=cell.prefix_caching, recurrent=self._recurrent,
-                state_places=cell.state_places if self._recurrent else 0,
+                state_places=cell.state_places if self._recurrent else 0, state_host_places=cell.state_host_places,
                 speculation=SpeculationOptions(
                     method=cell.method, num_speculative_tokens=cell.draft_tokens,
                     max_step_drafts=most if cell.drafts else 0,

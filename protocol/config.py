@@ -381,6 +381,9 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Option("snapshots of recurrent layers' states that an executor holds for prefix hits; 0: as many as a quarter "
                "of the memory for caches has room for, at most eight for each slot", 0, 1 << 20),
     ] = 0
+    state_host_memory: Annotated[
+        int, Option("bytes of an executor's host memory for snapshots that have no more room on its GPU", 0, 1 << 50)
+    ] = 0
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
     tune: Annotated[
         bool, Option("measure how products with weights run best, where nobody has on this chip; off: rules decide")

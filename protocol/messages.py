@@ -438,8 +438,7 @@ class TextBatch(Message, frozen=True, kw_only=True):
     parsed: tuple[ParsedRow, ...] = ()  # of rows that hold more than content
 
     def rows(self) -> Iterator[tuple[int, int, str, int, memoryview, int]]:
-        """Of each row its request, its choice, its text, how many tokens made it, their ids as int32 bytes, and why the
-        choice ends, if it does."""
+        """Of each row its request, choice, text, how many tokens made it, their ids as int32 bytes, and its finish."""
         rows, token_ids = len(self.text), memoryview(self.token_ids)
         counts = struct.unpack(f"<{rows}i", self.tokens)  # for a row or two faster than a cast
         spans, start = [], 0
@@ -472,6 +471,8 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     blocks_idle: int = 0  # free, content still cached
     state_places: int = 0  # for snapshots of recurrent states
     state_snapshots: int = 0  # held there
+    state_host_places: int = 0  # the same in the executors' host memory
+    state_host_snapshots: int = 0
     adapter_places: int = 0  # for LoRA adapters on the device
     adapters_placed: int = 0  # held there
     adapters_held: int = 0  # in the executors' host memory
@@ -494,7 +495,6 @@ class EngineStatus(Message, frozen=True, kw_only=True):
 
 
 class MetricsSnapshots(Message, frozen=True):
-    """executor → scheduler → tokenizer → api, once a second between hosts, which share no run directory. Only
-    services/metrics/snapshot.py reads it."""
+    """executor → scheduler → tokenizer → api, once a second between hosts: services/metrics/snapshot.py reads it."""
 
     snapshots: bytes

@@ -37,8 +37,8 @@ def drafting_table(drafting: bytes) -> Column:
 
 
 def keep_table(keep: bytes) -> Column:
-    """`StepPlan.keep`. # [kept, 3]: slot, position, place"""
-    return integers(keep).reshape(-1, 3)
+    """`StepPlan.keep`. # [kept, 4]: slot, position, place, place in the host's memory"""
+    return integers(keep).reshape(-1, 4)
 
 
 def adapter_table(adapters: bytes) -> Column:

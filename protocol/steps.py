@@ -36,7 +36,8 @@ A model with recurrent layers has a state for each slot, and room for snapshots 
 of a position, to a place once the step has run. States are kept as of multiples of STATE_PIECE alone. The state as of P
 can be kept in a step whose chunk of the slot ends at P, and in one that decodes the slot and begins at any of
 P .. P + W - 1, W being the `keep_window`, whether it has drafts or not. Executors run plans in order, so a place may be
-written behind a step that reads it.
+written behind a step that reads it. A row of `keep` may name a place in the host's memory, to which the snapshot that
+stands in its place is copied before, once slots have started. `SlotStart.state` is such a place with HOST_PLACES added.
 
 An executor has places for the weights of LoRA adapters, numbered from 1 on; place 0 is the model itself. It reads an
 adapter into the host's memory when `LoadAdapter` asks for it, beside the steps, and says `AdapterLoaded`. A plan whose
@@ -53,6 +54,7 @@ REJECTED = -2  # token of an entry after a rejected draft
 NO_MICROBATCH = -1  # micro-batch of a step that runs chunks alone
 OWN_DRAFT = -3  # id of a draft that the executor made itself
 NO_STATE = -1  # place of a slot that begins without a snapshot: its state is zero
+HOST_PLACES = 1 << 20  # added to the numbers of places in the host's memory
 STATE_PIECE = 64  # positions: states are kept as of its multiples
 
 
@@ -89,7 +91,7 @@ class StepPlan(Message, frozen=True, kw_only=True):
     drafting: bytes = b""  # int32 [rows, 5]: slot, start, count, drafts, told (1: the result has these drafts)
     microbatch: int = 0  # its decode set is run and changed
     trace: TraceContext | None = None  # of the scheduler's span of this step, where it has one
-    keep: bytes = b""  # int32 [kept, 3]: slot, position, place; no slot and no place twice
+    keep: bytes = b""  # int32 [kept, 4]: slot, position, place, place of the host's or NO_STATE; none of them twice
     adapters: bytes = b""  # int32 [changed, 2]: an adapter's number, and the place that it is copied to first
 
 
@@ -176,6 +178,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     load_seconds: float
     state_bytes: int = 0  # of one sequence's state, which is a snapshot's size; 0: the model has no recurrent layers
     state_places: int = 0  # snapshots that it has room for, in places 0 .. state_places-1
+    state_host_places: int = 0  # the same in the host's memory
     adapter_places: int = 0  # for LoRA adapters: 1 .. adapter_places; 0: it serves none
     plans: int = 0  # run since its group's generation began: equal for all members of a group that is in step
 

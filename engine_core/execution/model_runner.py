@@ -85,6 +85,7 @@ class RunnerOptions:
     step_tokens: int = 0  # most tokens of a step; required in a pipeline
     row_drafts: int = 0  # most drafts of a row; required where layers are recurrent
     state_places: int = 0  # snapshots of their states
+    state_host_places: int = 0  # the same in the host's memory
     adapters: AdapterPlaces | None = None  # of the model's
 
 
@@ -125,7 +126,8 @@ class Runner:
         group = options.group
         self._slots = SlotTable(self.sizes, self._upload, group.stages)
         share = rank_spec(spec, group.size)
-        sizes = StateSizes(options.max_num_seqs + 1, options.state_places, 1 + options.row_drafts)
+        places = options.state_places, options.state_host_places
+        sizes = StateSizes(options.max_num_seqs + 1, *places, 1 + options.row_drafts)
         self._states = recurrent_states(share, sizes, options.dtype, options.device)
         cache = kv_pages(share, options.blocks, options.block_size, options.dtype, options.device)
         history, sampling = self._slots.history, self._slots.parameters.sampling
@@ -142,8 +144,8 @@ class Runner:
             )
             draft = replace(draft, model=head)
         self._model = model
-        places = options.adapters
-        self.adapters = None if places is None else AdapterSlots(places, self.sizes.scratch + 1, self._upload)
+        adapters = options.adapters
+        self.adapters = None if adapters is None else AdapterSlots(adapters, self.sizes.scratch + 1, self._upload)
         self._forward = Forward(model, history, self._slots.group_tables, cache, self._states, self.adapters)
         rate = options.synthetic_acceptance
         self._sampler = Sampler(
@@ -245,6 +247,8 @@ class Runner:
                 self.adapters.start(plan.starts)
             if self._states is not None:
                 self._states.start(plan.starts)
+        if self._states is not None and plan.keep:
+            self._states.spill(plan.keep)
         rows = self._slots.rows(plan)
         self._totals["steps"] += 1
         self._totals["tokens"] += rows.tokens

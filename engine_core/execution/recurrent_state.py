@@ -3,6 +3,9 @@
 States of all layers of a slot or place lie one behind the other, so that a snapshot is a few copies. A slot's state is
 held as of its base, and what came later lies in rings; see `kernels.states`. Snapshots have the convolutions' latest
 inputs beside the states.
+
+Some places are in the host's memory. Snapshots are copied there on a stream of its own, beside the step that will write
+their places. A slot that begins from there is written by a copy before its step.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine_core.execution.transfer import pinned_memory
 from penstock.engine_core.models.recurrence_spec import StateShape
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.records import InputRows
@@ -25,9 +28,8 @@ from penstock.kernels.states import (
     convolution_length,
     ring_length,
 )
-from penstock.protocol.steps import NO_STATE, SlotStart, keep_window
-
-KEPT = 3  # numbers of a row of `StepPlan.keep`
+from penstock.protocol.step_columns import keep_table
+from penstock.protocol.steps import HOST_PLACES, NO_STATE, SlotStart, keep_window
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class StateSizes:
 
     slots: int  # the scratch slot among them
     places: int
+    host: int  # places in the host's memory
     most_steps: int  # tokens of a decoding row
 
 
@@ -51,10 +54,15 @@ class RecurrentStates:
         self._width = shape.width
         self.bases = torch.zeros(slots, dtype=torch.int32, device=device)
         self._rings = torch.zeros(slots, layers, length, shape.channels, dtype=dtype, device=device)
-        self._tails = torch.zeros(
-            sizes.places, layers, shape.width - 1, shape.channels, dtype=dtype, device=device
-        )  # fmt: skip
-        self._states = torch.zeros(places, layers, shape.heads, shape.key_dim, shape.value_dim, device=device)  # fp32
+        tail, state = (layers, shape.width - 1, shape.channels), (layers, shape.heads, shape.key_dim, shape.value_dim)
+        self._tails = torch.zeros(sizes.places, *tail, dtype=dtype, device=device)
+        self._states = torch.zeros(places, *state, device=device)  # fp32
+        self._host_tails = pinned_memory((sizes.host, *tail), dtype, device)
+        self._host_states = pinned_memory((sizes.host, *state), torch.float32, device)
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None  # of copies to the host's memory
+        if sizes.host and device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
         def entry(*numbers: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(layers, slots, entries, *numbers, dtype=kind, device=device)
@@ -79,15 +87,40 @@ class RecurrentStates:
             self.bases[start.slot].fill_(start.computed)
             if start.state == NO_STATE:
                 continue
-            self._states[start.slot].copy_(self._states[self._sizes.slots + start.state])
-            for tail, ring in self._entries(start.slot, start.computed, start.state):
+            if start.state < HOST_PLACES:
+                states, tails = self._states[self._sizes.slots + start.state], self._tails[start.state]
+            else:
+                self._await_spills()
+                states = self._host_states[start.state - HOST_PLACES]
+                tails = self._host_tails[start.state - HOST_PLACES].to(self._device, non_blocking=True)
+            self._states[start.slot].copy_(states, non_blocking=True)
+            for tail, ring in self._entries(start.slot, start.computed, tails):
                 ring.copy_(tail)
+
+    def spill(self, kept: bytes) -> None:
+        """Before a step that keeps states: copy what stands in their places to the host's memory, as far as it is to be
+        found there, once all is done that was enqueued so far."""
+        spilled = [(place, host) for _, _, place, host in keep_table(kept).tolist() if host != NO_STATE]
+        if not spilled:
+            return
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for place, host in spilled:
+                self._host_states[host].copy_(self._states[self._sizes.slots + place], non_blocking=True)
+                self._host_tails[host].copy_(self._tails[place], non_blocking=True)
+
+    def _await_spills(self) -> None:
+        """Let the device's next work start only when snapshots have been copied."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
     def keep(self, kept: bytes) -> None:
         """Copy states, each as of the position that its slot's is held for behind the step, to places."""
-        for slot, position, place in np.frombuffer(kept, "<i4").reshape(-1, KEPT).tolist():
+        self._await_spills()
+        for slot, position, place, _ in keep_table(kept).tolist():
             self._states[self._sizes.slots + place].copy_(self._states[slot])
-            for tail, ring in self._entries(slot, position, place):
+            for tail, ring in self._entries(slot, position, self._tails[place]):
                 tail.copy_(ring)
 
     def step(self, rows: InputRows, context: Tensor, tokens: int, max_query: int, chunk_rows: int) -> StepStates:
@@ -99,12 +132,10 @@ class RecurrentStates:
         )  # fmt: skip
         return StepStates(batch, self.layers)
 
-    def _entries(self, slot: int, position: int, place: int) -> list[tuple[Tensor, Tensor]]:
-        """The convolutions' inputs right before a position: in a place, and in a slot's rings."""
+    def _entries(self, slot: int, position: int, tails: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The convolutions' inputs right before a position: in a snapshot, and in a slot's rings."""
         length, before = self._rings.shape[2], self._width - 1
-        return [
-            (self._tails[place, :, at], self._rings[slot, :, (position - before + at) % length]) for at in range(before)
-        ]
+        return [(tails[:, at], self._rings[slot, :, (position - before + at) % length]) for at in range(before)]
 
 
 def recurrent_states(

@@ -5,6 +5,7 @@ On a CPU both are views of the same memory.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,18 @@ TYPES: Mapping[np.dtype[Any], torch.dtype] = {
 }
 ALIGNMENT = 16  # bytes; every array of a packed buffer starts at a multiple
 SMALLEST = 1 << 16  # bytes of a pinned buffer
+
+
+def pinned_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of the host, pinned for a GPU and no larger than it must be: PyTorch's own has sizes that are powers of
+    two. Raises MemoryError if the system does not let it be pinned."""
+    memory = torch.empty(*shape, dtype=dtype)
+    if device.type == "cuda" and memory.numel():
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        weakref.finalize(memory, cudart.cudaHostUnregister, memory.data_ptr()).atexit = False
+        if (status := int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))) != 0:
+            raise MemoryError(f"{memory.nbytes} bytes of the host's memory cannot be pinned (CUDA error {status})")
+    return memory
 
 
 @dataclass(frozen=True)

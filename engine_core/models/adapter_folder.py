@@ -7,6 +7,7 @@ Source: peft 0.21, `LoraConfig` and `LoraModel`. `fan_in_fan_out` tells how base
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -70,7 +71,8 @@ class AdapterSpec(msgspec.Struct, frozen=True):
     base: str  # name of the model that it was trained for, as its maker had it
 
 
-def adaptable(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+@functools.lru_cache(maxsize=4)  # a server with a thousand adapters asks as often
+def adaptable(spec: ModelSpec) -> Mapping[str, tuple[int, int]]:
     """Every matrix that may be adapted, by its name in a Llama: outputs and inputs."""
     found = {
         f"model.layers.{at}.{name}": shape
@@ -131,7 +133,7 @@ def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter
         raise ModelError(f"{path}: no such file")
     header = read_header(path)
     shapes = adaptable(spec)
-    known = {canonical(stored_name(spec, name)): name for name in shapes}
+    known = modules_of(spec)
     pairs: dict[str, dict[str, tuple[str, StoredTensor]]] = {}
     for tensor, stored in header.items():
         if saved_embedding(spec, path, tensor, stored):
@@ -161,6 +163,12 @@ def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter
     check_targets(file, known, found, path)
     base = file.get("base_model_name_or_path")
     return AdapterSpec(path, tuple(found[name] for name in shapes if name in found), base if type(base) is str else "")
+
+
+@functools.lru_cache(maxsize=4)
+def modules_of(spec: ModelSpec) -> Mapping[str, str]:
+    """The same matrices by what folders call them: their names in a Llama."""
+    return {canonical(stored_name(spec, name)): name for name in adaptable(spec)}
 
 
 def check_kind(file: ConfigFile) -> None:

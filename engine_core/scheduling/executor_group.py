@@ -77,9 +77,14 @@ class ExecutorGroup(Generic[M]):
         return min(ready.draft_tokens for ready in self._ready.values())
 
     @property
-    def state_places(self) -> int:
-        """Snapshots that every executor of the group has room for, but those whose layers have no states."""
-        return min([ready.state_places for ready in self._ready.values() if ready.state_bytes], default=0)
+    def state_places(self) -> tuple[int, int]:
+        """Snapshots that every executor of the group has room for on the device and in the host's memory, but those
+        whose layers have no states."""
+        found = [ready for ready in self._ready.values() if ready.state_bytes]
+        return (
+            min([ready.state_places for ready in found], default=0),
+            min([ready.state_host_places for ready in found], default=0),
+        )
 
     @property
     def adapter_places(self) -> int:

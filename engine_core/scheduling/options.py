@@ -58,6 +58,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     piece: int = 512  # positions of prompts that are worth a step of their own in a pipeline of stages
     recurrent: bool = False  # the model has recurrent layers, whose states begin a sequence behind a prefix
     state_places: int = 0  # snapshots of states that the executors have room for
+    state_host_places: int = 0  # the same in the host's memory
     state_piece: int = STATE_PIECE  # positions between two states that can be kept
     adapter_places: int = 0  # for LoRA adapters on the device
     adapter_memory: int = 0  # adapters that the host's memory holds
@@ -79,8 +80,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert not self.encoder or self.max_model_len <= self.max_num_batched_tokens, "a prompt fits one step"
         assert self.block_size >= 1
         assert self.state_piece >= 1
-        assert self.state_places >= 0
-        assert not self.state_places or self.recurrent
+        assert min(self.state_places, self.state_host_places) >= 0
+        assert not (self.state_places or self.state_host_places) or self.recurrent
         assert not self.recurrent or self.windows == (0,), "states stand behind prefixes of one group"
         assert self.max_model_len >= 2
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"

@@ -267,7 +267,7 @@ def finish_plan(
         masked=np.array([row.sequence.slot for row in guided], np.int32).tobytes() if guided else b"",
         drafting=asked.columns,
         microbatch=microbatch,
-        keep=np.array([(found.slot, found.position, found.place) for found in kept], np.int32).tobytes(),
+        keep=np.array([(one.slot, one.position, one.place, one.spilled) for one in kept], np.int32).tobytes(),
         adapters=state.adapters.take_changes(),
     )
 

@@ -29,9 +29,9 @@ MOST_DECODING = 4  # states of decoding rows that one step keeps; rows that bega
 MOST_TURNS = 4  # ends of turns at which a prompt is cut: each cut is a step
 
 
-def clear_states(states: RecurrentStates, places: int | None) -> None:
-    """New executors: every place is empty, and there are so many if their number changed. No sequence has a slot."""
-    states.snapshots.clear(states.snapshots.total if places is None else places)
+def clear_states(states: RecurrentStates, places: tuple[int, int] | None) -> None:
+    """New executors: every place is empty, and there are so many if their numbers changed. No sequence has a slot."""
+    states.snapshots.clear(*((states.snapshots.total, states.snapshots.host) if places is None else places))
     states.coming.clear()
 
 
@@ -91,10 +91,11 @@ def enter_slot(state: SchedulerState, states: RecurrentStates, sequence: Sequenc
     slot, unit, request = sequence.slot, states.unit, sequence.request
     states.stops[slot], states.moving[slot], states.due[slot] = [], None, NEVER
     computed = int(state.slots.num_computed_tokens[slot])
-    known, states.begins[slot] = states.found
-    assert (states.begins[slot] != NO_PLACE) == (computed > 0), "a snapshot stands behind a prefix"
+    known, place = states.found
+    assert (place != NO_PLACE) == (computed > 0), "a snapshot stands behind a prefix"
+    states.begins[slot] = states.snapshots.number(place)
     if computed:
-        states.snapshots.read(states.begins[slot], state.steps.planned + 1)
+        states.snapshots.read(place, state.steps.planned + 1)
     if request.root is None:
         return
     last = (len(sequence.tokens) - 1) // unit * unit
@@ -183,7 +184,7 @@ def reserve(
     if place == NO_PLACE:
         return None
     states.coming[identity] = sequence
-    return KeptState(sequence.slot, position, place, identity)
+    return KeptState(sequence.slot, position, place, identity, snapshots.spilled)
 
 
 def publish_states(states: RecurrentStates, kept: tuple[KeptState, ...]) -> None:

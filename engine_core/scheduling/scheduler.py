@@ -148,10 +148,13 @@ class Scheduler:
         outbox = self._state.outboxes.get(source)
         return [] if outbox is None else outbox.take(self._state.steps.applied, limit)
 
-    def restart(self, epoch: int, now: float, blocks: int | None = None, state_places: int | None = None) -> None:
-        """A new executor group with empty blocks and empty places for states (so many of them, if their number
-        changed): everything that ran is recomputed. Steps in flight are lost; their results, if they still come, are
-        discarded. Their sequences are suspects of the last group's death: see lifecycle.py."""
+    def restart(
+        self, epoch: int, now: float, blocks: int | None = None, state_places: tuple[int, int] | None = None
+    ) -> None:
+        """A new executor group with empty blocks and empty places for states (so many of them on the device and in the
+        host's memory, if their numbers changed): everything that ran is recomputed. Steps in flight are lost; their
+        results, if they still come, are discarded. Their sequences are suspects of the last group's death: see
+        lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
         state.stats.now = now

@@ -139,6 +139,7 @@ class KeptState(msgspec.Struct, frozen=True, eq=False):
     position: int
     place: int
     identity: bytes
+    spilled: int  # place of the host's memory to which what stood there is copied, or NO_STATE
 
 
 @dataclass(slots=True, eq=False)
@@ -151,7 +152,7 @@ class RecurrentStates:
     stops: list[list[int]]  # positions of the prompt to keep, ascending
     moving: list[tuple[int, bytes] | None]  # the place that moves up with the output, and what it holds
     due: Ints  # [slots], the next position to keep of what is written; NEVER: none
-    begins: list[int]  # the place that the slot's sequence began from
+    begins: list[int]  # the place that the slot's sequence began from, as plans name it
     found: tuple[int, int] = 0, NO_STATE  # of the last look for a prefix: the blocks known, the place of its state
     coming: dict[bytes, Sequence] = field(default_factory=dict)  # identities that will be kept, and by whom
 
@@ -261,7 +262,7 @@ def new_kv_state(options: SchedulingOptions) -> KVState:
 def new_recurrent_states(options: SchedulingOptions) -> RecurrentStates:
     """No snapshot is kept."""
     return RecurrentStates(
-        snapshots=Snapshots(options.state_places),
+        snapshots=Snapshots(options.state_places, options.state_host_places),
         window=min(options.state_piece, keep_window(options.speculation.max_row_drafts)),
         unit=math.lcm(options.state_piece, options.block_size),
         stops=[[] for _ in range(options.max_num_seqs)],

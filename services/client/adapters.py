@@ -34,20 +34,29 @@ class AdapterNames:
     """Names → adapters. `changes` of the run directory go before what the options say; None: unloaded."""
 
     def __init__(self, config: Config, spec: ModelSpec, own: tuple[str, ...]) -> None:
-        """own: the model's names. Raises ModelError and ConfigError for adapters that cannot be served."""
+        """own: the model's names, which no adapter may have: ConfigError. A folder of --lora-modules that cannot be
+        read is as if it were unloaded; `check` tells before a server starts, and no api process dies of it later."""
         self._spec, self._own, self._rank = spec, own, config.model.max_lora_rank
         self._file = Path(config.run.run_dir) / FILE if config.run.run_dir else None
         self.directory = Path(config.api.lora_dir).resolve() if config.api.lora_dir else None
         if self.directory is not None and not os.path.isdir(self.directory):
             raise ConfigError("--lora-dir", config.api.lora_dir, "it must be a directory")
+        self._folders: dict[str, Path] = {}  # of --lora-modules
         self._fixed: dict[str, Adapter] = {}
         for module in read_modules(config.api.lora_modules):
             if module.name in own:
                 raise ConfigError("--lora-modules", module.name, "the model itself has this name")
-            self._fixed[module.name] = self._read(module.name, Path(module.path).expanduser().resolve())
+            folder = self._folders[module.name] = Path(module.path).expanduser().resolve()
+            with suppress(ModelError):
+                self._fixed[module.name] = Adapter(module.name, str(folder), adapter_version(folder))
         self._changes: dict[str, Adapter | None] = {}
         self._seen: tuple[int, int] | None = None  # inode and time of change of the file as it was read
         self._refresh()
+
+    def check(self) -> None:
+        """Read the headers of all that --lora-modules names. Raises ModelError for the first that cannot be served."""
+        for name, folder in self._folders.items():
+            self._read(name, folder)
 
     def find(self, name: str) -> Adapter | None:
         """The adapter of this name; None: there is none. Raises InvalidRequest for a folder of --lora-dir that cannot

@@ -162,6 +162,7 @@ def start(
         load_seconds=time.monotonic() - began,
         state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
         state_places=runner.options.state_places,
+        state_host_places=runner.options.state_host_places,
         adapter_places=0 if options.adapters is None else options.adapters.count,
     )
     log_loaded(ready, options, shape, draft)
@@ -292,7 +293,25 @@ def make_runner(
         length_given=bool(config.model.max_model_len),
     )
     blocks, places = count_blocks(config, shape, model, spec, options, draft)
-    return Runner(model, spec, replace(options, blocks=blocks, state_places=places), draft), shape
+    host = state_host_places(config.executor.state_host_memory, rank_spec(spec, options.group.size), sizes[1])
+    options = replace(options, blocks=blocks, state_places=places, state_host_places=host)
+    try:
+        return Runner(model, spec, options, draft), shape
+    except MemoryError as error:
+        raise ConfigError("--state-host-memory", config.executor.state_host_memory, str(error)) from None
+
+
+def state_host_places(given: int, share: ModelSpec, item_bytes: int) -> int:
+    """Snapshots of a rank's share of a model that so many bytes of the host's memory hold. Raises ConfigError where
+    that is none, or more memory than there is."""
+    each = snapshot_bytes(share, item_bytes)
+    if not given or not each:
+        return 0
+    if given < each:
+        raise ConfigError("--state-host-memory", given, f"a snapshot takes {each} bytes; give as many at least, or 0")
+    if given > (there := available_memory()):
+        raise ConfigError("--state-host-memory", given, f"the host has {there} bytes of memory left")
+    return given // each
 
 
 def warm_up(config: Config, runner: Runner, spec: ModelSpec, phases: StartupPhases) -> tuple[tuple[int, float], ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.engine_core.kv.snapshots import SnapshotStatistics
 from penstock.engine_core.scheduling.executor_group import ExecutorGroup
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import ModelConfig
@@ -65,6 +66,7 @@ def group_status(
 
 def with_statistics(status: EngineStatus, found: SchedulerStatistics, step_age: float) -> EngineStatus:
     """The same with the scheduler's numbers and totals. `step_age`: seconds since the last result."""
+    snapshots = found.snapshots or SnapshotStatistics(0, 0)
     return msgspec.structs.replace(
         status,
         **{name: getattr(found, name) for name in SHARED},
@@ -72,8 +74,10 @@ def with_statistics(status: EngineStatus, found: SchedulerStatistics, step_age: 
         blocks=found.pool.total,
         blocks_free=found.pool.free,
         blocks_idle=found.pool.idle,
-        state_places=0 if found.snapshots is None else found.snapshots.total,
-        state_snapshots=0 if found.snapshots is None else found.snapshots.held,
+        state_places=snapshots.total,
+        state_snapshots=snapshots.held,
+        state_host_places=snapshots.host_total,
+        state_host_snapshots=snapshots.host_held,
         adapter_places=found.adapters.places,
         adapters_placed=found.adapters.placed,
         adapters_held=found.adapters.held,

@@ -31,6 +31,7 @@ def scheduling_options(
 ) -> SchedulingOptions:
     """For a group that is complete. `masks` is how many a step has room for."""
     model, options = config.model, config.scheduler
+    places, host_places = executors.state_places if facts.recurrent else (0, 0)
     return SchedulingOptions(
         blocks=executors.blocks,
         block_size=model.block_size,
@@ -50,7 +51,8 @@ def scheduling_options(
         ahead=ahead(config),
         depth=depth(config),
         recurrent=facts.recurrent,
-        state_places=executors.state_places if facts.recurrent else 0,
+        state_places=places,
+        state_host_places=host_places,
         adapter_places=executors.adapter_places,
         adapter_memory=host_adapters(model),
         executors=len(executors.peers),

@@ -365,6 +365,8 @@ def arguments(config: Config) -> list[str]:
             continue
         if field.type is bool:
             words.append(field.flag if value else "--no-" + field.flag[2:])
+        elif field.option.greedy:  # which may be long, and Linux takes 128 KiB in one word
+            words += [f"{field.flag}={part}" for part in value.split(",")]
         else:
             words.append(f"{field.flag}={value}")
     return words

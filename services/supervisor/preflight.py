@@ -86,7 +86,9 @@ def check_platform(device: str) -> None:
 def check_files(config: Config, parts: Parts, model: Path, spec: ModelSpec) -> None:
     """Raise ModelError or ConfigError for files of the model or of a draft model that a process of this host could not
     read."""
-    read_model_info(config)
+    info = read_model_info(config)
+    if info.adapters is not None:
+        info.adapters.check()
     if Role.TOKENIZER in parts:
         names, _ = read_special(model)
         read_template(model, names, config.tokenizer.chat_template)

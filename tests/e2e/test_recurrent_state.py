@@ -23,7 +23,9 @@ from tests.engine_core.models.parity import SIZES, write_checkpoint
 
 PLACES = 12
 SYSTEM = "You answer in a few words. " * 16
+SNAPSHOT = 2 * (4 * 8 * 12 * 4 + 3 * (2 * 2 * 8 + 4 * 12) * 4)  # bytes
 OPTIONS = ("--state-snapshots", str(PLACES), "--dtype", "float32", "--max-model-len", "1024")
+HOST = ("--state-host-memory", str(5 * SNAPSHOT + 1))
 
 
 def write_model(folder: Path) -> Path:
@@ -40,7 +42,7 @@ def test_the_second_turn_begins_from_a_snapshot(tmp_path: Path) -> None:
     model, place = write_model(tmp_path / "model"), tmp_path / "server"
     place.mkdir()
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Hello there."}]
-    with serving(place, *OPTIONS, "--served-model-name", "hybrid", model=str(model)) as server:
+    with serving(place, *OPTIONS, *HOST, "--served-model-name", "hybrid", model=str(model)) as server:
 
         def said(**more: Any) -> tuple[str, int, int]:
             """What the model writes, and how much of how long a prompt was found."""
@@ -60,14 +62,15 @@ def test_the_second_turn_begins_from_a_snapshot(tmp_path: Path) -> None:
         cold, other, _ = said(cache_salt="of its own")
         assert (cold, other) == (second, 0)
         engine = server.until("/health", lambda found: found["engine"]["state_snapshots"] > 0)["engine"]
-        assert engine["state_places"] == PLACES
+        assert (engine["state_places"], engine["state_host_places"], engine["state_host_snapshots"]) == (PLACES, 5, 0)
         deadline = time.monotonic() + LIMIT
         while total(samples := scrape(server.url), "engine_state_hits_total") < 1:
             assert time.monotonic() < deadline, "the scheduler's metrics stayed as they were"
             select.select([], [], [], 0.05)
         assert total(samples, "engine_state_places") == PLACES
+        assert total(samples, "engine_state_host_places") == 5
         assert total(samples, "engine_state_kept_total") > 0
     command = [sys.executable, "-m", "penstock", "plan", str(model), *OPTIONS, "--gpu", "h200", "--json"]
     plan = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT).stdout)
     assert plan["snapshots"] == PLACES
-    assert plan["snapshot_bytes"] == 2 * (4 * 8 * 12 * 4 + 3 * (2 * 2 * 8 + 4 * 12) * 4)
+    assert plan["snapshot_bytes"] == SNAPSHOT

@@ -47,6 +47,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = "auto"
     ngram: int = 0  # drafts of a row by prompt lookup
     state_places: int = 8  # snapshots, where layers are recurrent
+    state_host_places: int = 0
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +99,8 @@ class Engine:
         self.cell = cell
         self.begun: list[tuple[int, int]] = []  # of each sequence that got a slot: positions computed, and its place
         recurrent = bool(spec.recurrences)
-        places, drafts = cell.state_places if recurrent else 0, max(cell.own_drafts, cell.ngram)
+        places, host = (cell.state_places, cell.state_host_places) if recurrent else (0, 0)
+        drafts = max(cell.own_drafts, cell.ngram)
         self.runner = Runner(
             model,
             spec,
@@ -114,6 +116,7 @@ class Engine:
                 group=group,
                 row_drafts=drafts,
                 state_places=places,
+                state_host_places=host,
             ),
             drafter,
         )
@@ -141,6 +144,7 @@ class Engine:
                 piece=32,
                 recurrent=recurrent,
                 state_places=places,
+                state_host_places=host,
                 epoch=1,
             )
         )

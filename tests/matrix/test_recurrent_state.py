@@ -42,6 +42,8 @@ CELLS = {
     "one row": Cell(depth=2, max_num_seqs=1, ngram=3),
     "one place": Cell(depth=2, state_places=1, ngram=3),
     "two places": Cell(depth=1, state_places=2),
+    "the host's places": Cell(depth=2, state_places=1, state_host_places=12, ngram=3),
+    "two of the host's": Cell(depth=2, state_places=2, state_host_places=2),
     "no place": Cell(depth=2, state_places=0, ngram=2),
     "no prefixes": Cell(depth=2, prefix_caching=False, budget=100),
 }
@@ -49,9 +51,19 @@ ALONE_COLD = structured_engine.Cell(depth=1, drafts=False, max_num_seqs=1, prefi
 GROUPS: tuple[Size, ...] = (2, (1, 2))
 TURNS, LONGEST = 3, 45
 BRIEF = {  # cells of a suite that is not a long one
-    "qwen3_5": ("in one piece", "beyond a piece", "any cut", "one row", "one place", "two places", "no place"),
+    "qwen3_5": (
+        "in one piece",
+        "beyond a piece",
+        "any cut",
+        "one row",
+        "one place",
+        "two places",
+        "no place",
+        "the host's places",
+        "two of the host's",
+    ),
     "qwen3_next": ("a piece",),
-    "falcon_h1": ("beyond a piece", "any cut"),  # attention and a state in one layer
+    "falcon_h1": ("beyond a piece", "any cut", "the host's places"),  # attention and a state in one layer
 }
 
 
@@ -125,7 +137,9 @@ def test_conversations_say_the_same(
     assert all(computed % PIECE == 0 and place != NO_STATE for computed, place in hits)
     assert counts.snapshots.hits == len(hits)
     assert (len(hits) > 0) == (engine.cell.state_places > 0)  # two choices share a prompt whatever is cached
-    assert counts.snapshots.evicted > 0 or engine.cell.state_places not in (1, 2)
+    assert counts.snapshots.evicted > 0 or engine.cell.state_places not in (1, 2) or engine.cell.state_host_places > 9
+    assert (counts.snapshots.spilled > 0) == (engine.cell.state_host_places > 0)
+    assert (counts.snapshots.host_hits > 0) == (engine.cell.state_host_places > 0)
     assert counts.accepted_tokens > 0 or not engine.cell.ngram
 
 
@@ -178,7 +192,7 @@ def test_a_new_executor_has_no_states(places: int, folder: Path) -> None:
     assert not ends
     engine.scheduler.plan(0.0)  # in flight when the executor dies
     engine.runner = Engine(replace(cell, state_places=places), folder).runner
-    engine.scheduler.restart(2, 1.0, cell.blocks, places)
+    engine.scheduler.restart(2, 1.0, cell.blocks, (places, 0))
     engine.begun.clear()
     engine._run(answers, ends)
     assert answers == alone
@@ -207,10 +221,14 @@ def forks(group: Group, folder: Path, cell: structured_engine.Cell) -> tuple[Out
     return outputs(engine, asked), engine.scheduled
 
 
+@pytest.mark.parametrize(("places", "rows"), [((4, 0), 8), ((1, 6), 1)], ids=["on the device", "in the host's memory"])
 @pytest.mark.parametrize("size", GROUPS, ids=["2 ranks", "2 stages"])
-def test_nor_do_ranks_and_stages(size: Size, folder: Path, ranks: Ranks) -> None:
+def test_nor_do_ranks_and_stages(size: Size, places: tuple[int, int], rows: int, folder: Path, ranks: Ranks) -> None:
     said, _ = forks(ALONE, folder, ALONE_COLD)
-    cell = structured_engine.Cell(depth=3, method="ngram", max_num_seqs=8, budget=100, piece=50, state_places=4)
+    cell = structured_engine.Cell(
+        depth=3, method="ngram", max_num_seqs=rows, budget=100, piece=50, state_places=places[0],
+        state_host_places=places[1],
+    )  # fmt: skip
     answered = [found for found in ranks.run(size, forks, folder, cell) if found[0]]
     assert answered
     for found, counts in answered:
@@ -218,6 +236,7 @@ def test_nor_do_ranks_and_stages(size: Size, folder: Path, ranks: Ranks) -> None
         assert counts is not None
         assert counts.snapshots is not None
         assert counts.snapshots.hits > 0
+        assert (counts.snapshots.host_hits > 0) == (places[1] > 0)
 
 
 def test_nor_does_the_models_own_head(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from penstock.protocol.step_columns import (
 
 @pytest.mark.parametrize(
     ("read", "width"),
-    [(block_table, 2), (chunk_table, 4), (draft_table, 2), (drafting_table, 5), (keep_table, 3), (adapter_table, 2)],
+    [(block_table, 2), (chunk_table, 4), (draft_table, 2), (drafting_table, 5), (keep_table, 4), (adapter_table, 2)],
 )
 def test_a_table_has_its_columns(read, width):
     rows = np.arange(3 * width, dtype="<i4").reshape(3, width)

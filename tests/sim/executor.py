@@ -15,7 +15,7 @@ masks. Drafts are computed as if they were accepted and judged against what the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 from penstock.engine_core.kv.block_layout import BlockLayout, first_column
 from penstock.protocol.messages import Logprobs, Pooling, Sampling
 from penstock.protocol.steps import (
+    HOST_PLACES,
     NO_MICROBATCH,
     NO_STATE,
     OWN_DRAFT,
     REJECTED,
     RowLogprobs,
     RowVector,
+    SlotStart,
     StepMasks,
     StepPlan,
     StepResult,
@@ -125,8 +127,10 @@ class FakeExecutor:
         self.rows = 0
         self.hosts = Hosts(world.adapter_places, world.adapter_memory)
         self._recurrent, self._piece = world.recurrent, world.state_piece
-        self._places: list[tuple[int, int] | None] = [None] * world.places  # position, hash of the prefix before it
-        self.kept = self.begun = 0  # snapshots, and slots that began from one
+        numbers = (*range(world.places), *range(HOST_PLACES, HOST_PLACES + world.host_places))
+        # By place, those in the host's memory included: position, hash of the prefix before it.
+        self._places: dict[int, tuple[int, int] | None] = dict.fromkeys(numbers)
+        self.kept = self.begun = self.spilled = 0  # snapshots, slots that began from one, snapshots copied
 
     def applied(self, step: int) -> None:
         """The scheduler has applied this step: its fence is open."""
@@ -149,8 +153,10 @@ class FakeExecutor:
             assert start.slot not in fenced_slots, "slot reused before its fence opened"
             self._start(start, fenced_blocks)
         fenced_places = frozenset().union(*[touched.places for touched in self._flying])
-        for _, _, place in ints(plan.keep, 3):
+        for _, _, place, _ in ints(plan.keep, 4):
+            assert place in self._places
             assert place not in fenced_places, "a place written before its fence opened"
+        self._spill(plan, fenced_places)
         for slot, *blocks in ints(plan.blocks, 1 + self._layout.groups):
             for table, block in zip(self._slots[slot].tables, blocks, strict=True):
                 assert block not in fenced_blocks, "block reused before its fence opened"
@@ -256,9 +262,11 @@ class FakeExecutor:
             place += count
         sampling = running | {row[0] for row in chunks if row[3]}
         assert {slot for (slot,) in ints(plan.masked)} <= sampling
-        kept = ints(plan.keep, 3)
+        kept = ints(plan.keep, 4)
         assert {row[0] for row in kept} <= set(used), "a state of a slot that does not run"
         places = [start.state for start in plan.starts if start.state != NO_STATE] + [row[2] for row in kept]
+        places += [row[3] + HOST_PLACES for row in kept if row[3] != NO_STATE]
+        assert len(set(places)) == len(places) - repeated(plan.starts), "a place twice"
         assert len({row[0] for row in kept}) == len({row[2] for row in kept}) == len(kept)
         tables = [(self._slots[slot], [list(table) for table in self._slots[slot].tables]) for slot in used]
         self._flying.append(Touched(plan.step, frozenset(used), frozenset(places), tables))
@@ -303,7 +311,7 @@ class FakeExecutor:
                 sampler.sample(index, slot, lasts, [])
         sampler.close()
         held = dict([*((index, slot) for index, slot, _ in work.decoding), *work.chunks])
-        for number, position, place in ints(plan.keep, 3):
+        for number, position, place, _ in ints(plan.keep, 4):
             self._keep(held[number], position, place, chunk=any(number == row[0] for row in work.chunks))
         told, drafted = self._draft(plan), self._drafted
         self._drafted = sum(row[3] for row in ints(plan.drafting, 5)) * self._pace
@@ -318,6 +326,18 @@ class FakeExecutor:
             busy=0.01 + len(sampler.tokens) * self._pace if self._pace else 0.0,
             drafting=drafted,
         )
+
+    def _spill(self, plan: StepPlan, fenced: frozenset[int]) -> None:
+        """Copies to the host's memory, between the starts and what the step keeps."""
+        begun = {start.state for start in plan.starts}
+        for _, _, place, host in ints(plan.keep, 4):
+            if host == NO_STATE:
+                continue
+            assert not fenced & {place, host + HOST_PLACES}, "a place that a step in flight touches"
+            assert not begun & {place, host + HOST_PLACES}, "a place that a slot begins from"
+            assert self._places[place] is not None, "nothing to copy"
+            self._places[host + HOST_PLACES] = self._places[place]
+            self.spilled += 1
 
     def _keep(self, slot: Slot, position: int, place: int, *, chunk: bool) -> None:
         """The slot's state as of a position that it may still have one of."""
@@ -387,6 +407,12 @@ class FakeExecutor:
         return [
             self._pages[slot.table[position // size]][position % size] for position in range(end - 1, end + len(drafts))
         ]
+
+
+def repeated(starts: Sequence[SlotStart]) -> int:
+    """How many slots begin from a place that another one of these begins from."""
+    states = [start.state for start in starts if start.state != NO_STATE]
+    return len(states) - len(set(states))
 
 
 def vector_of(slot: Slot) -> NDArray[np.float32]:

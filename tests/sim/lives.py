@@ -49,6 +49,7 @@ class World:
     tenants: int = 1  # each of them has as many clients
     recurrent: bool = False  # the model has recurrent layers
     places: int = 0  # for snapshots of their states
+    host_places: int = 0  # the same in the host's memory
     state_piece: int = 8
     windows: tuple[int, ...] = (0,)  # of the KV groups
     adapters: tuple[str, ...] = ()  # that lives ask for, beside the model itself
@@ -83,6 +84,7 @@ def scheduling_options(world: World) -> SchedulingOptions:
         piece=world.piece,
         recurrent=world.recurrent,
         state_places=world.places,
+        state_host_places=world.host_places,
         state_piece=world.state_piece,
         adapter_places=world.adapter_places,
         adapter_memory=world.adapter_memory,

@@ -56,7 +56,16 @@ def test_lives_of_which_half_want_vectors(seed: int) -> None:
 def test_lives_with_recurrent_states(seed: int) -> None:
     rng = random.Random(seed + 1000)
     places, piece = rng.choice((0, 1, 3, 12, 50)), rng.choice((2, 4, 8, 16))
-    run(seed, 200, recurrent=True, places=places, state_piece=piece, restarts=rng.choice((0.0, 0.01)))
+    host = rng.choice((0, 1, 5, 30))
+    restarts = rng.choice((0.0, 0.01))
+    run(seed, 200, recurrent=True, places=places, host_places=host, state_piece=piece, restarts=restarts)
+
+
+def test_states_go_to_the_hosts_memory_and_come_back() -> None:
+    fields = {"recurrent": True, "prefix_caching": True, "places": 2, "host_places": 12, "state_piece": 4}
+    seen = [run(seed, 200, **fields).statistics.snapshots for seed in range(6)]
+    assert sum(stand.spilled for stand in seen) > 200
+    assert sum(stand.host_hits for stand in seen) > 50
 
 
 WINDOWS = ((0, 4), (0, 7, 7), (0, 1, 16), (0, 0, 9))

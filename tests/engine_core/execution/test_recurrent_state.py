@@ -10,13 +10,14 @@ import torch
 
 from penstock.engine_core import loading
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
+from penstock.engine_core.execution.recurrent_state import StateSizes, recurrent_states
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.memory_estimate import slot_state_bytes, snapshot_bytes, state_places
 from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec, ring_entries
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.states import ring_length
-from penstock.protocol.steps import NO_STATE, StepPlan, keep_window
+from penstock.protocol.steps import HOST_PLACES, NO_STATE, StepPlan, keep_window
 from tests.engine_core.execution.harness import GREEDY, Life, column, tiny_spec, tokens_of
 
 LENGTH, BLOCK, DRAFTS = 256, 16, 2
@@ -69,7 +70,7 @@ def run(
         last = end == len(PROMPT)
         plan = StepPlan(
             step=number, epoch=0, starts=(start,) if not number else (), chunks=column(slot, first, end - first, last),
-            keep=column(slot, keep, 1) if keep == end else b"",
+            keep=column(slot, keep, 1, NO_STATE) if keep == end else b"",
         )  # fmt: skip
         found += tokens_of(runner.collect(runner.launch(plan)))
     for number in range(tokens - 1):
@@ -101,7 +102,7 @@ def test_a_state_is_kept_while_its_slot_decodes(runner: Runner) -> None:
     found = run(runner, 0, [], 43)  # the next step begins at 192
     last = keep_window(DRAFTS) - 1
     for number in range(last + 1):
-        kept = {0: column(0, 192, 0), last: column(0, 192, 1)}.get(number, b"")
+        kept = {0: column(0, 192, 0, NO_STATE), last: column(0, 192, 1, NO_STATE)}.get(number, b"")
         plan = StepPlan(step=number, epoch=0, decode_on=column(0) if not number else b"", keep=kept)
         found += tokens_of(runner.collect(runner.launch(plan)))
     runner.launch(StepPlan(step=0, epoch=0, decode_off=column(0)))
@@ -128,6 +129,39 @@ def test_rejected_drafts_leave_no_trace(runner: Runner) -> None:
         found += [token for token in tokens_of(runner.collect(runner.launch(plan))) if token >= 0]
     runner.launch(StepPlan(step=0, epoch=0, decode_off=column(1)))
     assert found == expected[1 : 1 + len(found)]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_snapshots_are_copied_to_the_hosts_memory_in_order(device: str) -> None:
+    """Behind what was enqueued before, and before what comes then, however long either takes."""
+    states = recurrent_states(hybrid(), StateSizes(2, 1, 2, 1), torch.float32, torch.device(device))
+    assert states is not None
+
+    def wait(stream: torch.cuda.Stream | None = None) -> None:
+        if device == "cuda":
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(100_000_000)  # cycles
+
+    for number in (1, 2, 3):
+        wait()
+        states._states[0].fill_(number)
+        states._rings[0].fill_(number)
+        kept = column(0, 64, 0, number - 2)  # the first time there is nothing to copy
+        wait(states._stream)
+        states.spill(kept)
+        states.keep(kept)
+    wait(states._stream)
+    states.spill(column(0, 64, 0, 0))
+    found = []
+    for state in (0, HOST_PLACES + 1, HOST_PLACES):
+        start = msgspec.structs.replace(life(1).start(0), slot=1, computed=64, state=state)
+        states.start([start])
+        found.append((states._states[1].clone(), states._rings[1].clone(), states.bases[1].item()))
+    for (state, ring, base), number in zip(found, (3, 2, 3), strict=True):
+        assert (state == number).all()
+        assert set(ring.unique().tolist()) <= {0.0, float(number), 3.0}
+        assert (ring == number).sum() >= 3 * LINEAR.channels, "the convolution's latest inputs"
+        assert base == 64
 
 
 def test_what_states_take() -> None:

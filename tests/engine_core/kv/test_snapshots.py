@@ -7,6 +7,7 @@ import random
 import pytest
 
 from penstock.engine_core.kv.snapshots import NO_PLACE, Snapshots
+from penstock.protocol.steps import HOST_PLACES
 
 CHAIN = [bytes([number]) * 16 for number in range(1, 9)]
 
@@ -127,9 +128,87 @@ def test_clear_forgets_all_and_may_change_the_number():
     assert (snapshots.statistics().total, snapshots.statistics().held, snapshots.statistics().kept) == (1, 0, 1)
 
 
+def test_what_goes_from_the_device_is_found_in_the_hosts_memory():
+    snapshots = Snapshots(1, 2)
+    keep(snapshots, CHAIN[0])
+    assert snapshots.spilled == NO_PLACE
+    for number, host in ((1, 0), (2, 1), (3, 0)):
+        assert keep(snapshots, CHAIN[number], step=number) == 0
+        assert snapshots.spilled == host
+    assert [snapshots.find(identity) for identity in CHAIN[:4]] == [NO_PLACE, 2, 1, 0], "the oldest gave way"
+    assert [snapshots.number(place) for place in (0, 1, 2)] == [0, HOST_PLACES, HOST_PLACES + 1]
+    snapshots.read(1, 4)
+    stand = snapshots.statistics()
+    assert (stand.held, stand.host_held, stand.host_total, stand.total) == (1, 2, 2, 1)
+    assert (stand.hits, stand.host_hits, stand.spilled, stand.evicted) == (1, 1, 3, 1)
+    assert snapshots.check() == ()
+
+
+def test_a_hit_in_the_hosts_memory_makes_it_young():
+    snapshots = Snapshots(1, 2)
+    for number in range(8):
+        keep(snapshots, CHAIN[number], gain=30, step=number)
+        if number:
+            snapshots.read(snapshots.find(CHAIN[0]), number)
+    assert snapshots.find(CHAIN[0]) > 0
+    assert snapshots.find(CHAIN[6]) > 0
+    assert snapshots.find(CHAIN[5]) == NO_PLACE
+
+
+def test_what_a_planned_step_touches_in_the_hosts_memory_stays():
+    snapshots = Snapshots(2, 1)
+    keep(snapshots, CHAIN[0])
+    keep(snapshots, CHAIN[1])
+    keep(snapshots, CHAIN[2], step=1)  # the first goes to the host's
+    snapshots.read(snapshots.find(CHAIN[0]), 9)
+    snapshots.publish(snapshots.reserve(CHAIN[3], 1, NO_PLACE, 10, 8), CHAIN[3])
+    assert snapshots.find(CHAIN[0]) == 2
+    assert snapshots.find(CHAIN[1]) == NO_PLACE, "forgotten, since its place is read"
+    assert snapshots.spilled == NO_PLACE
+    assert snapshots.statistics().evicted == 1
+    keep(snapshots, CHAIN[4], step=11)
+    assert snapshots.find(CHAIN[0]) == NO_PLACE
+    assert snapshots.find(CHAIN[2]) == 2
+    snapshots.reserve(CHAIN[5], 1, NO_PLACE, 12, 10)
+    assert snapshots.find(CHAIN[2]) == 2, "step 11 writes it"
+
+
+def test_a_chain_goes_on_behind_what_went_to_the_hosts_memory():
+    """And behind what was forgotten there it gains that one's share."""
+    snapshots = Snapshots(2, 1)
+    first = keep(snapshots, CHAIN[0], gain=10)
+    second = keep(snapshots, CHAIN[1], gain=20, parent=first)
+    assert keep(snapshots, CHAIN[2], gain=40, parent=second, step=1) == first
+    assert snapshots._parent.tolist() == [second, 2, NO_PLACE]
+    assert keep(snapshots, CHAIN[3], gain=50, parent=second, step=2) == second
+    assert snapshots._parent.tolist() == [2, 2, NO_PLACE]
+    assert snapshots._gain.tolist() == [40, 50, 30]
+    assert snapshots.find(CHAIN[0]) == NO_PLACE
+    assert snapshots.check() == ()
+
+
+def test_what_moves_up_does_not_go_to_the_hosts_memory():
+    snapshots = Snapshots(2, 2)
+    place = keep(snapshots, CHAIN[0])
+    snapshots.reserve(CHAIN[1], 1, NO_PLACE, 1, 1, own=place)
+    assert snapshots.spilled == NO_PLACE
+
+
+def test_distrust_and_new_executors_reach_the_hosts_memory():
+    snapshots = Snapshots(1, 2)
+    for number in range(3):
+        keep(snapshots, CHAIN[number], step=number)
+    snapshots.distrust(CHAIN[:1])
+    assert [snapshots.find(identity) for identity in CHAIN[:2]] == [NO_PLACE, 2]
+    snapshots.clear(1, 1)
+    assert snapshots.find(CHAIN[1]) == NO_PLACE
+    assert (snapshots.statistics().host_total, snapshots.statistics().host_held) == (1, 0)
+
+
+@pytest.mark.parametrize("host", [0, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_accounts_balance_whatever_happens(seed):
-    rng, snapshots = random.Random(seed), Snapshots(5)
+def test_accounts_balance_whatever_happens(seed, host):
+    rng, snapshots = random.Random(seed), Snapshots(5, host)
     identities = [bytes([number]) * 16 for number in range(40)]
     written: list[tuple[int, bytes]] = []
     for step in range(1, 400):
@@ -146,3 +225,4 @@ def test_accounts_balance_whatever_happens(seed):
             snapshots.publish(*written.pop(0))
         assert snapshots.check() == ()
     assert snapshots.statistics().evicted > 20
+    assert (snapshots.statistics().spilled > 20) == (host > 0)

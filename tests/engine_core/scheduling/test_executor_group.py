@@ -125,9 +125,10 @@ def test_one_executor_answers_itself():
 
 def test_places_for_states_are_those_of_every_member_that_has_any():
     group = ExecutorGroup(3, 0, 0.0)
-    for index, (size, places) in enumerate([(100, 9), (0, 0), (100, 7)]):
-        group.add(peer(index), structs.replace(said(), state_bytes=size, state_places=places), 0.0)
-    assert group.state_places == 7
+    for index, (size, places, host) in enumerate([(100, 9, 20), (0, 0, 0), (100, 7, 30)]):
+        places_of = {"state_bytes": size, "state_places": places, "state_host_places": host}
+        group.add(peer(index), structs.replace(said(), **places_of), 0.0)
+    assert group.state_places == (7, 20)
     dense = ExecutorGroup(1, 0, 0.0)
     dense.add(peer(), said(), 0.0)
-    assert dense.state_places == 0
+    assert dense.state_places == (0, 0)

@@ -28,7 +28,7 @@ def begun(plan: StepPlan | None) -> list[tuple[int, bool]]:
 def kept(plan: StepPlan | None) -> list[int]:
     """Positions of the states that the step keeps."""
     assert plan is not None
-    return [row[1] for row in ints(plan.keep, 3)]
+    return [row[1] for row in ints(plan.keep, 4)]
 
 
 def submit_with_turns(server: Server, prompt: list[int], turns: tuple[int, ...]) -> None:
@@ -96,7 +96,7 @@ def test_an_output_is_kept_in_a_place_that_moves_up():
     while server.scheduler.unfinished:
         plan = server.step()
         assert plan is not None
-        found += [(row[1], row[2]) for row in ints(plan.keep, 3)]
+        found += [(row[1], row[2]) for row in ints(plan.keep, 4)]
     assert [position for position, _ in found] == [24, 32, 40, 48, 56, 64]
     assert len({place for _, place in found}) == 2, "the prompt's and the one that moved"
     told = PROMPT + server.seen(1).tokens
@@ -202,7 +202,7 @@ def test_no_state_outlives_the_executors():
     server.submit(PROMPT)
     server.run()
     server.executor = server.new_executor(1)
-    server.scheduler.restart(1, 0.0, state_places=5)
+    server.scheduler.restart(1, 0.0, state_places=(5, 0))
     assert server.scheduler.statistics().snapshots.total == 5
     server.submit(PROMPT)
     assert begun(server.step()) == [(0, False)]

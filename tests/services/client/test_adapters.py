@@ -23,12 +23,19 @@ def test_names_of_the_options(tmp_path: Path) -> None:
     assert found.find("c") is None
 
 
-@pytest.mark.parametrize(("modules", "kind"), [("demo={}", ConfigError), ("a={}/none", ModelError)])
-def test_options_that_are_wrong_end_the_start(tmp_path: Path, modules: str, kind: type[Exception]) -> None:
-    with pytest.raises(kind):
-        names_of(modules=modules.format(write_folder(tmp_path / "x")))
+def test_options_that_are_wrong_end_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--lora-modules: 'demo'"):
+        names_of(modules=f"demo={write_folder(tmp_path / 'x')}")
     with pytest.raises(ConfigError, match="--lora-dir"):
         names_of(directory=tmp_path / "none")
+    with pytest.raises(ModelError, match="the adapter 'a' cannot be served"):
+        names_of(modules=f"a={tmp_path}/none").check()
+
+
+def test_an_api_process_that_starts_again_does_without_a_folder_that_is_gone(tmp_path: Path) -> None:
+    found = names_of(modules=f"a={write_folder(tmp_path / 'x')},b={tmp_path}/none")
+    assert found.names() == ("a",)
+    assert found.find("b") is None
 
 
 def test_a_folder_is_found_when_it_is_first_asked_for_and_stays_what_it_was(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from msgspec import structs
 
+from penstock.engine_core.models.memory_estimate import snapshot_bytes
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
@@ -16,10 +17,13 @@ from penstock.services.executor.startup import (
     choose_device,
     choose_dtype,
     start,
+    state_host_places,
     step_tokens,
     take_device,
 )
 from penstock.services.supervisor import process
+from tests.engine_core.execution.harness import tiny_spec
+from tests.engine_core.execution.test_recurrent_state import hybrid
 from tests.services.executor.folder import LENGTH, write_folder
 
 BLOCK_BYTES = 2 * 2 * 16 * 1 * 8 * 4  # keys and values, layers, tokens, heads, dim, float32
@@ -89,6 +93,17 @@ def test_a_cache_below_one_request_is_refused_with_the_length_that_fits(folder: 
     with pytest.raises(ConfigError, match=r"--max-model-len.*at most 48.*--kv-cache-memory"):
         start(config(folder, kv_cache_memory=4 * BLOCK_BYTES), 0)
     assert start(config(folder, kv_cache_memory=4 * BLOCK_BYTES, max_model_len=48), 0).ready.blocks == 3
+
+
+def test_snapshots_in_the_hosts_memory() -> None:
+    """As many as the bytes hold, of a rank's share; none of a model without recurrent layers."""
+    each = snapshot_bytes(hybrid(), 2)
+    assert [state_host_places(given, hybrid(), 2) for given in (0, each, 5 * each - 1)] == [0, 1, 4]
+    assert state_host_places(each, tiny_spec(), 2) == 0
+    with pytest.raises(ConfigError, match=rf"--state-host-memory.*a snapshot takes {each} bytes"):
+        state_host_places(each - 1, hybrid(), 2)
+    with pytest.raises(ConfigError, match=r"--state-host-memory.*the host has \d+ bytes"):
+        state_host_places(1 << 49, hybrid(), 2)
 
 
 def test_a_length_beyond_the_model_is_refused(folder: str) -> None:

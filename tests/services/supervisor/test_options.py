@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.protocol.adapters import read_modules
 from penstock.protocol.config import Config, fields, words
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.validation import check
@@ -180,6 +181,17 @@ def test_what_config_prints_is_a_file_for_config(tmp_path_factory, sections):
         file.write_text(text, encoding="utf-8")
         found = effective(f"--config={file}", environ=options.environment(config, {})).config
         assert found == config
+
+
+@pytest.mark.parametrize("form", ["adapter-{0}={1}", '{{"name": "adapter-{0}", "path": "{1}"}}'])
+def test_a_thousand_adapters_reach_a_child(form):
+    """Linux takes 131,072 bytes in one word of a command line."""
+    modules = [form.format(number, "/long" * 30) for number in range(1000)]
+    config = effective("model", "--enable-lora", "--lora-modules", *modules).config
+    found = options.arguments(config)
+    assert max(map(len, found)) < 1 << 17 < sum(map(len, found))
+    assert effective(*found, command="api").config == config
+    assert len(read_modules(config.api.lora_modules)) == 1000
 
 
 def test_a_secret_is_never_printed():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.parts import parts_of
+from penstock.services.client.model_info import read_model_info
 from penstock.services.executor.device import Gpu
 from penstock.services.supervisor import preflight
 from penstock.services.supervisor.options import sized
@@ -140,3 +143,29 @@ def test_places_of_every_executor_lie_beside_its_weights(
         started("", max_loras=1000, tensor_parallel_size=ranks)
     monkeypatch.setattr(preflight, "available_memory", lambda: int((ranks + 1) * places))
     started("", max_loras=1000, tensor_parallel_size=ranks)
+
+
+@pytest.mark.parametrize(("option", "checking", "beginning"), [("modules", 4000, 1000), ("directory", 0, 0)])
+def test_a_thousand_adapters_are_few_reads(
+    option: str, checking: int, beginning: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are opened for them: before the start, and by each api process."""
+    first = write_adapter(tmp_path / "first", 1)
+    for number in range(1000):
+        (tmp_path / "all" / f"a{number}").mkdir(parents=True)
+        for name in (CONFIG, WEIGHTS):
+            os.link(first / name, tmp_path / "all" / f"a{number}" / name)
+    modules = ",".join(f"a{number}={tmp_path}/all/a{number}" for number in range(1000))
+    api = ApiConfig(lora_modules=modules) if option == "modules" else ApiConfig(lora_dir=str(tmp_path / "all"))
+    opened: list[str] = []
+    real = io.open
+    monkeypatch.setattr(io, "open", lambda file, *rest, **more: opened.append(str(file)) or real(file, *rest, **more))
+    config = sized(Config(model=ModelConfig(enable_lora=True), api=api), 2)
+    config = preflight.checked(config, parts_of(config))
+    assert sum(str(tmp_path) in file for file in opened) <= checking
+    opened.clear()
+    names = read_model_info(config).adapters
+    assert sum(str(tmp_path) in file for file in opened) <= beginning
+    assert names is not None
+    assert names.find("a999") is not None
+    assert opened, "they are counted"
