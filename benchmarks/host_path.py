@@ -218,7 +218,7 @@ class Host:
         workers = Workers(GrammarCompiler(folder, config.tokenizer), Templates(settings, config.tokenizer))
         traces = TokenizerTraces(Tracer())
         self.tokenizer_loop = TokenizerLoop(frontend, self.text, [self.tokens], threads, workers, traces)
-        guides, bitmasks = GrammarQueue(None, threads), BitmaskFiller(None, threads, 1)
+        guides, bitmasks = GrammarQueue(None, threads), BitmaskFiller(None, threads, threads, 1)
         facts = ModelFacts(model.max_model_len, model.vocab_size)
         self.loop = SchedulerLoop(config, facts, self.scheduler_tokens, self.steps, guides, bitmasks, time.monotonic())
         ready = ExecutorReady(epoch=1, blocks=BLOCKS, block_size=config.model.block_size, step_tokens=STEP_TOKENS,

@@ -213,7 +213,7 @@ def run_loop(
     warm = 16
     config = Config(model=ModelConfig(max_num_seqs=rows, max_num_batched_tokens=rows * PROMPT, block_size=BLOCK))
     guides = GrammarQueue(tokens, ThreadPoolExecutor(2), threads)
-    bitmasks = BitmaskFiller(tokens, ThreadPoolExecutor(1), threads)
+    bitmasks = BitmaskFiller(tokens, ThreadPoolExecutor(1), ThreadPoolExecutor(1), threads)
     make_popular(guides, automaton, threads)
     clients, steps_port = Wire(Role.TOKENIZER, watch), Wire(Role.EXECUTOR, watch)
     loop = SchedulerLoop(config, ModelFacts(4096, tokens.width), clients, steps_port, guides, bitmasks, 0.0)

@@ -231,6 +231,9 @@ def run(
     applied, now = 0, 0.0
 
     def fill() -> None:
+        for guide in scheduler.late_masks():
+            spot = guide.spot
+            store.keep(spot, store.make(guide), applied)
         while (work := scheduler.mask_work()) is not None:
             began = time.perf_counter()
             filled = store.fill(work.step, applied, work.rows)

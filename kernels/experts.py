@@ -25,7 +25,15 @@ from penstock.kernels.quantized import (
     outputs_axes,
     tensors_of,
 )
-from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes, Routing
+from penstock.kernels.records import (
+    NO_BIASES,
+    Activation,
+    ExpertAdapters,
+    ExpertBiases,
+    LowRankExperts,
+    Routes,
+    Routing,
+)
 
 Weight = Tensor | QuantizedWeight | PlaneWeight
 
@@ -33,17 +41,19 @@ Weight = Tensor | QuantizedWeight | PlaneWeight
 def expert_mlp(
     x: Tensor, routes: Routes, gate_up: Weight, down: Weight, *, first: int = 0,
     biases: ExpertBiases = NO_BIASES, activation: Activation = SILU, gated: bool = True,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:  # fmt: skip
     """The sum over a token's experts of share * down(activation(gate(x)) * up(x)): `[tokens, hidden]`, as x.
 
     gate_up is `[held, 2 * width, hidden]`, gate first, and down `[held, hidden, width]`, of experts `first` and after.
     Not `gated` it is `[held, width, hidden]`, and the sum of share * down(activation(up(x))).
     Sums are fp32, the result has x's type. On a GPU a token's is to the last bit the same whatever others there are.
+    adapters: what they add to the products of gate_up and down.
     """
     if chip_of(x.device).runs_triton:
         from penstock.kernels.experts_triton import multiply_experts
 
-        return multiply_experts(x, routes, gate_up, down, first, biases, activation, gated=gated)
+        return multiply_experts(x, routes, gate_up, down, first, biases, activation, gated=gated, adapters=adapters)
     total = torch.zeros(x.shape, dtype=torch.float32)
     pairs = routes.experts.flatten() - first
     order = pairs.argsort(stable=True)  # pairs of a token and an expert, expert by expert
@@ -56,8 +66,13 @@ def expert_mlp(
         end += count
         tokens = own // routes.experts.shape[1]
         gate_up_bias, down_bias = (None if bias is None else bias[expert] for bias in biases)
-        inner = activate(expert_linear(x[tokens], gate_up, expert, gate_up_bias), activation, gated=gated)
+        inner = expert_linear(x[tokens], gate_up, expert, gate_up_bias)
+        if adapters is not None:
+            add_low_rank(inner, x[tokens], adapters.places[tokens], adapters.gate_up, expert)
+        inner = activate(inner, activation, gated=gated)
         found = expert_linear(inner, down, expert, down_bias)
+        if adapters is not None:
+            add_low_rank(found, inner, adapters.places[tokens], adapters.down, expert)
         total.index_add_(0, tokens, found * routes.shares.flatten()[own, None])
     return total.to(x.dtype)
 
@@ -84,6 +99,16 @@ def expert_linear(x: Tensor, weight: Weight, expert: int, bias: Tensor | None) -
         return linear(x, weight[expert], bias)
     assert not isinstance(weight, PlaneWeight)
     return multiply_reference(x, expert_of(weight, expert), bias)
+
+
+def add_low_rank(out: Tensor, x: Tensor, places: Tensor, weight: LowRankExperts, expert: int) -> None:
+    """Add to `out  # [rows, outputs]`, in place, each part of b @ a @ x of its row's place, of one expert: x is
+    `[rows, inputs]`, places int32 [rows]."""
+    for place in sorted(set(places.tolist()) - {0}):
+        own = (places == place).nonzero()[:, 0]
+        a, b = (half[place - 1, expert].chunk(weight.parts) for half in (weight.a, weight.b))
+        shrunk = [x[own] @ part.T for part in a]
+        out.index_add_(0, own, torch.cat([part @ wide.T for part, wide in zip(shrunk, b, strict=True)], 1))
 
 
 def route(logits: Tensor, routing: Routing) -> Routes:

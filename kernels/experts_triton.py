@@ -26,10 +26,11 @@ from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling
 from penstock.kernels.linear_triton import add_product, line_pointers, load_tile, load_weights, tma_compatible
+from penstock.kernels.low_rank_experts_triton import Added
 from penstock.kernels.quantized import QuantizedWeight
 from penstock.kernels.quantized_experts_triton import multiply_pairs
 from penstock.kernels.quantized_linear import kind_of
-from penstock.kernels.records import NO_BIASES, Activation, ExpertBiases, Routes
+from penstock.kernels.records import NO_BIASES, Activation, ExpertAdapters, ExpertBiases, Routes
 from penstock.kernels.routing_triton import Schedule, load_tile_pairs, sort_pairs
 
 Weight = Tensor | QuantizedWeight | PlaneWeight
@@ -38,7 +39,7 @@ COLUMNS = 1024  # of a token's sum in one program
 
 def multiply_experts(
     x: Tensor, routes: Routes, gate_up: Weight, down: Weight, first: int, biases: ExpertBiases, activation: Activation,
-    *, gated: bool = True,
+    *, gated: bool = True, adapters: ExpertAdapters | None = None,
 ) -> Tensor:  # fmt: skip
     """`kernels.experts.expert_mlp` on a GPU."""
     hidden, width = x.shape[1], down.shape[-1]
@@ -46,33 +47,39 @@ def multiply_experts(
     plan = plans_of(x.device).find((width, hidden, x.dtype, False, routes.total, kind, False))
     tiling = plan.way(routes.experts.numel() / routes.total)
     assert isinstance(tiling, ExpertTiling)
-    return multiply_sorted(x, routes, gate_up, down, first, tiling, biases, activation, gated=gated)
+    return multiply_sorted(x, routes, gate_up, down, first, tiling, biases, activation, gated=gated, adapters=adapters)
 
 
 def multiply_sorted(
     x: Tensor, routes: Routes, gate_up: Weight, down: Weight, first: int, tiling: ExpertTiling,
     biases: ExpertBiases = NO_BIASES, activation: Activation = SILU, *, gated: bool = True,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:  # fmt: skip
     """The products of the tokens of each expert together. Gates are taken where the first ones end, another activation
-    in a pass of its own."""
+    in a pass of its own, and any where adapters add to what it reads."""
     hidden = x.shape[1]
     held = down.shape[0] // hidden if isinstance(down, PlaneWeight) else down.shape[0]
     tokens, chosen = routes.experts.shape
     schedule = sort_pairs(routes.experts, first, held, tiling.down.rows)
-    gate = activation if gated else None
+    gate = activation if gated and adapters is None else None
+    added = Added(schedule, tiling.down.rows, chosen, adapters)
     if isinstance(gate_up, PlaneWeight):
         assert isinstance(down, PlaneWeight)
         inner = multiply_planes(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, gate, held)
-        inner = inner if gated else activate(inner, activation, gated=False)
+        added.to_gate_up(inner, x)
+        inner = inner if gate is not None else activate(inner, activation, gated=gated)
         lines = multiply_planes(inner, down, biases.down, schedule, tiling.down, 1, None, held)
+        added.to_down(lines, inner)
     elif isinstance(gate_up, Tensor):
         assert isinstance(down, Tensor)
         inner = multiply_tiles(x, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, gate)
-        inner = inner if gated else activate(inner, activation, gated=False)
+        added.to_gate_up(inner, x)
+        inner = inner if gate is not None else activate(inner, activation, gated=gated)
         lines = multiply_tiles(inner, down, biases.down, schedule, tiling.down, 1, None)
+        added.to_down(lines, inner)
     else:
         assert not isinstance(down, Tensor | PlaneWeight)
-        lines = multiply_pairs(x, gate_up, down, schedule, tiling, chosen, biases, activation, gated=gated)
+        lines = multiply_pairs(x, gate_up, down, schedule, tiling, chosen, biases, activation, added, gated=gated)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     pdl = chip_of(x.device).pdl
     sum_kernel[(tokens, triton.cdiv(hidden, COLUMNS))](

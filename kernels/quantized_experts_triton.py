@@ -18,9 +18,10 @@ from penstock.kernels.activation_triton import finish_tile
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_tilings import ExpertTiling, Tiling
 from penstock.kernels.linear_triton import line_pointers, load_tile, load_weights, tma_compatible
+from penstock.kernels.low_rank_experts_triton import Added
 from penstock.kernels.quantize import quantize, row_format
 from penstock.kernels.quantize_triton import empty_rows, rounded, scales_of
-from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedRows, QuantizedWeight, RowFormat
+from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedRows, QuantizedWeight, RowFormat, Rows
 from penstock.kernels.records import Activation, ExpertBiases
 from penstock.kernels.routing_triton import Schedule, load_tile_pairs
 from penstock.kernels.scaled_linear_triton import float8_values, outer, readable
@@ -28,24 +29,29 @@ from penstock.kernels.scaled_linear_triton import float8_values, outer, readable
 
 def multiply_pairs(
     x: Tensor, gate_up: QuantizedWeight, down: QuantizedWeight, schedule: Schedule, tiling: ExpertTiling, chosen: int,
-    biases: ExpertBiases, activation: Activation, *, gated: bool = True,
+    biases: ExpertBiases, activation: Activation, added: Added, *, gated: bool = True,
 ) -> Tensor:  # fmt: skip
     """Both products: a row `[hidden]` for each pair."""
     form, inner_form = row_format(gate_up), row_format(down)
     rows = x if form is None else quantize(x, form)
-    tile_form = inner_form if gated else None  # rows are rounded behind the activation
+    gate = activation if gated and added.adapters is None else None
+    tile_form = inner_form if gate is not None else None  # rows are rounded behind the activation
     if inner_form is not None and inner_form.scale is None and inner_form.block != tiling.gate_up.outputs:
         tile_form = None  # a scale is of more or fewer numbers than a tile has
     inner = multiply_scaled_tiles(
-        rows, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, activation if gated else None, x.dtype,
+        rows, gate_up, biases.gate_up, schedule, tiling.gate_up, chosen, gate, x.dtype,
         tile_form,
     )  # fmt: skip
-    if isinstance(inner, Tensor) and not gated:
-        inner = activate(inner, activation, gated=False)
+    plain: Rows = inner
+    if isinstance(inner, Tensor) and gate is None:
+        added.to_gate_up(inner, x)
+        plain = inner = activate(inner, activation, gated=gated)
     if isinstance(inner, Tensor) and inner_form is not None:
         inner = quantize(inner, inner_form)
     lines = multiply_scaled_tiles(inner, down, biases.down, schedule, tiling.down, 1, None, x.dtype, None)
     assert isinstance(lines, Tensor)
+    if isinstance(plain, Tensor):
+        added.to_down(lines, plain)
     return lines
 
 

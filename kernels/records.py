@@ -116,6 +116,25 @@ class LowRankWeight(NamedTuple):
         return self.b.shape[2]
 
 
+class LowRankExperts(NamedTuple):
+    """All adapters' additions to one product of each expert that is held. Its parts have as many outputs each."""
+
+    a: Tensor  # [places, held, parts * rank, inputs]
+    b: Tensor  # [places, held, outputs, rank]
+
+    @property
+    def parts(self) -> int:
+        return self.a.shape[2] // self.b.shape[3]
+
+
+class ExpertAdapters(NamedTuple):
+    """Of a mixture, in a step in which a row has an adapter."""
+
+    places: Tensor  # int32 [tokens], place p is index p - 1, 0 without an adapter
+    gate_up: LowRankExperts
+    down: LowRankExperts
+
+
 class AdapterRows(NamedTuple):
     """Which rows of a step have which adapter."""
 

@@ -146,11 +146,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                choices=("auto", "cosine", "yes_no")),
     ] = "auto"
     enable_lora: Annotated[bool, Option("serve LoRA adapters beside the model")] = False
+    lora_experts: Annotated[bool, Option("adapters may change routed experts; memory is taken for each")] = False
     max_loras: Annotated[int, Option("adapters that rows of one step may have", 1, 1024)] = 8
     max_lora_rank: Annotated[int, Option("largest rank of an adapter; memory is taken for it", 1, 512)] = 16
-    max_cpu_loras: Annotated[
-        int, Option("adapters that executors hold in the host's memory; 0: four times --max-loras", 0, 1 << 16)
-    ] = 0
+    max_cpu_loras: Annotated[int, Option("adapters in the host's memory; 0: four times --max-loras", 0, 1 << 16)] = 0
     seed: Annotated[int, Option("seed of the server's own randomness: dummy weights", 0, 2**63 - 1)] = 0
     batch_invariant: Annotated[
         bool, Option("a request's tokens never depend on what shares its steps, to the last bit; needs a GPU")

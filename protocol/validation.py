@@ -74,6 +74,8 @@ def check_lora(config: Config) -> None:
     for flag, value in (("--lora-modules", api.lora_modules), ("--lora-dir", api.lora_dir)):
         if value and not model.enable_lora:
             raise ConfigError(flag, value, "it needs --enable-lora")
+    if model.lora_experts and not model.enable_lora:
+        raise ConfigError("--lora-experts", True, "it needs --enable-lora")
     read_modules(api.lora_modules)
     if 0 < model.max_cpu_loras < model.max_loras:
         raise ConfigError(

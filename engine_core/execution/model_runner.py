@@ -126,8 +126,8 @@ class Runner:
         group = options.group
         self._slots = SlotTable(self.sizes, self._upload, group.stages)
         share = rank_spec(spec, group.size)
-        places = options.state_places, options.state_host_places
-        sizes = StateSizes(options.max_num_seqs + 1, *places, 1 + options.row_drafts)
+        slots, steps = options.max_num_seqs + 1, 1 + options.row_drafts
+        sizes = StateSizes(slots, options.state_places, steps, options.state_host_places)
         self._states = recurrent_states(share, sizes, options.dtype, options.device)
         cache = kv_pages(share, options.blocks, options.block_size, options.dtype, options.device)
         history, sampling = self._slots.history, self._slots.parameters.sampling

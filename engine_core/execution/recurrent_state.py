@@ -38,8 +38,8 @@ class StateSizes:
 
     slots: int  # the scratch slot among them
     places: int
-    host: int  # places in the host's memory
     most_steps: int  # tokens of a decoding row
+    host: int = 0  # places in the host's memory
 
 
 class RecurrentStates:

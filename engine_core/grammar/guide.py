@@ -44,7 +44,7 @@ class Guide:
 
     __slots__ = (
         "__weakref__", "_after", "_failure", "_free", "_matcher", "_name", "_over", "_owed", "_seen", "_spacing",
-        "_tokens", "_untaken", "bound", "charge", "ended", "family", "state", "states", "unique",
+        "_spot", "_tokens", "_untaken", "bound", "charge", "family", "lent", "seconds", "state", "states", "unique",
     )  # fmt: skip
 
     def __init__(self, tokens: GrammarTokens, automaton: Automaton) -> None:
@@ -61,13 +61,34 @@ class Guide:
         self._owed = 0.0  # seconds
         self._spacing: Spacing | None = None
         self.charge: Charge | None = None  # of the automaton, where memory is counted
-        self.ended = False  # an end-of-sequence token was taken
         self.bound = not self._after  # constrained now
         check(self._matcher)
         self.states = States(tokens, automaton.source) if self.unique is None else None
         self._name: Name | None = None  # of where the output was when it counted last, or lost its state
         self.state: State | None = None  # whose mask the next token has; None: of no known one
+        self._spot: State | None = None  # stands for it then
+        self.lent = False  # the mask is being made beside the steps
+        self.seconds = 0.0  # that a mask may take which is not there yet
         self._stand()
+
+    @property
+    def ended(self) -> bool:
+        """Whether an end-of-sequence token was taken."""
+        return self.state is self._over
+
+    @property
+    def spot(self) -> State:
+        """What holds the mask of the next token: its state, or else one of this output alone, until it goes on."""
+        if self.state is not None:
+            return self.state
+        if self._spot is None:
+            self._spot = State(b"")
+        return self._spot
+
+    @property
+    def ready(self) -> bool:
+        """Whether the mask of the next token is there, or any will do."""
+        return self.failed or self.spot.stored
 
     @property
     def matcher(self) -> LLMatcher:
@@ -174,8 +195,9 @@ class Guide:
         twin._name, twin.state, twin.states = self._name, self.state, self.states
         twin.unique = None if self.unique is None else self.unique.copy()
         twin._after, twin._seen, twin._failure = self._after, self._seen, self._failure
-        twin._owed, twin._spacing = self._owed, None
-        twin.ended, twin.bound = self.ended, self.bound
+        twin._owed, twin._spacing, twin._spot = self._owed, None, None
+        twin.lent, twin.seconds = False, 0.0
+        twin.bound = self.bound
         return twin
 
     def free_before(self, drafts: list[int]) -> int:
@@ -208,7 +230,7 @@ class Guide:
 
     def route(self, drafts: list[int]) -> list[State | None]:
         """The states of the entries after nothing, draft 0, draft 1, ...; None from the first that is not known on."""
-        found: list[State | None] = [self.state]
+        found: list[State | None] = [self.spot]
         if not drafts:
             return found
         tokens, states, state = self._tokens, self.states, self.state
@@ -228,6 +250,11 @@ class Guide:
                 break
             found.append(state)
         return found + [None] * (len(drafts) + 1 - len(found))
+
+    def covered(self, drafts: list[int]) -> int:
+        """How many of the drafts may be sent without a mask that is not there."""
+        stored = [state is not None and state.stored for state in self.route(drafts)]
+        return len(drafts) if self.failed else [*stored[1:], False].index(False)
 
     @property
     def failed(self) -> bool:
@@ -267,7 +294,7 @@ class Guide:
             elif token in ends:
                 if not self.may_end():
                     raise EngineFailure("the output ended inside its structure")
-                self.ended, self.state = True, self._over
+                self.state = self._over
                 if spacing is not None:
                     spacing.end()
                 continue
@@ -314,7 +341,7 @@ class Guide:
             found = found or states.find(name, make=True)
             if state is not None and found is not None:
                 states.note(state, token, states.counting if counting else found)
-        self.state = found
+        self.state, self._spot = found, None
 
 
 def follow(after: tuple[int, ...], seen: int, token: int) -> int:

@@ -4,6 +4,7 @@ Executors keep masks in numbered slots, which are assigned here, so a mask that 
 A slot is given to a new mask only when no step in flight may still read the old one.
 
 `fill` may run in a thread. It holds no lock: the caller runs one at a time and leaves the guides alone meanwhile.
+Beside it `make` may run, with other guides. What it makes has no slot until `keep`, and leaves with the next step's.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class MaskStore:
         self._ends = bits_of(tokens, tokens.eos)
         self._others = bits_of(tokens, set(range(tokens.width)) - tokens.eos)
         self._executors = LLExecutor(1), LLExecutor(threads)
+        self._beside = LLExecutor(threads)
         self._words = tokens.words
         self._mark = object()  # of what is stored here: a store itself would live as long as any state
         self._stored: list[Stored | None] = [None] * slots
@@ -94,6 +96,7 @@ class MaskStore:
         self._known: dict[int, Stored] = {}  # by digest
         self._factors = np.random.default_rng(tokens.words).integers(1, 1 << 63, tokens.words, np.uint64) * 2 + 1
         self._filled = bytearray()  # a step's masks one behind the other, compared in place
+        self._unsent: list[Stored] = []  # that no step has brought to the executors
         self._fills = self._rows = self._entries = self._new = self._failures = 0
 
     def fill(
@@ -128,7 +131,8 @@ class MaskStore:
                 if alone is not None:
                     met.add(alone)
             self._last[[slot for slot in slots if slot != ABSENT]] = step
-            found = self._assign(self._fill([each.row for each in now], clock), step, applied, new)
+            count = self._fill([each.row for each in now], clock)
+            found = self._assign(self._filled, count, step, applied, new)
             for each in now:
                 for entry, (state, stored) in enumerate(zip(each.route, found, strict=False), each.start):
                     slots[entry] = stored.slot
@@ -144,13 +148,25 @@ class MaskStore:
         """The masks of a step, if all of them are in slots: nothing is computed. None otherwise."""
         slots: list[int] = []
         for row in rows:
-            state = row.guide.state
-            for each in row.guide.route(row.drafts) if row.drafts else (state,):
+            guide = row.guide
+            for each in guide.route(row.drafts) if row.drafts else (guide.state or guide.spot,):
                 stored = None if each is None else each.place
                 if stored is None or stored.store is not self._mark:
                     return None
                 slots.append(stored.slot)
         return self._named(step, rows, slots, [])
+
+    def make(self, guide: Guide, clock: Callable[[], float] | None = None) -> bytearray:
+        """The mask behind all that a guide has taken. # uint32 [words]"""
+        filled = bytearray(self._words * 4)
+        masks = np.frombuffer(filled, np.int32).reshape(1, self._words)
+        self._fill_entries([MaskRow(guide, [], 0)], masks, clock, (self._beside, self._beside))
+        return filled
+
+    def keep(self, spot: State, filled: bytearray, applied: int) -> None:
+        """Store what was made, in this state; not if each slot has a mask that steps in flight may read."""
+        if self._free or self._last.min() <= applied:
+            (spot.place,) = self._assign(filled, 1, applied, applied, self._unsent)
 
     def _slot(self, state: State) -> int:
         """Where the mask of a state is, if anywhere."""
@@ -164,6 +180,8 @@ class MaskStore:
             ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
             entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(slots))
         self._last[slots] = step
+        new = [stored for stored in self._unsent if stored.store is not None] + new
+        self._unsent = []
         self._fills += 1
         self._rows += len(rows)
         self._entries += len(slots)
@@ -179,13 +197,24 @@ class MaskStore:
         """Counters for metrics and tests."""
         return MaskStatistics(self._fills, self._rows, self._entries, self._new, self._failures)
 
-    def _fill(self, rows: Sequence[MaskRow], clock: Callable[[], float] | None) -> Masks32:
-        """Bits of each entry. # [entries, words]"""
+    def _fill(self, rows: Sequence[MaskRow], clock: Callable[[], float] | None) -> int:
+        """Fill the bits of each entry; how many there are."""
         count = sum([len(row.drafts) + 1 for row in rows])
         assert count <= self.most, "two steps' masks fit the store"
         if len(self._filled) < count * self._words * 4:
             self._filled = bytearray(count * self._words * 4)
         masks = np.frombuffer(self._filled, np.int32, count * self._words).reshape(count, self._words)
+        self._fill_entries(rows, masks, clock, self._executors)
+        return count
+
+    def _fill_entries(
+        self,
+        rows: Sequence[MaskRow],
+        masks: Masks32,
+        clock: Callable[[], float] | None,
+        executors: tuple[LLExecutor, LLExecutor],
+    ) -> None:
+        """Fill the entries of rows, one behind the other. Executors: for one family, and for several."""
         jobs: list[Job] = []
         start = 0
         for row in rows:
@@ -206,26 +235,25 @@ class MaskStore:
                 jobs.append((guide, start + free, guide.before_end(drafts[free:]) if drafts else drafts))
             start = end
         if clock is None:
-            self._run(jobs, masks)
-            return masks
+            self._run(jobs, masks, executors)
+            return
         for job in jobs:
             began = clock()
-            self._run([job], masks)
+            self._run([job], masks, executors)
             job[0].spend(clock() - began, len(job[2]) + 1)
-        return masks
 
-    def _run(self, jobs: Sequence[Job], masks: Masks32) -> None:
+    def _run(self, jobs: Sequence[Job], masks: Masks32, executors: tuple[LLExecutor, LLExecutor]) -> None:
         """Fill each job's entries, from its first one on; all at once unless one of them fails."""
         if not jobs:
             return
         try:
-            self._call(jobs, masks)
+            call(jobs, masks, executors)
         except Exception as error:  # guard: design 7, one request's automaton; the library names no narrower class
             if len(jobs) == 1:
                 jobs[0][0].fail(first_line(str(error)))
             else:
                 for job in jobs:
-                    self._run([job], masks)
+                    self._run([job], masks, executors)
                 return
         for guide, entry, drafts in jobs:
             if guide.matcher.is_error():
@@ -238,25 +266,12 @@ class MaskStore:
                 self._failures += 1
                 masks[entry : entry + len(drafts) + 1] = self._others
 
-    def _call(self, jobs: Sequence[Job], masks: Masks32) -> None:
-        """Threads that fill rows of one family wait for one another, so a family's rows are kept together."""
-        families: dict[int, list[Job]] = {}
-        for job in jobs:
-            families.setdefault(id(job[0].family), []).append(job)
-        executor = self._executors[len(families) > 1]
-        together = list(chain.from_iterable(families.values()))
-        plain = [(guide.matcher, entry) for guide, entry, drafts in together if not drafts]
-        drafted = [(guide.matcher, entry, drafts) for guide, entry, drafts in together if drafts]
-        if drafted:
-            fill_backwards(executor, drafted, masks)
-        if plain:
-            fill_next_token_bitmask_par(executor, plain, masks)
-
-    def _assign(self, masks: Masks32, step: int, applied: int, new: list[Stored]) -> list[Stored]:
-        """Where each mask of the buffer is; those that no slot held are added to `new`."""
+    def _assign(self, filled: bytearray, count: int, step: int, applied: int, new: list[Stored]) -> list[Stored]:
+        """Where each mask of a buffer is; those that no slot held are added to `new`."""
+        masks = np.frombuffer(filled, np.int32, count * self._words).reshape(count, self._words)
         words = masks.view(np.uint32) if masks.shape[1] % 2 else masks.view(np.uint64)
         digests = np.einsum("rw,w->r", words, self._factors[: words.shape[1]]).tolist()  # multilinear, modulo 2**64
-        known, filled, size = self._known, self._filled, self._words * 4
+        known, size = self._known, self._words * 4
         found: list[Stored] = []
         for row, digest in enumerate(digests):
             mask = known.get(digest)
@@ -267,7 +282,7 @@ class MaskStore:
                 slot = self._take(applied)
                 mask = known[digest] = self._stored[slot] = Stored(self._mark, slot, digest, masks[row].tobytes())
                 new.append(mask)
-            self._last[mask.slot] = step
+            self._last[mask.slot] = max(step, int(self._last[mask.slot]))
             found.append(mask)
         return found
 
@@ -287,6 +302,21 @@ class MaskStore:
         """The executors' slots are gone: states that outlive them hold no masks."""
         for stored in filter(None, self._stored):
             stored.remove()
+
+
+def call(jobs: Sequence[Job], masks: Masks32, executors: tuple[LLExecutor, LLExecutor]) -> None:
+    """Threads that fill rows of one family wait for one another, so a family's rows are kept together."""
+    families: dict[int, list[Job]] = {}
+    for job in jobs:
+        families.setdefault(id(job[0].family), []).append(job)
+    executor = executors[len(families) > 1]
+    together = list(chain.from_iterable(families.values()))
+    plain = [(guide.matcher, entry) for guide, entry, drafts in together if not drafts]
+    drafted = [(guide.matcher, entry, drafts) for guide, entry, drafts in together if drafts]
+    if drafted:
+        fill_backwards(executor, drafted, masks)
+    if plain:
+        fill_next_token_bitmask_par(executor, plain, masks)
 
 
 def fill_backwards(executor: LLExecutor, drafted: Sequence[tuple[LLMatcher, int, list[int]]], masks: Masks32) -> None:

@@ -35,6 +35,11 @@ class State:
         self.stopped: bool | None = None
         self.accepting: bool | None = None
 
+    @property
+    def stored(self) -> bool:
+        """Whether executors have the mask, or will with the next one that is sent."""
+        return self.place is not None and self.place.store is not None
+
 
 def fixed(name: bytes, *, ended: bool) -> State:
     """A state that is no automaton's, in which nothing is forced."""

@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.engine_core.loading.checkpoint import cuts, stored_part
-from penstock.engine_core.models.adapter_folder import read_adapter_folder
+from penstock.engine_core.models.adapter_folder import AdaptedMatrix, read_adapter_folder
 from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.protocol.errors import ModelError
 
@@ -18,14 +18,14 @@ def read_adapter(folder: Path, places: AdapterPlaces) -> Tensor:
 
     Raises ModelError naming the file and the key or the tensor; numbers that are not finite in the model's type, too.
     """
-    found = read_adapter_folder(folder, places.whole, places.max_rank)
+    found = read_adapter_folder(folder, places.whole, places.max_rank, experts=places.experts)
     memory = places.host_memory()
     try:
         with safe_open(found.weights, framework="pt", device="cpu") as file:
             for matrix in found.matrices:
                 for half, place in places.destinations(memory, matrix.name, matrix.rank):
                     name = f"{matrix.stored}.lora_{half}.weight"
-                    stored = file.get_slice(name)
+                    stored = stacked(file.get_tensor(name), half, matrix) if matrix.experts else file.get_slice(name)
                     for run, part in cuts(place, place.tensor) if place.tensor is not None else ():
                         values = stored_part(stored, run)
                         part.copy_(values.float() * matrix.scale if half == "B" else values)
@@ -36,3 +36,10 @@ def read_adapter(folder: Path, places: AdapterPlaces) -> Tensor:
     except OSError as error:
         raise ModelError(f"{found.weights}: {error}") from None
     return memory
+
+
+def stacked(values: Tensor, half: str, matrix: AdaptedMatrix) -> Tensor:
+    """A or B of all experts, `[experts, outputs, inputs]`, as PEFT has them in one matrix."""
+    if half == "A":
+        return values.view(matrix.experts, matrix.rank, -1)
+    return values.view(len(values), matrix.rank, matrix.experts).permute(2, 0, 1)

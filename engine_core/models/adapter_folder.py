@@ -12,15 +12,15 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from penstock.engine_core.models.adapted_modules import LAYER, Modules, expert_shapes, parameters_of
 from penstock.engine_core.models.config_file import ConfigFile, read_json
 from penstock.engine_core.models.layer_spec import EXPANSION, ExpertSpec, LayerSpec
-from penstock.engine_core.models.spec import ModelSpec, stored_name
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import layer_weights, mlp_weights
 from penstock.engine_core.models.weight_files import STORED_TYPES, StoredTensor, read_header
 from penstock.protocol.errors import ModelError
@@ -31,11 +31,10 @@ WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 MAX_RANK = "--max-lora-rank"
 HEAD = "lm_head"
+EXPERT = ".mlp.experts."
 # What PEFT saves beside an adapted output embedding: the base's own embeddings.
 SAVED = re.compile(r"base_model\.model\.(?:.+\.)?(?:lm_head\.base_layer|embed_tokens(?:\.base_layer)?)\.weight")
 TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
-INNER = re.compile(r"^(?:(?:model|language_model|text_model|bert|roberta)\.)*")  # differs between classes of one model
-LAYER = re.compile(r"\.(\d+)\.")
 # Settings of kinds of adapters that are not served, unless they ask for nothing.
 UNSERVED: Mapping[str, str] = {
     "use_dora": "DoRA scales the base's columns, which is not served",
@@ -45,7 +44,6 @@ UNSERVED: Mapping[str, str] = {
     "modules_to_save": "modules that were trained as a whole are not served; merge the adapter into its base",
     "trainable_token_indices": "embeddings of tokens are not served",
     "layer_replication": "layers that stand twice are not served",
-    "target_parameters": "adapted parameters, which experts mostly are, are not served",
     "alora_invocation_tokens": "adapters that begin at some tokens are not served",
     "arrow_config": "routing among adapters is not served",
     "kasa_config": "KaSA is not served",
@@ -61,10 +59,11 @@ class AdaptedMatrix(msgspec.Struct, frozen=True):
     stored: str  # what both tensors' names begin with in the file
     rank: int
     scale: float
+    experts: int = 0  # whose matrices the two tensors have; 0: of one matrix
 
 
 class AdapterSpec(msgspec.Struct, frozen=True):
-    """What a folder holds, in the order of the model's matrices."""
+    """What a folder holds, in the order of the model's matrices, then those of experts."""
 
     weights: Path
     matrices: tuple[AdaptedMatrix, ...]
@@ -110,14 +109,20 @@ def adapter_version(folder: Path) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def place_bytes(share: ModelSpec, max_rank: int, item_bytes: int, *, ends: bool = True) -> int:
-    """Memory of one adapter's place. share: a rank's, of one stage, which `ends` the model or not."""
+def place_bytes(
+    share: ModelSpec, max_rank: int, item_bytes: int, *, ends: bool = True, experts: bool = False, parallel: int = 1
+) -> int:
+    """Memory of one adapter's place. share: a rank's, of one stage, which `ends` the model or not. parallel: ranks that
+    have whole `experts`, where they have not a share of the width of each."""
     rank = -(-max_rank // RANKS) * RANKS
     shapes = [shape for name, shape in adaptable(share).items() if ends or name != HEAD]
+    for own in share.sparse if experts else ():
+        held = msgspec.structs.replace(own, width=own.width * parallel)
+        shapes += [*expert_shapes(held, share.hidden).values()] * (own.count // parallel)
     return rank * sum(map(sum, shapes)) * item_bytes
 
 
-def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int) -> AdapterSpec:
+def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int, *, experts: bool = False) -> AdapterSpec:
     """The adapter in a folder, for the whole model. Raises ModelError naming the file, the key or the tensor, and what
     it has: another method than LoRA or one of its kinds that are not served; a rank above `max_rank`; a matrix that
     the model has not, or of another shape; one of A and B, or both of a target, missing; a file that is cut off."""
@@ -133,7 +138,8 @@ def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter
         raise ModelError(f"{path}: no such file")
     header = read_header(path)
     shapes = adaptable(spec)
-    known = modules_of(spec)
+    modules, parameters = modules_of(spec, experts=experts), parameters_of(file)
+    wanted = dict(modules.wanted_parameters(file, parameters))
     pairs: dict[str, dict[str, tuple[str, StoredTensor]]] = {}
     for tensor, stored in header.items():
         if saved_embedding(spec, path, tensor, stored):
@@ -141,34 +147,39 @@ def read_adapter_folder(folder: Path, spec: ModelSpec, max_rank: int) -> Adapter
         module, half = parsed(path, tensor)
         if stored.dtype not in STORED_TYPES:
             raise ModelError(f"{path}: tensor {tensor} is of type {stored.dtype}; {', '.join(STORED_TYPES)} are read")
-        if canonical(module) not in known:
-            raise ModelError(f"{path}: tensor {tensor} {unknown(spec, module)}")
         pairs.setdefault(module, {})[half] = tensor, stored
     scaling, found = Scaling(file), {}
     for module, halves in pairs.items():
-        name = known[canonical(module)]
+        target = modules.target(module, pairs, parameters)
+        if target is None:
+            raise ModelError(f"{path}: tensor {next(iter(halves.values()))[0]} {modules.unknown(module)}")
         for half in "AB":
             if half not in halves:
                 raise ModelError(f"{path}: tensor base_model.model.{module}.lora_{half}.weight is missing")
-        rank, scale = scaling.of(module, max_rank)
-        outputs, inputs = shapes[name]
-        for half, shape in (("A", (rank, inputs)), ("B", (outputs, rank))):
-            tensor, stored = halves[half]
-            if stored.shape != shape:
+        rank, scale = scaling.of(target.module, max_rank)
+        for half, (tensor, stored) in halves.items():
+            if stored.shape != (shape := target.shape(half, rank)):
                 asked = f"the model and the adapter's rank ask for {list(shape)}"
                 raise ModelError(f"{path}: tensor {tensor} has shape {list(stored.shape)}; {asked}")
-        found[name] = AdaptedMatrix(name, f"base_model.model.{module}", rank, scale)
+        found[target.name] = AdaptedMatrix(target.name, f"base_model.model.{module}", rank, scale, target.experts)
     if not found:
         raise ModelError(f"{path}: no tensor of an adapter is in it")
-    check_targets(file, known, found, path)
-    base = file.get("base_model_name_or_path")
-    return AdapterSpec(path, tuple(found[name] for name in shapes if name in found), base if type(base) is str else "")
+    if {bool(matrix.experts) for matrix in found.values() if EXPERT in matrix.name} == {False, True}:
+        raise ModelError(f"{path}: experts are adapted one by one and all at once")
+    for parameter, name in wanted.items():
+        if name not in found:
+            raise ModelError(f"{path}: {CONFIG} has {parameter} as a target, and no tensor adapts it")
+    if not parameters or file.get("target_modules") is not None:
+        check_targets(file, modules, found, path)
+    base, order = file.get("base_model_name_or_path"), {name: at for at, name in enumerate(shapes)}
+    ordered = sorted(found.values(), key=lambda matrix: order.get(matrix.name, len(order)))
+    return AdapterSpec(path, tuple(ordered), base if type(base) is str else "")
 
 
 @functools.lru_cache(maxsize=4)
-def modules_of(spec: ModelSpec) -> Mapping[str, str]:
-    """The same matrices by what folders call them: their names in a Llama."""
-    return {canonical(stored_name(spec, name)): name for name in adaptable(spec)}
+def modules_of(spec: ModelSpec, *, experts: bool) -> Modules:
+    """What folders call the same matrices, and routed experts' where they may be adapted."""
+    return Modules(spec, adaptable(spec), experts=experts)
 
 
 def check_kind(file: ConfigFile) -> None:
@@ -183,11 +194,6 @@ def check_kind(file: ConfigFile) -> None:
     begun = file.get("init_lora_weights")
     if isinstance(begun, str) and begun.lower().startswith(MOVES_BASE):
         raise file.error("init_lora_weights", "it changed the base's weights; convert the adapter as PEFT's guide says")
-
-
-def canonical(module: str) -> str:
-    """A module's name without what it begins with, which depends on the class that the model was loaded by."""
-    return INNER.sub("", module.removesuffix(".weight"))
 
 
 def saved_embedding(spec: ModelSpec, path: Path, tensor: str, stored: StoredTensor) -> bool:
@@ -210,17 +216,6 @@ def parsed(path: Path, tensor: str) -> tuple[str, str]:
     elif "magnitude" in tensor:
         why = "is of DoRA, which is not served"
     raise ModelError(f"{path}: tensor {tensor} {why}")
-
-
-def unknown(spec: ModelSpec, module: str) -> str:
-    """Why a matrix cannot be adapted, as a clause."""
-    if ".experts." in module or (spec.sparse and module.endswith((".mlp.gate", "_gate"))):
-        return "adapts an expert or its router, which is not served"
-    if module.endswith(EXPANSION):
-        return f"adapts {EXPANSION}, which is not served: its halves are multiplied apart"
-    if module.endswith("embed_tokens"):
-        return "adapts an embedding, which is not served"
-    return f"adapts {module}, which is no matrix of the model's text layers"
 
 
 class Scaling:
@@ -265,7 +260,7 @@ def matching(found: list[tuple[re.Pattern[str], float]], module: str) -> float |
     return next((value for pattern, value in found if pattern.fullmatch(module)), None)
 
 
-def check_targets(file: ConfigFile, known: Mapping[str, str], found: Mapping[str, Any], path: Path) -> None:
+def check_targets(file: ConfigFile, modules: Modules, found: Container[str], path: Path) -> None:
     """Raise ModelError for a target that names no matrix, and for a matrix that is one and is not in the file. An
     expression or "all-linear" is taken from the file as it is."""
     targets = file.get("target_modules")
@@ -277,11 +272,11 @@ def check_targets(file: ConfigFile, known: Mapping[str, str], found: Mapping[str
     layers = kept if isinstance(kept, list) else [] if kept is None else [kept]
     if not all(type(layer) is int for layer in layers):
         raise file.error("layers_to_transform", "a layer's number is expected, or a list of them")
-    for target in map(canonical, targets):
-        own = [module for module in known if module == target or module.endswith(f".{target}")]
+    for target in targets:
+        own = dict(modules.wanted(target))
         if not own:
             raise file.error("target_modules", f"{target} names no matrix of the model's text layers that is served")
-        for module in () if excluded else own:
+        for module, name in () if excluded else own.items():
             layer = LAYER.search(module)
-            if known[module] not in found and (not layers or layer is None or int(layer[1]) in layers):
+            if name not in found and (not layers or layer is None or int(layer[1]) in layers):
                 raise ModelError(f"{path}: {CONFIG} has {target} as a target, and no tensor adapts {module}")

@@ -16,10 +16,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.adapter_folder import HEAD, RANKS, adaptable_of
+from penstock.engine_core.models.adapter_folder import EXPERT, HEAD, RANKS, adaptable_of
 from penstock.engine_core.models.decoder import Block, Decoder
+from penstock.engine_core.models.expert_adapters import ExpertRoom
 from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, Source, vocabulary
-from penstock.engine_core.models.low_rank import Adapted, StepAdapters
+from penstock.engine_core.models.low_rank import Adapted, AdaptedExperts, StepAdapters
 from penstock.engine_core.models.mlp import SeparateMlps, SparseMlp
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.low_rank import adapter_rows, output_tiles
@@ -40,8 +41,9 @@ class Product:
 class AdapterPlaces:
     """Places 1..count of a model, or of this rank's share of one of its stages; ranks are padded to `rank`."""
 
-    def __init__(self, model: Decoder, whole: ModelSpec, count: int, max_rank: int) -> None:
+    def __init__(self, model: Decoder, whole: ModelSpec, count: int, max_rank: int, *, experts: bool = False) -> None:
         placement = model.placement
+        self.experts = experts  # routed ones have room, too
         self.whole = whole  # all stages
         self.count = count
         self.max_rank = max_rank
@@ -72,18 +74,27 @@ class AdapterPlaces:
         sizes = [size for product in held for size in self._sizes(product)]
         ends = list(accumulate(sizes, initial=0))
         self._starts = {product: (ends[2 * at], ends[2 * at + 1]) for at, product in enumerate(held)}
+        self._rooms: dict[str, ExpertRoom] = {}  # by what names of a layer's experts begin with
+        for layer, block in enumerate(model.blocks, model.first):
+            if experts and (mixture := routed(block)) is not None:
+                room = ExpertRoom(mixture, self.rank, ends[-1])
+                self._rooms[f"model.layers.{layer}{EXPERT}"] = room
+                ends.append(room.end)
         self.memory = torch.zeros(count, ends[-1], dtype=placement.dtype, device=placement.device)
         for product, owner in held.items():
             owner.adapted = Adapted(self._weight(product, self.memory, placement), self._step)
+        for room in self._rooms.values():
+            room.mixture.adapted = AdaptedExperts(*room.weights(self.memory), self._step)
 
     @contextmanager
     def over(self, places: Tensor) -> Iterator[None]:
         """Within it products are adapted. places: int32 [tokens], of each row of them, 0 without an adapter."""
         self._step.rows = adapter_rows(places, self.count, invariant=self._invariant)
+        self._step.places = places
         try:
             yield
         finally:
-            self._step.rows = None
+            self._step.rows = self._step.places = None
 
     def host_memory(self) -> Tensor:
         """Room for one adapter on the host, as it lies in its place: zeros, pinned for a GPU."""
@@ -95,6 +106,9 @@ class AdapterPlaces:
         Raises ModelError for one that has no place."""
         if name in self._lacking:
             raise ModelError(f"adapters of {name} are not served: this model does not multiply by it alone")
+        begin, found, rest = name.partition(EXPERT)
+        if found and (room := self._rooms.get(begin + found)) is not None:
+            yield from room.destinations(memory, rest, rank)
         if name not in self._matrices:
             return
         product, source, part = self._matrices[name]
@@ -124,6 +138,12 @@ def outputs_of(sources: Sequence[Source]) -> tuple[slice, ...]:
     """The outputs of each on this rank, padding included."""
     ends = list(accumulate((sum(part.share for part in source.parts) for source in sources), initial=0))
     return tuple(map(slice, ends, ends[1:]))
+
+
+def routed(block: Block) -> SparseMlp | None:
+    """The layer's mixture of experts."""
+    found = block.mlp.sparse if isinstance(block.mlp, SeparateMlps) else block.mlp
+    return found if isinstance(found, SparseMlp) else None
 
 
 def linears(block: Block) -> Iterator[tuple[str, Linear]]:

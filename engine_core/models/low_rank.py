@@ -6,7 +6,7 @@ from torch import Tensor
 
 from penstock.kernels.low_rank import shrink
 from penstock.kernels.quantized import Rows
-from penstock.kernels.records import AdapterRows, LowRankSum, LowRankWeight
+from penstock.kernels.records import AdapterRows, ExpertAdapters, LowRankExperts, LowRankSum, LowRankWeight
 
 
 class StepAdapters:
@@ -14,6 +14,7 @@ class StepAdapters:
 
     def __init__(self) -> None:
         self.rows: AdapterRows | None = None  # None: no row has an adapter
+        self.places: Tensor | None = None  # int32 [tokens], of each row; None as well
 
 
 class Adapted:
@@ -34,3 +35,17 @@ class Adapted:
             return None
         assert isinstance(x, Tensor), "Linear.rows asks for rows as they are"
         return shrink(x, self._step.rows, self._weight)
+
+
+class AdaptedExperts:
+    """Additions of all places to the products of a mixture."""
+
+    def __init__(self, gate_up: LowRankExperts, down: LowRankExperts, step: StepAdapters) -> None:
+        self._gate_up, self._down = gate_up, down
+        self._step = step
+
+    @property
+    def active(self) -> ExpertAdapters | None:
+        """Of the step at hand; None: no row has an adapter."""
+        places = self._step.places
+        return None if places is None else ExpertAdapters(places, self._gate_up, self._down)

@@ -17,6 +17,7 @@ from penstock.engine_core.models.layers import (
     spread,
     whole,
 )
+from penstock.engine_core.models.low_rank import AdaptedExperts
 from penstock.engine_core.models.quantized_experts import ExpertShare, QuantizedExperts
 from penstock.kernels.activation import SILU, activate
 from penstock.kernels.experts import expert_mlp, route
@@ -91,6 +92,7 @@ class SparseMlp:
             biases = placement.vectors(self.held, inner), down
         self.biases = ExpertBiases(*biases)
         self.activation = Activation(spec.gate.kind, spec.gate.slope, spec.gate.limit, spec.gate.shift)
+        self.adapted: AdaptedExperts | None = None  # what adapters add to the experts' products
         self.shared = Mlp(spec.shared, hidden, placement) if spec.shared is not None else None
         gate = (whole(f"{spec.shared_name}_gate", 1),)
         self.shared_gate = Linear(gate, hidden, placement, bias=False) if spec.shared_gate else None
@@ -120,7 +122,7 @@ class SparseMlp:
         gate_up, down = (self.gate_up, self.down) if self.quantized is None else self.quantized.weights
         return expert_mlp(
             x, routes, gate_up, down, first=self.first, biases=self.biases, activation=self.activation,
-            gated=self.spec.gated,
+            gated=self.spec.gated, adapters=None if self.adapted is None else self.adapted.active,
         )  # fmt: skip
 
     def destinations(self) -> Destinations:

@@ -12,13 +12,14 @@ import numpy.typing as npt
 
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.late_masks import short_of_end
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix, cancel, lacks_adapter
 from penstock.engine_core.scheduling.peak_estimate import PeakEstimate, new_estimate
 from penstock.engine_core.scheduling.preemption import leaving_blocks
 from penstock.engine_core.scheduling.recurrent_state import ask_leader, cut, enter_slot, waits, with_state
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
-from penstock.engine_core.scheduling.running_batch import Ints, blocks_at_end
+from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, blocks_at_end
 from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import NO_STATE
@@ -34,6 +35,7 @@ class Admissions:
     """One plan's pass over the queue: it carries the estimate from one admission to the next."""
 
     state: SchedulerState
+    batch: RunningBatch | None = None  # rows of the step that do not wait for a newcomer's first mask
     estimate: PeakEstimate | None = None
     hashed: int = 0
 
@@ -63,6 +65,11 @@ class Admissions:
             count = min(len(sequence.tokens) - self._positions(found), budget)
             if state.options.encoder and count < len(sequence.tokens):
                 break  # it runs as a whole, in the next step
+            if self.batch is not None:
+                count = short_of_end(state, self.batch, sequence, self._positions(found), count)
+            if not count:
+                walk.skip(sequence)
+                continue
             if not self._fits(sequence, found, count):
                 if self._never_fits():
                     cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.scheduling.late_masks import Ready
 from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.engine_core.scheduling.outbox import note
 from penstock.engine_core.scheduling.request import Request, Sequence
@@ -74,8 +75,9 @@ def proposers(request: Request, options: SpeculationOptions) -> tuple[Proposer, 
     return tuple(found)
 
 
-def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int) -> Drafts | None:
-    """Drafts for the rows of the batch, at most `budget` tokens in all. No row is drafted past its limit."""
+def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int, ready: Ready) -> Drafts | None:
+    """Drafts for the rows of the batch, at most `budget` tokens in all. No row is drafted past its limit, and none of
+    `ready` past its masks."""
     slots, options = state.slots, state.options.speculation
     rows = slots.drafting[batch.slots].nonzero()[0]
     room = (slots.limit - slots.num_computed_tokens)[
@@ -86,6 +88,9 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int) -> Draft
         sequence = batch.sequences[row]
         if most > 0 and sequence.drafter is not None:
             draft = sequence.drafter.draft(sequence.tokens, options.num_speculative_tokens, most)
+            if draft is not None and (guide := ready.get(sequence)) is not None:
+                count = guide.covered(draft.tokens)
+                draft = Draft(draft.tokens[:count], draft.chances[:count]) if count else None
             if draft is not None:
                 found.append((row, sequence.drafter, draft))
     if not found:
@@ -179,11 +184,16 @@ def finish_drafts(state: SchedulerState, inflight: InFlightStep, result: StepRes
         sequence.drafter.in_flight.popleft()
 
 
-def with_device_drafts(state: SchedulerState, batch: RunningBatch, drafts: Drafts | None, budget: int) -> Drafts | None:
-    """The step's drafts together with at most `budget` device drafts of other rows."""
+def with_device_drafts(
+    state: SchedulerState, batch: RunningBatch, drafts: Drafts | None, budget: int, ready: Ready
+) -> Drafts | None:
+    """The step's drafts together with at most `budget` device drafts of other rows, none of `ready` past its masks."""
     device_drafts, slots = state.spec.device_drafts, batch.slots
     room = (state.slots.limit - state.slots.num_computed_tokens)[slots] - 2
     counts = np.minimum(device_drafts.available[slots], room)
+    for row, sequence in enumerate(batch.sequences if ready else ()):
+        if (guide := ready.get(sequence)) is not None:
+            counts[row] = min(counts[row], guide.covered(sequence.device_drafts or []))
     if drafts is not None:
         counts[drafts.rows] = 0  # jump-forward and predictions are more certain
     counts = np.maximum(counts, 0)

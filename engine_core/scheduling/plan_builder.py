@@ -12,6 +12,7 @@ is nothing else to run, they are planned anyway, since the token reaches the fir
 Masks: every plan with masked rows gets exactly one `MaskWork`, in the order of the plans; executors sample none of the
 masked rows before it has come. It leaves out rows whose sequence has ended since, so it may be empty. Rows whose
 structure has not begun are included: their output may not end yet. While it is being filled, its guides are not called.
+Rows for which others would wait sit the step out (`late_masks`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from penstock.engine_core.scheduling.drafting import (
     start_drafts,
     with_device_drafts,
 )
+from penstock.engine_core.scheduling.late_masks import NOBODY, Ready, short_of_end, sit_out
 from penstock.engine_core.scheduling.lifecycle import (
     add_others,
     announce_prefix,
@@ -59,6 +61,7 @@ class PlanBuilder:
     columns: list[npt.NDArray[np.int32]] = field(default_factory=list)  # each [new columns, 1 + groups]
     starts: list[SlotStart] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+    waits: bool | None = None  # as the step in flight has it
 
 
 def plan(state: SchedulerState) -> StepPlan | None:
@@ -67,30 +70,43 @@ def plan(state: SchedulerState) -> StepPlan | None:
         clear_suspects(state)
     elif state.queue.waiting:
         make_way(state)
+    found = plan_rows(state, patient=False)
+    if found is None and state.slots.guides and not state.steps.in_flight:
+        return plan_rows(state, patient=True)  # those for whom others sit out wait for blocks
+    return found
+
+
+def plan_rows(state: SchedulerState, *, patient: bool) -> StepPlan | None:
+    """The next step of the first micro-batch that has one. `patient`: it waits for all masks."""
     for _ in range(state.slots.microbatches):
         microbatch, batch = next_microbatch(state)
-        found = plan_microbatch(state, microbatch, batch)
+        found = plan_microbatch(state, microbatch, batch, patient=patient)
         if found is not None or not len(batch.slots):
             return found
         rotate(state, microbatch)  # its rows wait for blocks, which another micro-batch may free
     return None
 
 
-def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch) -> StepPlan | None:
+def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch, *, patient: bool) -> StepPlan | None:
     """The next step as one that runs these rows of a micro-batch, or None when neither they nor any prompt can run."""
-    slots, builder = state.slots, PlanBuilder()
+    slots, builder, ready = state.slots, PlanBuilder(), NOBODY
+    if slots.guides and not patient:
+        batch, ready, builder.waits = sit_out(state, batch)
     budget = state.options.max_num_batched_tokens - len(batch.slots)
     drafts = None
     if (slots.drafters or state.spec.device_drafts.most) and len(batch.slots):
         wanted = len(state.prefilling) or (state.queue.waiting and slots.free)
-        drafts = draft(state, batch, budget // 2 if wanted else budget)
+        drafts = draft(state, batch, budget // 2 if wanted else budget, ready)
         budget -= drafts.total if drafts is not None else 0
     if state.options.stages > 1:
         budget = prompt_budget(state, budget)
     claims: list[tuple[Sequence, int]] = []
     for sequence in state.prefilling:
         start = int(slots.num_computed_tokens[sequence.slot])
-        if count := cut(state.kv.recurrent, sequence.slot, start, min(len(sequence.tokens) - start, budget)):
+        count = cut(state.kv.recurrent, sequence.slot, start, min(len(sequence.tokens) - start, budget))
+        if count and not patient:
+            count = short_of_end(state, batch, sequence, start, count)
+        if count:
             claims.append((sequence, count))
             budget -= count
     needs = [blocks_needed(state, sequence, count) for sequence, count in claims]
@@ -110,21 +126,21 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch)
         extend_chunk(state, builder, sequence, count)
     stuck = not (len(batch.slots) or builder.chunks or state.steps.in_flight)  # no result will come to call us again
     if state.queue.waiting and (stuck or not kv_pressure):
-        for sequence, count in Admissions(state).admit(budget):
+        for sequence, count in Admissions(state, None if patient else batch).admit(budget):
             start_chunk(state, builder, sequence, count)
     if len(batch.slots) or builder.chunks:
         return finish_plan(state, builder, microbatch, batch, drafts)
     return None
 
 
-def draft(state: SchedulerState, batch: RunningBatch, budget: int) -> Drafts | None:
+def draft(state: SchedulerState, batch: RunningBatch, budget: int, ready: Ready) -> Drafts | None:
     """Drafts of the batch's rows, at most `budget` tokens and no more than a step may have: first those of the host,
-    then device drafts."""
-    drafts = draft_rows(state, batch, budget) if state.slots.drafters else None
+    then device drafts. Others do not wait for masks of `ready`."""
+    drafts = draft_rows(state, batch, budget, ready) if state.slots.drafters else None
     if not state.spec.device_drafts.most:
         return drafts
     left = min(budget, state.options.speculation.max_step_drafts) - (0 if drafts is None else drafts.total)
-    return with_device_drafts(state, batch, drafts, left)
+    return with_device_drafts(state, batch, drafts, left, ready)
 
 
 def crossing(state: SchedulerState, batch: RunningBatch) -> Ints:
@@ -232,6 +248,9 @@ def finish_plan(
     if sampled:
         batch = joined(batch, slots.batch(np.array(sampled)))
     guided, behind = guided_rows(state, batch, drafts) if slots.guides else ((), 0)
+    if state.steps.wanted and guided:
+        planned = {row.sequence.guide for row in guided}
+        state.steps.wanted = [guide for guide in state.steps.wanted if guide not in planned]
     kept = () if state.kv.recurrent is None else keep_states(state, state.kv.recurrent, step, rows, builder.chunks)
     slots.num_computed_tokens[rows] += 1
     slots.last[rows] = step
@@ -248,7 +267,7 @@ def finish_plan(
         grow_rows(state, builder, asked.short)
     inflight = InFlightStep(
         step, batch, tuple(builder.chunks), drafts, drafting, guided, asked.told, made, microbatch, behind,
-        planned=state.stats.now, kept=kept,
+        planned=state.stats.now, kept=kept, waits=builder.waits,
     )  # fmt: skip
     state.steps.in_flight.append(inflight)
     if guided:

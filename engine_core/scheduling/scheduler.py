@@ -128,6 +128,12 @@ class Scheduler:
         followed or applied."""
         return mask_work(self._state)
 
+    def late_masks(self) -> list[Guide]:
+        """Guides whose next masks are to be made beside the steps: rows sit out until they are there. Call it after
+        each `plan`. The caller sets `lent` as long as it has a guide."""
+        found, self._state.steps.wanted = self._state.steps.wanted, []
+        return found
+
     def adapter_messages(self) -> list[LoadAdapter | DropAdapter]:
         """What executors are to read and to forget, behind the plans so far; the caller removes what it has sent."""
         return self._state.adapters.messages
@@ -162,6 +168,7 @@ class Scheduler:
         suspects = in_flight_sequences(state)
         state.steps.in_flight.clear()
         state.steps.unmasked.clear()
+        state.steps.wanted.clear()
         for request in state.requests.values():
             for sequence in request.sequences.values():
                 if sequence.drafter is not None:

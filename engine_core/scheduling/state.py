@@ -10,12 +10,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.spacing import Habits
 from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.kv.block_pool import BlockPool, Fence
 from penstock.engine_core.kv.prefix_index import PrefixIndex
 from penstock.engine_core.kv.snapshots import Snapshots
 from penstock.engine_core.scheduling.adapters import AdapterPlaces
+from penstock.engine_core.scheduling.mask_patience import Patience
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.outbox import Outboxes
 from penstock.engine_core.scheduling.peak_estimate import Forecast
@@ -96,6 +98,7 @@ class InFlightStep:
     depends_on: int = 0  # the last step before it with a guided row: masks of this one depend on those tokens
     planned: float = 0.0  # when
     kept: tuple[KeptState, ...] = ()
+    waits: bool | None = None  # whether rows without masks wait for others' masks; None: there are not both
 
 
 class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -176,6 +179,9 @@ class StepState:
     in_flight: deque[InFlightStep] = field(default_factory=deque)
     unmasked: deque[InFlightStep] = field(default_factory=deque)  # of those, steps whose mask work was not taken yet
     stopped: dict[int, SequenceEnd] = field(default_factory=dict)  # guided rows that end with the step last followed
+    wanted: list[Guide] = field(default_factory=list)  # whose next masks are to be made beside the steps
+    long_mask: float = 0.0  # seconds of making one, from which on rows do not wait for it
+    patience: Patience = field(default_factory=Patience)
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken
     applied: int = 0  # last applied step

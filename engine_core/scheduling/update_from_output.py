@@ -30,6 +30,8 @@ from penstock.protocol.messages import Finish, Logprobs, TokenExtra
 from penstock.protocol.steps import REJECTED, StepResult
 
 MOST_CACHED = 64  # decoded blocks cached in one apply; the others follow later
+LONG_MASK = 0.25  # of a step's time: masks that are made faster come before its forward pass is over
+FORGETTING = 0.8  # what a mask that was there leaves of the seconds that one took which was not
 NOT_FINITE = "the model produced non-finite logits for this request"
 BROKEN_OFF = "the output ended inside its structure"
 NON_FINITE = -1  # the token of a row whose logits were not finite
@@ -47,6 +49,8 @@ def apply(state: SchedulerState, result: StepResult) -> None:
     state.steps.applied = inflight.step
     if result.prompt_logprobs:
         collect_prompt_logprobs(inflight, result)
+    if inflight.waits is not None and not inflight.chunks:
+        state.steps.patience.observe(inflight.waits, result.busy, result.waited)
     if inflight.drafting or state.spec.device_drafts.most:
         finish_drafts(state, inflight, result)
     if state.traces.running:
@@ -282,6 +286,7 @@ def follow(state: SchedulerState, result: StepResult) -> None:
     inflight = state.steps.in_flight[0]
     assert inflight.step == result.step, "results come in the order of the plans"
     state.steps.followed, state.steps.stopped = inflight.step, {}
+    state.steps.long_mask = LONG_MASK * result.busy
     if inflight.awaited_drafts:
         fill_awaited_drafts(inflight, result)
     if not inflight.guided:
@@ -292,18 +297,20 @@ def follow(state: SchedulerState, result: StepResult) -> None:
         sequence, entry = guided.sequence, guided.entry
         if sequence.ended:
             continue
-        if not guided.drafts and goes_on(sequence, entries[entry]):
-            if sequence.drafter is not None and sequence.guide is not None:
-                update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward)
-            continue
-        tokens = entries[entry : entry + len(guided.drafts) + 1]
-        if guided.drafts:
-            tokens = [token for token in tokens if token != REJECTED]
-        found = check_stop(sequence, len(sequence.tokens), tokens)
-        if found is not None:
-            state.steps.stopped[guided.row] = found
-        elif sequence.drafter is not None and sequence.guide is not None:
-            update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward)
+        if guided.drafts or not goes_on(sequence, entries[entry]):
+            tokens = entries[entry : entry + len(guided.drafts) + 1]
+            if guided.drafts:
+                tokens = [token for token in tokens if token != REJECTED]
+            found = check_stop(sequence, len(sequence.tokens), tokens)
+            if found is not None:
+                state.steps.stopped[guided.row] = found
+                continue
+        guide = sequence.guide
+        assert guide is not None
+        if guide.seconds and guide.ready:
+            guide.seconds *= FORGETTING
+        if sequence.drafter is not None:
+            update_jump_forward(sequence.drafter, guide, state.spec.jump_forward)
 
 
 def goes_on(sequence: Sequence, token: int) -> bool:

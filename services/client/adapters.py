@@ -36,7 +36,7 @@ class AdapterNames:
     def __init__(self, config: Config, spec: ModelSpec, own: tuple[str, ...]) -> None:
         """own: the model's names, which no adapter may have: ConfigError. A folder of --lora-modules that cannot be
         read is as if it were unloaded; `check` tells before a server starts, and no api process dies of it later."""
-        self._spec, self._own, self._rank = spec, own, config.model.max_lora_rank
+        self._spec, self._own, self._model = spec, own, config.model
         self._file = Path(config.run.run_dir) / FILE if config.run.run_dir else None
         self.directory = Path(config.api.lora_dir).resolve() if config.api.lora_dir else None
         if self.directory is not None and not os.path.isdir(self.directory):
@@ -113,7 +113,7 @@ class AdapterNames:
 
     def _read(self, name: str, folder: Path) -> Adapter:
         try:
-            read_adapter_folder(folder, self._spec, self._rank)
+            read_adapter_folder(folder, self._spec, self._model.max_lora_rank, experts=self._model.lora_experts)
             return Adapter(name, str(folder), adapter_version(folder))
         except ModelError as error:
             raise ModelError(f"the adapter {name!r} cannot be served: {error}") from None

@@ -238,7 +238,10 @@ def stage_share(
         held += drafting.weight_bytes(step.item_bytes)
         more = dataclasses.replace(step, max_model_len=0, invariant=False)  # over the same tables, in turn
         needed += step_bytes(drafting.layers, more)
-    place = place_bytes(part, model.max_lora_rank, step.item_bytes, ends=ends)
+    place = place_bytes(
+        part, model.max_lora_rank, step.item_bytes, ends=ends, experts=model.lora_experts,
+        parallel=ranks if model.expert_parallel else 1,
+    )  # fmt: skip
     adapters = model.max_loras * place if model.enable_lora else 0
     other += adapters
     each, places = snapshot_bytes(part, step.item_bytes), 0

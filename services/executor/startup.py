@@ -176,7 +176,7 @@ def make_places(config: ModelConfig, model: Decoder, whole: ModelSpec) -> Adapte
     """Room for adapters beside this executor's share of the model; None where none are served."""
     if not config.enable_lora:
         return None
-    places = AdapterPlaces(model, whole, config.max_loras, config.max_lora_rank)
+    places = AdapterPlaces(model, whole, config.max_loras, config.max_lora_rank, experts=config.lora_experts)
     logs.info(log, "adapter_places", count=places.count, rank=places.rank, bytes=places.memory.nbytes)
     notify(f"{ADAPTERS}={places.memory.nbytes / (1 << 30):.2f} GiB")
     return places

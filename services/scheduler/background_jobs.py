@@ -29,10 +29,12 @@ class BackgroundJobs(Generic[K, T]):
     def fileno(self) -> int:
         return self._wake
 
-    def start(self, key: K, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
+    def start(self, key: K, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run `work`; `collect` returns it under this key."""
         self.running += 1
-        self._threads.submit(work, *args, **kwargs).add_done_callback(self._finisher(key))
+        job = self._threads.submit(work, *args, **kwargs)
+        job.add_done_callback(self._finisher(key))
+        return job
 
     def collect(self) -> list[tuple[K, Future[T]]]:
         """Jobs that are done, in the order in which they ended."""

@@ -1,14 +1,21 @@
-"""Bitmasks of the steps in flight, filled beside the loop, one step after the other."""
+"""Bitmasks of the steps in flight, filled beside the loop, one step after the other; and those that no step waits for.
+
+The store belongs to one thread at a time: to that of steps while one of them is being filled, to the loop otherwise. A
+guide that is lent to a mask beside the steps is nobody else's until that is made.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future, wait
+from typing import NamedTuple
 
 import msgspec
 
+from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.masks import FilledMasks, MaskStatistics, MaskStore
+from penstock.engine_core.grammar.states import State
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.scheduling.plan_builder import MaskWork
@@ -31,11 +38,24 @@ class BitmaskStatistics(msgspec.Struct, frozen=True):
     steps: HistogramStatistics  # seconds of each step's masks
 
 
-class BitmaskFiller:
-    """Owner of the mask store of one epoch. `thread` runs one job at a time, so masks come in the order of steps."""
+class Lent(NamedTuple):
+    """A guide whose next mask is made beside the steps."""
 
-    def __init__(self, tokens: GrammarTokens | None, thread: Executor, fillers: int) -> None:
+    guide: Guide
+    spot: State
+    store: MaskStore
+
+
+class BitmaskFiller:
+    """Owner of the mask store of one epoch. `thread` runs one job at a time, so masks come in the order of steps.
+    `threads` make those that no step waits for."""
+
+    def __init__(self, tokens: GrammarTokens | None, thread: Executor, threads: Executor, fillers: int) -> None:
         self.jobs: BackgroundJobs[MaskWork, tuple[FilledMasks, float]] = BackgroundJobs(thread)
+        self.beside: BackgroundJobs[Lent, tuple[bytearray, float]] = BackgroundJobs(threads)
+        self._lent: dict[Guide, Future[tuple[bytearray, float]]] = {}
+        self._coming: set[State] = set()  # whose masks these are
+        self._made: list[tuple[Lent, bytearray]] = []  # wait for the store
         self._tokens = tokens
         self._fillers = fillers
         self._store: MaskStore | None = None
@@ -44,6 +64,8 @@ class BitmaskFiller:
         self._seconds = self._slowest = 0.0
         self._steps = Histogram(PART)
         self._was_slow = False  # the last step whose masks are done
+        self._beside_slow = False  # the last mask that was made beside the steps
+        self._applied = 0  # steps up to this one are over
 
     def renew(self, places: int) -> None:
         """New executors with empty stores of `places` masks. Masks that are still being filled are for the old ones."""
@@ -59,18 +81,38 @@ class BitmaskFiller:
     def start(self, work: MaskWork, applied: int) -> None:
         """Fill a step's masks; steps up to `applied` are over. Where all of them are in the store, that is done now."""
         assert self._store is not None
-        if not self.jobs.running:
+        self._applied = applied
+        lent = [self._lent[row.guide] for row in work.rows if row.guide in self._lent] if self._lent else []
+        if not (self.jobs.running or lent):
             began = time.perf_counter()
             filled = self._store.known(work.step, work.rows)
             if filled is not None:
                 self._ready.append((work, filled, time.perf_counter() - began))
                 return
         clock = time.process_time if self._was_slow else None
-        self.jobs.start(work, timed_fill, self._store, work, applied, clock)
+        self.jobs.start(work, timed_fill, self._store, work, applied, clock, lent)
+
+    def prepare(self, guides: list[Guide]) -> None:
+        """Make the next masks of these guides, beside the steps: they are `ready` when these have been collected."""
+        for guide in guides:
+            assert self._store is not None
+            lent = Lent(guide, guide.spot, self._store)
+            if not guide.lent and lent.spot not in self._coming:
+                guide.lent = True
+                self._coming.add(lent.spot)
+                clock = time.process_time if self._beside_slow else None
+                self._lent[guide] = self.beside.start(lent, timed_make, lent.store, guide, clock)
 
     def finished(self) -> list[StepMasks]:
         """Masks that are done. Raises the error of a whole step, which ends the process."""
         found = []
+        for lent, made in self.beside.collect():
+            mask, seconds = made.result()
+            self._seconds += seconds
+            self._beside_slow = seconds > SLOW
+            lent.guide.lent = False
+            del self._lent[lent.guide]
+            self._made.append((lent, mask))
         done = [(work, *future.result()) for work, future in self.jobs.collect()]
         done, self._ready = self._ready + done, []
         for work, filled, seconds in done:
@@ -80,6 +122,12 @@ class BitmaskFiller:
             self._steps.observe(seconds)
             self._slowest = max(self._slowest, seconds)
             self._was_slow = seconds > SLOW + SLOW_ROW * len(work.rows)
+        if not self.jobs.running:
+            for lent, mask in self._made:
+                self._coming.remove(lent.spot)
+                if lent.store is self._store and not lent.guide.failed:
+                    lent.store.keep(lent.spot, mask, self._applied)
+            self._made.clear()
         return found
 
     def statistics(self) -> BitmaskStatistics:
@@ -88,11 +136,28 @@ class BitmaskFiller:
 
 
 def timed_fill(
-    store: MaskStore, work: MaskWork, applied: int, clock: Callable[[], float] | None
+    store: MaskStore,
+    work: MaskWork,
+    applied: int,
+    clock: Callable[[], float] | None,
+    lent: Iterable[Future[tuple[bytearray, float]]],
 ) -> tuple[FilledMasks, float]:
+    """Fill a step's masks, behind those that its guides are lent to. Guides are told what new ones took together."""
+    wait(lent)
+    new = [row.guide for row in work.rows if not row.guide.ready or row.guide.covered(row.drafts) < len(row.drafts)]
     began = time.perf_counter()
     filled = store.fill(work.step, applied, work.rows, clock)
-    return filled, time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    for guide in new:
+        guide.seconds = seconds
+    return filled, seconds
+
+
+def timed_make(store: MaskStore, guide: Guide, clock: Callable[[], float] | None) -> tuple[bytearray, float]:
+    began = time.perf_counter()
+    filled = store.make(guide, clock)
+    guide.seconds = time.perf_counter() - began
+    return filled, guide.seconds
 
 
 def step_masks(work: MaskWork, filled: FilledMasks) -> StepMasks:

@@ -59,7 +59,8 @@ def run(config: Config, index: int) -> int:
     fillers = config.scheduler.mask_threads or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
     grammars = GrammarQueue(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers,
                     config.scheduler.grammar_cache_bytes)  # fmt: skip
-    bitmasks = BitmaskFiller(grammar_tokens, ThreadPoolExecutor(1, "masks"), fillers)
+    threads = ThreadPoolExecutor(1, "masks"), ThreadPoolExecutor(fillers, "late masks")
+    bitmasks = BitmaskFiller(grammar_tokens, *threads, fillers)
     tracer = tracer_of(config.trace, Role.SCHEDULER, index)
     me = Identity(Role.SCHEDULER, index, new_incarnation(), shared_hash(config.model))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -83,6 +84,7 @@ def run(config: Config, index: int) -> int:
     finally:
         grammars.jobs.close()
         bitmasks.jobs.close()
+        bitmasks.beside.close()
         tokens.close()
         steps.close()
         context.term()

@@ -293,6 +293,7 @@ class SchedulerLoop:
         """Start filling masks as early as the tokens before them are known; those that are there go out at once."""
         while (work := scheduler.mask_work()) is not None:
             self._bitmasks.start(work, self._times.last_step)
+        self._bitmasks.prepare(scheduler.late_masks())
         self._send_masks()
 
     def _send_masks(self) -> None:

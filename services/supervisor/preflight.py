@@ -69,6 +69,8 @@ def resolved(config: Config) -> Config:
     spec = read_spec(model, config.model.quantization)
     folder.model_length(spec, config.model)
     check_ranks(spec, config.model.tensor_parallel_size, expert_parallel=config.model.expert_parallel)
+    if config.model.lora_experts and not spec.sparse:
+        raise ConfigError("--lora-experts", True, "the model has no experts")
     found = msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names))
     return msgspec.structs.replace(config, model=found)
 
@@ -140,11 +142,19 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
         why = f"the weights take {gib(need * executors)} in {name}, and this machine has {gib(room)} of memory free"
         raise ConfigError("--dtype", model.dtype, f"{why}; take a smaller type or a smaller model")
     places = model.max_loras * max(
-        place_bytes(share, model.max_lora_rank, ITEM_BYTES[name], ends=stage == stages - 1)
+        place_bytes(
+            share,
+            model.max_lora_rank,
+            ITEM_BYTES[name],
+            ends=stage == stages - 1,
+            experts=model.lora_experts,
+            parallel=ranks if model.expert_parallel else 1,
+        )
         for stage, share in enumerate(shares)
     )
     if model.enable_lora and need + places > (room := room if gpus else room // executors):
-        why = f"places of rank {model.max_lora_rank} take {gib(places)} beside {gib(need)} of weights, of {gib(room)}"
+        what = f"places of rank {model.max_lora_rank}{', experts among them,' if model.lora_experts else ''}"
+        why = f"{what} take {gib(places)} beside {gib(need)} of weights, of {gib(room)}"
         raise ConfigError("--max-loras", model.max_loras, f"{why}; lower it or --max-lora-rank")
 
 

@@ -6,6 +6,7 @@ Tiny random models in fp32, hand-made plans; peft says what is expected.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
 
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
@@ -24,6 +25,7 @@ from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.adapters import AdapterPlaces, linears
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import pack
+from penstock.engine_core.models.mlp import SparseMlp
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.sharding import part_spec, stage_spec
 from penstock.engine_core.models.spec import read_spec
@@ -44,14 +46,12 @@ STAGED = (1, 2)
 class Folders:
     """A model, two adapters, and what each prompt gets from the one of its place."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: PreTrainedConfig, first: dict[str, Any], second: dict[str, Any]) -> None:
         self.base = folder / "base"
-        write_checkpoint(self.base, LlamaConfig(**SIZES))
+        write_checkpoint(self.base, config)
         self.adapters = tuple(folder / str(place) for place in (1, 2))
-        models = [theirs(self.base), write_adapter(self.base, self.adapters[0], 1)]
-        models.append(
-            write_adapter(self.base, self.adapters[1], 2, target_modules=["k_proj", "down_proj", "lm_head"], r=3)
-        )
+        models = [theirs(self.base), write_adapter(self.base, self.adapters[0], 1, **first)]
+        models.append(write_adapter(self.base, self.adapters[1], 2, r=3, **second))
         self.expected = [greedy(models[place], prompt, COUNT) for place, prompt in zip(PLACES, PROMPTS, strict=True)]
         with torch.inference_mode():
             self.logits = [models[place](torch.tensor([PROMPTS[2]])).logits[0] for place in (2, 0)]
@@ -60,7 +60,24 @@ class Folders:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
-    return Folders(tmp_path_factory.mktemp("adapters"))
+    return Folders(
+        tmp_path_factory.mktemp("adapters"),
+        LlamaConfig(**SIZES),
+        {},
+        {"target_modules": ["k_proj", "down_proj", "lm_head"]},
+    )
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """Both adapt routed experts, the first one the shared one, too."""
+    config = Qwen2MoeConfig(
+        **SIZES, moe_intermediate_size=48, shared_expert_intermediate_size=32, num_experts=4, num_experts_per_tok=2
+    )
+    shared, routed = r".*(self_attn\.\w+|shared_expert\.\w+)_proj", ["experts.gate_up_proj", "experts.down_proj"]
+    first = {"target_modules": shared, "target_parameters": routed}
+    second = {"target_modules": ["k_proj", "lm_head"], "target_parameters": routed[1:]}
+    return Folders(tmp_path_factory.mktemp("mixture"), config, first, second)
 
 
 @pytest.fixture(scope="module")
@@ -70,10 +87,10 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     found.close()
 
 
-def served(base: Path, adapters: Sequence[Path], group: Group = ALONE, **quantized: Any) -> Runner:
+def served(base: Path, adapters: Sequence[Path], group: Group = ALONE, *, whole_experts: bool = False) -> Runner:
     """A runner with the adapters in places 1 and 2."""
-    spec = read_spec(base, **quantized)
-    model = build(spec, torch.float32, torch.device("cpu"), 64, group=group)
+    spec = read_spec(base)
+    model = build(spec, torch.float32, torch.device("cpu"), 64, group=group, expert_parallel=whole_experts)
     load(model, base)
     return with_adapters(model, spec, adapters)
 
@@ -82,7 +99,8 @@ def with_adapters(model: Decoder, spec: Any, adapters: Sequence[Path]) -> Runner
     pack(model.destinations())
     options = RunnerOptions(
         device=torch.device("cpu"), dtype=torch.float32, blocks=200, block_size=8, max_model_len=64, max_num_seqs=20,
-        step_tokens=512, group=model.placement.group, adapters=AdapterPlaces(model, spec, 2, 8),
+        step_tokens=512, group=model.placement.group,
+        adapters=AdapterPlaces(model, spec, 2, 8, experts=bool(spec.sparse)),
     )  # fmt: skip
     runner = Runner(model, model.spec, options)
     assert runner.adapters is not None
@@ -100,10 +118,10 @@ def lives(answered: Sequence[Sequence[int]] = ((),) * len(PROMPTS)) -> list[Life
     ]
 
 
-def forced(group: Group, folders: Folders) -> tuple[list[int], int]:
+def forced(group: Group, folders: Folders, *, whole_experts: bool = False) -> tuple[list[int], int]:
     """Each token of each answer behind those before it, in one step; and the memory of the places."""
     with torch.inference_mode():
-        runner = served(folders.base, folders.adapters, group)
+        runner = served(folders.base, folders.adapters, group, whole_experts=whole_experts)
         slots, tables = range(0, COUNT * len(PROMPTS), COUNT), block_tables(COUNT * len(PROMPTS), 4)
         texts = [
             Life(prompt, slot=slot + known, blocks=tables[slot + known], adapter=place, output=answer[:known])
@@ -114,6 +132,7 @@ def forced(group: Group, folders: Folders) -> tuple[list[int], int]:
         starts = tuple(life.start() for life in texts)
         plan = StepPlan(step=0, epoch=0, starts=starts, chunks=column(*(number for row in rows for number in row)))
         found = tokens_of(runner.collect(runner.launch(plan)))
+        runner.reset()  # nothing of it stays under way: the next one uses the same groups
     assert runner.adapters is not None
     return found, runner.adapters.places.memory.nbytes
 
@@ -129,15 +148,37 @@ def test_ranks_and_stages(size: int | tuple[int, int], folders: Folders, members
     assert [held for _, held in found] == [2 * place for place in planned]
 
 
+@pytest.mark.parametrize(
+    ("size", "whole_experts"), [(2, False), (2, True), (STAGED, False)], ids=["two ranks", "whole experts", "stages"]
+)
+def test_experts_of_ranks_and_stages(
+    size: int | tuple[int, int], whole_experts: bool, mixture: Folders, members: Ranks
+) -> None:
+    """Each has the adapters of its experts, or of its share of the width of all."""
+    found = members.run(size, partial(forced, whole_experts=whole_experts), mixture)
+    assert found[-1][0] == [token for answer in mixture.expected for token in answer]
+    spec = read_spec(mixture.base)
+    shares = [part_spec(spec, 2)] * 2 if size == 2 else [stage_spec(spec, 2, stage) for stage in range(2)]
+    planned = [
+        place_bytes(share, 8, 4, ends=size == 2 or bool(stage), experts=True, parallel=1 + whole_experts)
+        for stage, share in enumerate(shares)
+    ]
+    assert [held for _, held in found] == [2 * place for place in planned]
+
+
 def dequantized(model: Decoder) -> Iterator[Tensor]:
     for block in model.blocks:
         for _, linear in linears(block):
             parts = [operand for operand in linear.operands if isinstance(operand, GroupedWeight)]
             yield torch.cat([part.dequantized(torch.float32) for part in parts])
+        if isinstance(block.mlp, SparseMlp) and block.mlp.quantized is not None:
+            yield from (weight.dequantized(torch.float32) for weight in block.mlp.quantized.weights)
 
 
-def test_quantized_base(folders: Folders) -> None:
+@pytest.mark.parametrize("kind", ["folders", "mixture"])
+def test_quantized_base(kind: str, request: pytest.FixtureRequest) -> None:
     """What adapters say beside weights of 4 bits is what they say beside the same weights, rounded, in floats."""
+    folders: Folders = request.getfixturevalue(kind)
     spec, plain = read_spec(folders.base, "int4"), read_spec(folders.base)
     model, other = (build(one, torch.float32, torch.device("cpu"), 64) for one in (spec, plain))
     for one in (model, other):
@@ -146,6 +187,9 @@ def test_quantized_base(folders: Folders) -> None:
     for block in other.blocks:
         for _, linear in linears(block):
             linear.weight.copy_(next(weights))
+        if isinstance(block.mlp, SparseMlp):
+            for own in (block.mlp.gate_up, block.mlp.down):
+                own.copy_(next(weights))
     found = []
     for one in (model, other):
         runner, texts = with_adapters(one, one.spec, folders.adapters), lives()

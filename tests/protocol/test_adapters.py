@@ -61,6 +61,7 @@ def lora(model: dict[str, object] | None = None, **api: object) -> Config:
     [
         (lora(lora_modules="a=x"), "--lora-modules: 'a=x' is not allowed; it needs --enable-lora"),
         (lora(lora_dir="x"), "--lora-dir: 'x' is not allowed; it needs --enable-lora"),
+        (lora({"lora_experts": True}), "--lora-experts: True is not allowed; it needs --enable-lora"),
         (lora({"enable_lora": True}, lora_modules="a"), "--lora-modules: 'a' is not allowed; it must be like"),
         (
             lora({"enable_lora": True, "max_loras": 9, "max_cpu_loras": 8}),

@@ -12,13 +12,28 @@ class FakeGuide:
     """Speaks as `engine_core.grammar.guide.Guide` does. While it is lent out for mask work nobody may call it."""
 
     def __init__(self, automaton: Automaton) -> None:
-        seed, length, fails_at = (int(word) for word in automaton.source.split())
+        seed, length, fails_at, *slow = (int(word) for word in automaton.source.split())
         self.bound, self.ended, self.lent = not automaton.after, False, False
         self.failed, self.failure = False, ""
         self._after = automaton.after
         self._state, self._left, self._fails_at = hash((seed, 0)), length, fails_at
         self._taken = 0
         self._learns = False
+        self._slow = slow[0] if slow else 0
+        self.seconds = 1.0 if self._slow else 0.0
+        self._made = -1  # tokens taken as its mask was made beside the steps
+
+    @property
+    def ready(self) -> bool:
+        """As if the masks of all states were known, but for so many in ten."""
+        return self.failed or self._made == self._taken or hash((self._state, self._taken)) % 10 >= self._slow
+
+    def make(self) -> None:
+        self._made, self.lent = self._taken, False
+
+    def covered(self, drafts: list[int]) -> int:
+        """As if some of the masks behind drafts were known."""
+        return min(abs(self._state) % 4, len(drafts)) if self._slow else len(drafts)
 
     @property
     def finished(self) -> bool:

@@ -270,7 +270,8 @@ def random_automaton(rng: random.Random) -> Automaton:
     """Some begin in the middle of the output, few fail."""
     after = rng.randrange(VOCAB).to_bytes(4, "little") if rng.random() < 0.2 else b""
     fails_at = rng.choice((1, 3, 9)) if rng.random() < 0.03 else 0
-    return Automaton(source=f"{rng.randrange(1000)} {rng.choice((1, 5, 30))} {fails_at}", after=after)
+    slow = rng.choice((0, 3, 10))
+    return Automaton(source=f"{rng.randrange(1000)} {rng.choice((1, 5, 30))} {fails_at} {slow}", after=after)
 
 
 def misremembered(rng: random.Random, output: list[int]) -> list[int]:

@@ -6,6 +6,7 @@ from collections import deque
 
 import numpy as np
 
+from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.scheduling.plan_builder import MaskWork
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.steps import StepMasks
@@ -19,6 +20,8 @@ class MaskDesk:
 
     def __init__(self) -> None:
         self._work: deque[MaskWork] = deque()
+        self._beside: list[Guide] = []
+        self.beside = 0  # masks made so
         self._next = 0
         self.made = 0
 
@@ -27,18 +30,37 @@ class MaskDesk:
 
     def collect(self, scheduler: Scheduler) -> None:
         """Take what there is; the guides belong to the desk from now on."""
+        late, steps = scheduler.late_masks(), scheduler._state.steps.in_flight
+        planned = {row.sequence.guide for inflight in steps for row in inflight.guided}
+        assert planned.isdisjoint(late), "one thread would take a guide that another one has"
+        for guide in late:
+            if not guide.lent:
+                guide.lent = True
+                self._beside.append(guide)
         while (work := scheduler.mask_work()) is not None:
             assert work.epoch == scheduler.epoch
-            self._work.append(work)
-            for row in work.rows:
-                row.guide.lent = True  # type: ignore[attr-defined]
+            self.take(work)
+
+    def take(self, work: MaskWork) -> None:
+        self._work.append(work)
+        for row in work.rows:
+            if row.guide in self._beside:
+                self.make_beside(row.guide)
+            row.guide.lent = True
+
+    def make_beside(self, guide: Guide | None = None) -> None:
+        """Make a mask that no step waits for: this guide's, or the oldest."""
+        if self._beside:
+            found = self._beside.pop(0 if guide is None else self._beside.index(guide))
+            found.make()  # type: ignore[attr-defined]
+            self.beside += 1
 
     def make(self) -> StepMasks:
         """Do the oldest work."""
         work = self._work.popleft()
         entries, bits = [], []
         for row in work.rows:
-            row.guide.lent = False  # type: ignore[attr-defined]
+            row.guide.lent = False
             for entry, allowed in enumerate(row.guide.walk(row.drafts), row.entry):  # type: ignore[attr-defined]
                 flags = np.zeros(VOCAB, np.uint8)
                 flags[list(allowed)] = 1
@@ -60,5 +82,7 @@ class MaskDesk:
         """The epoch is over: what was taken is of no use, its guides are free."""
         for work in self._work:
             for row in work.rows:
-                row.guide.lent = False  # type: ignore[attr-defined]
+                row.guide.lent = False
         self._work.clear()
+        while self._beside:
+            self.make_beside()

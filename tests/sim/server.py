@@ -109,6 +109,7 @@ class Server:
     def mask(self) -> None:
         """Make the masks that can be made."""
         self.desk.collect(self.scheduler)
+        self.desk.make_beside()
         while self.desk:
             masks = self.desk.make()
             self.results += self.executor.mask(masks)

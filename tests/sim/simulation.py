@@ -69,6 +69,7 @@ class Outcome:
     statistics: SchedulerStatistics
     turns: int
     masks: int  # entries that were masked
+    beside: int  # masks that no step waited for
 
 
 class Simulation:
@@ -169,6 +170,8 @@ class Simulation:
             self.results += self.executor.run(plan)
             self.executor.hosts.take(self.scheduler)
             self.desk.collect(self.scheduler)
+            if self.plans % 2:
+                self.desk.make_beside()
             if self.rng.random() < 0.1:
                 self._interfere()
         while self.desk and (not self.results or self.rng.random() < 0.5):
@@ -229,4 +232,4 @@ class Simulation:
         )
         assert stand.finished + stand.aborted + stand.failed == choices
         assert stand.rejected == sum(life.invalid for life in self.lives)
-        return Outcome(self.record, stand, self.turns, self.desk.made)
+        return Outcome(self.record, stand, self.turns, self.desk.made, self.desk.beside)

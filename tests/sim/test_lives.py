@@ -42,6 +42,7 @@ def test_the_lives_are_lively() -> None:
     assert sum(stand.draft_tokens - stand.accepted_tokens for stand in seen) >= 500
     assert max(len(stand.accepted_at) for stand in seen) >= 8
     assert sum(outcome.masks for outcome in outcomes) >= 1000
+    assert sum(outcome.beside for outcome in outcomes) >= 100
     assert any(random_world(random.Random(seed)).leaves for seed in range(24))
     assert sum(stand.prefix.evicted for stand in seen) > 1000
     assert sum(stand.forecast.refused for stand in seen) > 100

@@ -134,7 +134,7 @@ def test_rejected_drafts_leave_no_trace(runner: Runner) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_snapshots_are_copied_to_the_hosts_memory_in_order(device: str) -> None:
     """Behind what was enqueued before, and before what comes then, however long either takes."""
-    states = recurrent_states(hybrid(), StateSizes(2, 1, 2, 1), torch.float32, torch.device(device))
+    states = recurrent_states(hybrid(), StateSizes(2, 1, 1, host=2), torch.float32, torch.device(device))
     assert states is not None
 
     def wait(stream: torch.cuda.Stream | None = None) -> None:

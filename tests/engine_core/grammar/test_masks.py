@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.grammar import masks
-from penstock.engine_core.grammar.masks import FilledMasks, MaskRow, MaskStore, bits_of
+from penstock.engine_core.grammar.masks import FilledMasks, MaskRow, MaskStore, bits_of, call
+from penstock.engine_core.grammar.states import LONGEST
 from penstock.protocol.errors import GrammarFailure
 from tests.engine_core.grammar.vocabulary import END, OTHER_END, allowed, guide, ids, tokens, vocabulary
 
@@ -234,16 +235,15 @@ def test_a_row_that_fails_fails_alone() -> None:
 def test_a_fill_that_raises_is_done_again_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
     store, executors = MaskStore(tokens(), 64, 2), Executors(64)
     rows = [MaskRow(guide("regex", "[ab]c"), [], entry) for entry in range(4)]
-    native = store._call
 
-    def call(jobs, masks):
+    def once(jobs, filled, executors):
         if any(job[0] is rows[2].guide for job in jobs):
             raise ValueError("too many expressions")
-        native(jobs, masks)
+        call(jobs, filled, executors)
 
-    monkeypatch.setattr(store, "_call", call)
-    masks = executors.masks(store.fill(1, 0, rows))
-    assert masks[0] == masks[1] == masks[3] != masks[2]
+    monkeypatch.setattr(masks, "call", once)
+    found = executors.masks(store.fill(1, 0, rows))
+    assert found[0] == found[1] == found[3] != found[2]
     with pytest.raises(GrammarFailure, match="too many expressions"):
         rows[2].guide.advance(ids("a"))
     rows[1].guide.advance(ids("a"))
@@ -288,3 +288,89 @@ def test_rows_that_are_measured_get_the_same_masks_and_who_is_slow_fails_alone()
     assert not after[0] & tokens().eos
     with pytest.raises(GrammarFailure, match="ms a token"):
         slow.advance(ids("a"))
+
+
+def test_a_mask_made_beside_the_steps_leaves_with_the_next_of_them() -> None:
+    store, executors = MaskStore(tokens(), 64, 1), Executors(64)
+    origin = guide("regex", "[ab]c*")
+    one, two = origin.copy(), origin.copy()
+    two.advance(ids("a"))
+    assert (one.ready, two.ready) == (False, False)
+    executors.masks(store.fill(1, 0, [MaskRow(one, [], 0)]))
+    assert (one.ready, two.ready) == (True, False)
+    store.keep(two.spot, store.make(two), 0)
+    assert two.ready
+    filled = store.known(2, [MaskRow(two, [], 0), MaskRow(one, [], 1)])
+    assert filled is not None
+    assert len(filled.new_slots) == 4
+    assert executors.masks(filled)[0] >= {*ids("c"), END}
+    again = store.known(3, [MaskRow(two, [], 0)])
+    assert again is not None
+    assert again.new_slots == b"", "it was sent"
+
+
+def test_a_mask_is_not_kept_where_steps_in_flight_may_read_every_slot() -> None:
+    store, executors = MaskStore(tokens(), 2, 1), Executors(2)
+    guides = [guide("regex", text) for text in ("a", "b", "c")]
+    for step, each in enumerate(guides[:2], 1):
+        executors.masks(store.fill(step, 0, [MaskRow(each, [], 0)]))
+    made = store.make(guides[2])
+    store.keep(guides[2].spot, made, 0)
+    assert not guides[2].ready
+    store.keep(guides[2].spot, made, 1)
+    assert [each.ready for each in guides] == [False, True, True], "step 1 is over"
+    filled = store.known(3, [MaskRow(guides[2], [], 0)])
+    assert filled is not None
+    assert executors.masks(filled)[0] == set(ids("c"))
+
+
+def test_a_mask_whose_slot_was_taken_before_it_left_is_not_sent() -> None:
+    store = MaskStore(tokens(), 2, 1)
+    first, second, third = (guide("regex", text) for text in ("a", "b", "c"))
+    store.keep(first.spot, store.make(first), 0)
+    store.keep(second.spot, store.make(second), 0)
+    store.keep(third.spot, store.make(third), 0)
+    assert [each.ready for each in (first, second, third)] == [False, True, True]
+    filled = store.known(1, [MaskRow(second, [], 0)])
+    assert filled is not None
+    assert len(filled.new_slots) == 8
+    assert len(set(np.frombuffer(filled.new_slots, np.int32).tolist())) == 2
+
+
+def test_an_output_without_states_has_a_spot_until_it_goes_on() -> None:
+    store = MaskStore(tokens(), 64, 1)
+    found = guide("regex", "[ab]*")
+    found.advance(ids("ab" * LONGEST))
+    assert found.state is None
+    store.keep(found.spot, store.make(found), 0)
+    assert found.ready
+    assert store.known(1, [MaskRow(found, [], 0)]) is not None
+    found.advance(ids("a"))
+    assert not found.ready
+    assert store.known(2, [MaskRow(found, [], 0)]) is None
+
+
+def test_drafts_are_covered_as_far_as_the_masks_behind_them_are_there() -> None:
+    store = MaskStore(tokens(), 64, 1)
+    origin = guide("regex", "abc")
+    one, drafts = origin.copy(), single("abc")
+    assert origin.covered(drafts) == 0
+    for step, token in enumerate(drafts[:2], 1):
+        one.advance([token])
+        store.fill(step, step - 1, [MaskRow(one, [], 0)])
+    assert origin.covered(drafts) == 2
+    assert origin.covered([]) == 0
+    origin.fail("it broke")
+    assert (origin.ready, origin.covered(drafts)) == (True, 3)
+
+
+def test_a_mask_that_a_step_in_flight_reads_stays_although_it_was_made_again() -> None:
+    store = MaskStore(tokens(), 2, 1)
+    one, other, third = guide("regex", "a"), guide("regex", "(a|a)"), guide("regex", "b")
+    store.fill(5, 3, [MaskRow(one, [], 0)])
+    store.keep(other.spot, store.make(other), 3)
+    assert other.spot.place is one.spot.place
+    store.keep(third.spot, store.make(third), 3)
+    late = guide("regex", "c")
+    store.keep(late.spot, store.make(late), 4)
+    assert [each.ready for each in (one, third, late)] == [True, False, True]

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, Phi3Config, Qwen2Config, Qwen2MoeConfig
+from peft import PeftModel
+from safetensors.torch import save_file
+from transformers import (
+    DeepseekV3Config,
+    GptOssConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.loading.adapters import read_adapter
@@ -29,7 +43,7 @@ def served(model: Decoder, places: int = 2, rank: int = 8) -> Runner:
     pack(model.destinations())
     options = RunnerOptions(
         device=torch.device("cpu"), dtype=torch.float32, blocks=64, block_size=8, max_model_len=64, max_num_seqs=8,
-        adapters=AdapterPlaces(model, model.spec, places, rank),
+        adapters=AdapterPlaces(model, model.spec, places, rank, experts=bool(model.spec.sparse)),
     )  # fmt: skip
     return Runner(model, model.spec, options)
 
@@ -58,12 +72,16 @@ def answers(runner: Runner, adapters: list[int], **options: Any) -> list[list[in
 
 
 LLAMA: Callable[[], Any] = lambda: LlamaConfig(**SIZES)  # noqa: E731
-QWEN_MOE = {
-    "moe_intermediate_size": 48,
-    "shared_expert_intermediate_size": 32,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-}
+EXPERTS = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2}
+QWEN_MOE = {**EXPERTS, "shared_expert_intermediate_size": 32}
+DEEPSEEK = {
+    "moe_intermediate_size": 48, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 2, "n_group": 1,
+    "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "num_key_value_heads": 4,
+}  # fmt: skip
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+SHARED = r".*(o_proj|shared_experts\.\w+_proj)"
+BOTH = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "seven": (LLAMA, {}),
     "all-linear": (LLAMA, {"target_modules": "all-linear", "use_rslora": True}),
@@ -87,6 +105,25 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
         lambda: Qwen2MoeConfig(**SIZES, **QWEN_MOE),
         {"target_modules": r".*(self_attn\.\w+|shared_expert\.\w+)_proj"},
     ),
+    "shared experts": (lambda: DeepseekV3Config(**{**SIZES, **DEEPSEEK}), {"target_modules": SHARED}),
+    "experts": (lambda: Qwen3MoeConfig(**SIZES, **EXPERTS), {"target_modules": ["q_proj"], "target_parameters": BOTH}),
+    "gates and ups of experts": (
+        lambda: Qwen3MoeConfig(**SIZES, **EXPERTS),
+        {"target_modules": ["q_proj"], "target_parameters": BOTH[:1], "rank_pattern": {".*gate_up_proj": 7}},
+    ),
+    "downs of experts": (
+        lambda: Qwen3MoeConfig(**SIZES, **EXPERTS), {"target_modules": [], "target_parameters": BOTH[1:]}
+    ),
+    "experts beside a shared one": (
+        lambda: Qwen2MoeConfig(**SIZES, **QWEN_MOE),
+        {"target_modules": r".*shared_expert\.\w+_proj", "target_parameters": BOTH, "use_rslora": True},
+    ),
+    "other names of experts": (
+        lambda: MixtralConfig(**SIZES, num_local_experts=4), {"target_modules": ["v_proj"], "target_parameters": BOTH}
+    ),
+    "interleaved experts": (
+        lambda: GptOssConfig(**SIZES, **GPT_OSS), {"target_modules": ["o_proj"], "target_parameters": BOTH}
+    ),
 }  # fmt: skip
 
 
@@ -97,13 +134,56 @@ def test_tokens_are_pefts(case: str, tmp_path: Path) -> None:
     base = tmp_path / "base"
     write_checkpoint(base, config())
     models = [theirs(base), write_adapter(base, tmp_path / "1", 1, **options)]
-    models.append(write_adapter(base, tmp_path / "2", 2, target_modules=["o_proj", "down_proj"], r=8))
+    models.append(write_adapter(base, tmp_path / "2", 2, target_modules=["o_proj"], r=8))
     runner = served(ours(base))
     load(runner, tmp_path / "1", tmp_path / "2")
     order = [1, 0, 2, 0, 1]
     expected = [greedy(models[place], prompt, COUNT) for place, prompt in zip(order, PROMPTS, strict=True)]
     assert answers(runner, order, budget=4) == expected
     assert expected[0] != expected[3]  # the same prompt
+
+
+SINGLE: dict[str, tuple[Callable[[], Any], str, tuple[str, str, str], int]] = {
+    "qwen3_moe": (lambda: Qwen3MoeConfig(**SIZES, **EXPERTS), "mlp", ("gate_proj", "up_proj", "down_proj"), 48),
+    "mixtral": (lambda: MixtralConfig(**SIZES, num_local_experts=4), "block_sparse_moe", ("w1", "w3", "w2"), 96),
+}
+
+
+@pytest.mark.parametrize("family", SINGLE)
+def test_adapters_of_single_experts_are_those_that_peft_converts(family: str, tmp_path: Path) -> None:
+    """As peft wrote them when experts were modules: each has a rank of its own in the file, here the same."""
+    config, place, names, width = SINGLE[family]
+    base, folder, hidden, rank = tmp_path / "base", tmp_path / "1", SIZES["hidden_size"], 3
+    write_checkpoint(base, config())
+    torch.manual_seed(1)
+    tensors = {}
+    for layer, expert, name in itertools.product(range(3), range(4), names):
+        outputs, inputs = (hidden, width) if name == names[2] else (width, hidden)
+        stem = f"base_model.model.model.layers.{layer}.{place}.experts.{expert}.{name}"
+        tensors[f"{stem}.lora_A.weight"] = torch.randn(rank, inputs) / 2 / inputs**0.5
+        tensors[f"{stem}.lora_B.weight"] = torch.randn(outputs, rank) / 2 / rank**0.5
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": 6,
+        "target_modules": list(names),
+        "task_type": "CAUSAL_LM",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = PeftModel.from_pretrained(theirs(base), str(folder)).eval()
+    runner = served(ours(base))
+    load(runner, folder)
+    expected = [greedy(each, PROMPTS[0], COUNT) for each in (theirs(base), model)]
+    tables = block_tables(2, 4)
+    lives = [Life(PROMPTS[0], slot=slot, blocks=tables[slot], adapter=slot) for slot in range(2)]
+    prefill(runner, lives, budget=4)
+    decode(runner, lives, COUNT - 1)
+    assert [life.output for life in lives] == expected
+    assert expected[0] != expected[1]
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "bias of B": ({"lora_bias": True}, {}, "lora_bias is True"),
     "whole modules": ({"modules_to_save": ["lm_head"]}, {}, r"modules_to_save is \['lm_head'\]"),
     "tokens": ({"trainable_token_indices": [1]}, {}, "trainable_token_indices is"),
-    "parameters": ({"target_parameters": ["mlp.experts.down_proj"]}, {}, "target_parameters is"),
+    "parameters": ({"target_parameters": ["mlp.experts.down_proj"]}, {}, "target_parameters is .*; mlp.experts.down_p"),
+    "no parameters": ({"target_parameters": "experts"}, {}, "target_parameters is 'experts'; a list of parameters"),
     "moved base": ({"init_lora_weights": "pissa_niter_16"}, {}, "init_lora_weights is 'pissa_niter_16'; it changed"),
     "rank": ({"r": 9}, {}, r"r is 9; model.layers.0.*_proj has rank 9, and --max-lora-rank is 8"),
     "rank of a pattern": ({"rank_pattern": {"q_proj": 16}}, {}, "rank_pattern is .* has rank 16, and --max-lora-rank"),
@@ -175,10 +176,18 @@ def mixture() -> ModelSpec:
     return small_spec(layers=1, experts=experts)
 
 
-@pytest.mark.parametrize("name", ["mlp.experts.0.up_proj", "mlp.gate", "mlp.shared_expert_gate"])
+EXPERTS = {
+    "mlp.experts.0.up_proj": "routed experts, which are served with --lora-experts",
+    "mlp.experts": "routed experts, which are served with --lora-experts",
+    "mlp.gate": "a router, which is not served",
+    "mlp.shared_expert_gate": "a router, which is not served",
+}
+
+
+@pytest.mark.parametrize("name", EXPERTS)
 def test_experts_are_refused_by_name(name: str, tmp_path: Path) -> None:
     held = dict.fromkeys(tensors()) | {f"{PREFIX}0.{name}.lora_A.weight": torch.ones(4, 32)}
-    with pytest.raises(ModelError, match=f"{name}.lora_A.weight adapts an expert or its router"):
+    with pytest.raises(ModelError, match=f"{name}.lora_A.weight adapts {EXPERTS[name]}"):
         read_adapter_folder(written(tmp_path, held), mixture(), 8)
 
 

@@ -11,7 +11,7 @@ from penstock.engine_core.scheduling.adapters import LOADS, PATIENCE
 from penstock.engine_core.scheduling.admission import BLOCKED
 from penstock.protocol.messages import Finish
 from penstock.protocol.step_columns import adapter_table
-from penstock.protocol.steps import DropAdapter, LoadAdapter
+from penstock.protocol.steps import AdapterLoaded, DropAdapter, LoadAdapter
 from tests.sim.adapters import BAD, REASON
 from tests.sim.adapters import adapter as named
 from tests.sim.server import ROOMY, Server
@@ -197,6 +197,23 @@ def test_a_new_group_reads_anew_and_everybody_goes_on() -> None:
     finish(made, number)
     assert made.seen(number).tokens[: len(before)] == before
     assert list(made.executor.hosts.read) == [2], "numbers are not used twice"
+
+
+def test_a_group_that_dies_while_it_reads_is_asked_no_more_and_the_next_one_is() -> None:
+    made = server()
+    cold, running = made.submit([1], adapter="a"), made.submit([1], max_tokens=6)
+    made.step()
+    made.executor.hosts.say(made.scheduler, 0.0)
+    made.scheduler.restart(1, 1.0)
+    made.executor, made.results = made.new_executor(1), type(made.results)()
+    made.scheduler.adapter_loaded(AdapterLoaded(1), 1, 1.0)  # of the second one, which came late
+    made.step()
+    assert not made.seen(cold).tokens, "nobody of the new group has read it"
+    made.load()
+    made.run()
+    assert made.seen(cold).finish == made.seen(running).finish == Finish.LENGTH
+    assert list(made.executor.hosts.read.values()) == ["a"]
+    assert statistics(made).loads == 1
 
 
 def test_a_folder_that_changed_is_another_adapter() -> None:

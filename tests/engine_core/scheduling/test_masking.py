@@ -218,6 +218,23 @@ def test_a_row_whose_structure_has_not_begun_is_masked() -> None:
     assert [row.guide.bound for row in work.rows] == [True]
 
 
+def test_a_row_sits_out_while_its_guide_is_elsewhere() -> None:
+    server = Server()
+    server.submit(PROMPT, max_tokens=LONG)
+    server.submit(PROMPT, max_tokens=LONG, automaton=FREE, speculate=False)
+    server.step()
+    server.step()
+    (guide,) = [choice.guide for choice in server.scheduler._state.slots.sequences if choice and choice.guide]
+    guide.seconds = 1.0
+    assert masked(server.step()) == [1]
+    guide.lent = True
+    assert masked(server.step()) == [], "another output has brought its mask; and it is not called meanwhile"
+    assert server.scheduler.late_masks() == []
+    guide.lent = False
+    assert masked(server.step()) == [1]
+    server.run()
+
+
 @pytest.mark.parametrize("applied", [0, 1])
 def test_a_preempted_choice_goes_on_under_its_guide(applied: int) -> None:
     server = Server()

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.draft_spec import read_draft
 from penstock.engine_core.models.memory_estimate import StepShape, block_bytes, weights
-from penstock.engine_core.models.sharding import held_bytes, stage_layers
+from penstock.engine_core.models.sharding import held_bytes, part_spec, stage_layers
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, ModelConfig
 from penstock.protocol.errors import ConfigError
@@ -110,6 +111,20 @@ def test_places_for_adapters_are_taken_from_the_cache(tmp_path: Path) -> None:
     assert plain.blocks - lora.blocks == pytest.approx(lora.adapter_bytes / block, abs=1)
     assert "LoRA adapters           0.33 GiB" in text(lora)
     assert "LoRA" not in text(plain)
+
+
+def test_places_for_experts_are_counted_one_by_one(tmp_path: Path) -> None:
+    """And the half of them on each of two ranks, whole or by their width."""
+    config = LLAMA_8B | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8}
+    options = ModelConfig(model=str(folder_of(tmp_path, config)), max_model_len=4096, enable_lora=True)
+    plain, lora = (plan(Config(model=replace(options, lora_experts=given)), "h200") for given in (False, True))
+    inputs, outputs = 4096, 14336
+    assert lora.adapter_bytes - plain.adapter_bytes == 8 * 32 * 8 * 16 * 3 * (inputs + outputs) * 2
+    spec = read_spec(tmp_path)
+    whole, split = (place_bytes(part_spec(spec, 2), 16, 2, experts=True, parallel=ranks) for ranks in (2, 1))
+    bare = place_bytes(part_spec(spec, 2), 16, 2)
+    assert whole - bare == 32 * 4 * 16 * 3 * (inputs + outputs) * 2
+    assert split - bare == 32 * 8 * 16 * 3 * (inputs + outputs // 2) * 2
 
 
 def test_what_cannot_fit_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Inline(Executor):
 
 
 def without_grammars() -> tuple[GrammarQueue, BitmaskFiller]:
-    return GrammarQueue(None, Inline()), BitmaskFiller(None, Inline(), 1)
+    return GrammarQueue(None, Inline()), BitmaskFiller(None, Inline(), Inline(), 1)
 
 
 class FakePort:

@@ -86,7 +86,7 @@ class Bench:
         config = Config(
             model=ModelConfig(max_num_seqs=8, max_num_batched_tokens=64), scheduler=SchedulerConfig(overlap=overlap)
         )
-        guides, bitmasks = GrammarQueue(tokens(), Inline()), BitmaskFiller(tokens(), Inline(), 1)
+        guides, bitmasks = GrammarQueue(tokens(), Inline()), BitmaskFiller(tokens(), Inline(), Inline(), 1)
         self.loop = SchedulerLoop(config, ModelFacts(256, 4096), self.tokens, self.steps, guides, bitmasks, self.now)
         self.tokenizer = self.tokens.join()
         self.executor = Sampler(self.steps)
@@ -134,6 +134,18 @@ def test_outputs_follow_their_grammars_beside_free_ones(overlap: bool) -> None:
     assert masks.rows > 0
     assert masks.store.failures == 0
     assert bench.loop.drained
+
+
+def test_a_row_whose_masks_are_made_beside_the_steps_goes_on_beside_a_free_one() -> None:
+    """Results tell no times here, so any new mask takes long."""
+    bench = Bench()
+    bench.submit(1, automaton("regex", "[a-z]{12}"), most=40)
+    bench.submit(2, None, most=60)
+    bench.run(lambda: 1 in bench.transcript.ends)
+    assert 2 not in bench.transcript.ends
+    assert re.fullmatch("[a-z]{12}", bench.text(1))
+    bench.run(lambda: 2 in bench.transcript.ends)
+    assert bench.transcript.tokens[2] == [7] * 60
 
 
 def test_masks_leave_in_the_turn_of_the_result_and_before_the_next_plan() -> None:

@@ -132,6 +132,11 @@ def test_places_that_do_not_fit(gpus: tuple[Gpu, ...], monkeypatch: pytest.Monke
         started("", max_lora_rank=256, max_loras=1024)
 
 
+def test_places_of_experts_need_some() -> None:
+    with pytest.raises(ConfigError, match="--lora-experts: True is not allowed; the model has no experts"):
+        started("", lora_experts=True)
+
+
 @pytest.mark.parametrize(("ranks", "room"), [(1, 1.0), (2, 1.9)])
 def test_places_of_every_executor_lie_beside_its_weights(
     ranks: int, room: float, monkeypatch: pytest.MonkeyPatch
