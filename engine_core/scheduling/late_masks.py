@@ -39,7 +39,7 @@ def sit_out(state: SchedulerState, batch: RunningBatch) -> tuple[RunningBatch, R
     None where there are not both."""
     guided = state.slots.guided[batch.slots].nonzero()[0].tolist()
     waits = state.steps.patience.waits if 0 < len(guided) < len(batch.slots) else None
-    found = [row for row in guided if waits is False or may_take_long(state, batch.sequences[row])]
+    found = guided if waits is False else slow_rows(state, batch, guided)
     if not found or len(found) == len(batch.slots):
         return batch, NOBODY, waits
     slots, absent, ready = state.slots, [], {}
@@ -54,9 +54,10 @@ def sit_out(state: SchedulerState, batch: RunningBatch) -> tuple[RunningBatch, R
     return (slots.batch(np.delete(batch.slots, absent)) if absent else batch), ready, waits
 
 
-def may_take_long(state: SchedulerState, sequence: Sequence) -> bool:
-    """Whether a mask of the sequence may come behind the forward pass of its step."""
-    return sequence.guide is not None and sequence.guide.seconds > state.steps.long_mask
+def slow_rows(state: SchedulerState, batch: RunningBatch, rows: list[int]) -> list[int]:
+    """Those of these rows whose masks may come behind the forward pass of their step."""
+    long, sequences = state.steps.long_mask, batch.sequences
+    return [row for row in rows if (guide := sequences[row].guide) is not None and guide.seconds > long]
 
 
 def has_mask(state: SchedulerState, guide: Guide) -> bool:

@@ -286,7 +286,7 @@ def follow(state: SchedulerState, result: StepResult) -> None:
     inflight = state.steps.in_flight[0]
     assert inflight.step == result.step, "results come in the order of the plans"
     state.steps.followed, state.steps.stopped = inflight.step, {}
-    state.steps.long_mask = LONG_MASK * result.busy
+    long = state.steps.long_mask = LONG_MASK * result.busy
     if inflight.awaited_drafts:
         fill_awaited_drafts(inflight, result)
     if not inflight.guided:
@@ -307,7 +307,7 @@ def follow(state: SchedulerState, result: StepResult) -> None:
                 continue
         guide = sequence.guide
         assert guide is not None
-        if guide.seconds and guide.ready:
+        if guide.seconds > long and guide.ready:
             guide.seconds *= FORGETTING
         if sequence.drafter is not None:
             update_jump_forward(sequence.drafter, guide, state.spec.jump_forward)
