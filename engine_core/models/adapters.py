@@ -90,11 +90,10 @@ class AdapterPlaces:
     def over(self, places: Tensor) -> Iterator[None]:
         """Within it products are adapted. places: int32 [tokens], of each row of them, 0 without an adapter."""
         self._step.rows = adapter_rows(places, self.count, invariant=self._invariant)
-        self._step.places = places
         try:
             yield
         finally:
-            self._step.rows = self._step.places = None
+            self._step.rows = None
 
     def host_memory(self) -> Tensor:
         """Room for one adapter on the host, as it lies in its place: zeros, pinned for a GPU."""

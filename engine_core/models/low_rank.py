@@ -14,7 +14,6 @@ class StepAdapters:
 
     def __init__(self) -> None:
         self.rows: AdapterRows | None = None  # None: no row has an adapter
-        self.places: Tensor | None = None  # int32 [tokens], of each row; None as well
 
 
 class Adapted:
@@ -47,5 +46,5 @@ class AdaptedExperts:
     @property
     def active(self) -> ExpertAdapters | None:
         """Of the step at hand; None: no row has an adapter."""
-        places = self._step.places
-        return None if places is None else ExpertAdapters(places, self._gate_up, self._down)
+        rows = self._step.rows
+        return None if rows is None else ExpertAdapters(rows.places, self._gate_up, self._down)

@@ -40,14 +40,16 @@ PROMPT = sum(CHUNKS)
 
 
 def write_checkpoint(folder: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, **save: Any) -> None:
-    """Random weights, biases and norms of a scale at which every part of the model matters to the logits."""
+    """Random weights, biases and norms of a scale at which every part of the model matters to the logits. States fade
+    slowly: what is read of one that has a token or two is sometimes near nothing, and norms make its rounding large."""
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
         else:
-            torch.nn.init.normal_(parameter, mean=0.0 if name.endswith("bias") else 1.0, std=0.3)
+            mean = -2.0 if name.endswith("A_log") else 0.0 if name.endswith("bias") else 1.0
+            torch.nn.init.normal_(parameter, mean=mean, std=0.3)
     for name, buffer in model.named_buffers():
         if name.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, std=0.3)
