@@ -13,6 +13,7 @@ from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.low_rank import AdaptedExperts, StepAdapters
 from penstock.engine_core.models.mlp import SparseMlp
 from penstock.engine_core.models.registry import build
+from penstock.kernels.low_rank import adapter_rows
 from tests.engine_core.models.specs import small_experts, small_spec
 
 RANK, MOST = 5, 16
@@ -84,6 +85,6 @@ def test_a_step_without_adapters_has_no_additions() -> None:
     room, step = ExpertRoom(mixture_of(1, 0, whole=False), MOST, 0), StepAdapters()
     adapted = AdaptedExperts(*room.weights(torch.zeros(2, room.end)), step)
     assert adapted.active is None
-    step.places = torch.zeros(3, dtype=torch.int32)
+    step.rows = adapter_rows(torch.zeros(3, dtype=torch.int32), 2)
     assert adapted.active is not None
-    assert adapted.active.places is step.places
+    assert adapted.active.places is step.rows.places
