@@ -71,6 +71,12 @@ def test_counts_add_up() -> None:
     loras = (beat(at, adapter_places=2, adapters_placed=1 + at, adapters_held=3) for at in range(2))
     both = total(list(loras))
     assert (both.adapter_places, both.adapters_placed, both.adapters_held) == (4, 3, 6)
+    states = [
+        beat(at, state_places=4, state_snapshots=1 + at, state_host_places=8, state_host_snapshots=2 * at)
+        for at in range(2)
+    ]
+    both = total(states)
+    assert (both.state_places, both.state_snapshots, both.state_host_places, both.state_host_snapshots) == (8, 3, 16, 2)
     assert engines(first, second).status == made
 
 
