@@ -34,7 +34,7 @@ from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.config import Config, ModelConfig, RunConfig
 from penstock.protocol.links import STEPS, TEXT, TOKENS, Hello, LinkSpec, Role, decoder
-from penstock.protocol.messages import Message
+from penstock.protocol.message import Message
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult
 from penstock.services.bench.client import Target
 from penstock.services.bench.workload import Workload, requests

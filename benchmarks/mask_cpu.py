@@ -40,7 +40,8 @@ from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.config import Config, ModelConfig
 from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
-from penstock.protocol.messages import Automaton, Grammar, Message, Sampling, SubmitTokens
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Automaton, Grammar, Sampling, SubmitTokens
 from penstock.protocol.step_columns import chunk_table, draft_table, integers
 from penstock.protocol.steps import REJECTED, ExecutorReady, StepMasks, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Joined, Peer

@@ -21,12 +21,13 @@ import msgspec
 
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.images import EncodeImage, ImageEncoded
+from penstock.protocol.message import Message
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
     EngineStatus,
-    Message,
     MetricsSnapshots,
     Rejected,
     StopHit,
@@ -146,8 +147,8 @@ STEPS = LinkSpec(
     name="steps",
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
-    up=(ExecutorReady, StepResult, AdapterLoaded, MetricsSnapshots),
-    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter),
+    up=(ExecutorReady, StepResult, AdapterLoaded, ImageEncoded, MetricsSnapshots),
+    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage),
     window=16,
     high_water=64,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge

@@ -16,7 +16,8 @@ import secrets
 import struct
 from collections.abc import Iterator
 
-import msgspec
+from penstock.protocol.images import Image, ImageFile
+from penstock.protocol.message import Message, Part
 
 
 class Finish(enum.IntEnum):
@@ -39,14 +40,6 @@ class PieceKind(enum.IntEnum):
     REASONING = 1
     CALL = 2  # a tool call begins; the text is the function's name
     ARGUMENTS = 3  # of the call that began last
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=True):
-    """Root of every message: a frozen tagged array."""
-
-
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Root of what messages hold."""
 
 
 class TraceContext(Part, frozen=True):
@@ -204,7 +197,8 @@ class SubmitText(Message, frozen=True, kw_only=True):
     """api → tokenizer: one request. Exactly one of `messages`, `prompt`, `prompt_ids` is given."""
 
     id: int = 0  # the engine client's to give
-    messages: bytes | None = None  # JSON array of chat messages
+    messages: bytes | None = None  # JSON array of chat messages; a part of type image stands for the next of `images`
+    images: tuple[ImageFile, ...] = ()  # in the order of their parts
     tools: bytes | None = None  # JSON array, rendered by the template
     tool_use: ToolUse | None = None  # None: no calls are expected
     reasoning: Reasoning = Reasoning()
@@ -254,6 +248,7 @@ class Tokenize(Message, frozen=True, kw_only=True):
 
     id: int = 0  # as of `SubmitText`
     messages: bytes | None = None
+    images: tuple[ImageFile, ...] = ()  # as of `SubmitText`
     tools: bytes | None = None
     reasoning: Reasoning = Reasoning()
     template_arguments: bytes | None = None
@@ -325,6 +320,7 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     client: Client = Client()
     turns: tuple[int, ...] = ()  # positions of the prompt, ascending, where its system prompt and past turns end
     adapter: Adapter | None = None  # None: the model itself
+    images: tuple[Image, ...] = ()  # ascending by position
 
 
 class StopHit(Message, frozen=True):

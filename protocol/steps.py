@@ -44,11 +44,18 @@ adapter into the host's memory when `LoadAdapter` asks for it, beside the steps,
 `adapters` name it has it copied to a place before its step runs, and a slot's `adapter` is a place that holds one by
 then. Plans run in order: what is written to a place disturbs no step before. Numbers are the scheduler's and are not
 used twice; an executor that reports ready again has forgotten all of them.
+
+A model that sees images has an encoder cache on the device: rows of embeddings, which `EncodeImage` fills beside the
+steps. `SlotStart.images` says which tokens of a prompt have which rows. A chunk that holds such tokens is planned once
+`ImageEncoded` has come from all executors of the first stage; where the model's image tokens see one another both ways
+(`VisionSpec.mutual`), no chunk ends within an image. Rows are given to another image once every step that reads them
+has been applied.
 """
 
 from __future__ import annotations
 
-from penstock.protocol.messages import Logprobs, Message, Part, Pooling, Sampling, TraceContext
+from penstock.protocol.message import Message, Part
+from penstock.protocol.messages import Logprobs, Pooling, Sampling, TraceContext
 
 REJECTED = -2  # token of an entry after a rejected draft
 NO_MICROBATCH = -1  # micro-batch of a step that runs chunks alone
@@ -73,6 +80,7 @@ class SlotStart(Part, frozen=True, kw_only=True):
     choice: int = 0  # of the request, for its trace
     state: int = NO_STATE  # place whose snapshot is as of position `computed`, then a multiple of STATE_PIECE
     adapter: int = 0  # place of its adapter; 0: none
+    images: bytes = b""  # int32 [images, 5]: position, length, first row in the encoder cache, width, height in pixels
 
 
 class StepPlan(Message, frozen=True, kw_only=True):
@@ -180,6 +188,7 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     state_places: int = 0  # snapshots that it has room for, in places 0 .. state_places-1
     state_host_places: int = 0  # the same in the host's memory
     adapter_places: int = 0  # for LoRA adapters: 1 .. adapter_places; 0: it serves none
+    encoder_rows: int = 0  # of the encoder cache; 0: the model sees no images
     plans: int = 0  # run since its group's generation began: equal for all members of a group that is in step
 
 

@@ -36,6 +36,9 @@ class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
     dim: int = 0  # leading numbers of a head that are turned, the others pass; 0: all of them
     share: float = 1.0  # proportional: of a head's pairs, the fastest, that are turned
     interleaved: bool = False  # number 2 i pairs with 2 i + 1 in the checkpoint, else i with i + dim / 2
+    # M-RoPE (Qwen2-VL, 2024): how many of the pairs turn by a token's time, line and column; (): all by its position.
+    sections: tuple[int, ...] = ()
+    sections_alternate: bool = False  # they take turns, pair by pair (Qwen3-VL, 2025), else they follow each other
     # A query at position p is multiplied with 1 + temperature * log(1 + floor((p + temperature_shift) / length)).
     temperature: float = 0.0
     temperature_length: int = 1

@@ -27,6 +27,7 @@ from penstock.engine_core.models.quantization.rules import Quantization
 from penstock.engine_core.models.quantization.weight_format import Formats, WeightFormat
 from penstock.engine_core.models.reading import read_labels
 from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
+from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.engine_core.models.weight_files import read_names, read_shape
 from penstock.protocol.errors import ConfigError, ModelError
 
@@ -79,6 +80,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     head_form: WeightFormat | None = None  # of the output embedding
     classifier: ClassifierSpec | None = None  # it classifies texts, in place of an output embedding
     projection: tuple[DenseSpec, ...] = ()  # what vectors go through behind pooling
+    vision: VisionSpec | None = None  # it sees images
     kv_windows: tuple[int, ...] = (0,)  # of each KV group, 0: it holds all keys; a stage has those of the whole model
 
     @property

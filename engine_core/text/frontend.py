@@ -25,12 +25,12 @@ from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import Kept, Request, named
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.errors import Overloaded, RequestError, Unavailable, rejection
+from penstock.protocol.message import Message
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
     EngineStatus,
     Finish,
-    Message,
     Rejected,
     StopHit,
     SubmitText,

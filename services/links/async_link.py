@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable
 
-from penstock.protocol.messages import Message
+from penstock.protocol.message import Message
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, SocketStatistics
 
 TICK = 0.2  # seconds between ticks without a peer

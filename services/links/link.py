@@ -37,7 +37,7 @@ from penstock.protocol.links import (
     decoder,
     identity,
 )
-from penstock.protocol.messages import Message
+from penstock.protocol.message import Message
 from penstock.services.links import handshake
 from penstock.services.links.authenticator import ListenerMonitor
 from penstock.services.links.handshake import Identity, ended, open_pidfd

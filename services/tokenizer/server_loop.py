@@ -22,12 +22,12 @@ from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import named
 from penstock.protocol.errors import RequestError, rejection
+from penstock.protocol.message import Message
 from penstock.protocol.messages import (
     Abort,
     Automaton,
     Detokenize,
     EngineStatus,
-    Message,
     MetricsSnapshots,
     Rejected,
     SubmitText,

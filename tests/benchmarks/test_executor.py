@@ -7,7 +7,7 @@ from array import array
 from benchmarks.load.executor import BLOCKS, Device, FakeExecutor
 from penstock.protocol.config import ModelConfig
 from penstock.protocol.links import STEPS, Welcome
-from penstock.protocol.messages import Message
+from penstock.protocol.message import Message
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Joined, Left, Peer
 from penstock.services.tracing.executor import ExecutorTraces

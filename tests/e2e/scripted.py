@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from penstock.protocol.messages import Abort, Finish, Message, Piece, PieceKind, SubmitText
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Abort, Finish, Piece, PieceKind, SubmitText
 from penstock.services.openai.routes import application
 from tests.services.client.fake_engine import LIMIT, FakeLink, Row, app_state, batch, status
 

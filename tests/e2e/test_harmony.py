@@ -22,7 +22,8 @@ from penstock.engine_core.text.controls import read_controls
 from penstock.engine_core.text.frontend import Frontend
 from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits
 from penstock.engine_core.text.template import ChatTemplate
-from penstock.protocol.messages import Abort, Finish, Message, SubmitText
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Abort, Finish, SubmitText
 from tests.e2e.server import LIMIT, serving
 from tests.engine_core.text.families import HARMONY, tokenizer_of, vocabulary_of
 from tests.engine_core.text.streams import API, STATUS, batch

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from penstock.protocol import links, messages, steps
 from penstock.protocol.columns import pack
 from penstock.protocol.links import LINKS, MALFORMED, LinkControl, LinkSpec, decoder
-from penstock.protocol.messages import Finish, Message, Part, SubmitText, TextBatch, TokenBatch
+from penstock.protocol.message import Message, Part
+from penstock.protocol.messages import Finish, SubmitText, TextBatch, TokenBatch
 from penstock.protocol.request_ids import api_index, request_id
 from penstock.protocol.steps import choice_seed
 

@@ -36,7 +36,7 @@ BRAIN = (
 )
 # From the bottom up: a folder of engine_core imports only from those before it.
 ENGINE_ORDER = (
-    *("histogram", "kv", "embedded", "distributed", "models", "folder", "loading", "placement"),
+    *("histogram", "kv", "embedded", "distributed", "images", "models", "folder", "loading", "placement"),
     *("tokenizer", "parsers", "grammar", "text", "speculation", "scheduling", "execution"),
 )
 LIGHT_PROCESSES = ("services.openai.api_server", "services.tokenizer.main", "services.scheduler.main")

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.engine_core.kv.prefix_index import root
 from penstock.protocol.links import TEXT, decoder
-from penstock.protocol.messages import Message, Rejected, SubmitText
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Rejected, SubmitText
 from penstock.services.http.request_context import digest
 from tests.rules.source import ROOT
 from tests.services.client.fake_engine import FakeLink, app_state, client, silent

@@ -13,10 +13,10 @@ from penstock.engine_core.text.frontend import Frontend
 from penstock.engine_core.text.prompts import Prompter, PromptLimits
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.columns import pack, unpack
+from penstock.protocol.message import Message
 from penstock.protocol.messages import (
     EngineStatus,
     Finish,
-    Message,
     Rejected,
     Sampling,
     SubmitText,

@@ -18,13 +18,13 @@ from penstock.engine_core.folder import Generation
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.links import TEXT, Role, Welcome
+from penstock.protocol.message import Message
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
     EngineStatus,
     Finish,
-    Message,
     ParsedRow,
     Piece,
     PositionLogprobs,

@@ -22,7 +22,8 @@ import zmq
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.config import ModelConfig
 from penstock.protocol.links import STEPS, Role, shared_hash
-from penstock.protocol.messages import Message, Sampling
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepPlan, StepResult
 from penstock.services.executor import main
 from penstock.services.executor.main import COLLECT_SECONDS, IDLE_SECONDS, collection_due

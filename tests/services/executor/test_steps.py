@@ -15,7 +15,8 @@ import pytest
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
 from penstock.protocol.links import STEPS, Welcome
-from penstock.protocol.messages import Message, Sampling
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import ExecutorReady, SlotStart, StepMasks, StepPlan, StepResult
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.startup import Engine, start

@@ -15,7 +15,7 @@ import zmq
 
 from penstock.protocol.config import ModelConfig
 from penstock.protocol.links import TEXT, Role, shared_hash
-from penstock.protocol.messages import Message
+from penstock.protocol.message import Message
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer

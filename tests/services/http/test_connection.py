@@ -12,7 +12,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from penstock.protocol.messages import Abort, Finish, Message, SubmitText
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Abort, Finish, SubmitText
 from penstock.services.client.output_collector import Choice, OutputCollector
 from penstock.services.http.connection import Connection, StreamWriter
 from penstock.services.http.request_context import STREAM_WRITER

@@ -17,7 +17,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from penstock.protocol.errors import Unavailable
-from penstock.protocol.messages import Finish, Message, Rejected, SubmitText, Tokenize
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Finish, Rejected, SubmitText, Tokenize
 from penstock.services.http.connection import Connection
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState

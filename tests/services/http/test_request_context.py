@@ -14,7 +14,8 @@ import pytest
 
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.messages import Abort, Message, SubmitText
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Abort, SubmitText
 from penstock.services.http.request_context import RequestContext, new_id
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.responses.store import ResponseStore

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from benchmarks.samples import read_samples, total
-from penstock.protocol.messages import Finish, Message, SubmitText
+from penstock.protocol.message import Message
+from penstock.protocol.messages import Finish, SubmitText
 from penstock.services.http import server
 from penstock.services.http.server import ConnectionLimiter, accept, connection_limit
 from penstock.services.supervisor.process import ExitCode

@@ -19,7 +19,8 @@ from penstock.engine_core.scheduling.admission import REASONS
 from penstock.engine_core.text.prompts import PromptLimits
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.links import STEPS, Role, Welcome
-from penstock.protocol.messages import Message, MetricsSnapshots
+from penstock.protocol.message import Message
+from penstock.protocol.messages import MetricsSnapshots
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor.steps import StepsStatistics
 from penstock.services.links.handshake import Identity

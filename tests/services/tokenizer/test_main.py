@@ -18,13 +18,13 @@ import zmq
 from penstock.protocol.columns import pack, unpack
 from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, TokenizerConfig
 from penstock.protocol.links import TEXT, TOKENS, Role, shared_hash
+from penstock.protocol.message import Message
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
     EngineStatus,
     Finish,
-    Message,
     Rejected,
     Sampling,
     StopHit,

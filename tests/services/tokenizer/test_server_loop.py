@@ -12,12 +12,12 @@ import pytest_asyncio
 
 from penstock.engine_core.text.frontend import Frontend
 from penstock.protocol.columns import unpack
+from penstock.protocol.message import Message
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
     EngineStatus,
     Finish,
-    Message,
     Rejected,
     Sampling,
     SubmitText,
