@@ -24,7 +24,8 @@ from penstock.engine_core.models.quantization.config import METHODS
 from penstock.engine_core.models.reading import ROPE_KINDS
 from penstock.engine_core.models.weight_files import STORED_TYPES
 from penstock.kernels.chip import CHIPS
-from penstock.protocol.config import ApiConfig, Config, Field, fields
+from penstock.protocol.config import ApiConfig, Config, fields
+from penstock.protocol.option import Field
 from penstock.services.metrics.definitions import METRICS, Kind
 from penstock.services.metrics.exposition import VLLM
 from penstock.services.openai.openapi import document

@@ -1,8 +1,8 @@
 """Every option of every process, in frozen structs.
 
-A field's `Option` gives its help text, bounds or choices; the command line, the config file and `penstock config` are
-made from these structs, so an option exists once. Field `max_model_len` is typed `--max-model-len`. validation.py
-checks the values.
+A field's `Option` (option.py) gives its help text, bounds or choices; the command line, the config file and `penstock
+config` are made from these structs, so an option exists once. Field `max_model_len` is typed `--max-model-len`.
+validation.py checks the values.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.protocol import limits
+from penstock.protocol.option import Field, Option
 from penstock.protocol.speculation import read_speculative
 
 MOST_EXECUTORS = 512  # of one server; each opens a few descriptors at its scheduler
@@ -23,59 +24,6 @@ QUANTIZATIONS = ("none", "fp8", "int8", "int4")  # of weights that are rounded w
 NO_KEY = "a server without keys answers everybody"
 KV_AUTO, KV_MODEL, KV_FP8 = "auto", "bfloat16", "fp8"  # --kv-cache-dtype
 CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL = "none", "messages", "all"  # --clamp-max-tokens
-
-
-class Option(msgspec.Struct, frozen=True):
-    """A field's help text and its allowed values."""
-
-    help: str
-    low: int | float | None = None
-    high: int | float | None = None
-    choices: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    metavar: str = ""
-    several: bool = False  # given repeatedly, with commas, or as a list in a file; `words` splits the text
-    greedy: bool = False  # of those: one flag takes every word up to the next option
-    blank: str = ""  # what an empty value would mean, where it is refused because a variable was probably not set
-    secret: bool = False  # may come from the environment; is never printed and never in a child's argv
-
-
-class Field(msgspec.Struct, frozen=True):
-    """One option as the command line sees it."""
-
-    section: str
-    name: str
-    type: type
-    default: object
-    option: Option
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """Name of the environment variable that may hold a secret option."""
-        return "PENSTOCK_" + self.name.upper()
-
-    @property
-    def allowed(self) -> str:
-        """Bounds or choices in words; empty where any value will do."""
-        if self.option.choices:
-            return "one of " + ", ".join(self.option.choices)
-        if self.option.low is None or self.option.high is None:
-            return ""
-        return f"between {number(self.option.low)} and {number(self.option.high)}"
-
-
-def words(text: str) -> tuple[str, ...]:
-    """The values of an option that takes several."""
-    return tuple(word for word in (part.strip() for part in text.split(",")) if word)
-
-
-def number(value: int | float) -> str:
-    """A bound in full digits: 9223372036854775807 and 0.05, never 9.2e+18."""
-    return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 # An option stands on two or three lines, not on six.
@@ -150,6 +98,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_loras: Annotated[int, Option("adapters that rows of one step may have", 1, 1024)] = 8
     max_lora_rank: Annotated[int, Option("largest rank of an adapter; memory is taken for it", 1, 512)] = 16
     max_cpu_loras: Annotated[int, Option("adapters in the host's memory; 0: four times --max-loras", 0, 1 << 16)] = 0
+    limit_mm_per_prompt: Annotated[
+        str, Option("most images of one prompt, as a number, image=N or {\"image\": N}; 0: the vision encoder is not "
+                    "loaded, and images are refused", metavar="LIMIT")
+    ] = "16"
+    mm_encoder_cache_tokens: Annotated[
+        int, Option("image tokens whose embeddings an executor holds; 0: 16384, or what the largest image takes",
+                    0, 1 << 22)
+    ] = 0
     seed: Annotated[int, Option("seed of the server's own randomness: dummy weights", 0, 2**63 - 1)] = 0
     batch_invariant: Annotated[
         bool, Option("a request's tokens never depend on what shares its steps, to the last bit; needs a GPU")
@@ -186,6 +142,11 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     operator_key_file: Annotated[
         str, Option("file with a key per line for what the operator alone may do, as --api-key-file; empty: nobody may",
                     metavar="FILE")
+    ] = ""
+    allowed_media_domains: Annotated[
+        str, Option("host names whose https images the server fetches for requests, *.NAME for those below; may be "
+                    "repeated; empty: none, images come as data: URLs",
+                    several=True, metavar="HOST", aliases=("--allowed-media-hosts",))
     ] = ""
     allowed_hosts: Annotated[
         str,
@@ -298,6 +259,17 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     template_memory: Annotated[
         int, Option("bytes that rendering one request's own template may take; beyond it 400", 16 << 20, 1 << 40)
     ] = 512 << 20
+    media_workers: Annotated[int, Option("processes that decode images, per tokenizer", 1, 64)] = 2
+    media_timeout: Annotated[
+        float, Option("seconds that fetching one image may take, and CPU seconds that decoding it may; beyond it 400",
+                      0.1, 60.0)
+    ] = 2.0
+    media_memory: Annotated[
+        int, Option("bytes that decoding one image may take; beyond it 400", 64 << 20, 1 << 40)
+    ] = 1 << 30
+    media_max_pixels: Annotated[
+        int, Option("most pixels of an image, which its header tells before it is decoded; beyond it 400", 1, 1 << 30)
+    ] = 64 << 20
     tool_call_parser: Annotated[
         str,
         Option("how the model writes tool calls; auto: as its chat template tells",
@@ -383,6 +355,10 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     state_host_memory: Annotated[
         int, Option("bytes of an executor's host memory for snapshots that have no more room on its GPU", 0, 1 << 50)
     ] = 0
+    mm_encoder_budget: Annotated[
+        float, Option("share of the device's time that the vision encoder may take while requests are decoded",
+                      0.01, 1.0)
+    ] = 0.25
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
     tune: Annotated[
         bool, Option("measure how products with weights run best, where nobody has on this chip; off: rules decide")

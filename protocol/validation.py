@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping
 
 from penstock.protocol.adapters import read_modules
-from penstock.protocol.config import ApiConfig, Config, Field, fields, words
+from penstock.protocol.config import ApiConfig, Config, fields
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.groups import check_groups
 from penstock.protocol.links import HostAddress, check_apart, ports_of, read_address
+from penstock.protocol.option import Field, words
 from penstock.protocol.parts import check_parts
 from penstock.protocol.speculation import read_speculative
 

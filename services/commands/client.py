@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.protocol.config import Config, words
+from penstock.protocol.config import Config
 from penstock.protocol.errors import REQUEST_ERRORS, ConfigError, EngineFailure, LinkError, Overloaded, RequestError
+from penstock.protocol.option import words
 from penstock.services.llm.launcher_process import LauncherProcess
 from penstock.services.supervisor.options import Effective
 

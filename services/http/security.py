@@ -20,8 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.protocol.config import ApiConfig, words
+from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import ConfigError, Forbidden
+from penstock.protocol.option import words
 from penstock.protocol.validation import TOKEN
 from penstock.services.http.request_context import RequestContext
 from penstock.services.supervisor import address, logs

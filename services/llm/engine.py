@@ -26,7 +26,7 @@ import zmq
 
 from penstock.engine_core import folder
 from penstock.protocol.columns import pack, unpack
-from penstock.protocol.config import PRIORITY, Config, Field, fields
+from penstock.protocol.config import PRIORITY, Config, fields
 from penstock.protocol.errors import ConfigError, ModelError, Overloaded, PenstockError, RequestError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.protocol.messages import (
@@ -38,6 +38,7 @@ from penstock.protocol.messages import (
     Tokenized,
     TraceContext,
 )
+from penstock.protocol.option import Field
 from penstock.services.client.engine_client import EngineClient, EngineClientStatistics
 from penstock.services.client.model_info import ModelInfo, read_model_info
 from penstock.services.client.output_collector import OutputCollector

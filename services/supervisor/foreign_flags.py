@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.config import Field
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.option import Field
 
 TABLE = Path(__file__).parent / "foreign_flags.toml"
 COMMAND_LINE = "command line"

@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from penstock.protocol.config import Config, Field, fields
+from penstock.protocol.config import Config, fields
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.option import Field
 from penstock.protocol.validation import check, check_content, check_value
 from penstock.services.supervisor.foreign_flags import COMMAND_LINE, did_you_mean, meant_value, opposite, translate
 

@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.config import (
-    Config,
-    ExecutorConfig,
-    Field,
-    LinksConfig,
-    ModelConfig,
-    TokenizerConfig,
-    fields,
-    number,
-)
+from penstock.protocol.config import Config, ExecutorConfig, LinksConfig, ModelConfig, TokenizerConfig, fields
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.option import Field, number
 from penstock.protocol.validation import check, check_value
 
 BOUNDED = [field for field in fields() if field.option.low is not None]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.protocol.config import fields, number, words
+from penstock.protocol.config import fields
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.option import number, words
 from penstock.protocol.validation import check_content
 
 

@@ -21,7 +21,8 @@ from penstock.engine_core.parsers.dialect import (
 from penstock.engine_core.parsers.formats import FORMS, CallFormat
 from penstock.engine_core.text.template import read_template
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
-from penstock.protocol.config import Option, TokenizerConfig
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.option import Option
 from tests.engine_core.tokenizer.vocabularies import vocabulary
 
 TEMPLATES = {

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.adapters import read_modules
-from penstock.protocol.config import Config, fields, words
+from penstock.protocol.config import Config, fields
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.option import words
 from penstock.protocol.validation import check
 from penstock.services.cli import parser_of
 from penstock.services.supervisor import options
