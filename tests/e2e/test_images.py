@@ -90,7 +90,7 @@ def test_a_killed_executor_loses_no_picture(seeing: Seeing) -> None:
         pieces.append((chunk.choices and chunk.choices[0].delta.content) or "")
         if len(pieces) > 20 and not killed:
             killed = True
-            os.kill(seeing.server.pids()["executor"][0], signal.SIGKILL)
+            os.kill(seeing.server.children()["executor"], signal.SIGKILL)
     assert killed
     assert "".join(pieces) == whole
     seeing.server.healthy()
