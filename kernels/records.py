@@ -162,6 +162,7 @@ class Span:
     seen: Tensor | None  # bool [rows, 1, 1, keys] of single queries; None when all keys are seen or it is a chunk
     first: int  # position of the first query, counted from the first gathered key
     queries: int
+    limits: Tensor | None = None  # [queries] of a chunk, as `AttentionBatch` has them, counted from that key, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,6 +213,9 @@ class AttentionBatch:
     token_types: Tensor | None = None  # int32 [tokens], 1 in the second text of a pair (encoders); None: all 0
     arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
     states: StepStates | None = None  # None: no layer is recurrent
+    # int32 or int64 [tokens], the position of the last key that a query sees where that is behind its own: the last
+    # token of its image, of which the row has the key already. None: no query sees any behind its own.
+    limits: Tensor | None = None
     # Of further KV groups, whose layers are given `of_group`: block tables and slot mapping.
     others: tuple[tuple[Tensor, Tensor], ...] = ()
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
