@@ -96,16 +96,14 @@ def read_theta(file: ConfigFile) -> float:
 
 
 def read_taken(outer: ConfigFile, layers: int) -> int:
-    """Behind how many layers `vision_feature_layer` takes the patches' states; 0: all."""
+    """Behind how many layers `vision_feature_layer` takes the patches' states."""
     key = "vision_feature_layer"
     given = outer.get(key)
     if isinstance(given, list) and len(given) == 1:
         given = given[0]
     at = -1 if given is None else given
     if type(at) is not int or not (-layers <= at <= -1 or 1 <= at <= layers):
-        raise outer.error(
-            key, f"one of the {layers} layers is expected: 1 to {layers}, or from the end -1 to -{layers}"
-        )
+        raise outer.error(key, f"a layer of 1 to {layers} is expected, or from the end of -1 to -{layers}")
     return at if at > 0 else layers + 1 + at
 
 
