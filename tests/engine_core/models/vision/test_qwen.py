@@ -28,7 +28,7 @@ LINEAR = {
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
     "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 ALTERNATE = {**MROPE, "mrope_interleaved": True}
 TOKENS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
 PLAIN = {**VISION, "patch_size": 4, "num_position_embeddings": 25}
