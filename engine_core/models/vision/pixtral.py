@@ -1,4 +1,4 @@
-"""The vision encoder of Mistral 3: Pixtral's, over pictures of any size, whose patches come cell by cell and are merged.
+"""The vision encoder of Mistral 3: Pixtral's, over pictures of any size. Patches come cell by cell and are merged.
 Source: modeling_pixtral.py and Mistral3MultiModalProjector of transformers."""
 
 from __future__ import annotations
