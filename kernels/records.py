@@ -162,6 +162,7 @@ class Span:
     seen: Tensor | None  # bool [rows, 1, 1, keys] of single queries; None when all keys are seen or it is a chunk
     first: int  # position of the first query, counted from the first gathered key
     queries: int
+    limits: Tensor | None = None  # [queries] of a chunk, as `AttentionBatch` has them, counted from that key, too
 
 
 @dataclass(frozen=True, eq=False)
