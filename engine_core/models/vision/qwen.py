@@ -21,7 +21,6 @@ from penstock.engine_core.models.vision.layers import (
 from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.models.vision_kinds.qwen import GATED, MERGED, MERGER, PATCHES, PLAIN, level_names
 from penstock.engine_core.models.vision_spec import VisionSpec
-from penstock.kernels.records import Rotation
 
 
 class Merger:

@@ -1,16 +1,16 @@
 """Vision encoders, a module each: what the `vision_config` of a config.json means, and which tensors there are.
 
-A module of this folder has `KINDS`, a tuple of `VisionKind`, and `shapes`, from a `VisionSpec` of its own to the tensors'
-shapes. Nothing else lists them. `models/vision` has the module of the same name that computes. Imports no torch.
+A module of this folder has `KINDS`, a tuple of `VisionKind`, and `shapes`, which lists the tensors of a `VisionSpec` of
+its own. Nothing else lists them. `models/vision` has the module of the same name that computes. Imports no torch.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -23,7 +23,8 @@ Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
 
 
 class BlockNames(NamedTuple):
-    """Modules of a layer by their names in the checkpoint. `qkv` and `up` are of one tensor, or of one for each part."""
+    """Modules of a layer by their names in the checkpoint. Those of `qkv` and of `up` are one tensor, or one for each
+    part."""
 
     attention_norm: str
     qkv: tuple[str, ...]
@@ -33,12 +34,19 @@ class BlockNames(NamedTuple):
     down: str
 
 
+Processor: TypeAlias = Callable[[int], ProcessorSpec]  # the folder's, for cells of so many pixels
+
+
 class VisionKind(msgspec.Struct, frozen=True, kw_only=True):
-    """A vision encoder. `read` makes its spec of a `vision_config`, the whole config.json, and the image processor."""
+    """A vision encoder. `read` makes its spec of a `vision_config`, whose silent keys `defaults` answer, and of the
+    whole config.json."""
 
     wrappers: tuple[str, ...]  # architectures that have it
     types: tuple[str, ...]  # the `model_type` of its `vision_config`
-    read: Callable[[ConfigFile, ConfigFile, ProcessorSpec], VisionSpec]
+    read: Callable[[ConfigFile, ConfigFile, Processor], VisionSpec]
+    defaults: Mapping[str, Any]
+    keys: Mapping[str, str] = {}  # other names of its keys, and those that `read` has
+    ignored: tuple[str, ...] = ()  # keys that the encoder's code in transformers does not read either
     # Of M-RoPE, where the file is silent: see RopeSpec.
     sections: tuple[int, ...] = ()
     sections_alternate: bool = False
@@ -51,9 +59,9 @@ def vision_kinds() -> tuple[VisionKind, ...]:
     return tuple(kind for name in names for kind in importlib.import_module(f"{__name__}.{name}").KINDS)
 
 
-def vision_kind(architectures: Collection[str], model_type: str | None) -> VisionKind | None:
-    """The kind of encoder that a model of these architectures has, if its `vision_config` is of this type or says
-    none."""
+def vision_kind(architectures: Collection[str], model_type: object) -> VisionKind | None:
+    """The kind of encoder that a model of these architectures has, if its `vision_config` is of this type, or of
+    None."""
     for kind in vision_kinds():
         if any(name in kind.wrappers for name in architectures) and (model_type is None or model_type in kind.types):
             return kind
