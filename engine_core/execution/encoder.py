@@ -17,6 +17,7 @@ from penstock.engine_core.execution.forward import zeros
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.vision.tower import Tower
+from penstock.engine_core.models.vision_spec import COLORS
 from penstock.protocol.images import EncodeImage
 
 
@@ -82,16 +83,15 @@ class Encoder:
 
     def dummy_run(self, size: Size) -> None:
         """Enqueue all of a black picture of this size. Its rows are not kept."""
-        blank = EncodeImage(
-            number=0, first_row=0, rows=0, width=size.width, height=size.height, pixels=bytes(3 * size.width * size.height)
-        )
+        pixels = bytes(COLORS * size.width * size.height)
+        blank = EncodeImage(number=0, first_row=0, rows=0, width=size.width, height=size.height, pixels=pixels)
         self.begin(blank)
         while not self.launch().last:
             pass
         self.leave()
 
     def _work(self, image: EncodeImage) -> Iterator[bool]:
-        pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, 3)
+        pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, COLORS)
         (sent,) = self._upload.send((pixels.copy(),))
         yield False
         for rows in self.tower.slices(sent):

@@ -175,7 +175,7 @@ def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, r
     found = filled(sizes, low, stages)
     levels = 0 if spec.vision is None else len(spec.vision.levels)
     if levels > found[0]:
-        why = f"the first stage gets {found[0]} of {spec.layers} layers, and images are added behind {levels} (DeepStack)"
+        why = f"the first stage gets {found[0]} of {spec.layers} layers, and images go behind {levels} (DeepStack)"
         raise ConfigError(PIPELINE_PARALLEL, stages, why)
     starts = [sum(found[:stage]) for stage in range(stages + 1)]
     return tuple(range(start, end) for start, end in itertools.pairwise(starts))

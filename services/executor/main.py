@@ -120,9 +120,8 @@ def serve(
     )
     encoder = engine.runner.options.encoder
     images = None if encoder is None else ImageEncoding(encoder, config.executor.mm_encoder_budget)
-    steps = Steps(
-        link, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group, ExecutorTraces(tracer), images
-    )
+    group, traces = engine.runner.options.group, ExecutorTraces(tracer)
+    steps = Steps(link, engine.runner, engine.ready, watchdog, reports, group, traces, images)
     lag = Histogram(LAG)
     exporter = Exporter(
         me, Path(config.run.run_dir), lag, partial(collect_executor, steps, link, engine.ready), tracer,
