@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,16 @@ from torch import Tensor
 from transformers import Gemma3Config, Gemma3ImageProcessorPil
 
 from penstock.engine_core.images.processor_spec import FixedSize, Size
+from penstock.engine_core.models.attention import Pages
+from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layer_spec import NormSpec
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.vision_kinds import vision_shapes
 from penstock.engine_core.models.vision_spec import ProjectionSpec
+from penstock.kernels.records import AttentionBatch, ImageRows
 from penstock.protocol.errors import ModelError
-from tests.engine_core.models.vision.vision_folders import TEXT, random_image, read_tower, write
+from tests.engine_core.models.parity import PagedRun
+from tests.engine_core.models.vision.vision_folders import TEXT, random_image, read_model, read_tower, write
 
 SIDE = 32
 VISION: dict[str, Any] = {
@@ -185,3 +191,59 @@ def test_another_name_of_the_placeholder(tmp_path: Path) -> None:
     assert spec.vision is not None
     assert spec.vision.token_id == 9
     assert structs.replace(spec.without_vision(), vision=spec.vision).blocks == spec.blocks
+
+
+class Illustrated:
+    """A decoder for one sequence, whose tokens of images have rows of embeddings, and see their image to its end."""
+
+    def __init__(self, model: Decoder, ids: Tensor, rows: Tensor) -> None:
+        self.model, self.spec, self.dtype, self.rows = model, model.spec, model.dtype, rows
+        image = ids == TOKENS["image_token_index"]
+        self.row_of = torch.where(image, image.cumsum(0) - 1, -1)
+        ends = (image & ~image.roll(-1)).nonzero().flatten()  # of each image its last token
+        positions = torch.arange(len(ids))
+        self.limits = torch.where(image, ends[torch.searchsorted(ends, positions).clamp(max=len(ends) - 1)], 0)
+
+    def forward(self, ids: Tensor, positions: Tensor, batch: AttentionBatch, cache: Sequence[Pages]) -> Tensor:
+        if int(positions[-1]) < len(self.limits):
+            rows = self.row_of[positions]
+            tokens = (rows >= 0).nonzero().flatten()
+            images = ImageRows(tokens, rows[tokens], self.rows)
+            batch = replace(batch, limits=self.limits[positions], images=images)
+        return self.model.forward(ids, positions, batch, cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("window", [6, 24])
+def test_logits_of_text_and_images(window: int, tmp_path: Path) -> None:
+    """Windows shorter and longer than an image, of which two stand behind each other but for one token; by chunks, by
+    one that begins within an image, as behind a prefix hit, and for tokens generated behind them."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = {**TEXT, "num_hidden_layers": 3, "sliding_window": window, "layer_types": kinds}
+    config = Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=16, **TOKENS)
+    reference = write(tmp_path, config, PROCESSOR)
+    encoder, decoder = read_tower(tmp_path), read_model(tmp_path)
+    images = [random_image(SIDE, SIDE, seed) for seed in range(3)]
+    image = [TOKENS["image_token_index"]] * 16
+    ids = [11, 12, 13, *image, 14, *image, 15, 16, 17, 18, 19, 20, 21, *image, 22, 23]
+    given = torch.tensor([ids])
+    types = (given == image[0]).long()
+    processor = Gemma3ImageProcessorPil(**{key: PROCESSOR[key] for key in ("image_mean", "image_std", "size")})
+    pixels = processor([one.numpy() for one in images], return_tensors="pt", input_data_format="channels_last")
+    arguments = {"input_ids": given, "pixel_values": pixels["pixel_values"], "token_type_ids": types}
+    expected = reference(**arguments).logits[0]
+    illustrated = Illustrated(decoder, given[0], torch.cat([encoder.encode(one) for one in images]))
+    run = PagedRun(illustrated, [ids])  # type: ignore[arg-type]
+    for count in (2, 17, 1, 17, 24):  # none ends within an image
+        run.step([count])
+    sequence = run.sequences[0]
+    torch.testing.assert_close(torch.cat(sequence.logits), expected, atol=1e-4, rtol=0.0)
+    for first in (10, 50):
+        sequence.computed = first
+        run.step([len(ids) - first])
+        torch.testing.assert_close(sequence.logits[-1], expected[first:], atol=1e-4, rtol=0.0)
+    written = reference.generate(**arguments, do_sample=False, max_new_tokens=8, min_new_tokens=8, eos_token_id=None)
+    assert run.greedy(8) == written[:, len(ids) :].tolist()
