@@ -46,7 +46,7 @@ def attend_pages(
         prefixes = attend_prefixes(q, k_pages, v_pages, batch, options) if serves(q, k_pages, batch, options) else None
         attend_tiles(q, k_pages, v_pages, out, batch, options, by_row, prefixes=prefixes)
     if chunks is not None:
-        general = batch.invariant or wants_split_k(shape, chip)
+        general = batch.invariant or batch.limits is not None or wants_split_k(shape, chip)
         attend = None if general else chunk_attention(q, k_pages, options)
         if attend is not None:
             attend(q, k_pages, v_pages, out, batch, options, shortest)

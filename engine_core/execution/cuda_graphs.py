@@ -59,7 +59,8 @@ class Memory:
 
     def __init__(self, device: torch.device) -> None:
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        urgent = torch.cuda.current_stream(device).priority  # kernels of a graph have that of its capture
+        self.stream = torch.cuda.Stream(device, priority=urgent)  # type: ignore[no-untyped-call]
 
     def capture(self, work: Callable[[], Output], *, run: bool) -> tuple[torch.cuda.CUDAGraph, Output]:
         """Capture `work`, all of whose kernels are loaded; with `run` it runs once first, so that permanent allocations

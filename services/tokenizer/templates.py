@@ -14,6 +14,7 @@ from penstock.engine_core.text.rendering import Rendered, read_list
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
+from penstock.services.tokenizer.confinement import environment
 from penstock.services.tokenizer.template_worker import (
     ANSWER,
     TRIAL_SECONDS,
@@ -22,7 +23,6 @@ from penstock.services.tokenizer.template_worker import (
     Rendering,
     TemplateSettings,
     Trial,
-    environment,
     too_large,
     too_slow,
 )

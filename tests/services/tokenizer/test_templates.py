@@ -26,7 +26,7 @@ from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest
 from penstock.protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written
 from penstock.services.tokenizer import template_worker, worker_pool
-from penstock.services.tokenizer.template_worker import Render, TemplateSettings, TemplateWorker, environment
+from penstock.services.tokenizer.template_worker import Render, TemplateSettings, TemplateWorker
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tokenizer.worker_protocol import Refusal
 
@@ -233,11 +233,6 @@ def test_the_least_used_source_is_forgotten_first(monkeypatch: pytest.MonkeyPatc
     for source in (*sources[:3], sources[0], sources[3]):
         worker.answer(Render(chat(source), 0.0))
     assert list(worker._cache) == [sources[2], sources[0], sources[3]]
-
-
-def test_a_worker_gets_no_secrets() -> None:
-    given = {"PATH": "p", "PENSTOCK_API_KEY": "k", "HF_TOKEN": "t", "TZ": "UTC"}
-    assert environment(given) == {"PATH": "p", "TZ": "UTC"}
 
 
 async def test_what_a_tokenizer_may_have_died_of_is_tried_apart(tmp_path: Path) -> None:

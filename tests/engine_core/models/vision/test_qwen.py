@@ -1,0 +1,102 @@
+"""The vision encoders of Qwen against transformers', on images of odd shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen2VLImageProcessorPil,
+    Qwen3_5Config,
+    Qwen3_5MoeConfig,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
+)
+
+from penstock.engine_core.images.processor_spec import Size
+from tests.engine_core.models.vision.vision_folders import TEXT, random_image, read_tower, write
+
+MROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+PARTIAL = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+VISION: dict[str, Any] = {"depth": 3, "hidden_size": 48, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 32}
+LINEAR = {
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+ALTERNATE = {**MROPE, "mrope_interleaved": True}
+TOKENS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
+PLAIN = {**VISION, "patch_size": 4, "num_position_embeddings": 25}
+CASES: dict[str, PreTrainedConfig] = {
+    "qwen2_5_vl": Qwen2_5_VLConfig(
+        text_config={**TEXT, "rope_parameters": MROPE}, **TOKENS,
+        vision_config={**VISION, "patch_size": 4, "window_size": 24, "fullatt_block_indexes": [1]},
+    ),
+    "qwen3_vl": Qwen3VLConfig(
+        text_config={**TEXT, "rope_parameters": ALTERNATE}, **TOKENS,
+        vision_config={**PLAIN, "deepstack_visual_indexes": [0, 2]},
+    ),
+    "qwen3_vl_moe": Qwen3VLMoeConfig(
+        text_config={**TEXT, **EXPERTS, "rope_parameters": ALTERNATE}, **TOKENS,
+        vision_config={**PLAIN, "deepstack_visual_indexes": [1]},
+    ),
+    "qwen3_5": Qwen3_5Config(
+        text_config={**TEXT, **LINEAR, "rope_parameters": PARTIAL}, **TOKENS, vision_config=PLAIN,
+    ),
+    "qwen3_5_moe": Qwen3_5MoeConfig(
+        text_config={**TEXT, **LINEAR, **EXPERTS, "shared_expert_intermediate_size": 16, "rope_parameters": PARTIAL}, **TOKENS, vision_config=PLAIN,
+    ),
+}  # fmt: skip
+# Cells of 8 pixels: one, a line, a column, no whole number of windows of 3 cells, and a whole one, and more positions
+# than are learned.
+SIZES = [Size(8, 8), Size(8, 72), Size(64, 8), Size(40, 56), Size(48, 24), Size(88, 104)]
+PROCESSOR: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 4, "merge_size": 2, "temporal_patch_size": 2,
+    "size": {"shortest_edge": 64, "longest_edge": 1 << 20}, "image_mean": [0.48, 0.45, 0.40],
+    "image_std": [0.27, 0.26, 0.28],
+}  # fmt: skip
+
+
+def patches_of(pixels: Tensor) -> Any:
+    """What the image processor of transformers makes of an image that needs no resizing."""
+    processor = Qwen2VLImageProcessorPil(**{key: PROCESSOR[key] for key in PROCESSOR if key != "image_processor_type"})
+    return processor(pixels.permute(2, 0, 1).numpy(), return_tensors="pt", input_data_format="channels_first")
+
+
+def expected(model: Any, pixels: Tensor) -> Tensor:
+    """Rows of transformers: embeddings, then what each DeepStack level adds."""
+    found = patches_of(pixels)
+    made = model.model.visual(found["pixel_values"], grid_thw=found["image_grid_thw"])
+    levels = getattr(made, "deepstack_features", None) or []
+    return torch.cat((made.pooler_output, *levels), dim=1)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("case", CASES)
+def test_rows(case: str, tmp_path: Path) -> None:
+    """Also encoded slice by slice, with a slice for each layer at least."""
+    reference = write(tmp_path, CASES[case], PROCESSOR)
+    encoder = read_tower(tmp_path)
+    for size in SIZES:
+        pixels = random_image(*size)
+        *waits, rows = encoder.slices(pixels)
+        assert rows is not None
+        assert rows.shape == (encoder.spec.rows(size), encoder.spec.row_width)
+        torch.testing.assert_close(rows, expected(reference, pixels), atol=1e-5, rtol=1e-5)
+        assert torch.equal(rows, encoder.encode(pixels))
+        assert waits == [None] * (1 + VISION["depth"])
+
+
+@torch.inference_mode()
+def test_patches_are_those_of_the_image_processor(tmp_path: Path) -> None:
+    write(tmp_path, CASES["qwen3_vl"], PROCESSOR)
+    embedding = read_tower(tmp_path).embedding  # type: ignore[attr-defined]
+    values = torch.arange(256, dtype=torch.uint8)
+    every = torch.stack([values.roll(7 * color) for color in range(3)], dim=1).view(16, 16, 3)
+    for pixels in (every, random_image(40, 56)):
+        assert torch.equal(embedding.patches(pixels), patches_of(pixels)["pixel_values"])
