@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from transformers import (
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.layers import Placement
+from penstock.engine_core.models.quantization.writing import write_checkpoint
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import check_weights, unread_tensors
 from penstock.engine_core.models.vision.tower import tower
@@ -177,6 +179,42 @@ def test_checkpoints_that_do_not_fit_are_refused(change: Callable[..., Any], why
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
     spec = read_spec(tmp_path)
+    with pytest.raises(ModelError, match=why):
+        check_weights(tmp_path, spec)
+    check_weights(tmp_path, spec.without_vision())
+
+
+@torch.inference_mode()
+def test_the_text_half_may_be_quantized(tmp_path: Path) -> None:
+    """The encoder is not, and a list says so, or the files alone."""
+    plain, out = tmp_path / "plain", tmp_path / "quantized"
+    plain.mkdir()
+    out.mkdir()
+    write(plain, CASES["qwen3_vl"], PROCESSOR)
+    rows = read_tower(plain).encode(random_image(16, 24))
+    write_checkpoint(plain, read_spec(plain, "int4"), out, torch.device("cpu"), lambda path: None)
+    assert torch.equal(read_tower(out).encode(random_image(16, 24)), rows)
+    config = json.loads((out / "config.json").read_text())
+    assert any("visual" in name for name in config["quantization_config"]["ignore"])
+    config["quantization_config"]["ignore"] = ["lm_head"]
+    (out / "config.json").write_text(json.dumps(config))
+    assert torch.equal(read_tower(out).encode(random_image(16, 24)), rows)
+
+
+def test_a_quantized_encoder_is_refused_by_name(tmp_path: Path) -> None:
+    """And its text half is served alone."""
+    write(tmp_path, CASES["qwen3_vl"], PROCESSOR)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.visual.blocks.1.attn.qkv.weight_packed"] = torch.zeros(4, 4, dtype=torch.int32)
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 16}
+    group = {"targets": ["re:.*visual.*"], "input_activations": None, "weights": weights}
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "format": "pack-quantized",
+                                     "config_groups": {"group_0": group}, "ignore": []}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = read_spec(tmp_path)
+    why = r"visual\.blocks\.1\.attn\.qkv is quantized as its config.json says.*--limit-mm-per-prompt image=0"
     with pytest.raises(ModelError, match=why):
         check_weights(tmp_path, spec)
     check_weights(tmp_path, spec.without_vision())
