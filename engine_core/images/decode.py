@@ -1,4 +1,5 @@
-"""Files of pictures → RGB, as load_image of transformers reads them: turned upright, and converted by Pillow.
+"""Files of pictures → RGB, as transformers makes it of them: load_image turns them upright and has Pillow convert them,
+and convert_to_rgb of the image processors puts what is clear yet on white.
 
 A file's content alone says what it is. Of Pillow's plugins three are used, by their classes: `Image.open` would import
 others. Pixels are counted from the header, before memory is taken for them.
@@ -41,7 +42,7 @@ BEGINNINGS = (
     (b"8BPS", "PSD"),
 )
 BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF"}
-MARKUP = ((b"<svg", "SVG"), (b"<!doctype html", "HTML"), (b"<html", "HTML"), (b"<?xml", "XML"))
+MARKUP = ((b"<svg", "SVG"), (b"<!doctype html", "HTML page"), (b"<html", "HTML page"), (b"<?xml", "XML file"))
 LOOKED_AT = 1024  # bytes that are searched for markup
 ANIMATION = 2  # flag of a WebP's VP8X chunk
 # How a picture is turned for each value of EXIF's orientation; 1 is upright.
@@ -62,7 +63,8 @@ MALFORMED = (
 
 
 def decode(data: bytes, most_pixels: int) -> Image.Image:
-    """The picture in RGB, upright. Colour profiles are ignored, transparency is dropped.
+    """The picture in RGB, upright. Colour profiles are ignored. An alpha channel is dropped; a single colour that is
+    said to be clear becomes white.
 
     Raises InvalidRequest: another format, several frames, more than `most_pixels` (--media-max-pixels), or malformed.
     """
@@ -78,7 +80,7 @@ def decode(data: bytes, most_pixels: int) -> Image.Image:
         image.load()
     turn = TURNS.get(orientation(image))
     with malformed(kind):
-        return (image if turn is None else image.transpose(turn)).convert("RGB")
+        return on_white((image if turn is None else image.transpose(turn)).convert("RGB"))
 
 
 def recognised(data: bytes) -> str:
@@ -101,7 +103,7 @@ def recognised(data: bytes) -> str:
 
 def article(name: str) -> str:
     """The indefinite article before a name, as it is read aloud."""
-    return "an" if name in ("AVIF", "HTML", "ICO", "SVG", "XML") else "a"
+    return "an" if name.startswith(("AVIF", "HTML", "ICO", "SVG", "XML")) else "a"
 
 
 def opened(data: bytes, kind: str) -> ImageFile.ImageFile:
@@ -143,6 +145,14 @@ def check_webp(data: bytes, most_pixels: int) -> None:
     else:
         raise broken(WEBP)
     check_size(size, most_pixels)
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """A picture in RGB with the colour that is clear, where Pillow keeps one, as white."""
+    if image.info.get("transparency") is None:
+        return image
+    white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 def orientation(image: Image.Image) -> int:

@@ -29,6 +29,11 @@ class SmartResize(msgspec.Struct, frozen=True, tag=True):
     most: int = 28 * 28 * 1280
     factor: int = 28
 
+    @property
+    def sharpest(self) -> int:
+        """Most that one side may be of the other."""
+        return SHARPEST
+
     def target(self, size: Size) -> Size | None:
         """None: the picture is too long for its width, or too wide for its height."""
         height, width = size
@@ -55,6 +60,11 @@ class FixedSize(msgspec.Struct, frozen=True, tag=True):
     def target(self, size: Size) -> Size | None:
         return Size(self.height, self.width)
 
+    @property
+    def sharpest(self) -> int:
+        """Most that one side may be of the other; 0: no matter."""
+        return 0
+
 
 class LongestEdge(msgspec.Struct, frozen=True, tag=True):
     """Pixtral's: pictures are made smaller until they fit `height` by `width`, then each side grows to a multiple of
@@ -63,6 +73,11 @@ class LongestEdge(msgspec.Struct, frozen=True, tag=True):
     height: int
     width: int
     factor: int
+
+    @property
+    def sharpest(self) -> int:
+        """Most that one side may be of the other."""
+        return min(self.height, self.width)
 
     def target(self, size: Size) -> Size | None:
         """None: a side would vanish."""

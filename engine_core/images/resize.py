@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from penstock.engine_core.images.processor_spec import SHARPEST, ProcessorSpec, Size
+from penstock.engine_core.images.processor_spec import ProcessorSpec, Size
 from penstock.protocol.errors import InvalidRequest
 
 
@@ -15,6 +15,7 @@ def resize(image: Image.Image, processor: ProcessorSpec, detail: str) -> Image.I
     target = processor.target(size, detail)
     if target is None:
         sides = f"{size.width} x {size.height} pixels"
-        message = f"it has {sides}, which is too narrow: one side may be {SHARPEST} times the other"
+        most = processor.resize.sharpest
+        message = f"it has {sides}; for this model one side may be at most {most} times the other"
         raise InvalidRequest(message, code="image_too_small")
     return image.resize((target.width, target.height), Image.Resampling(processor.resample))

@@ -77,7 +77,8 @@ def read_processor(folder: Path, model_type: str, cell: int) -> ProcessorSpec | 
     if file is None:
         return None
     name = class_of(file, model_type)
-    file = ConfigFile(file.path, {key: value for key, value in file.values.items() if value is not None}, DEFAULTS[name])
+    given = {key: value for key, value in file.values.items() if value is not None}
+    file = ConfigFile(file.path, given, DEFAULTS[name])
     for key, value in file.values.items():
         if key not in READ | SILENT | OWN[name] and value is not False:
             raise file.error(key, f"Penstock does not know what it changes in a {name}, and does not pass it over")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.services.openai.responses.store import StoreStatistics
     from penstock.services.scheduler.server_loop import LoopStatistics
     from penstock.services.tokenizer.grammar_compiler import GrammarCompilerStatistics
+    from penstock.services.tokenizer.image_decoder import ImageDecoderStatistics
     from penstock.services.tokenizer.server_loop import TokenizerLoopStatistics
     from penstock.services.tokenizer.templates import TemplateStatistics
     from penstock.services.tracing.tracer import TraceStatistics
@@ -304,6 +305,13 @@ TEMPLATES: tuple[Metric[TemplateStatistics], ...] = (
     gauge("template_workers", "Processes that render requests' own templates", lambda s: s.workers),
     gauge("template_cache_bytes", "Sources of requests' templates that are cached", lambda s: s.remembered),
 )  # fmt: skip
+IMAGE_DECODER: tuple[Metric[ImageDecoderStatistics], ...] = (
+    counter("images", "Images of requests, by outcome; hit: they were decoded for another one",
+            lambda s: {"decoded": s.decoded, "refused": s.refused, "hit": s.hits}, "outcome"),
+    gauge("image_workers", "Processes that decode images", lambda s: s.workers),
+    gauge("image_waiting", "Images that wait for a process", lambda s: s.waiting),
+    gauge("image_cache_bytes", "Decoded images that are cached", lambda s: s.bytes),
+)  # fmt: skip
 READY: tuple[Metric[ExecutorReady], ...] = (
     gauge("executor_weight_bytes", "Memory of the weights", lambda s: s.weight_bytes),
     gauge("executor_cache_bytes", "Memory of the KV cache", lambda s: s.cache_bytes),
@@ -362,7 +370,7 @@ ROOM: tuple[Metric[ConnectionStatistics], ...] = (
 
 BY_ROLE: Mapping[Role, tuple[Metric[Any], ...]] = {
     Role.API: (*PROCESS, *LINK, *TRAFFIC, *CLIENT, *API_READY, *RESPONSES, *ROOM),
-    Role.TOKENIZER: (*PROCESS, *LINK, *TOKENIZER_LOOP, *PLACEMENT, *GRAMMAR_COMPILER, *TEMPLATES),
+    Role.TOKENIZER: (*PROCESS, *LINK, *TOKENIZER_LOOP, *PLACEMENT, *GRAMMAR_COMPILER, *TEMPLATES, *IMAGE_DECODER),
     Role.SCHEDULER: (*PROCESS, *LINK, *STATUS, *DEVICE, *LOOP, *SCHEDULING),
     Role.EXECUTOR: (*PROCESS, *LINK, *READY, *STEPS),
 }

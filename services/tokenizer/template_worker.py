@@ -21,6 +21,7 @@ from pathlib import Path
 import jinja2
 import msgspec
 
+from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.parsers.dialect import Dialect
 from penstock.engine_core.text.controls import Controls
 from penstock.engine_core.text.prompts import Prompter, PromptLimits
@@ -77,6 +78,7 @@ class Trial(msgspec.Struct, frozen=True, tag=True):
     call: SubmitText | Tokenize | Detokenize
     now: float  # unix seconds
     rendered: Rendered | None = None  # if the request has its own template
+    pictures: tuple[Picture, ...] = ()  # its images, without pixels
 
 
 class Rendering(msgspec.Struct, frozen=True, tag=True):
@@ -215,9 +217,10 @@ class TrialTokenizer:
         try:
             match trial.call:
                 case SubmitText() as text:
-                    Request(0, text).start(self._vocabulary, self._prompter.prepare(text, trial.now, trial.rendered))
+                    made = self._prompter.prepare(text, trial.now, trial.rendered, trial.pictures)
+                    Request(0, text).start(self._vocabulary, made)
                 case Tokenize() as call:
-                    self._prompter.tokenize(call, trial.now)
+                    self._prompter.tokenize(call, trial.now, trial.pictures)
                 case Detokenize() as call:
                     self._prompter.detokenize(call)
         except MemoryError:

@@ -17,7 +17,9 @@ def test_every_spelling_is_read(text: str, limit: int) -> None:
     assert read_image_limit(text) == limit
 
 
-@pytest.mark.parametrize("text", ["", "many", "-1", "image=", "1025", "video=1", '{"video": 1}', '{"image": -1}', "[1]"])
+@pytest.mark.parametrize(
+    "text", ["", "many", "-1", "image=", "1025", "video=1", '{"video": 1}', '{"image": -1}', "[1]"]
+)
 def test_others_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--limit-mm-per-prompt"):
         read_image_limit(text)

@@ -197,7 +197,7 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
         "from penstock.protocol.config import Config, ModelConfig\n"
         f"path = main.Path({str(folder)!r})\n"
         "main.read_frontend(Config(model=ModelConfig(model=str(path))), path, main.read_vocabulary(path))\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'PIL')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
