@@ -18,7 +18,8 @@ HTTPS = 443
 LONGEST_NAME = 253  # characters of a host name; RFC 1035, section 2.3.4
 FORMS = 'it must be a number, image=N or {"image": N}'
 NAME = re.compile(r"(?P<below>\*\.)?(?P<name>[^\s/:*@\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
-LABELS = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
+LABELS = re.compile(rf"{LABEL}(\.{LABEL})*")
 NUMBERS = re.compile(r"([0-9]+|0x[0-9a-f]*)")  # what the last label of a name is if resolvers read it as an address
 
 

@@ -47,10 +47,10 @@ def text_signature(message: SubmitText | Tokenize | Detokenize) -> bytes:
         case Detokenize():
             parts: tuple[object, ...] = (message.token_ids,)
         case Tokenize():
-            parts = (message.messages, message.tools, message.template_arguments, message.prompt)
+            parts = (message.messages, message.images, message.tools, message.template_arguments, message.prompt)
         case SubmitText():
             parts = (
-                message.messages, message.tools, message.template_arguments, message.prompt, message.prompt_ids,
-                message.chat_template, message.prediction, message.stop, message.bad_words,
+                message.messages, message.images, message.tools, message.template_arguments, message.prompt,
+                message.prompt_ids, message.chat_template, message.prediction, message.stop, message.bad_words,
             )  # fmt: skip
     return blake2b(msgspec.msgpack.encode(parts), digest_size=16).digest()
