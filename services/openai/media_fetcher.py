@@ -137,19 +137,19 @@ class MediaFetcher:
         host = image.host if image.port == HTTPS else f"{image.host}:{image.port}"
         request = httpcore2.Request(b"GET", url, headers=[(b"Host", host.encode()), *HEADERS])
         pinned = Pinned(addresses, self._seconds / len(addresses))
-        async with httpcore2.AsyncHTTPConnection(origin, self._trusted, network_backend=pinned) as connection:
-            response = await connection.handle_async_request(request)
-            try:
+        pieces, size = [], 0
+        try:
+            async with httpcore2.AsyncHTTPConnection(origin, self._trusted, network_backend=pinned) as connection:
+                response = await connection.handle_async_request(request)
                 self._check_head(image, response)
-                pieces, size = [], 0
                 async for piece in response.aiter_stream():
                     size += len(piece)
                     if size > self._limit:
                         raise self._too_large(image)
                     take(len(piece))
                     pieces.append(piece)
-            finally:
-                await response.aclose()
+        finally:
+            await pinned.aclose()
         if not size:
             raise self._failure("answer", image, "sent nothing")
         return b"".join(pieces)
@@ -200,12 +200,14 @@ class Lane(msgspec.Struct):
 
 
 class Pinned(httpcore2.AsyncNetworkBackend):
-    """Connects to these addresses, whatever name is asked for: the first that answers within `seconds`."""
+    """Connects to these addresses, whatever name is asked for: the first that answers within `seconds`. `aclose` ends
+    the connection whatever became of it: httpcore forgets one whose handshake is cancelled."""
 
     def __init__(self, addresses: Sequence[str], seconds: float) -> None:
         self._addresses = addresses
         self._seconds = seconds
         self._tcp = httpcore2.AnyIOBackend()
+        self._stream: httpcore2.AsyncNetworkStream | None = None
 
     async def connect_tcp(
         self,
@@ -218,10 +220,17 @@ class Pinned(httpcore2.AsyncNetworkBackend):
         failure: Exception = httpcore2.ConnectError()
         for address in self._addresses:
             try:
-                return await self._tcp.connect_tcp(address, port, self._seconds, local_address, socket_options)
+                self._stream = await self._tcp.connect_tcp(
+                    address, port, self._seconds, local_address, socket_options
+                )
+                return self._stream
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure
+
+    async def aclose(self) -> None:
+        if self._stream is not None:
+            await self._stream.aclose()
 
 
 async def system_addresses(host: str, port: int) -> Sequence[str]:

@@ -207,6 +207,7 @@ def app_state(
     adapters: AdapterNames | None = None,
     images: int = 0,
     media: dict[str, Any] | None = None,
+    media_timeout: float = LIMIT,
     **options: Any,
 ) -> AppState:
     """An api's parts over fake ports, with an engine that is ready. `media` stands for the system's network."""
@@ -226,7 +227,7 @@ def app_state(
     me = Identity(Role.API, 0, 1, 7)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=engine_client.remote)
     background = BackgroundWork(engine_client, traffic)
-    fetcher = MediaFetcher(config.api, config.tokenizer.media_timeout, traffic.images, **(media or {}))
+    fetcher = MediaFetcher(config.api, media_timeout, traffic.images, **(media or {}))
     keys = Keys(config.api)
     operators = Keys(config.api, OPERATOR) if config.api.operator_key_file else None
     return AppState(
