@@ -12,6 +12,7 @@ from penstock.protocol.errors import ConfigError
 from penstock.protocol.groups import check_groups
 from penstock.protocol.image_limit import read_image_limit
 from penstock.protocol.links import HostAddress, check_apart, ports_of, read_address
+from penstock.protocol.media import image_limit, read_domains
 from penstock.protocol.option import Field, words
 from penstock.protocol.parts import check_parts
 from penstock.protocol.speculation import read_speculative
@@ -68,6 +69,8 @@ def check(config: Config) -> Config:
         raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
     check_listening(config.api)
     check_lora(config)
+    image_limit(model)
+    read_domains(config.api)
     return config
 
 

@@ -31,6 +31,7 @@ from penstock.services.http.request_context import (
     reason_of,
 )
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.images import with_images
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ async def generate(
 async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEncoder, context: RequestContext) -> None:
     """Answer with the outputs, as they come or in one piece. Raises what the engine refuses the request with, and
     ClientDisconnect."""
+    request = await read_images(app, request, context)
     outputs = submit(app, request, context)
     async with attended(outputs, app.engine_client, context):
         if request.stream:
@@ -88,6 +90,14 @@ async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEnco
         else:
             await whole(outputs)
             await context.send_json(encoder.response(outputs))
+
+
+async def read_images(app: AppState, request: GenerateRequest, context: RequestContext) -> GenerateRequest:
+    """The request with its images read. Raises as `with_images` does."""
+    if not any(prompt.images for prompt in request.prompts):
+        return request
+    prompts = [await with_images(app, context, prompt, prompt.client) for prompt in request.prompts]
+    return msgspec.structs.replace(request, prompts=tuple(prompts))
 
 
 def submit(app: AppState, request: GenerateRequest, context: RequestContext) -> OutputCollector:

@@ -18,6 +18,7 @@ from penstock.services.http.request_context import RequestContext, answered
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, Parsed, generate
+from penstock.services.openai.images import with_images
 from penstock.services.openai.messages.output import MessageEvents, ResponseOptions, TokenCount, Uncleared
 from penstock.services.openai.messages.request import HEADER, REASONS, REFUSALS, CountRequest, MessageRequest, ignored
 from penstock.services.openai.messages.turns import FIELD_NAMES, grammar_of, message_prompt
@@ -35,7 +36,7 @@ async def parse_message(app: AppState, context: RequestContext) -> Parsed:
     request, fields = await read_request(await context.read_json(), REQUEST, model, context)
     check_unsupported(fields, REFUSALS, REASONS)
     remark_ignored(request, model, context)
-    prompt, grammar = message_prompt(request, request.max_tokens), grammar_of(request)
+    prompt, grammar = message_prompt(request, request.max_tokens, model), grammar_of(request)
     parameters = generation_request(request)
     check_limits(parameters, options, ("top_logprobs", None), FIELD_NAMES)
     lengths = Lengths(request.max_tokens, "max_tokens", late=True, clamp=options.clamp_max_tokens != CLAMP_NONE)
@@ -72,7 +73,8 @@ async def count_message_tokens(app: AppState, context: RequestContext) -> None:
     check_unsupported(decode(body, FIELDS), REFUSALS, REASONS)
     remark_ignored(request, app.model, context)
     grammar_of(request)  # what a message would refuse, its count refuses
-    call = message_prompt(request, limits.MAX_TOKEN_ID).tokenize()
+    call = message_prompt(request, limits.MAX_TOKEN_ID, app.model).tokenize()
+    call = await with_images(app, context, call, context.client())
     try:
         found = await answered(app.engine_client.call(call), context)
     except RequestError as error:

@@ -19,6 +19,7 @@ from penstock.services.metrics.requests import Traffic
 from penstock.services.openai import generation
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, note, timed, whole
+from penstock.services.openai.images import with_images
 from penstock.services.openai.parameters import check_unsupported
 from penstock.services.openai.responses.events import ResponseEvents
 from penstock.services.openai.responses.output import Deleted, ItemList, ResponseAnswer
@@ -40,13 +41,14 @@ async def create_response(app: AppState, context: RequestContext) -> None:
     request, fields = await read_request(await context.read_json(), REQUEST, app.model, context)
     check_unsupported(fields, REFUSALS, REASONS)
     earlier = await earlier_messages(request.previous_response_id, app.responses)
-    turn = Turn(request, app.responses, app.model.called(context.adapter), earlier)
+    turn = Turn(request, app.responses, app.model, app.model.called(context.adapter), earlier)
     submit = msgspec.structs.replace(
         turn.submission(app.config.api, app.model, context.trace),
         session=context.session(request.user),
         client=context.client(request.user),
     )
-    turn.open(submit.sampling)
+    submit = await with_images(app, context, submit, submit.client)
+    turn.open(submit.sampling, submit.images)
     asked = GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names)
     if request.background:
         begun = app.background.begin(turn, generation.submit(app, asked, context), context)
