@@ -197,6 +197,33 @@ class SharedPrefixes(NamedTuple):
     lses: Tensor  # fp32 [results, heads], base-2 logarithms of their weights
 
 
+class RowSet(NamedTuple):
+    """Some rows of a step, which attend as a batch of their own."""
+
+    rows: Tensor  # int64 [rows], their numbers in the step
+    tokens: slice | Tensor  # theirs in the step, one row's behind the other's; int64 [tokens] where others lie between
+    query_start: Tensor  # int32 [rows + 1], first of those tokens of each row
+    max_query: int
+    max_context: int
+
+
+class ExpandedGroup(NamedTuple):
+    """Rows whose latents are expanded together, into blocks of `latent_expansion.BLOCK` keys, a row's behind the one's
+    before it."""
+
+    own: RowSet
+    first_blocks: Tensor  # int32 [rows], the first block of each row
+    block_rows: Tensor  # int64 [blocks], the row of each block, counted within the group
+    block_places: Tensor  # int64 [blocks], the position of its first key in the row
+
+
+class LongRows(NamedTuple):
+    """Rows of a step with so many queries that it pays to expand the latents that they see, and all others."""
+
+    groups: tuple[ExpandedGroup, ...]
+    others: RowSet | None
+
+
 @dataclass(frozen=True)
 class AttentionBatch:
     """Rows of one step, made anew for each. A row's queries are its latest tokens; each sees the keys up to its own."""
@@ -212,6 +239,7 @@ class AttentionBatch:
     token_types: Tensor | None = None  # int32 [tokens], 1 in the second text of a pair (encoders); None: all 0
     arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
     states: StepStates | None = None  # None: no layer is recurrent
+    long_rows: LongRows | None = None  # None: layers with latents absorb the queries of all rows
     # Of further KV groups, whose layers are given `of_group`: block tables and slot mapping.
     others: tuple[tuple[Tensor, Tensor], ...] = ()
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
@@ -220,6 +248,10 @@ class AttentionBatch:
     # all that the schedule follows from, and the tiles of chunks, by the tokens, a tile's queries and a row's fewest.
     schedules: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
     tiles: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    # Batches of some of the rows, and where keys stand in the pages, see kernels.latent_expansion.
+    expansions: dict[tuple[int, ...], tuple[AttentionBatch, Tensor]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def of_group(self, group: int, parts: int = 1, block_size: int = 1) -> AttentionBatch:
         """The same step as layers of one KV group see it, to whom a block's `parts` are blocks of which they have the
@@ -230,7 +262,7 @@ class AttentionBatch:
         if parts > 1:
             tables = tables * parts
             mapping = mapping + mapping // block_size * ((parts - 1) * block_size)
-        return replace(self, block_tables=tables, slot_mapping=mapping, spans={}, schedules={})
+        return replace(self, block_tables=tables, slot_mapping=mapping, spans={}, schedules={}, expansions={})
 
 
 @dataclass(frozen=True)

@@ -268,8 +268,9 @@ class Runner:
             inputs, types = self._send_inputs(rows), self._pools.token_types(plan, rows)
             sent = None if types is None else self._upload.send((types,))[0]
             hidden = self._forward.run(
-                inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent, adapted=adapted
-            )
+                inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent,
+                self._forward.long_rows(rows, self._upload), adapted=adapted,
+            )  # fmt: skip
             last = inputs.last
         if self._states is not None and plan.keep:
             self._states.keep(plan.keep)
