@@ -257,9 +257,7 @@ def build(
     used = weights(spec) - idle_weights(spec)
     graphs = None
     if where.type == "cuda" and not eager:
-        graphs = graph_sizes(
-            spec.layers, used, SLOTS, STEP_TOKENS, max_model_len, long_pairs=absorbed_pairs(spec, 1)
-        )
+        graphs = graph_sizes(spec.layers, used, SLOTS, STEP_TOKENS, max_model_len, long_pairs=absorbed_pairs(spec, 1))
     options = RunnerOptions(
         device=where, dtype=dtype, blocks=blocks, block_size=BLOCK, max_model_len=max_model_len, max_num_seqs=SLOTS,
         graphs=graphs,

@@ -2,8 +2,8 @@
 
 For a pair of a query and a key that takes half the products of absorbed attention or less, and the kernels of ordinary
 heads. A head of a row is a row of its own here, with one head: whatever number of heads is expanded at once, there is
-one kernel. So memory is bounded by taking some heads after the others, and nothing has to be merged. Keys and values lie
-in blocks of scratch memory, one behind the other, and values are as wide as keys: the columns that they lack hold
+one kernel. So memory is bounded by taking some heads after the others, and nothing has to be merged. Keys and values
+lie in blocks of scratch memory, one behind the other. Values are as wide as keys: the columns that they lack hold
 anything, and what is attended of them is dropped.
 """
 
@@ -21,20 +21,20 @@ LONG = 128  # queries of a row from which expanding pays, reckoned for an H200: 
 BLOCK = 64  # keys
 GROUP_KEYS = 8192  # of several rows that are expanded together
 LATENTS = 8192  # expanded by one product
-MEMORY = 256 << 20  # bytes of expanded keys and values, unless those of one head take more
+MEMORY = 256 << 20  # bytes of expanded keys and values, unless one head's take more
 
 
 def memory_bytes(longest: int, width: int, item_bytes: int, least: int = MEMORY) -> int:
     """Of expanded keys and values at any one time. longest: keys of a row; width: numbers of a key."""
-    return max(least, 2 * -(-longest // BLOCK) * BLOCK * width * item_bytes)
+    return max(least, 2 * max(-(-longest // BLOCK) * BLOCK, GROUP_KEYS) * width * item_bytes)
 
 
 def attend_expanded(
     q: Tensor, pages: Tensor, batch: AttentionBatch, keys: Tensor, values: Tensor, scale: float, out: Tensor,
     memory: int = MEMORY,
 ) -> None:  # fmt: skip
-    """Softmax attention of `q  # [tokens, heads, nope + dim]`, the last `dim` turned, over each row's `pages  # [blocks,
-    block_size, rank + dim]` for the batch's long rows, into their tokens of `out  # [tokens, heads, value]`.
+    """Softmax attention of `q  # [tokens, heads, nope + dim]`, the last `dim` turned, over each row's `pages  #
+    [blocks, block_size, rank + dim]` for the batch's long rows, into their tokens of `out  # [tokens, heads, value]`.
 
     keys, values: what expands latents, `[heads, rank, nope]` and `[heads, rank, value]`. Keys and values are rounded to
     q's type, sums are fp32. memory: bytes, see `memory_bytes`; it does not follow from the batch, so that a server

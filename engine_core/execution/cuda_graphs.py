@@ -147,7 +147,7 @@ class ForwardGraphs:
     def fitting(self, rows: HostRows, *, adapted: bool = False) -> Shape | None:
         """The smallest captured shape that holds these rows. A recurrent layer does not take a chunk for a step. Graphs
         absorb all queries, so long rows that see many keys are faster without one."""
-        if 0 < self._sizes.long_pairs < rows.long_pairs:
+        if self._sizes.long_pairs and rows.long_pairs > self._sizes.long_pairs:
             return None
         chunks = self._forward.states is not None and rows.decoding < rows.rows
         captured = self._captured[rows.plain and not chunks, adapted]

@@ -74,4 +74,5 @@ def key_blocks(contexts: IntArray) -> tuple[Column, IntArray, IntArray]:
     blocks = -(-contexts // BLOCK)
     first = cumulated(blocks.astype(np.int32))
     rows = np.repeat(np.arange(len(blocks)), blocks)
-    return first[:-1].copy(), rows, (np.arange(first[-1]) - first[rows]) * BLOCK
+    places = np.arange(len(rows), dtype=np.int64) - first[rows]
+    return first[:-1].copy(), rows, places * BLOCK

@@ -1,8 +1,8 @@
 """Multi-head latent attention (MLA: DeepSeek-V2, 2024), on one rank's share of its heads.
 
-Queries are absorbed: scores and sums are taken over the cached latents themselves. A query's unturned numbers go through
-the keys' half of `kv_b_proj` before, and what was attended through the values' half behind. Each latent is read once for
-all heads. For rows with many queries the latents are expanded to keys and values instead.
+Queries are absorbed: scores and sums are taken over the cached latents themselves. A query's unturned numbers go
+through the keys' half of `kv_b_proj` before, and what was attended through the values' half behind. Each latent is read
+once for all heads. For rows with many queries the latents are expanded to keys and values instead.
 """
 
 from __future__ import annotations
