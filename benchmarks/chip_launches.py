@@ -45,6 +45,7 @@ class ChipDriver:
 
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
+from benchmarks.latent_launches import latents  # noqa: E402
 from benchmarks.low_rank_launches import low_rank  # noqa: E402
 from benchmarks.meta_tensors import SLOTS, memory, numbers  # noqa: E402
 from benchmarks.recurrent_launches import recurrent  # noqa: E402
@@ -60,7 +61,6 @@ from penstock.kernels.experts_triton import multiply_sorted  # noqa: E402
 from penstock.kernels.grouped_linear import form_named, timed_weight  # noqa: E402
 from penstock.kernels.grouped_linear_triton import multiply_planes  # noqa: E402
 from penstock.kernels.grouped_tilings import GroupedTiling  # noqa: E402
-from penstock.kernels.latent_attention import latent_attention, multiply_heads, store_latents  # noqa: E402
 from penstock.kernels.linear import gated_linear, linear  # noqa: E402
 from penstock.kernels.linear_plans import plans_of  # noqa: E402
 from penstock.kernels.linear_tilings import SCALED, ExpertTiling, Product, candidates, shared_bytes  # noqa: E402
@@ -403,31 +403,6 @@ def attention_rows(chip: Chip) -> None:
                 1, LONG,
             )  # fmt: skip
             attention_triton.attend_tiles(q, pages, pages, q, batch, options, tiling)
-
-
-def latents() -> None:
-    """Latent attention in GLM-4.7-Flash's sizes, whole and as one of two ranks has it: single tokens, few and many, and
-    a chunk."""
-    rank, dim, nope, value = 512, 64, 192, 256
-    pages = memory(1 << 13, BLOCK_SIZE, rank + dim)
-    few, many, chunk = (1, 1, LONG), (256, 1, 4096), (1, 8192, 8192)
-    for heads, (rows, queries, longest), invariant in (
-        (10, few, False), (20, few, False), (20, many, False), (20, chunk, False), (20, few, True), (20, chunk, True),
-    ):  # fmt: skip
-        tokens = rows * queries
-        batch = AttentionBatch(
-            numbers(rows + 1), numbers(rows), numbers(rows), numbers(SLOTS, LONG // BLOCK_SIZE),
-            memory(tokens, kind=torch.int64), queries, longest, invariant=invariant, arrivals=numbers(4096),
-        )  # fmt: skip
-        latent_attention(memory(tokens, heads, rank + dim), pages, batch, rank, 1.0)
-    q, absorbed = memory(8, 20, nope + dim), memory(8, 20, rank + dim)
-    rotation = gather_rotation(memory(LONG, dim, kind=torch.float32), memory(8, kind=torch.int64))
-    latent, key = torch.split(memory(8, 768 + rank + dim)[:, 768:], [rank, dim], dim=1)
-    slots = memory(8, kind=torch.int64)
-    store_latents(latent, key, memory(rank), 1e-6, q[..., nope:], absorbed[..., rank:], rotation, pages, slots)
-    weights = torch.split(memory(20, nope + value, rank), [nope, value], dim=1)
-    multiply_heads(q[..., :nope], weights[0], absorbed[..., :rank], True)
-    multiply_heads(absorbed[..., :rank].contiguous(), weights[1].transpose(1, 2), memory(8, 20, value), True)
 
 
 def encoders() -> None:

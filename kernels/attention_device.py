@@ -55,6 +55,20 @@ def attend_pages(
     return out
 
 
+def attend_long_rows(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, options: AttentionOptions
+) -> Tensor:
+    """The same of rows all of which have many queries, in one launch."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    attend = chunk_attention(q, k_pages, options)
+    if attend is not None:
+        attend(q, k_pages, v_pages, out, batch, options, 1)
+    else:
+        tiling = tall_tiling(shape_of(q, k_pages, batch, options.window), chip_of(q.device))
+        attend_tiles(q, k_pages, v_pages, out, batch, options, tiling)
+    return out
+
+
 @lru_cache(maxsize=256)  # a step's layers ask the same
 def launches(shape: Shape, invariant: bool, chip: Chip) -> tuple[Tiling | None, Tiling | None, int]:
     """How rows of few queries are cut, how chunks are, and the fewest queries of what the latter launch serves."""

@@ -211,6 +211,33 @@ class ImageRows(NamedTuple):
         return self.cache[:, number * hidden : (number + 1) * hidden].index_select(0, self.rows)
 
 
+class RowSet(NamedTuple):
+    """Some rows of a step, which attend as a batch of their own."""
+
+    rows: Tensor  # int64 [rows], their numbers in the step
+    tokens: slice | Tensor  # theirs in the step, one row's behind the other's; int64 [tokens] where others lie between
+    query_start: Tensor  # int32 [rows + 1], first of those tokens of each row
+    max_query: int
+    max_context: int
+
+
+class ExpandedGroup(NamedTuple):
+    """Rows whose latents are expanded together, into blocks of `latent_expansion.BLOCK` keys, a row's behind the one's
+    before it."""
+
+    own: RowSet
+    first_blocks: Tensor  # int32 [rows], the first block of each row
+    block_rows: Tensor  # int64 [blocks], the row of each block, counted within the group
+    block_places: Tensor  # int64 [blocks], the position of its first key in the row
+
+
+class LongRows(NamedTuple):
+    """Rows of a step with so many queries that it pays to expand the latents that they see, and all others."""
+
+    groups: tuple[ExpandedGroup, ...]
+    others: RowSet | None
+
+
 @dataclass(frozen=True)
 class AttentionBatch:
     """Rows of one step, made anew for each. A row's queries are its latest tokens; each sees the keys up to its own."""
@@ -232,6 +259,7 @@ class AttentionBatch:
     images: ImageRows | None = None  # None: no token is an image's
     # int64 [tokens], where queries and keys are turned if not at their positions; [3, tokens] by time, line and column.
     rope_positions: Tensor | None = None
+    long_rows: LongRows | None = None  # None: layers with latents absorb the queries of all rows
     # Of further KV groups, whose layers are given `of_group`: block tables and slot mapping.
     others: tuple[tuple[Tensor, Tensor], ...] = ()
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
@@ -240,6 +268,10 @@ class AttentionBatch:
     # all that the schedule follows from, and the tiles of chunks, by the tokens, a tile's queries and a row's fewest.
     schedules: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
     tiles: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    # Batches of some of the rows, and where keys stand in the pages, see kernels.latent_expansion.
+    expansions: dict[tuple[int, ...], tuple[AttentionBatch, Tensor]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def of_group(self, group: int, parts: int = 1, block_size: int = 1) -> AttentionBatch:
         """The same step as layers of one KV group see it, to whom a block's `parts` are blocks of which they have the
@@ -250,7 +282,7 @@ class AttentionBatch:
         if parts > 1:
             tables = tables * parts
             mapping = mapping + mapping // block_size * ((parts - 1) * block_size)
-        return replace(self, block_tables=tables, slot_mapping=mapping, spans={}, schedules={})
+        return replace(self, block_tables=tables, slot_mapping=mapping, spans={}, schedules={}, expansions={})
 
 
 @dataclass(frozen=True)

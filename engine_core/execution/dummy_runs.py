@@ -93,10 +93,14 @@ def mixed_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
     short = [[count] * min(slots, longest // count) for count in SHORT if count <= min(longest, length)]
     chunk = min(longest // 2, length)
     beside = sorted({min(tokens, slots - 1, longest - chunk) for tokens in (*BESIDE, slots)})
-    little = [min(LITTLE, longest, length)]
-    return [
-        dummy_step(sizes, counts, greedy) for counts in (little, *short, *([chunk] + [1] * tokens for tokens in beside))
-    ]
+    mixed = [dummy_step(sizes, counts, greedy) for counts in (*short, *([chunk] + [1] * tokens for tokens in beside))]
+    return [little_chunk(sizes, longest), *mixed]
+
+
+def little_chunk(sizes: SlotSizes, longest: int) -> StepPlan:
+    """A step of at most `longest` tokens in one chunk, too short for tiles of all processors. Latents are expanded for
+    it in as much memory as for any."""
+    return dummy_step(sizes, [min(LITTLE, longest, sizes.max_model_len)], Sampling(temperature=0.0))
 
 
 def long_context_steps(sizes: SlotSizes) -> list[StepPlan]:

@@ -293,7 +293,7 @@ class Runner:
             sent = None if types is None else self._upload.send((types,))[0]
             hidden = self._forward.run(
                 inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent,
-                adapted=adapted, images=images,
+                self._forward.long_rows(rows, self._upload), adapted=adapted, images=images,
             )  # fmt: skip
             last = inputs.last
         if self._states is not None and plan.keep:

@@ -14,6 +14,7 @@ from penstock.engine_core.execution.dummy_runs import (
     encoder_steps,
     image_steps,
     largest_step,
+    little_chunk,
     long_context_steps,
     mixed_steps,
     warmup_steps,
@@ -28,7 +29,8 @@ from penstock.engine_core.models.spec import ModelSpec
 
 def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int, draft: Draft | None = None) -> int:
     """Bytes of GPU memory that slot tables, worst-case steps, drafting behind them, graphs and the largest image take
-    beyond what is allocated now. The steps are one of `tokens` and some at the end of the longest sequence.
+    beyond what is allocated now. The steps are one of `tokens`, a small chunk and some at the end of the longest
+    sequence.
 
     It is measured by running such steps, and capturing the largest graphs, over a cache of the scratch block alone.
     """
@@ -38,15 +40,16 @@ def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: i
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     trial = Runner(model, spec, replace(options, blocks=0), draft)
-    for plan in trial.drafted([largest_step(trial.sizes, tokens), *long_context_steps(trial.sizes)]):
+    sizes = trial.sizes
+    for plan in trial.drafted([largest_step(sizes, tokens), little_chunk(sizes, tokens), *long_context_steps(sizes)]):
         trial.collect(trial.launch(plan))
     trial.prepare(largest=True)
     if options.encoder is not None:  # beside a step
         options.encoder.dummy_run(image_sizes(options.encoder.tower.spec)[-1])
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before
-    for sizes, hidden in trial.graph_states():
-        peak += kept_tokens(sizes) * hidden * options.dtype.itemsize
+    for graphs, hidden in trial.graph_states():
+        peak += kept_tokens(graphs) * hidden * options.dtype.itemsize
     del trial
     gc.collect()
     torch.cuda.empty_cache()

@@ -30,6 +30,7 @@ LOGIT_LINES = 5.4  # fp32 rows of a vocabulary per entry: logits, sampling's buf
 DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
 SPLIT_BYTES = 256 << 20  # of batch-invariant attention at most, whose keys are cut: kernels/attention_tiling.py
 SMALLEST, LARGEST = 64, 1 << 15  # pixels of the side of pictures
+EXPANDED_BYTES = 256 << 20  # of keys and values that latents are expanded to: kernels/latent_expansion.py
 FLOAT = 4  # bytes
 GIB = 1 << 30
 EXPERTS = ".experts."  # in names of their matrices
@@ -217,7 +218,15 @@ def step_bytes(spec: ModelSpec, step: StepShape) -> int:
     tables = step.max_num_seqs * step.max_model_len * FLOAT
     counted = 1.0 if spec.encoder else LOGIT_LINES  # it has no logits
     states = step.max_num_seqs * slot_state_bytes(spec, step.item_bytes, step.row_drafts)
-    return int(ACTIVATION_SHARE * activations + counted * lines) + tables + states + SPLIT_BYTES * step.invariant
+    scratch = SPLIT_BYTES if step.invariant else expanded_bytes(spec, step)
+    return int(ACTIVATION_SHARE * activations + counted * lines) + tables + states + scratch
+
+
+def expanded_bytes(spec: ModelSpec, step: StepShape) -> int:
+    """What a layer's expanded latents take: those of one head at the longest length at least."""
+    latents = [own.latent for own in spec.attentions if own.latent is not None]
+    width = max((max(latent.query_dim, latent.value_dim) for latent in latents), default=0)
+    return max(EXPANDED_BYTES, 2 * step.max_model_len * width * step.item_bytes) if latents else 0
 
 
 def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:

@@ -14,7 +14,7 @@ import torch
 
 from penstock.engine_core import folder
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
+from penstock.engine_core.execution.cuda_graphs import GraphSizes, absorbed_pairs, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
 from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, encoder_steps, image_steps, warmup_steps
 from penstock.engine_core.execution.encoder import Encoder
@@ -400,7 +400,8 @@ def choose_graphs(
     drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
     seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)
     adapters = config.model.enable_lora
-    return graph_sizes(spec.layers, used, seqs, tokens, length, drafts, adapters=adapters)
+    pairs = 0 if config.model.batch_invariant else absorbed_pairs(spec, size)
+    return graph_sizes(spec.layers, used, seqs, tokens, length, drafts, adapters=adapters, long_pairs=pairs)
 
 
 def count_blocks(

@@ -28,7 +28,7 @@ BORDERS: Rows = [(90, 300), (33, 33), (1, 1), (2, 2), (64, 128), (65, 129), (1, 
 @pytest.mark.parametrize(
     "asked",
     [["64,short,window,sinks", "128", "256,window,softcap"],
-     pytest.param(["80,sinks", "128,short,window", "192"], marks=pytest.mark.long)],
+     pytest.param(["80,sinks", "128,short,window", "192", "192,alone", "256,alone"], marks=pytest.mark.long)],
     ids=["a few", "others"],
 )  # fmt: skip
 def test_it_compiles_for_the_chip(asked: list[str]) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks.shapes import MIXTRAL, QWEN_MOE
+from benchmarks.shapes import GLM_FLASH, MIXTRAL, QWEN_MOE
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.models import registry
@@ -19,6 +19,7 @@ from penstock.engine_core.models.memory_estimate import (
     CacheShape,
     StepShape,
     block_bytes,
+    expanded_bytes,
     gpu_blocks,
     idle_weights,
     step_bytes,
@@ -27,6 +28,7 @@ from penstock.engine_core.models.memory_estimate import (
 )
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.kernels.attention_tiling import PARTIAL_BYTES
+from penstock.kernels.latent_expansion import MEMORY, memory_bytes
 
 COMMON = {"rms_norm_eps": 1e-5, "max_position_embeddings": 256, "hidden_act": "silu", "torch_dtype": "bfloat16"}
 SMALL = {**COMMON, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -101,6 +103,17 @@ def test_partial_results_of_batch_invariant_attention_are_counted(tmp_path: Path
     spec = spec_of(tmp_path, LLAMA_8B)
     plain, invariant = (StepShape(512, 4, 256, 2, invariant) for invariant in (False, True))
     assert step_bytes(spec, invariant) - step_bytes(spec, plain) == PARTIAL_BYTES
+
+
+def test_expanded_latents_are_counted(tmp_path: Path) -> None:
+    """What a layer takes for them, or one head's of the longest prompt; absorbed queries need none."""
+    spec = spec_of(tmp_path, dict(GLM_FLASH.config))
+    for length in (4096, 202_752, 1_000_000):
+        step = StepShape(8192, 256, length, 2)
+        assert expanded_bytes(spec, step) == pytest.approx(memory_bytes(length, 256, 2), rel=1e-4)
+    absorbed = StepShape(8192, 256, 4096, 2, invariant=True)
+    assert step_bytes(spec, absorbed) - step_bytes(spec, StepShape(8192, 256, 4096, 2)) == PARTIAL_BYTES - MEMORY
+    assert expanded_bytes(spec_of(tmp_path, LLAMA_8B), StepShape(8192, 256, 4096, 2)) == 0
 
 
 def test_published_mixtures(tmp_path: Path) -> None:
