@@ -21,7 +21,7 @@ from tests.e2e.vision_models import SeeingModel, picture, png, write_qwen3_vl
 
 COUNT = 12  # tokens of an answer
 FIRST, SECOND = picture(300, 200), picture(256, 256, 2)
-OPTIONS = ("--dtype", "float32", "--max-model-len", "1024", "--max-num-batched-tokens", "64")
+OPTIONS = ("--dtype", "float32", "--max-model-len", "1024", "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
 
 
 class Seeing:
