@@ -30,6 +30,7 @@ from benchmarks.server import Server, serving
 from benchmarks.shapes import SHAPES, Shape, make_folder
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.vision_cost import tower_flops
 from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.services.bench.client import Load, target
 from penstock.services.bench.serve import Summary, summarize
@@ -151,7 +152,7 @@ async def measure(server: Server, shape: Shape, vision: VisionSpec, side: int, s
     alone = await found.streams(0.0)
     beside = await found.streams(rate / 2)
     chip = limits.chip(device(server))
-    most = None if chip is None else chip.flops_per_second / vision.flops(Size(side, side))
+    most = None if chip is None else chip.flops_per_second / tower_flops(vision, Size(side, side))
     return Figures(
         model=shape.name, pixels=side, tokens=tokens, file_bytes=len(picture(side, 0)),
         images_per_second=round(rate, 2), share_of_limit=None if most is None else round(rate / most, 4),
