@@ -1,6 +1,6 @@
 """Vision encoders, a module each: what the `vision_config` of a config.json means, and which tensors there are.
 
-A module of this folder has `KINDS`, a tuple of `VisionKind`, and of a `VisionSpec` of its own `shapes`, the tensors, and
+A module of this folder has `KINDS`, a tuple of `VisionKind`, and for specs of its own `shapes`, the tensors, and
 `row_weights`, how many numbers each row of embeddings is multiplied with behind the layers. Nothing else lists them.
 `models/vision` has the module of the same name that computes. Imports no torch.
 """
