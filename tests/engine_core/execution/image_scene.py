@@ -51,9 +51,7 @@ def seeing_spec(vision: VisionSpec = VISION, *, layers: int = 3) -> ModelSpec:
 class Scene:
     """A runner over a model, and its vision encoder, which a later stage has not."""
 
-    def __init__(
-        self, model: Decoder, tower: Tower | None, draft: Draft | None = None, slots: int = 3
-    ) -> None:
+    def __init__(self, model: Decoder, tower: Tower | None, draft: Draft | None = None, slots: int = 3) -> None:
         assert model.spec.vision is not None, "it sees images"
         self.vision = model.spec.vision
         self.encoder = None if tower is None else Encoder(tower, 64)
@@ -93,8 +91,9 @@ class Scene:
         return self.runner.collect(self.runner.launch(StepPlan(step=1, epoch=0, **columns)))
 
     def run(
-        self, prompt: Prompt, cuts: Sequence[int] = (), *, computed: int = 0, read: Sequence[bool] = (), decodes: int = 0
-    ) -> list[StepResult]:
+        self, prompt: Prompt, cuts: Sequence[int] = (), *, computed: int = 0, read: Sequence[bool] = (),
+        decodes: int = 0,
+    ) -> list[StepResult]:  # fmt: skip
         """Run the prompt, cut at these positions, and then so many steps of decoding; its output grows."""
         known = len(prompt.token_ids) + len(prompt.output)
         starts = (prompt.start(self.vision, computed=computed, read=read),)
@@ -103,8 +102,7 @@ class Scene:
             chunks = column(prompt.slot, first, end - first, int(end == known))
             found.append(self.launch(starts=starts, chunks=chunks))
             starts, first = (), end
-        for step in range(decodes):
-            found.append(self.launch(decode_on=column(prompt.slot) if step == 0 else b""))
+        found += [self.launch(decode_on=column(prompt.slot) if step == 0 else b"") for step in range(decodes)]
         if decodes:
             self.launch(decode_off=column(prompt.slot))
         prompt.output += [token for result in found for token in tokens_of(result)]
