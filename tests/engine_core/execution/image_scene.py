@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from penstock.engine_core import loading
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.cuda_graphs import GraphSizes
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
@@ -51,12 +52,14 @@ def seeing_spec(vision: VisionSpec = VISION, *, layers: int = 3) -> ModelSpec:
 class Scene:
     """A runner over a model, and its vision encoder, which a later stage has not."""
 
-    def __init__(self, model: Decoder, tower: Tower | None, draft: Draft | None = None, slots: int = 3) -> None:
+    def __init__(
+        self, model: Decoder, tower: Tower | None, draft: Draft | None = None, graphs: GraphSizes | None = None
+    ) -> None:
         assert model.spec.vision is not None, "it sees images"
-        self.vision = model.spec.vision
+        self.model, self.vision, slots = model, model.spec.vision, 3
         self.encoder = None if tower is None else Encoder(tower, 64)
         options = RunnerOptions(
-            device=CPU, dtype=torch.float32, blocks=slots * LENGTH // BLOCK, block_size=BLOCK, max_model_len=LENGTH,
+            device=model.placement.device, dtype=torch.float32, graphs=graphs, blocks=slots * LENGTH // BLOCK, block_size=BLOCK, max_model_len=LENGTH,
             max_num_seqs=slots, group=model.placement.group, step_tokens=LENGTH, encoder=self.encoder,
             row_drafts=0 if draft is None else draft.tokens,
         )  # fmt: skip
