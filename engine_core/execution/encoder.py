@@ -31,14 +31,14 @@ class Piece:
 
     @property
     def finished(self) -> bool:
-        return self.ended is None or self.ended.query()
+        return self.ended is None or bool(self.ended.query())  # type: ignore[no-untyped-call]
 
     @property
     def seconds(self) -> float:
         """That a finished piece took on the device; 0 on a CPU."""
         if self.began is None or self.ended is None:
             return 0.0
-        return self.began.elapsed_time(self.ended) / 1000
+        return float(self.began.elapsed_time(self.ended)) / 1000  # type: ignore[no-untyped-call]
 
 
 class Encoder:

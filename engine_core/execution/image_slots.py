@@ -22,7 +22,6 @@ from penstock.kernels.records import ImageRows
 from penstock.protocol.step_columns import image_table, integers
 from penstock.protocol.steps import SlotStart
 
-NOTHING = np.zeros(0, np.int64)
 AXES = 3  # of M-RoPE: time, line, column
 
 
@@ -101,8 +100,8 @@ class ImageSlots:
         chunks = self._chunks(rows) if self._images else []
         if not chunks:
             return None
-        tokens: list[IntArray] = []
-        cache_rows: list[IntArray] = []
+        nothing = np.zeros(0, np.int64)
+        tokens, cache_rows = [nothing], [nothing]
         limits = np.zeros(rows.tokens, np.int32) if self._spec.mutual else None
         shifts = self._slot_shifts(rows) if self._spec.mrope else None
         for chunk in chunks:
@@ -118,7 +117,7 @@ class ImageSlots:
                 shifts[:, chunk.token : chunk.token + chunk.count] = rope_shifts(chunk)
         if shifts is None and not sum(map(len, tokens)):
             return None
-        return self._send(np.concatenate([*tokens, NOTHING]), np.concatenate([*cache_rows, NOTHING]), shifts, limits)
+        return self._send(np.concatenate(tokens), np.concatenate(cache_rows), shifts, limits)
 
     def _chunks(self, rows: HostRows) -> list[ImageChunk]:
         found = []
@@ -137,11 +136,11 @@ class ImageSlots:
     def _send(
         self, tokens: IntArray, cache_rows: IntArray, shifts: IntArray | None, limits: Column | None
     ) -> StepImages:
-        columns = (tokens, cache_rows, shifts, limits)
-        sent = iter(self._upload.send([column for column in columns if column is not None]))
-        at, rows, by_axis, last = (None if column is None else next(sent) for column in columns)
-        assert at is not None and rows is not None, "of every step with images"  # noqa: PT018
+        optional = (shifts, limits)
+        at, rows, *others = self._upload.send([tokens, cache_rows, *(each for each in optional if each is not None)])
         held = None if self._cache is None else ImageRows(at, rows, self._cache)
+        sent = iter(others)
+        by_axis, last = (None if each is None else next(sent) for each in optional)
         return StepImages(held, by_axis, last)
 
 
@@ -156,7 +155,9 @@ def rope_shifts(chunk: ImageChunk) -> IntArray:
     for image in chunk.images:
         low, high = np.searchsorted(image.places, (chunk.first, chunk.first + chunk.count))
         numbers = np.arange(low, high)
-        shifts[:, image.places[low:high] - chunk.first] = image.before - numbers + np.stack(
-            (np.zeros_like(numbers), numbers // image.columns, numbers % image.columns)
+        shifts[:, image.places[low:high] - chunk.first] = (
+            image.before
+            - numbers
+            + np.stack((np.zeros_like(numbers), numbers // image.columns, numbers % image.columns))
         )
     return shifts

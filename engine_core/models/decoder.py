@@ -364,9 +364,7 @@ class Decoder:
         return self.placement.dtype
 
 
-def add_level(
-    delta: Tensor, residual: Tensor | None, images: ImageRows, number: int
-) -> tuple[Tensor, Tensor | None]:
+def add_level(delta: Tensor, residual: Tensor | None, images: ImageRows, number: int) -> tuple[Tensor, Tensor | None]:
     """A layer's result with what a DeepStack level adds to tokens of images. Of the two that are summed the stream
     takes it: it is the same on all ranks."""
     stream = delta if residual is None else residual

@@ -261,6 +261,11 @@ def encoder_rows(spec: VisionSpec, asked: int) -> int:
     return asked or max(ENCODER_ROWS, spec.rows(image_sizes(spec)[-1]))
 
 
+def vision_weights(spec: VisionSpec | None) -> int:
+    """Numbers in a vision encoder."""
+    return 0 if spec is None else sum(math.prod(shape) for shape in vision_shapes(spec).values())
+
+
 @dataclass(frozen=True)
 class VisionBytes:
     """Memory that images take on each rank of the first stage."""
@@ -274,7 +279,7 @@ def vision_bytes(spec: VisionSpec, asked: int, item_bytes: int) -> VisionBytes:
     """asked: --mm-encoder-cache-tokens."""
     numbers = ENCODER_STATES * spec.hidden + (2 + spec.gated) * spec.width
     return VisionBytes(
-        weights=sum(math.prod(shape) for shape in vision_shapes(spec).values()) * item_bytes,
+        weights=vision_weights(spec) * item_bytes,
         cache=encoder_rows(spec, asked) * spec.row_width * item_bytes,
         activations=spec.patches(image_sizes(spec)[-1]) * numbers * item_bytes,
     )

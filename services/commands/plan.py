@@ -39,6 +39,7 @@ from penstock.engine_core.models.memory_estimate import (
     step_bytes,
     taken_bytes,
     vision_bytes,
+    vision_weights,
     weight_bytes,
     weights,
 )
@@ -167,7 +168,7 @@ def plan(config: Config, gpu: str) -> Plan:
     draft, quantized = planned_draft(config, spec, path), quantization_facts(spec)
     spec = with_kv_groups(spec, length, config.model.block_size, drafting=draft is not None)
     shares = [stage_share(config, spec, draft, stage, step, total) for stage in range(stages)]
-    share, parameters = min(shares, key=lambda share: share.blocks), weights(spec)
+    share, parameters = min(shares, key=lambda share: share.blocks), weights(spec) + vision_weights(spec.vision)
     shape, blocks = share.shape, share.blocks
     return Plan(
         model=folder.served_names(Path(path), config.model)[0],

@@ -107,6 +107,8 @@ def start(
     phases.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, drafting = read_model(config, path)
+    if spec.vision is not None:
+        put_steps_first(device)
     check_kv_cache(spec, config.model.kv_cache_dtype, chip_of(device).name, chip_of(device).capability)
     if device.type == "cpu":
         phases.begin("trying the processor")
@@ -257,6 +259,13 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
     check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
     return spec, length, drafting
+
+
+def put_steps_first(device: torch.device) -> None:
+    """Have this thread's work on a GPU go before that of streams of the lowest priority, which the default stream has
+    as well: before the vision encoder's."""
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream(device, priority=-1))  # type: ignore[no-untyped-call]
 
 
 def take_device(config: Config, index: int) -> torch.device:

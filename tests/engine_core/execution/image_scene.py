@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from penstock.engine_core import loading
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.cuda_graphs import GraphSizes
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
@@ -52,13 +53,13 @@ class Scene:
     """A runner over a model, and its vision encoder, which a later stage has not."""
 
     def __init__(
-        self, model: Decoder, tower: Tower | None, draft: Draft | None = None, slots: int = 3
+        self, model: Decoder, tower: Tower | None, draft: Draft | None = None, graphs: GraphSizes | None = None
     ) -> None:
         assert model.spec.vision is not None, "it sees images"
-        self.vision = model.spec.vision
+        self.model, self.vision, slots = model, model.spec.vision, 3
         self.encoder = None if tower is None else Encoder(tower, 64)
         options = RunnerOptions(
-            device=CPU, dtype=torch.float32, blocks=slots * LENGTH // BLOCK, block_size=BLOCK, max_model_len=LENGTH,
+            device=model.placement.device, dtype=torch.float32, graphs=graphs, blocks=slots * LENGTH // BLOCK, block_size=BLOCK, max_model_len=LENGTH,
             max_num_seqs=slots, group=model.placement.group, step_tokens=LENGTH, encoder=self.encoder,
             row_drafts=0 if draft is None else draft.tokens,
         )  # fmt: skip
@@ -93,8 +94,9 @@ class Scene:
         return self.runner.collect(self.runner.launch(StepPlan(step=1, epoch=0, **columns)))
 
     def run(
-        self, prompt: Prompt, cuts: Sequence[int] = (), *, computed: int = 0, read: Sequence[bool] = (), decodes: int = 0
-    ) -> list[StepResult]:
+        self, prompt: Prompt, cuts: Sequence[int] = (), *, computed: int = 0, read: Sequence[bool] = (),
+        decodes: int = 0,
+    ) -> list[StepResult]:  # fmt: skip
         """Run the prompt, cut at these positions, and then so many steps of decoding; its output grows."""
         known = len(prompt.token_ids) + len(prompt.output)
         starts = (prompt.start(self.vision, computed=computed, read=read),)
@@ -103,8 +105,7 @@ class Scene:
             chunks = column(prompt.slot, first, end - first, int(end == known))
             found.append(self.launch(starts=starts, chunks=chunks))
             starts, first = (), end
-        for step in range(decodes):
-            found.append(self.launch(decode_on=column(prompt.slot) if step == 0 else b""))
+        found += [self.launch(decode_on=column(prompt.slot) if step == 0 else b"") for step in range(decodes)]
         if decodes:
             self.launch(decode_off=column(prompt.slot))
         prompt.output += [token for result in found for token in tokens_of(result)]

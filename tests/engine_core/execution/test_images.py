@@ -145,7 +145,7 @@ def test_embeddings_of_images_are_rows_of_the_cache() -> None:
     assert scene.encoder is not None
     prompt = scene.prompt(*PARTS)
     words = torch.arange(30, 48)
-    scene.encoder.cache[:18] = scene.runner._model.embed(words, None)  # type: ignore[attr-defined]
+    scene.encoder.cache[:18] = scene.model.embed(words, None)
     places = [at for at, token in enumerate(prompt.token_ids) if token == IMAGE]
     text = scene.prompt(30, slot=1)
     text.token_ids = prompt.token_ids[:]
@@ -160,15 +160,15 @@ def test_levels_are_added_behind_the_first_layers(scene: Scene) -> None:
     """To tokens of images alone. What the tower gives for other levels changes nothing before their layer."""
     assert scene.encoder is not None
     prompt, cache = scene.prompt(*PARTS), scene.encoder.cache
-    model, kept = scene.runner._model, cache.clone()
+    model, kept = scene.model, cache.clone()
 
     def streams() -> list[torch.Tensor]:
         """The residual stream in front of layers 1 and 2."""
         found: list[torch.Tensor] = []
-        forward = model.forward_aux  # type: ignore[attr-defined]
+        forward = model.forward_aux
         model.forward = lambda *inputs: (found.extend(forward(*inputs, (1, 2))[1]), forward(*inputs, ()))[1][0]  # type: ignore[method-assign]
         scene.run(scene.prompt(*PARTS))
-        del model.forward  # type: ignore[attr-defined]
+        del model.forward
         return found
 
     before = streams()
@@ -189,8 +189,8 @@ def test_drafts_of_a_draft_model_change_nothing(scene: Scene, whole: tuple[torch
     with torch.inference_mode():
         drafter = registry.build(spec, torch.float32, CPU, LENGTH)
         load(drafter, Path(), "dummy", 4)
-    target = scene.runner._model
-    drafting = Scene(target, scene.encoder.tower, Draft(drafter, spec, 2))  # type: ignore[arg-type, union-attr]
+    assert scene.encoder is not None
+    drafting = Scene(scene.model, scene.encoder.tower, Draft(drafter, spec, 2))
     prompt = drafting.prompt(*PARTS)
     found = tokens_of(drafting.launch(
         starts=(prompt.start(VISION),), chunks=column(0, 0, 30, 1), drafting=column(0, 0, 30, 2, 0)
