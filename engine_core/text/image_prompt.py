@@ -8,6 +8,7 @@ the token that begins an image, and its processor puts blank lines around what i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +20,8 @@ from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.errors import InvalidRequest, ModelError, Unsupported
 from penstock.protocol.images import Image
 from penstock.protocol.messages import SubmitText, Tokenize
+
+Call = TypeVar("Call", SubmitText, Tokenize)
 
 BLANK = "\n\n"
 
@@ -137,7 +140,9 @@ def unseen(request: SubmitText | Tokenize) -> Unsupported:
     return Unsupported("this model does not see images", param=request.images[0].param or None)
 
 
-def without_files(request: SubmitText | Tokenize) -> SubmitText | Tokenize:
-    """The request once its pictures have been decoded: how many there are is still told."""
+def without_files(request: Call) -> Call:
+    """The request without the bytes of its pictures: how many there are is still told."""
+    if not request.images:
+        return request
     files = tuple(msgspec.structs.replace(file, data=b"") for file in request.images)
     return msgspec.structs.replace(request, images=files)

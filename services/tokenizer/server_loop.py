@@ -146,7 +146,7 @@ class TokenizerLoop:
             peer = arrival.peer
             match arrival.message:
                 case SubmitText() as text:
-                    self._frontend.open(self._apis[peer], text)
+                    self._frontend.open(self._apis[peer], without_files(text))
                     self._take(peer, text)
                 case Abort(request_id):
                     self._frontend.abort(request_id)

@@ -4,6 +4,8 @@ families shortened to what they do with images, and vision specs."""
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -68,6 +70,13 @@ class Sighted(msgspec.Struct, frozen=True):
     def vocabulary(self) -> Vocabulary:
         names = {"bos_token": self.special[0], "eos_token": self.eos}
         return Vocabulary(FastCodec(Tokenizer.from_str(text_of(self.special, self.eos))), names)
+
+    def write(self, folder: Path) -> Path:
+        """A folder with its tokenizer and template."""
+        names = {"bos_token": self.special[0], "eos_token": self.eos, "chat_template": self.template}
+        (folder / "tokenizer.json").write_text(text_of(self.special, self.eos))
+        (folder / "tokenizer_config.json").write_text(json.dumps(names))
+        return folder
 
     def vision(self) -> VisionSpec:
         token_id = self.vocabulary().token_id(self.placeholder)
