@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engine_core.kv.prefix_index import extend, root_of
 from penstock.engine_core.scheduling.encoder_cache import NOWHERE
-from penstock.engine_core.scheduling.lifecycle import KILLER
+from penstock.engine_core.scheduling.lifecycle import KILLER, preempt
 from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.engine_core.scheduling.request_queue import PATIENCE
 from penstock.engine_core.scheduling.scheduler import TOO_FEW_ROWS
@@ -244,21 +244,39 @@ def test_aborted_while_it_is_encoded() -> None:
 
 
 def test_a_preempted_sequence_asks_for_its_rows_again() -> None:
-    made = server(slots=1)
-    made.submit([], client="none")
-    number = submit(made, *TEXT, (1, 4), 7, client="one", max_tokens=40)
+    made = server(encoder_rows=4, budget=8)
+    number = submit(made, *TEXT, (1, 4), 6, (1, 4), 7)
+    made.step()
+    made.encode()
     made.step()
     sequence = made.scheduler._state.slots.sequences[0]
     assert sequence is not None
-    made.encode()
-    for at in range(2):
-        submit(made, *TEXT, (1, 4), at, client="one", max_tokens=40)
+    preempt(made.scheduler._state, sequence)
+    assert statistics(made).held == 0
+    plan = made.step()
+    assert plan is not None
+    (((_, _, one, _, _), (_, _, two, _, _)),) = tables(plan)
+    assert (one, two) == (NOWHERE, 0), "the first one is computed"
+    finish(made, number)
+    made.run()
+
+
+def test_a_starved_client_takes_no_slot_that_is_of_no_use_to_it() -> None:
+    """It would wait for rows there, and a sequence would be computed again for nothing."""
+    made = server(encoder_rows=4, slots=2)
+    others = [submit(made, *TEXT, (1, 4), at, client="one", tenant="one", max_tokens=8) for at in range(2)]
     made.step()
-    made.step()
-    other = submit(made, 9, (2, 4), client="two", tenant="two")
+    starved = submit(made, *TEXT, (2, 4), client="two", tenant="two")
     made.now += 2 * PATIENCE
-    finish(made, other, number)
-    assert made.scheduler.statistics().yielded <= 1
+    made.step()
+    assert made.scheduler.statistics().yielded == 0
+    made.encode()
+    for _ in range(2):
+        made.step()
+    made.now += 2 * PATIENCE
+    made.step()
+    assert made.scheduler.statistics().yielded == 1, "they have computed theirs"
+    finish(made, starved, *others)
     made.run()
 
 
@@ -313,6 +331,7 @@ def test_a_picture_that_kills_executors_is_found_and_refused_and_another_is_not(
         ((picture(1, 8, 8), picture(2, 8)), "out of order"),
         ((picture(1, 8), picture(2, 8, 7)), "out of order"),
         ((picture(1, 0),), "misshapen"),
+        ((picture(1, 8, lines=True),), "a placeholder for each"),
         ((msgspec.structs.replace(picture(1, 8), rows=9),), "misshapen"),
         ((msgspec.structs.replace(picture(1, 8), width=1),), "misshapen"),
         ((msgspec.structs.replace(picture(1, 8), width=0, pixels=b""),), "misshapen"),
@@ -451,9 +470,12 @@ def test_drafts_leave_room_for_an_image(stages: int) -> None:
     made.run(stages)
 
 
-def test_a_prompt_that_ends_with_an_image_waits_for_its_mask_in_front_of_it() -> None:
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_prompt_that_ends_with_an_image_waits_for_its_mask_in_front_of_it(encoded: bool) -> None:
     """Else it would stop a position short of its end."""
     made = mutual()
+    if encoded:
+        finish(made, submit(made, *TEXT, (1, 6)))
     automaton = Automaton(source="1 5 0 10")
     running = [made.submit([at, 4], max_tokens=12) for at in range(2)]
     number = submit(made, *TEXT, (1, 6), automaton=automaton)
