@@ -49,15 +49,18 @@ class Admissions:
         if state.quarantine:
             yield from self._try_alone(budget)
             return
-        walk = state.queue.walk()
+        walk, blind = state.queue.walk(), 0
         while budget > 0 and state.slots.free and walk.passed < LOOKAHEAD and walk.blocked < BLOCKED:
-            if walk.passed and self.hashed > HASHES:
+            if (walk.passed or blind) and self.hashed > HASHES:
                 break
             sequence = walk.next()
             if sequence is None or sequence is state.refused or sequence.last_step > state.steps.applied:
                 break  # in order: no sequence overtakes one that waits for memory or for its own tokens in flight
             adapter = sequence.request.adapter
             if adapter is not None and not state.adapters.ask(adapter, state.stats.now):
+                walk.skip_blocked(sequence)
+                continue
+            if sequence.request.message.images and state.encoder_cache.short:
                 walk.skip_blocked(sequence)
                 continue
             found = self._prefix(sequence)
@@ -67,6 +70,7 @@ class Admissions:
             start = self._positions(found)
             if sequence.request.message.images and not ask_images(state, sequence, start):
                 walk.skip_blocked(sequence)
+                blind += 1
                 continue
             count = cut_at_images(state, sequence, start, min(len(sequence.tokens) - start, budget))
             if not count or (state.options.encoder and count < len(sequence.tokens)):

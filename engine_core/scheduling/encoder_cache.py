@@ -81,7 +81,7 @@ class EncoderCache:
         self._asked: dict[Sequence, tuple[Image, ...]] = {}  # by sequences that wait: what they need
         self._held: dict[Sequence, deque[tuple[Image, Resident]]] = {}  # by those in slots, ascending by position
         self._fence: dict[int, list[Resident]] = {}  # by the last step that reads them
-        self._short = False  # a sequence of this pass lacks rows
+        self.short = False  # a sequence of this pass lacks rows
         self._pass = self._turn = self._number = 0
         self._encoded = self._failures = self._hits = self._evicted = 0
 
@@ -93,18 +93,18 @@ class EncoderCache:
     def begin_pass(self) -> None:
         """The queue is gone through anew, in order."""
         self._pass += 1
-        self._short = False
+        self.short = False
 
     def ask(self, sequence: Sequence, images: tuple[Image, ...]) -> bool:
         """Whether the next sequence in order, which needs these images, may enter a slot: all have rows. What is not
         encoded is on its way then."""
         self._asked[sequence] = images
-        if self._short:
+        if self.short:
             return False
         needed = {image.digest: image for image in images}
         missing = [image for digest, image in needed.items() if digest not in self._residents]
         if missing and not self._assign(missing, needed):
-            self._short = True
+            self.short = True
             return False
         for digest in needed:
             self._residents[digest].wanted = self._pass
@@ -140,7 +140,7 @@ class EncoderCache:
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether a sequence of the queue lacks rows, or an image that is encoded."""
-        return sequence in self._asked and (self._short or self.awaited(sequence) < NEVER)
+        return self.short or (sequence in self._asked and self.awaited(sequence) < NEVER)
 
     def table(self, sequence: Sequence, images: Iterable[Image]) -> bytes:
         """`SlotStart.images` of a sequence that has entered its slot, whose prompt holds these images."""

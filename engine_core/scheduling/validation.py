@@ -135,14 +135,16 @@ def validate_images(message: SubmitTokens, options: SchedulingOptions, rows: int
         raise InvalidRequest(f"the server takes no images: {why}", param="messages")
     if message.pooling is not None:
         raise InvalidRequest("no vector is made of a prompt with images", param=message.pooling.param or "input")
-    end, prompt = 0, len(message.token_ids) // 4
+    end, tokens = 0, np.frombuffer(message.token_ids, np.int32)
     for image in message.images:
         shaped = len(image.pixels) == 3 * image.width * image.height > 0 and len(image.digest) == DIGEST_BYTES
         if not (shaped and end <= image.position and 1 <= image.rows <= image.length):
             raise InvalidRequest("what stands for an image is misshapen, or out of order", param="messages")
         end = image.position + image.length
-    if end > prompt:
-        raise InvalidRequest(f"an image ends behind the prompt's {prompt} tokens", param="messages")
+        if end > len(tokens):
+            raise InvalidRequest(f"an image ends behind the prompt's {len(tokens)} tokens", param="messages")
+        if np.count_nonzero(tokens[image.position : end] == options.image_token) != image.rows:
+            raise InvalidRequest("an image does not have a placeholder for each of its embeddings", param="messages")
     need = rows_needed(message)
     if need > rows:
         raise InvalidRequest(
