@@ -80,7 +80,7 @@ def parse_prompt(form: object, path: str) -> Prompt:
     if isinstance(form, str):
         return Prompt(prompt=form)
     fields = dict(form) if isinstance(form, Mapping) else {"prompt_token_ids": form}
-    if fields.get("multi_modal_data") is not None:
+    if fields.pop("multi_modal_data", None) is not None:
         message = f"{path}.multi_modal_data: a prompt has no place for images; LLM.chat takes them in messages"
         raise Unsupported(message, param=f"{path}.multi_modal_data")
     if not isinstance(ids := fields.get("prompt_token_ids", ()), list | tuple | None):

@@ -220,9 +220,7 @@ class Pinned(httpcore2.AsyncNetworkBackend):
         failure: Exception = httpcore2.ConnectError()
         for address in self._addresses:
             try:
-                self._stream = await self._tcp.connect_tcp(
-                    address, port, self._seconds, local_address, socket_options
-                )
+                self._stream = await self._tcp.connect_tcp(address, port, self._seconds, local_address, socket_options)
                 return self._stream
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error

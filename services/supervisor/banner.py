@@ -16,7 +16,9 @@ from penstock.engine_core.models.memory_estimate import quantization_facts
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.adapters import host_adapters, read_modules
 from penstock.protocol.config import ApiConfig, Config, wrong_output
+from penstock.protocol.media import LIMIT, image_limit
 from penstock.protocol.messages import EngineStatus
+from penstock.protocol.option import words
 from penstock.services.supervisor import address
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     quantized: str = ""  # how the weights are
     weights: str = ""  # how they were verified
     adapters: str = ""  # how many may be where, and which are known
+    images: str = ""  # of a model that sees: how many, and from where
     kv_cache_dtype: str = ""  # where it is not `dtype`
     replicas: int = 1  # `blocks` and `max_num_seqs` are those of one
     windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
@@ -109,6 +112,7 @@ def serving(
         wrong_output=wrong_output(config),
         exposed=exposed(config.api),
         weights=fields.get(WEIGHTS, ""),
+        images="" if spec.vision is None else images(config),
         adapters=adapters(config, fields.get(ADAPTERS, "")) if config.model.enable_lora else "",
     )
 
@@ -121,6 +125,14 @@ def adapters(config: Config, memory: str) -> str:
     places = f"{model.max_loras} in places of rank {model.max_lora_rank}" + (f" ({memory})" if memory else "")
     served = " and ".join(known) or "none can be asked for, without --lora-modules and --lora-dir"
     return f"{served}; {places}, {host_adapters(model)} in the host's memory"
+
+
+def images(config: Config) -> str:
+    """How many images a prompt may have, and where they may come from."""
+    limit, hosts = image_limit(config.model), words(config.api.allowed_media_domains)
+    if not limit:
+        return f"refused: {LIMIT} is 0, and the vision encoder is not loaded"
+    return f"{limit} in a prompt at most, as data: URLs" + (f" or by https from {', '.join(hosts)}" if hosts else "")
 
 
 def exposed(options: ApiConfig) -> bool:
@@ -140,8 +152,7 @@ def curl(facts: Serving) -> str:
         path, body = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
     file = facts.url.removeprefix("unix:")
     target = [facts.url + path] if file == facts.url else ["--unix-socket", file, "http://localhost" + path]
-    words = ["curl", *target, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
-    line = shlex.join(words)
+    line = shlex.join(["curl", *target, "-H", "Content-Type: application/json", "-d", json.dumps(body)])
     return f'{line} -H "Authorization: Bearer ${KEY_VARIABLE}"' if facts.locked else line
 
 
@@ -166,6 +177,8 @@ def banner(facts: Serving) -> list[str]:
         rows["chats"] = "refused: the model has no chat template; --chat-template FILE gives it one"
     if facts.weights:
         rows["weights"] = facts.weights
+    if facts.images:
+        rows["images"] = facts.images
     if facts.adapters:
         rows["LoRA"] = facts.adapters
     if facts.wrong_output:

@@ -19,7 +19,6 @@ from penstock.services.metrics.requests import Traffic
 from penstock.services.openai import generation
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, note, timed, whole
-from penstock.services.openai.images import with_images
 from penstock.services.openai.parameters import check_unsupported
 from penstock.services.openai.responses.events import ResponseEvents
 from penstock.services.openai.responses.output import Deleted, ItemList, ResponseAnswer
@@ -38,6 +37,21 @@ MAX_PAGE = 100
 
 async def create_response(app: AppState, context: RequestContext) -> None:
     """POST /v1/responses: at once, as a stream, or in the background."""
+    turn, asked = await parse_response(app, context)
+    asked = await generation.read_images(app, asked, context)
+    (submit,) = asked.prompts
+    turn.open(submit.sampling, submit.images)
+    if turn.request.background:
+        begun = app.background.begin(turn, generation.submit(app, asked, context), context)
+        await turn.saved()
+        await context.send_json(msgspec.json.encode(begun))
+        return
+    context.send = Kept(turn, context.send)
+    await generation.respond(app, asked, ResponseEvents(turn), context)
+
+
+async def parse_response(app: AppState, context: RequestContext) -> tuple[Turn, GenerateRequest]:
+    """The turn, which holds nothing of the body's memory, and what the engine is asked."""
     request, fields = await read_request(await context.read_json(), REQUEST, app.model, context)
     check_unsupported(fields, REFUSALS, REASONS)
     earlier = await earlier_messages(request.previous_response_id, app.responses)
@@ -47,16 +61,7 @@ async def create_response(app: AppState, context: RequestContext) -> None:
         session=context.session(request.user),
         client=context.client(request.user),
     )
-    submit = await with_images(app, context, submit, submit.client)
-    turn.open(submit.sampling, submit.images)
-    asked = GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names)
-    if request.background:
-        begun = app.background.begin(turn, generation.submit(app, asked, context), context)
-        await turn.saved()
-        await context.send_json(msgspec.json.encode(begun))
-        return
-    context.send = Kept(turn, context.send)
-    await generation.respond(app, asked, ResponseEvents(turn), context)
+    return turn, GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names)
 
 
 class Kept:
