@@ -41,3 +41,11 @@ def test_what_is_wrong_or_not_a_number_is_found(tiny: Any, monkeypatch: pytest.M
 def test_pairs_of_a_chunk_are_counted(tiny: Any) -> None:
     model = tiny.Model("tiny", 3, 12, 20, 24, 8)
     assert tiny.flops(model, 4, 10) == 2 * (7 + 8 + 9 + 10) * 3 * (12 + 8 + 20)
+
+
+@pytest.mark.gpu
+def test_published_heads_on_a_gpu() -> None:
+    from benchmarks.latent_kernels import MODELS, check
+
+    for model in MODELS[:2]:
+        check(model)
