@@ -41,7 +41,7 @@ MAX_WRITTEN = 30_000  # characters and operators of a pattern made from an autom
 MAX_REMEMBERED = 32  # patterns of a conjunction whose beginnings are remembered
 ANYTHING = "(?s:.*)"
 ANYTHING_MORE = "(?s:.+)"
-EMPTY = Sequence(())
+EMPTY: Node = Sequence(())
 
 
 class _Thread:

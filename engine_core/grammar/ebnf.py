@@ -13,20 +13,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from penstock.engine_core.grammar.regexes import escaped, quoted
-from penstock.engine_core.grammar.rules import (
+from penstock.engine_core.grammar.patterns import (
+    ANY_CHAR,
+    NO_CHAR,
     Chars,
     Choice,
-    Lexeme,
-    Name,
-    Node,
+    Ranges,
     Repeat,
     Sequence,
-    Text,
-    completable,
-    names,
-    with_lexemes,
+    clipped,
+    complemented,
+    united,
 )
+from penstock.engine_core.grammar.regexes import escaped, quoted
+from penstock.engine_core.grammar.rules import Lexeme, Name, Node, Text, completable, names, with_lexemes
 from penstock.protocol.errors import InvalidRequest
 
 ROOT = "root"
@@ -52,6 +52,7 @@ class Words:
     def __init__(self, source: str) -> None:
         self.source = source
         self._matches = self.split()
+        self._depth = 0
         self.now: re.Match[str] | None = None
         self.next()
 
@@ -101,6 +102,58 @@ class Words:
             self.next()
         return node
 
+    def alternatives(self) -> Node:
+        """What stands between bars, until a rule or a group ends."""
+        if self._depth > DEEPEST:
+            raise self.wrong(f"groups are nested deeper than {DEEPEST} levels")
+        self._depth += 1
+        parts = [self.sequence()]
+        while self.at("|"):
+            self.next()
+            parts.append(self.sequence())
+        self._depth -= 1
+        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+
+    def sequence(self) -> Node:
+        """One alternative."""
+        parts: list[Node] = []
+        while self.goes_on():
+            parts.append(self.repeated(self.single()))
+        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+
+    def group(self, closing: str) -> Node:
+        """What stands between parentheses, the first of which comes next."""
+        self.next()
+        found = self.alternatives()
+        if not self.at(closing):
+            raise self.wrong("a group is not closed")
+        self.next()
+        return found
+
+    def goes_on(self) -> bool:
+        """Whether an alternative has more."""
+        return self.now is not None and self.now["rule"] is None and not self.at("|", ")")
+
+    def single(self) -> Node:
+        """What stands between two spaces, without its repetitions."""
+        match = self.now
+        assert match is not None
+        found: Node
+        if self.at("("):
+            return self.group(")")
+        if match["name"]:
+            found = Name(match["name"])
+        elif match["text"]:
+            found = Text("".join(characters(self, match["text"][1:-1])))
+        elif match["chars"]:
+            found = character_class(self, match["chars"])
+        elif match["mark"] == ".":
+            found = Chars(ANY_CHAR)
+        else:
+            raise self.wrong(f"{match[0]!r} has nothing to repeat")
+        self.next()
+        return found
+
 
 def is_ebnf(source: str) -> bool:
     """Whether a grammar defines its rules with `::=`; Lark defines them with a colon."""
@@ -142,49 +195,8 @@ def read(source: str) -> dict[str, Node]:
         if name in rules:
             raise words.wrong(f"rule {name} is defined twice")
         words.next()
-        rules[name] = alternatives(words, 0)
+        rules[name] = words.alternatives()
     return rules
-
-
-def alternatives(words: Words, depth: int) -> Node:
-    if depth > DEEPEST:
-        raise words.wrong(f"groups are nested deeper than {DEEPEST} levels")
-    parts = [sequence(words, depth)]
-    while words.at("|"):
-        words.next()
-        parts.append(sequence(words, depth))
-    return parts[0] if len(parts) == 1 else Choice(tuple(parts))
-
-
-def sequence(words: Words, depth: int) -> Node:
-    parts: list[Node] = []
-    while words.now is not None and words.now["rule"] is None and not words.at("|", ")"):
-        parts.append(words.repeated(single(words, depth)))
-    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
-
-
-def single(words: Words, depth: int) -> Node:
-    """What stands between two spaces, without its repetitions."""
-    match = words.now
-    assert match is not None
-    found: Node
-    if match["name"]:
-        found = Name(match["name"])
-    elif match["text"]:
-        found = Text("".join(characters(words, match["text"][1:-1])))
-    elif match["chars"]:
-        found = character_class(words, match["chars"])
-    elif match["mark"] == ".":
-        found = Chars((), negated=True)
-    elif match["mark"] == "(":
-        words.next()
-        found = alternatives(words, depth + 1)
-        if not words.at(")"):
-            raise words.wrong("a group is not closed")
-    else:
-        raise words.wrong(f"{match[0]!r} has nothing to repeat")
-    words.next()
-    return found
 
 
 def characters(words: Words, text: str) -> Iterator[str]:
@@ -209,20 +221,20 @@ def character_class(words: Words, text: str) -> Chars:
     inside = text[2 if negated else 1 : -1]
     raw = [match[0] for match in ESCAPE.finditer(inside)]
     found = list(characters(words, inside))
-    ranges: list[tuple[str, str]] = []
+    ranges: list[tuple[int, int]] = []
     place = 0
     while place < len(found):
         if place + 2 < len(found) and raw[place + 1] == "-":
             if found[place + 2] < found[place]:
                 raise words.wrong(f"the range {found[place]}-{found[place + 2]} is upside down")
-            ranges.append((found[place], found[place + 2]))
+            ranges.append((ord(found[place]), ord(found[place + 2])))
             place += 3
         else:
-            ranges.append((found[place], found[place]))
+            ranges.append((ord(found[place]), ord(found[place])))
             place += 1
     if not ranges and not negated:
         raise words.wrong("[] allows no character")
-    return Chars(tuple(ranges), negated)
+    return Chars(complemented(tuple(ranges)) if negated else united(tuple(ranges)))
 
 
 def recursive(rules: Mapping[str, Node]) -> bool:
@@ -250,8 +262,8 @@ class Inlined:
         match node:
             case Text(value):
                 return "".join(map(escaped, value))
-            case Chars():
-                return class_regex(node)
+            case Chars(ranges):
+                return class_regex(ranges)
             case Name(rule):
                 if rule not in self._known:
                     self._known[rule] = f"(?:{self.regex(self._rules[rule])})"
@@ -275,11 +287,11 @@ class Inlined:
         return mark.join(pieces)
 
 
-def class_regex(node: Chars) -> str:
-    inside = "".join(escaped(a) if a == b else f"{escaped(a)}-{escaped(b)}" for a, b in node.ranges)
-    if not inside:
+def class_regex(ranges: Ranges) -> str:
+    if ranges == ANY_CHAR:
         return "(?s:.)"
-    return f"[{'^' if node.negated else ''}{inside}]"
+    ends = [(escaped(chr(low)), escaped(chr(high))) for low, high in clipped(ranges)]
+    return f"[{''.join(low if low == high else f'{low}-{high}' for low, high in ends)}]" if ends else NO_CHAR
 
 
 def lark(rules: Mapping[str, Node]) -> str:
@@ -294,8 +306,8 @@ def lark_of(node: Node, called: Mapping[str, str], inlined: Inlined) -> str:
     match node:
         case Text(value):
             return " ".join(quoted(character) for character in value) or '""'
-        case Chars():
-            return f"/{class_regex(node)}/"
+        case Chars(ranges):
+            return f"/{class_regex(ranges)}/"
         case Lexeme(part):
             return f"/{inlined.regex(part)}/"
         case Name(rule):

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from penstock.engine_core.grammar import ebnf, patterns
-from penstock.engine_core.grammar.ebnf import DEEPEST, ROOT
-from penstock.engine_core.grammar.rules import Chars, Choice, Lexeme, Name, Node, Repeat, Sequence, Text
-from penstock.engine_core.grammar.rules import ranges_of as characters_of
+from penstock.engine_core.grammar.ebnf import ROOT
+from penstock.engine_core.grammar.patterns import Chars, Choice, Repeat, Sequence
+from penstock.engine_core.grammar.rules import Lexeme, Name, Node, Text
 from penstock.protocol.errors import InvalidRequest
 
 START = "start"
@@ -79,7 +79,6 @@ class Words(ebnf.Words):
             message = f"the grammar has {len(source)} characters; {LONGEST} is the limit"
             raise InvalidRequest(message, code="grammar_too_complex")
         super().__init__(source)
-        self.depth = 0
 
     def split(self) -> Iterator[re.Match[str]]:
         """All tokens but blanks, and lines that an alternative continues."""
@@ -106,6 +105,41 @@ class Words(ebnf.Words):
             return int(self.now["least"]), int(self.now["most"] or self.now["least"])
         return super().bounds()
 
+    def alternatives(self) -> Node:
+        """The first may stand behind a bar, too."""
+        if self.at("|"):
+            self.next()
+        return super().alternatives()
+
+    def goes_on(self) -> bool:
+        while self.now is not None and self.now["alias_of"]:
+            self.next()
+        match = self.now
+        if match is None or self.at("|", ")", "]"):
+            return False
+        return not (match["line"] or match["define"] or match["import"] or match["ignore"] or match["options"])
+
+    def single(self) -> Node:
+        match = self.now
+        assert match is not None
+        if match["name"]:
+            self.next()
+            return Name(called(match["name"]))
+        if match["text"]:
+            return literal(self, match)
+        if match["regex"]:
+            flags = "".join(sorted(set(match["flags"]) - {"u"}))
+            if set(flags) - set("is"):
+                raise self.wrong(f"the flags {flags} have no form inside a call written as JSON")
+            found = regex(self, (f"(?{flags})" if flags else "") + match["regex"])
+            self.next()
+            return found
+        if self.at("("):
+            return self.group(")")
+        if self.at("["):
+            return Repeat(self.group("]"), 0, 1)
+        raise self.wrong(f"{match[0]!r} has nothing to repeat")
+
 
 def read(source: str) -> dict[str, Node]:
     """Rules by name; the start rule is called as EBNF's root. Raises InvalidRequest naming the line."""
@@ -119,13 +153,13 @@ def read(source: str) -> dict[str, Node]:
             rules |= imported(words, match)
         elif match["ignore"]:
             words.next()
-            ignored.append(alternatives(words))
+            ignored.append(words.alternatives())
         elif match["define"]:
             name = called(match["rule"])
             if name in rules:
                 raise words.wrong(f"{match['rule']} is defined twice")
             words.next()
-            rules[name] = alternatives(words)
+            rules[name] = words.alternatives()
         elif match["line"] or match["options"]:
             words.next()
         else:
@@ -169,62 +203,6 @@ def imported(words: Words, match: re.Match[str]) -> dict[str, Node]:
     return {match["alias"] or name: regex(words, COMMON[name]) for name in names}
 
 
-def alternatives(words: Words) -> Node:
-    """What stands between bars, until a rule or a group ends."""
-    words.depth += 1
-    if words.depth > DEEPEST:
-        raise words.wrong(f"groups are nested deeper than {DEEPEST} levels")
-    if words.at("|"):
-        words.next()
-    parts = [sequence(words)]
-    while words.at("|"):
-        words.next()
-        parts.append(sequence(words))
-    words.depth -= 1
-    return parts[0] if len(parts) == 1 else Choice(tuple(parts))
-
-
-def sequence(words: Words) -> Node:
-    """One alternative."""
-    parts: list[Node] = []
-    while (match := words.now) is not None and not words.at("|", ")", "]"):
-        if match["line"] or match["define"] or match["import"] or match["ignore"] or match["options"]:
-            break
-        if match["alias_of"]:
-            words.next()
-            continue
-        parts.append(words.repeated(single(words)))
-    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
-
-
-def single(words: Words) -> Node:
-    """What stands between two spaces, without its repetitions."""
-    match = words.now
-    assert match is not None
-    found: Node
-    if match["name"]:
-        words.next()
-        return Name(called(match["name"]))
-    if match["text"]:
-        return literal(words, match)
-    if match["regex"]:
-        flags = "".join(sorted(set(match["flags"]) - {"u"}))
-        if set(flags) - set("is"):
-            raise words.wrong(f"the flags {flags} have no form inside a call written as JSON")
-        found = regex(words, (f"(?{flags})" if flags else "") + match["regex"])
-        words.next()
-        return found
-    if words.at("(", "["):
-        closing = ")" if match["mark"] == "(" else "]"
-        words.next()
-        found = alternatives(words)
-        if not words.at(closing):
-            raise words.wrong("a group is not closed")
-        words.next()
-        return Repeat(found, 0, 1) if closing == "]" else found
-    raise words.wrong(f"{match[0]!r} has nothing to repeat")
-
-
 def literal(words: Words, match: re.Match[str]) -> Node:
     """A text, or a range of characters."""
     text = string(words, match["text"])
@@ -235,11 +213,11 @@ def literal(words: Words, match: re.Match[str]) -> Node:
         if len(text) != 1 or len(last) != 1 or last < text:
             raise words.wrong("a range goes from one character to a later one")
         words.next()
-        return Chars(((text, last),))
+        return Chars(((ord(text), ord(last)),))
     if not match["folds"]:
         return Text(text)
-    cases = [sorted({character, character.lower()[:1], character.upper()[:1]}) for character in text]
-    return Sequence(tuple(Chars(tuple((each, each) for each in found)) for found in cases))
+    cases = [{character, character.lower()[:1], character.upper()[:1]} for character in text]
+    return Sequence(tuple(Chars(patterns.single(*found)) for found in cases))
 
 
 def string(words: Words, quoted: str) -> str:
@@ -264,26 +242,26 @@ def pattern_rules(pattern: str) -> Node:
 
 def bare(node: patterns.Node) -> patterns.Node:
     """The node without anchors at its ends: it always stands for the whole text."""
-    if isinstance(node, patterns.Choice):
-        return patterns.Choice(tuple(map(bare, node.parts)))
-    parts = node.parts if isinstance(node, patterns.Sequence) else (node,)
+    if isinstance(node, Choice):
+        return Choice(tuple(map(bare, node.parts)))
+    parts = node.parts if isinstance(node, Sequence) else (node,)
     if parts[:1] == (patterns.Edge(end=False),):
         parts = parts[1:]
     if parts[-1:] == (patterns.Edge(end=True),):
         parts = parts[:-1]
-    return patterns.Sequence(parts)
+    return Sequence(parts)
 
 
 def node_of(node: patterns.Node) -> Node:
-    """A pattern's tree as a node of rules. Raises PatternError for what no rule says."""
+    """A pattern's tree as one of rules. Raises PatternError for what no rule says."""
     match node:
-        case patterns.Chars():
-            return Chars(tuple((chr(low), chr(high)) for low, high in ranges_of(node)))
-        case patterns.Sequence(parts):
+        case Chars():
+            return Chars(ranges_of(node))
+        case Sequence(parts):
             return Sequence(tuple(map(node_of, parts)))
-        case patterns.Choice(parts):
+        case Choice(parts):
             return Choice(tuple(map(node_of, parts)))
-        case patterns.Repeat(part, least, most):
+        case Repeat(part, least, most):
             return Repeat(node_of(part), least, most)
         case patterns.Edge():
             raise patterns.PatternError("an anchor within a pattern has no form inside a call written as JSON")
@@ -293,7 +271,7 @@ def node_of(node: patterns.Node) -> Node:
             raise patterns.PatternError(reason)
 
 
-def ranges_of(node: patterns.Chars) -> patterns.Ranges:
+def ranges_of(node: Chars) -> patterns.Ranges:
     found = patterns.united(node.ranges, *map(property_ranges, node.properties))
     return patterns.complemented(found) if node.negated else found
 
@@ -334,7 +312,7 @@ def quoted_grammar(source: str) -> str:
 
 def quoted(rules: Mapping[str, Node]) -> str:
     inside = {renamed(name): spelling(node) for name, node in rules.items()}
-    whole = Sequence((Text('"'), Name(renamed(ROOT)), Text('"')))
+    whole: Node = Sequence((Text('"'), Name(renamed(ROOT)), Text('"')))
     kind, text = ebnf.written({ROOT: whole, **inside})
     return text if kind == "lark" else f"start: /{text}/"
 
@@ -348,8 +326,8 @@ def spelling(node: Node) -> Node:
     match node:
         case Text(value):
             return Text(json.dumps(value, ensure_ascii=False)[1:-1])
-        case Chars():
-            return characters(characters_of(node))
+        case Chars(ranges):
+            return characters(ranges)
         case Name(rule):
             return Name(renamed(rule))
         case Sequence(parts):
@@ -364,13 +342,9 @@ def spelling(node: Node) -> Node:
 
 def characters(ranges: patterns.Ranges) -> Node:
     """One character of a class, or its escape."""
-    plain = overlap(ranges, patterns.complemented(patterns.united(ESCAPED, SURROGATES)))
-    escapes = [json.dumps(chr(code))[1:-1] for low, high in overlap(ranges, ESCAPED) for code in range(low, high + 1)]
-    parts: list[Node] = [Chars(tuple((chr(low), chr(high)) for low, high in plain))] if plain else []
+    plain = patterns.common(ranges, patterns.complemented(patterns.united(ESCAPED, SURROGATES)))
+    found = patterns.common(ranges, ESCAPED)
+    escapes = [json.dumps(chr(code))[1:-1] for low, high in found for code in range(low, high + 1)]
+    parts: list[Node] = [Chars(plain)] if plain else []
     parts += map(Text, escapes)
     return parts[0] if len(parts) == 1 else Choice(tuple(parts))
-
-
-def overlap(one: patterns.Ranges, other: patterns.Ranges) -> patterns.Ranges:
-    """The characters of both."""
-    return tuple((max(a, c), min(b, d)) for a, b in one for c, d in other if max(a, c) <= min(b, d))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from typing import NoReturn, TypeAlias
+from typing import Generic, NoReturn, TypeAlias, TypeVar
 
 LAST = 0x10FFFF
 MAX_PATTERN = 20_000  # characters
@@ -17,6 +17,7 @@ MAX_GROUPS = 60  # groups inside one another
 MAX_REPEAT = 100_000
 LOOKAHEAD = "lookahead is supported right after the start only"
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
+Part = TypeVar("Part", covariant=True)  # a node of a pattern, or of a grammar's rules (`rules`)
 
 
 class PatternError(ValueError):
@@ -40,18 +41,24 @@ class Edge:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sequence:
-    parts: tuple[Node, ...]
+class Sequence(Generic[Part]):
+    """One after the other; nothing at all when empty."""
+
+    parts: tuple[Part, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Choice:
-    parts: tuple[Node, ...]
+class Choice(Generic[Part]):
+    """One of these."""
+
+    parts: tuple[Part, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Repeat:
-    part: Node
+class Repeat(Generic[Part]):
+    """At least `least` and at most `most` times; None: any number."""
+
+    part: Part
     least: int
     most: int | None
 
@@ -73,7 +80,7 @@ class Opaque:
 
 
 NOTHING = Chars(())  # no text at all
-Node: TypeAlias = Chars | Edge | Sequence | Choice | Repeat | Ahead | Opaque
+Node: TypeAlias = "Chars | Edge | Sequence[Node] | Choice[Node] | Repeat[Node] | Ahead | Opaque"
 
 
 def united(*groups: Ranges) -> Ranges:
@@ -100,6 +107,11 @@ def complemented(ranges: Ranges) -> Ranges:
     return tuple(out)
 
 
+def common(one: Ranges, other: Ranges) -> Ranges:
+    """Ranges that cover what both cover."""
+    return tuple((max(a, c), min(b, d)) for a, b in one for c, d in other if max(a, c) <= min(b, d))
+
+
 def within(ranges: Ranges, code: int) -> bool:
     """Whether a range holds the character."""
     return any(low <= code <= high for low, high in ranges)
@@ -117,6 +129,7 @@ SPACE: Ranges = (
 )
 NEWLINE: Ranges = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 ANY_CHAR: Ranges = ((0, LAST),)
+NO_CHAR = r"[^\x{0}-\x{10FFFF}]"  # in the automaton's dialect
 # What `\s` covers in Unicode, for patterns in Rust's dialect.
 WHITE: Ranges = (*((0x09, 0x0D), (0x20, 0x20), (0x85, 0x85)), *SPACE[2:-1])
 RUST_FLAGS = re.compile(r"([is]+):")
@@ -379,7 +392,7 @@ def plain_char(code: int) -> str:
     return f"\\x{{{code:X}}}"
 
 
-def _clipped(ranges: Ranges) -> Ranges:
+def clipped(ranges: Ranges) -> Ranges:
     """Without the surrogates, which are no characters."""
     out: list[tuple[int, int]] = []
     for low, high in ranges:
@@ -406,12 +419,12 @@ def _holdable(ranges: Ranges) -> Ranges:
 @functools.lru_cache(maxsize=4096)
 def written_chars(node: Chars) -> str:
     """A set of characters in the automaton's dialect."""
-    ranges = _holdable(_clipped(node.ranges))
+    ranges = _holdable(clipped(node.ranges))
     if not ranges and not node.properties:
-        return r"[^\x{0}-\x{10FFFF}]"
+        return NO_CHAR
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1] and not node.properties:
         return plain_char(ranges[0][0])
-    outside = _clipped(complemented(ranges))
+    outside = clipped(complemented(ranges))
     if not node.properties and len(outside) < len(ranges):
         return "[^" + "".join(_range(*r) for r in outside) + "]" if outside else r"[\x{0}-\x{10FFFF}]"
     return f"[{'^' * node.negated}{''.join(_range(*r) for r in ranges)}{''.join(node.properties)}]"

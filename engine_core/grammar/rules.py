@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from penstock.engine_core.grammar.patterns import Ranges, complemented, united
+from penstock.engine_core.grammar.patterns import Chars, Choice, Ranges, Repeat, Sequence, united
 
 LONGEST_RUN = 32  # parts of a sequence that one lexeme spans
 LARGEST = 2_000  # characters and classes that one lexeme is made of, rules inlined
@@ -29,41 +30,10 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Chars:
-    """One character of these ranges, or of none of them."""
-
-    ranges: tuple[tuple[str, str], ...]
-    negated: bool = False
-
-
-@dataclass(frozen=True)
 class Name:
     """What a rule says."""
 
     rule: str
-
-
-@dataclass(frozen=True)
-class Sequence:
-    """One after the other; nothing at all when empty."""
-
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of these."""
-
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """At least `low` and at most `high` times; None: any number."""
-
-    part: Node
-    low: int
-    high: int | None
 
 
 @dataclass(frozen=True)
@@ -73,7 +43,7 @@ class Lexeme:
     part: Node
 
 
-Node = Text | Chars | Name | Sequence | Choice | Repeat | Lexeme
+Node: TypeAlias = "Text | Chars | Name | Sequence[Node] | Choice[Node] | Repeat[Node] | Lexeme"
 
 
 def names(node: Node) -> Iterator[str]:
@@ -175,8 +145,8 @@ class Reading:
         match node:
             case Text(value):
                 return ((ord(value[0]), ord(value[0])),)
-            case Chars():
-                return ranges_of(node)
+            case Chars(ranges):
+                return ranges
             case Name(rule):
                 if rule not in self._first:
                     self._first[rule] = self.first(self._rules[rule])
@@ -191,7 +161,7 @@ class Reading:
     def _goes_on(self, parts: tuple[Node, ...], place: int) -> bool:
         """Whether it is plain where the part at this place ends."""
         part = parts[place]
-        if not isinstance(part, Repeat) or part.low == part.high:
+        if not isinstance(part, Repeat) or part.least == part.most:
             return self.prefix_free(part)
         rest = parts[place + 1 :]
         ends = bool(rest) and self.prefix_free(part.part) and self.prefix_free(Sequence(rest))
@@ -202,7 +172,7 @@ class Reading:
         found = []
         for part in parts:
             found.append(self.first(part))
-            if not isinstance(part, Repeat) or part.low:
+            if not isinstance(part, Repeat) or part.least:
                 break
         return united(*found)
 
@@ -311,12 +281,6 @@ def used_outside(node: Node) -> Iterator[str]:
                 yield from used_outside(part)
         case Repeat(part):
             yield from used_outside(part)
-
-
-def ranges_of(node: Chars) -> Ranges:
-    """The characters of a class."""
-    inside = united(tuple((ord(low), ord(high)) for low, high in node.ranges))
-    return complemented(inside) if node.negated else inside
 
 
 def apart(parts: list[Ranges]) -> bool:

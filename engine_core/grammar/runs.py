@@ -16,8 +16,8 @@ from penstock.engine_core.grammar.patterns import (
     Ranges,
     Repeat,
     Sequence,
+    common,
     complemented,
-    united,
     within,
 )
 
@@ -49,7 +49,7 @@ def common_run(runs: Iterable[Run]) -> Run:
     """Texts of all runs: those of the narrowest bounds, of characters that all have."""
     found: Run = (ANY_CHAR, 0, None)
     for ranges, least, most in runs:
-        inside = complemented(united(complemented(found[0]), complemented(ranges)))
+        inside = common(found[0], ranges)
         highest = most if found[2] is None else found[2] if most is None else min(found[2], most)
         found = (inside, max(found[1], least), highest)
     return (NOTHING.ranges, 1, 1) if found[2] is not None and found[1] > found[2] else found
@@ -75,7 +75,7 @@ def run_without(run: Run, texts: Iterable[str]) -> Node:
             continue
         if start not in taken and len(start) >= least and (most is None or len(start) <= most):
             options.append(Sequence(literal))
-        others = complemented(united(complemented(ranges), tuple((code, code) for code in known)))
+        others = common(ranges, complemented(tuple((code, code) for code in known)))
         if others and (most is None or len(start) < most):
             left = None if most is None else most - len(start) - 1
             tail = Repeat(Chars(ranges), max(0, least - len(start) - 1), left)

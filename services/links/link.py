@@ -68,26 +68,17 @@ class Left(msgspec.Struct, frozen=True):
     reason: str
 
 
-class SocketStatistics(msgspec.Struct, frozen=True):
+class SocketStatistics(msgspec.Struct):
     """Counters since the link was opened."""
 
-    peers: int
-    messages_in: int
-    messages_out: int
-    bytes_in: int
-    bytes_out: int
-    refused_sends: int
-    unacknowledged: int  # now: messages sent whose credit has not come back
+    peers: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    refused_sends: int = 0
+    unacknowledged: int = 0  # now: messages sent whose credit has not come back
     refused_handshakes: int = 0  # of peers without the keys, at a binder that other hosts reach
-
-
-class Traffic:
-    """What a link has carried."""
-
-    __slots__ = ("bytes_in", "bytes_out", "messages_in", "messages_out", "refused_sends")
-
-    def __init__(self) -> None:
-        self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = self.refused_sends = 0
 
 
 class Peer:
@@ -165,7 +156,7 @@ class Link:
         self._now = 0.0  # as of the last tick
         self._session = 0  # of a connector: how often it gave the binder up
         self._number = 0  # of a binder: sessions that it began
-        self._traffic = Traffic()
+        self._traffic = SocketStatistics()  # its counters; the rest is told by `statistics`
 
     @classmethod
     def bind(
@@ -288,13 +279,9 @@ class Link:
             self._say_hello()
 
     def statistics(self) -> SocketStatistics:
-        return SocketStatistics(
+        return msgspec.structs.replace(
+            self._traffic,
             peers=len(self._peers),
-            messages_in=self._traffic.messages_in,
-            messages_out=self._traffic.messages_out,
-            bytes_in=self._traffic.bytes_in,
-            bytes_out=self._traffic.bytes_out,
-            refused_sends=self._traffic.refused_sends,
             unacknowledged=sum(self.spec.window - peer.credit for peer in self._peers.values()),
             refused_handshakes=0 if self._monitor is None else self._monitor.refused,
         )

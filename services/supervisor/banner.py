@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.services.supervisor.child import Child
 
 KEY_VARIABLE = "PENSTOCK_API_KEY"
+ENGINE = "X_PENSTOCK_ENGINE"  # field of an api process's notice: the engine's status once it is ready
 WEIGHTS = "X_PENSTOCK_WEIGHTS"  # field of an executor's notice: how the weights were verified
 ADAPTERS = "X_PENSTOCK_ADAPTERS"  # the same: memory of the places for adapters
 
@@ -37,11 +38,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     model: str
-    device: str
-    dtype: str
-    blocks: int
-    block_size: int
-    max_model_len: int
+    engine: EngineStatus
     max_num_seqs: int
     seconds: float  # from the launcher's start to readiness
     chat: bool  # the model has a chat template
@@ -53,35 +50,27 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""  # how they were verified
     adapters: str = ""  # how many may be where, and which are known
     images: str = ""  # of a model that sees: how many, and from where
-    kv_cache_dtype: str = ""  # where it is not `dtype`
-    replicas: int = 1  # `blocks` and `max_num_seqs` are those of one
-    windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
+    replicas: int = 1  # blocks and `max_num_seqs` are those of one
 
     @property
     def tokens(self) -> int:
         """Capacity of the KV cache in tokens."""
-        return capacity_tokens(self.blocks, self.block_size, self.windows, self.max_model_len)
+        engine = self.engine
+        return capacity_tokens(engine.blocks, engine.block_size, engine.windows, engine.max_model_len)
 
     @property
     def concurrency(self) -> int:
         """Requests of full length that fit at once."""
-        if not self.blocks:
+        engine = self.engine
+        if not engine.blocks:
             return self.max_num_seqs
-        layout = BlockLayout(self.block_size, self.windows, ahead=1)
-        return min(self.max_num_seqs, self.blocks // layout.steady(self.max_model_len))
+        layout = BlockLayout(engine.block_size, engine.windows, ahead=1)
+        return min(self.max_num_seqs, engine.blocks // layout.steady(engine.max_model_len))
 
 
 def engine_facts(status: EngineStatus) -> tuple[str, ...]:
     """The engine's facts as lines of an api process's notice to the launcher, wherever the engine runs."""
-    return (
-        f"X_PENSTOCK_BLOCKS={status.blocks}",
-        f"X_PENSTOCK_BLOCK_SIZE={status.block_size}",
-        f"X_PENSTOCK_WINDOWS={','.join(map(str, status.windows))}",
-        f"X_PENSTOCK_DEVICE={status.device}",
-        f"X_PENSTOCK_DTYPE={status.dtype}",
-        f"X_PENSTOCK_KV_CACHE_DTYPE={status.kv_cache_dtype}",
-        f"X_PENSTOCK_MAX_MODEL_LEN={status.max_model_len}",
-    )
+    return (f"{ENGINE}={msgspec.json.encode(status).decode()}",)
 
 
 def serving(
@@ -95,13 +84,7 @@ def serving(
     return Serving(
         url=fields["X_PENSTOCK_URL"],
         model=model,
-        device=fields["X_PENSTOCK_DEVICE"],
-        dtype=fields["X_PENSTOCK_DTYPE"],
-        kv_cache_dtype=fields.get("X_PENSTOCK_KV_CACHE_DTYPE", ""),
-        blocks=int(fields["X_PENSTOCK_BLOCKS"]),
-        block_size=int(fields["X_PENSTOCK_BLOCK_SIZE"]),
-        windows=tuple(map(int, fields.get("X_PENSTOCK_WINDOWS", "0").split(","))),
-        max_model_len=int(fields["X_PENSTOCK_MAX_MODEL_LEN"]),
+        engine=msgspec.json.decode(fields[ENGINE], type=EngineStatus),
         max_num_seqs=config.model.max_num_seqs,
         seconds=seconds,
         chat=chat,
@@ -158,14 +141,16 @@ def curl(facts: Serving) -> str:
 
 def banner(facts: Serving) -> list[str]:
     """The lines that are printed once the server is ready."""
+    engine = facts.engine
+    cache = "none: an encoder keeps nothing of a text"
+    if engine.blocks:
+        cache = f"{engine.blocks:,} blocks of {engine.block_size} tokens: at most {facts.tokens:,} tokens"
+        cache += f", in {engine.kv_cache_dtype}" if engine.kv_cache_dtype else ""
     rows = {
         "model": facts.model,
-        "device": f"{facts.device}, {facts.dtype}",
-        "KV cache": f"{facts.blocks:,} blocks of {facts.block_size} tokens: at most {facts.tokens:,} tokens"
-        + (f", in {facts.kv_cache_dtype}" if facts.kv_cache_dtype else "")
-        if facts.blocks
-        else "none: an encoder keeps nothing of a text",
-        "concurrency": f"{facts.concurrency:,} requests of full length ({facts.max_model_len:,} tokens), "
+        "device": f"{engine.device}, {engine.dtype}",
+        "KV cache": cache,
+        "concurrency": f"{facts.concurrency:,} requests of full length ({engine.max_model_len:,} tokens), "
         f"{facts.max_num_seqs:,} of any length",
         "started in": f"{facts.seconds:.1f} s",
     }

@@ -326,7 +326,7 @@ class Launcher:
             api = msgspec.structs.replace(self._config.api, port=port)
             self._config = msgspec.structs.replace(self._config, api=api)
         banner.show(banner.banner(facts))
-        logs.info(log, "serving", url=facts.url, model=facts.model, blocks=facts.blocks, seconds=facts.seconds)
+        logs.info(log, "serving", url=facts.url, model=facts.model, blocks=facts.engine.blocks, seconds=facts.seconds)
         notify("READY=1", f"STATUS=serving {facts.model} on {facts.url}", f"X_PENSTOCK_URL={facts.url}")
 
     def _end_start_trace(self) -> None:

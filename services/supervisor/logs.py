@@ -30,8 +30,6 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TextIO
 
-import msgspec
-
 MAX_WAITING = 4 << 20  # bytes of text that wait for a stream's descriptor; further writes are dropped and counted
 CLOSE_SECONDS = 2.0  # for the last lines when a process ends
 HEAD = ("time", "level", "process", "event")
@@ -148,14 +146,6 @@ def one_line_warning(
     return f"{category.__name__}: {message} ({filename.rsplit('/', 1)[-1]}:{lineno})"
 
 
-class StreamStatistics(msgspec.Struct, frozen=True):
-    """Counters since the start; `waiting_bytes` is the current value."""
-
-    written_bytes: int
-    dropped: int  # writes
-    waiting_bytes: int
-
-
 class NonBlockingStream(io.TextIOBase):
     """A text stream whose writes return at once; a thread passes the text on to a descriptor in order.
 
@@ -168,9 +158,8 @@ class NonBlockingStream(io.TextIOBase):
         self._descriptor = descriptor
         self._limit = limit
         self._waiting: deque[bytes] = deque()
-        self._bytes = 0  # waiting or being written
-        self._written = 0
-        self._dropped = 0
+        self.waiting_bytes = 0  # and those being written
+        self.dropped = 0  # writes
         self._reported = 0  # dropped writes that a notice has counted
         self._closed = False
         self._changed = threading.Condition()
@@ -194,11 +183,11 @@ class NonBlockingStream(io.TextIOBase):
         """Never blocks and never raises for an error of the descriptor."""
         data = text.encode(errors="backslashreplace")
         with self._changed:
-            if self._closed or self._bytes + len(data) > self._limit:
-                self._dropped += 1
+            if self._closed or self.waiting_bytes + len(data) > self._limit:
+                self.dropped += 1
             elif data:
                 self._waiting.append(data)
-                self._bytes += len(data)
+                self.waiting_bytes += len(data)
                 self._changed.notify_all()
         return len(text)
 
@@ -208,7 +197,7 @@ class NonBlockingStream(io.TextIOBase):
     def settle(self, seconds: float) -> bool:
         """Wait until everything is written; False if that takes longer than `seconds`."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._bytes, seconds)
+            return self._changed.wait_for(lambda: not self.waiting_bytes, seconds)
 
     def finish(self, seconds: float = CLOSE_SECONDS) -> None:
         """Wait for the last lines, then drop all later text. The thread may stay blocked for good: it is a daemon and
@@ -218,10 +207,6 @@ class NonBlockingStream(io.TextIOBase):
             self._closed = True
             self._changed.notify_all()
 
-    def statistics(self) -> StreamStatistics:
-        with self._changed:
-            return StreamStatistics(self._written, self._dropped, self._bytes)
-
     def _write_waiting(self) -> None:
         while True:
             with self._changed:
@@ -229,22 +214,21 @@ class NonBlockingStream(io.TextIOBase):
                 if not self._waiting:
                     return
                 data = self._waiting.popleft()
-            written = write_all(self._descriptor, data)
+            whole = write_all(self._descriptor, data)
             with self._changed:
-                self._bytes -= len(data)
-                self._written += written
-                if written < len(data):
-                    self._dropped += 1
-                elif self._dropped > self._reported and not self._closed:
-                    count, self._reported = self._dropped - self._reported, self._dropped
+                self.waiting_bytes -= len(data)
+                if not whole:
+                    self.dropped += 1
+                elif self.dropped > self._reported and not self._closed:
+                    count, self._reported = self.dropped - self._reported, self.dropped
                     notice = f"{count} lines of output were dropped: nobody took them\n".encode()
                     self._waiting.appendleft(notice)
-                    self._bytes += len(notice)
+                    self.waiting_bytes += len(notice)
                 self._changed.notify_all()
 
 
-def write_all(descriptor: int, data: bytes) -> int:
-    """Write everything, however long that takes. Returns the bytes written before the descriptor failed."""
+def write_all(descriptor: int, data: bytes) -> bool:
+    """Write everything, however long that takes. False if the descriptor failed before the end."""
     written = 0
     while written < len(data):
         try:
@@ -252,8 +236,8 @@ def write_all(descriptor: int, data: bytes) -> int:
         except BlockingIOError:  # another process made it non-blocking
             select.select([], [descriptor], [])
         except OSError:
-            break
-    return written
+            return False
+    return True
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ import pytest
 from llguidance import LLMatcher
 
 from penstock.engine_core.grammar.ebnf import DEEPEST, LONGEST_REGEX, is_ebnf, read, recursive, translate
-from penstock.engine_core.grammar.rules import Chars, Choice, Name, Repeat, Sequence, Text, completable
+from penstock.engine_core.grammar.patterns import ANY_CHAR, Chars, Choice, Repeat, Sequence, complemented
+from penstock.engine_core.grammar.rules import Name, Text, completable
 from penstock.protocol.errors import InvalidRequest
 from tests.engine_core.grammar.vocabulary import accepts
 
@@ -42,8 +43,8 @@ def test_a_grammar_is_read_as_it_is_written() -> None:
     assert rules["root"] == Choice(
         (
             Sequence((Text("a"), Repeat(Name("b"), 0, 1))),
-            Repeat(Chars((("x", "z"), ("\n", "\n"), ("-", "-")), negated=True), 2, None),
-            Chars((), negated=True),
+            Repeat(Chars(complemented(((120, 122), (10, 10), (45, 45)))), 2, None),
+            Chars(ANY_CHAR),
         )
     )
     assert rules["b"] == Repeat(Sequence((Text("c"), Text("d"))), 0, None)

@@ -9,18 +9,15 @@ import pytest
 from llguidance import LLMatcher
 
 from penstock.engine_core.grammar.ebnf import Inlined, read, translate
-from penstock.engine_core.grammar.patterns import united
+from penstock.engine_core.grammar.patterns import Chars, Sequence
 from penstock.engine_core.grammar.rules import (
     LARGEST,
-    Chars,
     Lexeme,
     Name,
     Node,
     Reading,
-    Sequence,
     apart,
     plain_rules,
-    ranges_of,
     with_lexemes,
 )
 from tests.engine_core.grammar.test_ebnf import parses
@@ -88,13 +85,12 @@ def test_what_is_too_large_stays_in_characters() -> None:
 
 
 def test_ranges() -> None:
-    assert ranges_of(Chars((("a", "c"), ("b", "f"), ("x", "x")))) == ((97, 102), (120, 120))
-    outside = ranges_of(Chars((("a", "c"),), negated=True))
-    assert outside == ((0, 96), (100, 0x10FFFF))
+    for text, ranges in (("[a-cb-fx]", ((97, 102), (120, 120))), ("[^a-c]", ((0, 96), (100, 0x10FFFF)))):
+        assert read(f"root ::= {text}")["root"] == Chars(ranges)
+    assert read("root ::= .")["root"] == read("root ::= [^]")["root"] == Chars(((0, 0x10FFFF),))
+    outside = ((0, 96), (100, 0x10FFFF))
     assert apart([outside, ((97, 99),)])
     assert not apart([outside, ((99, 100),)])
-    assert united(outside, ((97, 99),)) == ((0, 0x10FFFF),)
-    assert ranges_of(Chars((), negated=True)) == ((0, 0x10FFFF),)
 
 
 def test_the_same_language_with_lexemes_as_larks_parser() -> None:

@@ -26,20 +26,29 @@ class Told:
         self.fields = fields
 
 
-REQUIRED = [f"X_PENSTOCK_{name}" for name in ("URL", "DEVICE", "DTYPE", "BLOCKS", "BLOCK_SIZE", "MAX_MODEL_LEN")]
+ENGINE = EngineStatus(
+    time=0.0, epoch=0, ready=True, device="cpu", dtype="float32", blocks=1000, block_size=16, max_model_len=100,
+    max_num_seqs=256,
+)  # fmt: skip
 FACTS = Serving(
     url="http://127.0.0.1:8000",
     model="penstock-demo",
-    device="cpu",
-    dtype="float32",
-    blocks=1000,
-    block_size=16,
-    max_model_len=100,
+    engine=ENGINE,
     max_num_seqs=256,
     seconds=3.21,
     chat=True,
     locked=False,
 )
+
+
+def of_engine(**facts) -> Serving:
+    return msgspec.structs.replace(FACTS, engine=msgspec.structs.replace(ENGINE, **facts))
+
+
+def ready(engine: EngineStatus = ENGINE, **fields: str) -> Told:
+    """An api process that has told what it must."""
+    lines = *banner.engine_facts(engine), "X_PENSTOCK_URL=http://x:1"
+    return Told(dict(line.split("=", 1) for line in lines) | fields)
 
 
 def test_it_says_where_what_and_how_much():
@@ -78,10 +87,8 @@ def test_wrong_output_is_told():
     assert "WRONG" not in "\n".join(banner.banner(FACTS))
     text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, wrong_output=("random weights", "drafts"))))
     assert "  WRONG OUTPUT random weights; drafts" in text
-    fields = {"URL": "u", "DEVICE": "cpu", "DTYPE": "float32", "BLOCKS": "1", "BLOCK_SIZE": "1", "MAX_MODEL_LEN": "1"}
-    child = Told({f"X_PENSTOCK_{name}": value for name, value in fields.items()})
     dummy = Config(model=ModelConfig(load_format="dummy"))
-    facts = banner.serving(dummy, [child], "model", 1.0, small_spec(), chat=False)
+    facts = banner.serving(dummy, [ready()], "model", 1.0, small_spec(), chat=False)
     assert facts.wrong_output == wrong_output(dummy)
 
 
@@ -97,24 +104,21 @@ def test_adapters_are_told_of(modules, directory, memory, text):
     assert "LoRA" not in "\n".join(banner.banner(FACTS))
     model = ModelConfig(enable_lora=True, max_loras=4, max_lora_rank=9)
     config = Config(model=model, api=ApiConfig(lora_modules=modules, lora_dir=directory))
-    child = Told(dict.fromkeys(REQUIRED, "1") | ({banner.ADAPTERS: memory} if memory else {}))
+    child = ready(**({banner.ADAPTERS: memory} if memory else {}))
     facts = banner.serving(config, [child], "model", 1.0, small_spec(), chat=False)
     assert f"  LoRA         {text}" in "\n".join(banner.banner(facts))
 
 
 def test_the_type_of_the_cache_is_told_where_it_is_another():
-    assert "at most 1,024 tokens\n" in "\n".join(
-        banner.banner(msgspec.structs.replace(FACTS, blocks=64, block_size=16))
-    )
-    facts = msgspec.structs.replace(FACTS, blocks=64, block_size=16, kv_cache_dtype="fp8_e4m3")
+    assert "at most 1,024 tokens\n" in "\n".join(banner.banner(of_engine(blocks=64)))
+    facts = of_engine(blocks=64, kv_cache_dtype="fp8_e4m3")
     assert "at most 1,024 tokens, in fp8_e4m3\n" in "\n".join(banner.banner(facts))
 
 
 def test_quantized_weights_are_told_with_what_they_save():
     assert "quantized" not in "\n".join(banner.banner(FACTS))
     spec = online_spec(small_spec(hidden=1 << 10, intermediate=1 << 12, layers=4), "fp8")
-    child = Told(dict.fromkeys(REQUIRED, "1"))
-    facts = banner.serving(Config(), [child], "model", 1.0, spec, chat=False)
+    facts = banner.serving(Config(), [ready()], "model", 1.0, spec, chat=False)
     assert "  quantized    fp8 (FP8), 0.05 GiB in place of 0.09 in bfloat16" in banner.banner(facts)
 
 
@@ -126,15 +130,9 @@ def test_replicas_are_told_of_where_there_are_several():
 
 def test_what_an_api_tells_of_the_engine_is_what_the_banner_shows():
     """Wherever the engine runs."""
-    given = {"device": "2 x cpu", "dtype": "float32", "blocks": 12, "block_size": 16, "max_model_len": 1024,
-             "kv_cache_dtype": "fp8_e4m3"}  # fmt: skip
-    rest = {field.name: 0 for field in msgspec.structs.fields(EngineStatus) if field.required}
-    status = EngineStatus(**{**rest, **given})
-    child = Told(dict(line.split("=", 1) for line in (*banner.engine_facts(status), "X_PENSTOCK_URL=http://x:1")))
-    facts = banner.serving(Config(), [child], "model", 1.0, small_spec(), chat=False)
-    found = facts.device, facts.dtype, facts.blocks, facts.block_size, facts.max_model_len, facts.url
-    assert found == ("2 x cpu", "float32", 12, 16, 1024, "http://x:1")
-    assert facts.kv_cache_dtype == "fp8_e4m3"
+    engine = msgspec.structs.replace(ENGINE, device="2 x cpu", windows=(0, 128), kv_cache_dtype="fp8_e4m3")
+    facts = banner.serving(Config(), [ready(engine)], "model", 1.0, small_spec(), chat=False)
+    assert (facts.engine, facts.url) == (engine, "http://x:1")
 
 
 def test_a_host_with_a_part_says_which_and_where_the_rest_is():
@@ -148,7 +146,8 @@ def test_a_host_with_a_part_says_which_and_where_the_rest_is():
 
 @given(blocks=st.integers(1, 1 << 20), size=st.integers(1, 256), length=st.integers(2, 1 << 20))
 def test_so_many_of_full_length_fit(blocks, size, length):
-    facts = msgspec.structs.replace(FACTS, blocks=blocks, block_size=size, max_model_len=length, max_num_seqs=4096)
+    facts = of_engine(blocks=blocks, block_size=size, max_model_len=length)
+    facts = msgspec.structs.replace(facts, max_num_seqs=4096)
     fit = facts.concurrency
     each = -(-length // size)
     assert fit * each <= blocks
@@ -230,7 +229,7 @@ def test_without_a_terminal_lines_pass_as_they_are(capsys):
 
 
 def test_an_encoder_has_no_cache_and_every_slot():
-    facts = msgspec.structs.replace(FACTS, blocks=0, headless=True, max_num_seqs=7)
+    facts = msgspec.structs.replace(of_engine(blocks=0), headless=True, max_num_seqs=7)
     assert facts.concurrency == 7
     lines = banner.banner(facts)
     assert any("none: an encoder" in line for line in lines)
