@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.engine_core.models.layers import Destinations, Linear, Norm, Placement, prefixed, whole
+from penstock.engine_core.models.vision.tower import Segments
 from penstock.engine_core.models.vision_kinds import BlockNames
 from penstock.engine_core.models.vision_spec import COLORS, VisionSpec
 from penstock.kernels.activation import SILU, activate
@@ -20,13 +20,6 @@ from penstock.kernels.rope import rotate_and_store
 from penstock.kernels.varlen_attention import varlen_attention
 
 VALUES = 256  # of a pixel's color
-
-
-class Segments(NamedTuple):
-    """Patches that attend to one another: patches starts[i] .. starts[i + 1] - 1."""
-
-    starts: Tensor  # int32 [segments + 1]
-    longest: int
 
 
 def one_segment(count: int, device: torch.device) -> Segments:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.engine_core.models.layers import Destination, Linear, Norm, Placement, prefixed, whole
 from penstock.engine_core.models.vision.layers import FeedForward, PatchEmbedding, VisionBlock, cells, one_segment
-from penstock.engine_core.models.vision.tower import Tower
+from penstock.engine_core.models.vision.tower import Tower, TowerInput
 from penstock.engine_core.models.vision_kinds.pixtral import (
     DOWN,
     FIRST_NORM,
@@ -55,18 +55,20 @@ class PixtralTower(Tower):
             activation=spec.projection.activation, bias=spec.projection.bias,
         )  # fmt: skip
 
-    def slices(self, pixels: Tensor) -> Iterator[Tensor | None]:
+    def prepare(self, pixels: Tensor) -> TowerInput:
         spec = self.spec
         places = (torch.arange(side // spec.patch, device=pixels.device) for side in pixels.shape[:2])
         lines, columns = (cells(grid, spec.merge) for grid in torch.meshgrid(*places, indexing="ij"))  # [patches] each
         x = self.first_norm.forward(self.embedding.forward(pixels))
-        rotation = alternating_rotation(lines, columns, spec.head_dim, spec.theta)
         segments = one_segment(len(x), pixels.device)
-        yield None
-        for block in self.blocks[: spec.taken or None]:
-            x = block.forward(x, rotation, segments)
+        return TowerInput(x, segments, segments, alternating_rotation(lines, columns, spec.head_dim, spec.theta))
+
+    def layers(self, image: TowerInput) -> Iterator[Tensor | None]:
+        x = image.x
+        for block in self.blocks[: self.spec.taken or None]:
+            x = block.forward(x, image.rotation, image.whole)
             yield None
-        found = self.projection_norm.forward(x).view(-1, spec.merge**2, spec.hidden)
+        found = self.projection_norm.forward(x).view(-1, self.spec.merge**2, self.spec.hidden)
         joined = found.transpose(1, 2).flatten(1)  # [cells, hidden * patches of a cell]: as unfold has them
         yield self.projection.forward(self.merger.forward(joined))
 
@@ -76,8 +78,8 @@ class PixtralTower(Tower):
         for layer, block in enumerate(self.blocks):
             found.update(prefixed(f"{PLACE}{LAYERS}{layer}.", block.destinations()))
         found.update(prefixed(f"{PROJECTOR}{PROJECTION_NORM}.", self.projection_norm.destinations()))
-        for layer in (self.merger, self.projection):
-            found.update(prefixed(PROJECTOR, layer.destinations()))
+        for part in (self.merger, self.projection):
+            found.update(prefixed(PROJECTOR, part.destinations()))
         return found
 
 

@@ -12,13 +12,12 @@ from penstock.engine_core.models.layers import Destination, Destinations, Norm, 
 from penstock.engine_core.models.vision.layers import (
     FeedForward,
     PatchEmbedding,
-    Segments,
     VisionBlock,
     axial_rotation,
     cells,
     one_segment,
 )
-from penstock.engine_core.models.vision.tower import Tower
+from penstock.engine_core.models.vision.tower import Segments, Tower, TowerInput
 from penstock.engine_core.models.vision_kinds.qwen import GATED, MERGED, MERGER, PATCHES, PLAIN, level_names
 from penstock.engine_core.models.vision_spec import VisionSpec
 
@@ -89,7 +88,7 @@ class QwenTower(Tower):
             layer: Merger(spec, level_names(level), placement, of_cell=True) for level, layer in enumerate(spec.levels)
         }
 
-    def slices(self, pixels: Tensor) -> Iterator[Tensor | None]:
+    def prepare(self, pixels: Tensor) -> TowerInput:
         spec = self.spec
         height, width = (side // spec.patch for side in pixels.shape[:2])
         lines = torch.arange(height, device=pixels.device)[:, None].expand(height, width)
@@ -98,22 +97,21 @@ class QwenTower(Tower):
         x = self.embedding.forward(pixels)
         if self.positions is not None:
             x = x + self.positions.forward(lines, columns, (height, width))
-        order, windows = None, one_segment(len(x), pixels.device)
-        whole = windows
+        whole, order = one_segment(len(x), pixels.device), None
+        windows = whole
         if spec.window:
             order, windows = self.windows(height, width, pixels.device)
             x, lines, columns = (self.reordered(part, order) for part in (x, lines, columns))
-        rotation = axial_rotation(lines, columns, spec.head_dim, spec.theta)
-        yield None
-        levels = []
+        return TowerInput(x, whole, windows, axial_rotation(lines, columns, spec.head_dim, spec.theta), order)
+
+    def layers(self, image: TowerInput) -> Iterator[Tensor | None]:
+        x, levels = image.x, []
         for layer, block in enumerate(self.blocks):
-            x = block.forward(x, rotation, whole if layer in spec.full else windows)
+            x = block.forward(x, image.rotation, image.whole if layer in self.spec.full else image.windows)
             if layer in self.levels:
                 levels.append(self.levels[layer].forward(x))
             yield None
         rows = self.merger.forward(x)
-        if order is not None:
-            rows = torch.empty_like(rows).index_copy_(0, order, rows)
         yield torch.cat((rows, *levels), dim=1) if levels else rows
 
     def reordered(self, x: Tensor, order: Tensor) -> Tensor:

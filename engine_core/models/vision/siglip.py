@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.engine_core.models.layers import Destination, Linear, Norm, Placement, prefixed, whole
 from penstock.engine_core.models.vision.layers import PatchEmbedding, VisionBlock, cells, one_segment
-from penstock.engine_core.models.vision.tower import Tower
+from penstock.engine_core.models.vision.tower import Tower, TowerInput
 from penstock.engine_core.models.vision_kinds.siglip import (
     LAST_NORM,
     LAYERS,
@@ -38,16 +38,19 @@ class SiglipTower(Tower):
         self.projection_norm = Norm(spec.hidden, spec.projection.norm, placement)
         self.projection = Linear((whole(PROJECTION, spec.outputs),), spec.hidden, placement, bias=False)
 
-    def slices(self, pixels: Tensor) -> Iterator[Tensor | None]:
+    def prepare(self, pixels: Tensor) -> TowerInput:
         spec, side = self.spec, self.spec.positions
         assert pixels.shape[:2] == (side * spec.patch, side * spec.patch), "the processor's size"
         x = self.embedding.forward(pixels) + cells(self.positions.view(side, side, spec.hidden), spec.merge)
         segments = one_segment(len(x), pixels.device)
-        yield None
+        return TowerInput(x, segments, segments)
+
+    def layers(self, image: TowerInput) -> Iterator[Tensor | None]:
+        x = image.x
         for block in self.blocks:
-            x = block.forward(x, None, segments)
+            x = block.forward(x, None, image.whole)
             yield None
-        states = self.last_norm.forward(x).view(spec.pooled, spec.merge**2, spec.hidden).mean(dim=1)
+        states = self.last_norm.forward(x).view(-1, self.spec.merge**2, self.spec.hidden).mean(dim=1)
         yield self.projection.forward(self.projection_norm.forward(states))
 
     def destinations(self) -> dict[str, Destination]:
