@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine_core.execution.encoder_graphs import TowerGraphs
 from penstock.engine_core.execution.forward import zeros
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.images.processor_spec import Size
+from penstock.engine_core.models.memory_estimate import vision_bytes
 from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.models.vision_spec import COLORS
 from penstock.protocol.images import EncodeImage
@@ -42,11 +44,13 @@ class Piece:
 
 
 class Encoder:
-    """A tower and the encoder cache: `cache  # [rows, spec.row_width]` in the model's type."""
+    """A tower and the encoder cache: `cache  # [rows, spec.row_width]` in the model's type. On a GPU the tower runs
+    from CUDA graphs unless it is `eager`."""
 
-    def __init__(self, tower: Tower, rows: int) -> None:
+    def __init__(self, tower: Tower, rows: int, *, eager: bool = False) -> None:
         device, dtype = tower.placement.device, tower.placement.dtype
         self.tower = tower
+        self._graphs = None if eager or device.type != "cuda" else TowerGraphs(tower)
         self.cache = zeros((rows, tower.spec.row_width), dtype, device)
         self._upload = Upload(device, buffers=1)
         self._stream: torch.cuda.Stream | None = None
@@ -60,7 +64,7 @@ class Encoder:
     def begin(self, image: EncodeImage) -> None:
         """Take a picture up, and leave the one at hand. Nothing is enqueued yet."""
         self._trouble = ""
-        self._pieces = self._work(image)
+        self._pieces = self._work(image, trial=False)
 
     @torch.inference_mode()
     def launch(self) -> Piece:
@@ -81,20 +85,26 @@ class Encoder:
         """Take nothing more of the picture up. What is enqueued ends before anything of the next begins."""
         self._pieces = None
 
+    @property
+    def graph_bytes(self) -> int:
+        """What graphs will hold: an estimate."""
+        return 0 if self._graphs is None else vision_bytes(self.tower.spec, 1, self.cache.itemsize).graphs
+
     def dummy_run(self, size: Size) -> None:
-        """Enqueue all of a black picture of this size. Its rows are not kept."""
+        """Enqueue all of a black picture of this size. Its rows are not kept, nor is a graph made of it."""
         pixels = bytes(COLORS * size.width * size.height)
         blank = EncodeImage(number=0, first_row=0, rows=0, width=size.width, height=size.height, pixels=pixels)
-        self.begin(blank)
+        self._pieces = self._work(blank, trial=True)
         while not self.launch().last:
             pass
         self.leave()
 
-    def _work(self, image: EncodeImage) -> Iterator[bool]:
+    def _work(self, image: EncodeImage, *, trial: bool) -> Iterator[bool]:
         pixels = np.frombuffer(image.pixels, np.uint8).reshape(image.height, image.width, COLORS)
         (sent,) = self._upload.send((pixels.copy(),))
         yield False
-        for rows in self.tower.slices(sent):
+        graphs = self._graphs
+        for rows in self.tower.slices(sent) if graphs is None else graphs.slices(sent, trial=trial):
             if rows is not None:
                 self._store(rows, image)
             yield rows is not None

@@ -48,6 +48,8 @@ def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: i
         options.encoder.dummy_run(image_sizes(options.encoder.tower.spec)[-1])
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before
+    if options.encoder is not None:
+        peak += options.encoder.graph_bytes
     for graphs, hidden in trial.graph_states():
         peak += kept_tokens(graphs) * hidden * options.dtype.itemsize
     del trial

@@ -30,6 +30,7 @@ LOGIT_LINES = 5.4  # fp32 rows of a vocabulary per entry: logits, sampling's buf
 DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
 SPLIT_BYTES = 256 << 20  # of batch-invariant attention at most, whose keys are cut: kernels/attention_tiling.py
 SMALLEST, LARGEST = 64, 1 << 15  # pixels of the side of pictures
+GRAPH_PATCHES = 4096  # most of an image whose layers run from CUDA graphs
 EXPANDED_BYTES = 256 << 20  # of keys and values that latents are expanded to: kernels/latent_expansion.py
 FLOAT = 4  # bytes
 GIB = 1 << 30
@@ -273,13 +274,15 @@ class VisionBytes:
     weights: int  # of the vision encoder
     cache: int  # of the encoder cache
     activations: int  # of the largest image, beside a step: an estimate
+    graphs: int  # that CUDA graphs hold for the largest image that they serve: the same
 
 
 def vision_bytes(spec: VisionSpec, asked: int, item_bytes: int) -> VisionBytes:
     """asked: --mm-encoder-cache-tokens."""
-    numbers = ENCODER_STATES * spec.hidden + (2 + spec.gated) * spec.width
+    patch = (ENCODER_STATES * spec.hidden + (2 + spec.gated) * spec.width) * item_bytes
     return VisionBytes(
         weights=vision_weights(spec) * item_bytes,
         cache=encoder_rows(spec, asked) * spec.row_width * item_bytes,
-        activations=spec.patches(image_sizes(spec)[-1]) * numbers * item_bytes,
+        activations=spec.patches(image_sizes(spec)[-1]) * patch,
+        graphs=GRAPH_PATCHES * patch,
     )

@@ -258,7 +258,8 @@ def stage_share(
     if part.vision is not None and stage == 0:
         images = vision_bytes(part.vision, model.mm_encoder_cache_tokens, step.item_bytes)
         encoder = images.weights + images.cache
-        held, needed, other = held + images.weights, needed + images.activations, other + images.cache
+        graphs = 0 if config.executor.enforce_eager else images.graphs
+        held, needed, other = held + images.weights, needed + images.activations + graphs, other + images.cache
     other += adapters
     each, places = snapshot_bytes(part, step.item_bytes), 0
     if each:

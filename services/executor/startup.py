@@ -136,7 +136,7 @@ def start(
             draft = load_draft(config, drafting, model, length, path)
             options = runner_options(config, spec, model, length, device, dtype, group)
             options = replace(
-                options, adapters=make_places(config.model, model, whole), encoder=make_encoder(config.model, tower)
+                options, adapters=make_places(config.model, model, whole), encoder=make_encoder(config, tower)
             )
             phases.begin("compiling kernels")
             if not config.model.batch_invariant:
@@ -189,11 +189,12 @@ def make_places(config: ModelConfig, model: Decoder, whole: ModelSpec) -> Adapte
     return places
 
 
-def make_encoder(config: ModelConfig, tower: Tower | None) -> Encoder | None:
+def make_encoder(config: Config, tower: Tower | None) -> Encoder | None:
     """The vision encoder of this executor, with its cache; None: it has none."""
     if tower is None:
         return None
-    encoder = Encoder(tower, encoder_rows(tower.spec, config.mm_encoder_cache_tokens))
+    rows = encoder_rows(tower.spec, config.model.mm_encoder_cache_tokens)
+    encoder = Encoder(tower, rows, eager=config.executor.enforce_eager)
     logs.info(
         log, "encoder", rows=len(encoder.cache), cache_bytes=encoder.cache.nbytes, weight_bytes=tower.weight_bytes
     )
