@@ -37,7 +37,8 @@ from penstock.services.openai.validation import check_depth, decode, given, miss
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
 MESSAGES = msgspec.json.Decoder(list[ChatMessage])
-VALUES = msgspec.json.Decoder(list[dict[str, object]])
+VALUES = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+VALUE = msgspec.json.Decoder()
 OBJECT = msgspec.json.Decoder(dict[str, object])
 # Names that the template is given by the server itself, or that would choose another template.
 RESERVED_ARGUMENTS = frozenset(
@@ -215,8 +216,7 @@ def messages_of(raw: msgspec.Raw | msgspec.UnsetType, images: Images) -> bytes:
     if raw is msgspec.UNSET:
         raise missing("messages")
     messages = decode(raw, MESSAGES, "messages")
-    values = decode(raw, VALUES, "messages")
-    check_depth(values, "messages")
+    values = fields_of(raw)
     if not messages:
         raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
     contents = [content_of(message, images, f"messages[{number}]") for number, message in enumerate(messages)]
@@ -231,6 +231,18 @@ def messages_of(raw: msgspec.Raw | msgspec.UnsetType, images: Images) -> bytes:
         if isinstance(message.content, list):
             value["content"] = content
     return msgspec.json.encode(values)
+
+
+def fields_of(raw: msgspec.Raw) -> list[dict[str, object]]:
+    """Each message by its fields, contents as they came: those with images are long, and are read as parts."""
+    found: list[dict[str, object]] = []
+    for message in decode(raw, VALUES, "messages"):
+        fields = {
+            name: field if name == "content" else decode(field, VALUE, "messages") for name, field in message.items()
+        }
+        check_depth([value for name, value in fields.items() if name != "content"], "messages")
+        found.append(fields)
+    return found
 
 
 def custom_calls(message: ChatMessage) -> bool:
