@@ -182,8 +182,8 @@ def chat_request(
     text, as the model wrote it. Raises InvalidRequest or Unsupported."""
     tools = None if split else fields.pop("tools", None)
     body = as_chat(params, with_pictures(messages), separate_reasoning=split, **fields)
-    submit = chat_submission(body, model, choices(body, 1), TraceContext())
-    submit = msgspec.structs.replace(submit, images=read_inline(submit.images))
+    submit, images = chat_submission(body, model, choices(body, 1), TraceContext())
+    submit = msgspec.structs.replace(submit, images=read_inline(images))
     if tools:
         shown = tools_of(msgspec.Raw(json_of(tools)))
         assert shown is not None, "they are not empty"

@@ -12,14 +12,13 @@ import msgspec
 
 from penstock.protocol.config import CLAMP_ALL
 from penstock.protocol.errors import InvalidRequest, Unsupported
-from penstock.protocol.images import ImageFile
 from penstock.protocol.messages import Client, Grammar, Reasoning, SubmitText, Tokenize, ToolUse, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.answers import Identity, ResponseOptions
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, Parsed, generate
-from penstock.services.openai.images import Images, Message, joined, unread
+from penstock.services.openai.images import GivenImage, Images, Message, joined, unread
 from penstock.services.openai.parameters import (
     REASONS,
     UNSUPPORTED_IN_CHAT,
@@ -38,7 +37,8 @@ from penstock.services.openai.validation import check_depth, decode, given, miss
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
 MESSAGES = msgspec.json.Decoder(list[ChatMessage])
-VALUES = msgspec.json.Decoder(list[dict[str, object]])
+VALUES = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+VALUE = msgspec.json.Decoder()
 OBJECT = msgspec.json.Decoder(dict[str, object])
 # Names that the template is given by the server itself, or that would choose another template.
 RESERVED_ARGUMENTS = frozenset(
@@ -58,7 +58,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         raise InvalidRequest(message, param="chat_template", code="unsupported")
     usage = UsageWanted() if request.stream_options is None else wants_usage(request)
     session, client = context.session(request.user), context.client(request.user)
-    submit = chat_submission(
+    submit, images = chat_submission(
         request, model, n, context.trace, session, client, clamp=options.clamp_max_tokens == CLAMP_ALL,
     )  # fmt: skip
     identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.called(context.adapter))
@@ -71,7 +71,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         customs=frozenset(custom.name for custom in submit.tool_use.customs) if submit.tool_use else frozenset(),
     )
     encoder = SSEEncoder(identity, chat=True, choices=n, usage=usage, told=told)
-    asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream)
+    asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream, images=images)
     return asked, encoder
 
 
@@ -87,8 +87,11 @@ def chat_submission(
     client: Client = Client(),  # noqa: B008 (frozen)
     *,
     clamp: bool = False,
-) -> SubmitText:
-    """`clamp` as in `Lengths`. Raises InvalidRequest or Unsupported naming the parameter."""
+) -> tuple[SubmitText, tuple[GivenImage, ...]]:
+    """What the engine is asked, and the images that it needs. `clamp` as in `Lengths`.
+
+    Raises InvalidRequest or Unsupported naming the parameter.
+    """
     prompt = chat_prompt(request, model)
     found = submission(
         request, lengths(request, clamp=clamp), model, n, trace, **prompt.fields, session=session, client=client,
@@ -96,7 +99,7 @@ def chat_submission(
     )  # fmt: skip
     if found.grammar is not None:
         check_structure(prompt.tools.use, found.grammar)
-    return found
+    return found, prompt.images
 
 
 def check_structure(use: ToolUse | None, grammar: Grammar | None) -> None:
@@ -135,7 +138,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation as the tokenizer renders it, whatever API it came by."""
 
     messages: bytes  # JSON, as chat templates read them
-    images: tuple[ImageFile, ...] = ()  # yet to be read: `services.openai.images`
+    images: tuple[GivenImage, ...] = ()  # yet to be read
     tools: Asked = NO_TOOLS
     reasoning: Reasoning = Reasoning()
     template_arguments: bytes | None = None
@@ -145,10 +148,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Those of a SubmitText."""
+        """Those of a SubmitText, but for the images."""
         return {
             "messages": self.messages,
-            "images": self.images,
             "tools": self.tools.tools,
             "tool_use": self.tools.use,
             "reasoning": self.reasoning,
@@ -159,7 +161,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def tokenize(self, *, with_strings: bool = False) -> Tokenize:
-        """The call that asks for its token ids."""
+        """The call that asks for its token ids, without the images."""
         fields = self.fields
         del fields["tool_use"]
         return Tokenize(with_strings=with_strings, **fields)
@@ -214,8 +216,7 @@ def messages_of(raw: msgspec.Raw | msgspec.UnsetType, images: Images) -> bytes:
     if raw is msgspec.UNSET:
         raise missing("messages")
     messages = decode(raw, MESSAGES, "messages")
-    values = decode(raw, VALUES, "messages")
-    check_depth(values, "messages")
+    values = fields_of(raw)
     if not messages:
         raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
     contents = [content_of(message, images, f"messages[{number}]") for number, message in enumerate(messages)]
@@ -230,6 +231,18 @@ def messages_of(raw: msgspec.Raw | msgspec.UnsetType, images: Images) -> bytes:
         if isinstance(message.content, list):
             value["content"] = content
     return msgspec.json.encode(values)
+
+
+def fields_of(raw: msgspec.Raw) -> list[dict[str, object]]:
+    """Each message by its fields, contents as they came: those with images are long, and are read as parts."""
+    found: list[dict[str, object]] = []
+    for message in decode(raw, VALUES, "messages"):
+        fields = {
+            name: field if name == "content" else decode(field, VALUE, "messages") for name, field in message.items()
+        }
+        check_depth([value for name, value in fields.items() if name != "content"], "messages")
+        found.append(fields)
+    return found
 
 
 def custom_calls(message: ChatMessage) -> bool:

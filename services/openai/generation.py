@@ -31,7 +31,7 @@ from penstock.services.http.request_context import (
     reason_of,
 )
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.images import with_images
+from penstock.services.openai.images import GivenImage, read
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[SubmitText, ...]
     n: int = 1
     stream: bool = False
+    images: tuple[GivenImage, ...] = ()  # of the one prompt, yet to be read
     field_names: Mapping[str, str] = OWN_NAMES  # what the API calls the fields that other processes name in errors
 
 
@@ -93,11 +94,12 @@ async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEnco
 
 
 async def read_images(app: AppState, request: GenerateRequest, context: RequestContext) -> GenerateRequest:
-    """The request with its images read. Raises as `with_images` does."""
-    if not any(prompt.images for prompt in request.prompts):
+    """The request with its images read. Raises as `services.openai.images.read` does."""
+    if not request.images:
         return request
-    prompts = [await with_images(app, context, prompt, prompt.client) for prompt in request.prompts]
-    return msgspec.structs.replace(request, prompts=tuple(prompts))
+    (prompt,) = request.prompts
+    prompt = msgspec.structs.replace(prompt, images=await read(app, context, request.images, prompt.client))
+    return msgspec.structs.replace(request, prompts=(prompt,), images=())
 
 
 def submit(app: AppState, request: GenerateRequest, context: RequestContext) -> OutputCollector:

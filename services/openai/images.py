@@ -5,37 +5,35 @@ from __future__ import annotations
 import asyncio
 import binascii
 import math
-import string
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.images import ImageFile
-from penstock.protocol.messages import Client, SubmitText, Tokenize
+from penstock.protocol.messages import Client
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext, answered
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.media_fetcher import BAD_URL, RemoteImage
+from penstock.services.openai.media_fetcher import BAD_URL
 
-M = TypeVar("M", SubmitText, Tokenize)
 Message = dict[str, object]
 
-PLACE: Message = {"type": "image"}  # what stands in a message for the next of a request's images
 PIECE = 256 << 10  # characters of base64 that are decoded in one go: about a millisecond
-SPACES = string.whitespace.encode()
+SPACES = b" \t\n\r\v\f"
 BAD_BASE64 = "invalid_base64"
 NOT_NAMED = ("", "application/octet-stream", "binary/octet-stream")  # media types that say nothing
 
 
-class GivenImage(ImageFile, frozen=True, kw_only=True):
-    """An image that has not been read: base64, or a URL to fetch it from."""
+class GivenImage(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that has not been read: base64, or a URL to fetch it from. Other fields as of `ImageFile`."""
 
-    data: bytes = b""
     base64: str = ""
     url: str = ""
+    detail: str = "auto"
+    param: str
 
 
 class Images:
@@ -43,7 +41,7 @@ class Images:
 
     def __init__(self, model: ModelInfo) -> None:
         self._model = model
-        self.found: list[ImageFile] = []
+        self.found: list[GivenImage] = []
 
     @property
     def seen(self) -> bool:
@@ -88,7 +86,12 @@ class Images:
 
     def _put(self, image: GivenImage) -> Message:
         self.found.append(image)
-        return PLACE
+        return placeholder()
+
+
+def placeholder() -> Message:
+    """What stands in a message for the next of a request's images."""
+    return {"type": "image"}
 
 
 def joined(parts: Sequence[str | Message]) -> str | list[Message]:
@@ -114,7 +117,7 @@ def restored(messages: list[dict[str, Any]], images: Images, param: str) -> list
                 if part["type"] == "image":
                     images.check_room(param)
                     images.add_stored(part["data"], part["detail"], param)
-            content = [PLACE if part["type"] == "image" else part for part in content]
+            content = [placeholder() if part["type"] == "image" else part for part in content]
         found.append({**message, "content": content})
     return found
 
@@ -187,11 +190,10 @@ def read_data(image: GivenImage) -> Iterator[bytes]:
         raise InvalidRequest(message, param=image.param, code=BAD_BASE64) from error
 
 
-def read_inline(images: Sequence[ImageFile]) -> tuple[ImageFile, ...]:
+def read_inline(images: Sequence[GivenImage]) -> tuple[ImageFile, ...]:
     """The images of a program that serves itself. Raises InvalidRequest for one that would have to be fetched."""
     found = []
     for image in images:
-        assert isinstance(image, GivenImage), "they come from `Images`"
         if image.url:
             message = f"{image.param}: only a server fetches images; give the picture itself or its data: URL"
             raise InvalidRequest(message, param=image.param, code=BAD_URL)
@@ -206,36 +208,34 @@ def file_of(image: GivenImage, data: bytes) -> ImageFile:
     return ImageFile(data=data, detail=image.detail, param=image.param)
 
 
-async def with_images(app: AppState, context: RequestContext, message: M, client: Client) -> M:
-    """The message with its images read. It has been checked, and takes a place among the unfinished requests meanwhile.
+async def read(
+    app: AppState, context: RequestContext, images: Sequence[GivenImage], client: Client, *, engine: bool = True
+) -> tuple[ImageFile, ...]:
+    """The images of a request that has been checked. It takes a place among the unfinished requests meanwhile; without
+    `engine` it needs a tokenizer alone.
 
     Raises InvalidRequest naming the field of an image that cannot be had, what the engine refuses the request with,
     DeadlineExceeded and ClientDisconnect.
     """
-    if not any(isinstance(image, GivenImage) for image in message.images):
-        return message
+    if not images:
+        return ()
     left = context.time_left(time.monotonic())
-    with app.engine_client.reserved(time.monotonic(), engine=isinstance(message, SubmitText)):
+    with app.engine_client.reserved(time.monotonic(), engine=engine):
         try:
             async with asyncio.timeout(None if left == math.inf else left):
-                images = await answered(read_all(app, context, message.images, client), context)
+                return await answered(read_all(app, context, images, client), context)
         except TimeoutError:
             raise context.deadline_exceeded() from None
-    return msgspec.structs.replace(message, images=images)
 
 
 async def read_all(
-    app: AppState, context: RequestContext, images: Sequence[ImageFile], client: Client
+    app: AppState, context: RequestContext, images: Sequence[GivenImage], client: Client
 ) -> tuple[ImageFile, ...]:
-    traffic, given, files = app.traffic.images, [], {}
-    remote: dict[int, RemoteImage] = {}
+    for image in images:
+        app.traffic.images.received["url" if image.url else "data"] += 1
+    remote = {number: app.media.where(image.url, image.param) for number, image in enumerate(images) if image.url}
+    files = {}
     for number, image in enumerate(images):
-        assert isinstance(image, GivenImage), "they come from `Images`"
-        given.append(image)
-        traffic.received["url" if image.url else "data"] += 1
-        if image.url:
-            remote[number] = app.media.where(image.url, image.param)
-    for number, image in enumerate(given):
         if number not in remote:
             files[number] = await read_slowly(app, image)
     left = app.config.api.max_body_bytes
@@ -247,19 +247,19 @@ async def read_all(
         if left < 0:
             limit = app.config.api.max_body_bytes
             message = f"the images that this request names have more than {limit} bytes together (--max-body-bytes)"
-            param = given[min(remote)].param
+            param = images[min(remote)].param
             raise app.media.refusal("size", message, param)
         context.reserve(size)
 
     fetches = [asyncio.ensure_future(app.media.fetch(place, client, take)) for place in remote.values()]
     try:
         for number, data in zip(remote, await asyncio.gather(*fetches), strict=True):
-            files[number] = file_of(given[number], data)
+            files[number] = file_of(images[number], data)
     finally:
         for fetch in fetches:
             fetch.cancel()
         await asyncio.gather(*fetches, return_exceptions=True)
-    return tuple(files[number] for number in range(len(given)))
+    return tuple(files[number] for number in range(len(images)))
 
 
 async def read_slowly(app: AppState, image: GivenImage) -> ImageFile:

@@ -23,7 +23,7 @@ import msgspec
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import InvalidRequest
-from penstock.protocol.media import DOMAINS, HTTPS, dns_name, read_domains
+from penstock.protocol.media import HTTPS, dns_name, read_domains
 from penstock.protocol.messages import Client
 from penstock.protocol.version import VERSION
 from penstock.services.metrics.requests import ImageTraffic
@@ -39,16 +39,10 @@ URL = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 KEPT = "/?:@!$&'()*+,;=-._~%[]|"  # of a path and a query: what need not be percent-encoded, and what is already
-HEADERS = (
-    (b"User-Agent", f"penstock/{VERSION}".encode()),
-    (b"Accept", b"image/png, image/jpeg, image/webp"),
-    (b"Accept-Encoding", b"identity"),
-    (b"Connection", b"close"),
-)
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-UNICAST = ipaddress.IPv6Network("2000::/3")  # RFC 4291, section 2.4: what has been given out of IPv6
-NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
+UNICAST = 0b001  # the first bits of what has been given out of IPv6 (RFC 4291, section 2.4)
+NAT64 = b"\x00\x64\xff\x9b\0\0\0\0\0\0\0\0"  # 64:ff9b::/96 (RFC 6052): the last 32 bits are an IPv4 address
 
 
 class RemoteImage(msgspec.Struct, frozen=True):
@@ -87,7 +81,7 @@ class MediaFetcher:
     def where(self, url: str, param: str) -> RemoteImage:
         """What a URL means. Raises InvalidRequest for one that is not https, and for a host that is not allowed."""
         if not self._domains:
-            told = f"this server fetches no images ({DOMAINS} is empty); send it as a data: URL"
+            told = "this server fetches no images (--allowed-media-domains is empty); send it as a data: URL"
             raise self.refusal("host", f"{param}: {told}", param)
         found = URL.fullmatch(url) if len(url) <= LONGEST_URL else None
         host = dns_name(found["host"]) if found else ""
@@ -97,7 +91,7 @@ class MediaFetcher:
         port = int(found["port"] or HTTPS)
         if not any(domain.holds(host, port) for domain in self._domains):
             place = host if port == HTTPS else f"{host}:{port}"
-            raise self.refusal("host", f"{param}: images are not fetched from {place} ({DOMAINS})", param)
+            raise self.refusal("host", f"{param}: images are not fetched from {place} (--allowed-media-domains)", param)
         target = found["target"] or "/"
         target = quote(target if target.startswith("/") else f"/{target}", safe=KEPT, errors="replace")
         return RemoteImage(host, port, target.encode(), param)
@@ -134,8 +128,14 @@ class MediaFetcher:
         addresses = await self._addresses(image)
         origin = httpcore2.Origin(b"https", image.host.encode(), image.port)
         url = httpcore2.URL(scheme=b"https", host=origin.host, port=image.port, target=image.target)
-        host = image.host if image.port == HTTPS else f"{image.host}:{image.port}"
-        request = httpcore2.Request(b"GET", url, headers=[(b"Host", host.encode()), *HEADERS])
+        headers: list[tuple[bytes | str, bytes | str]] = [
+            ("Host", image.host if image.port == HTTPS else f"{image.host}:{image.port}"),
+            ("User-Agent", f"penstock/{VERSION}"),
+            ("Accept", "image/png, image/jpeg, image/webp"),
+            ("Accept-Encoding", "identity"),
+            ("Connection", "close"),
+        ]
+        request = httpcore2.Request(b"GET", url, headers=headers)
         pinned = Pinned(addresses, self._seconds / len(addresses))
         pieces, size = [], 0
         try:
@@ -245,7 +245,7 @@ def is_public(address: IPAddress) -> bool:
     """
     if isinstance(address, ipaddress.IPv4Address):
         return address.is_global and not address.is_multicast
-    if address in NAT64:
+    if address.packed.startswith(NAT64):
         return is_public(ipaddress.IPv4Address(address.packed[-4:]))
     stands_for_another = address.sixtofour is not None or address.teredo is not None
-    return address in UNICAST and address.is_global and not stands_for_another
+    return address.packed[0] >> 5 == UNICAST and address.is_global and not stands_for_another

@@ -48,8 +48,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     exposed: bool = False  # other machines reach it, and clients need no key
     quantized: str = ""  # how the weights are
     weights: str = ""  # how they were verified
-    adapters: str = ""  # how many may be where, and which are known
-    images: str = ""  # of a model that sees: how many, and from where
+    inputs: tuple[tuple[str, str], ...] = ()  # names and facts of images and adapters, where they are served
     replicas: int = 1  # blocks and `max_num_seqs` are those of one
 
     @property
@@ -95,8 +94,10 @@ def serving(
         wrong_output=wrong_output(config),
         exposed=exposed(config.api),
         weights=fields.get(WEIGHTS, ""),
-        images="" if spec.vision is None else images(config),
-        adapters=adapters(config, fields.get(ADAPTERS, "")) if config.model.enable_lora else "",
+        inputs=(
+            *((("images", images(config)),) if spec.vision is not None else ()),
+            *((("LoRA", adapters(config, fields.get(ADAPTERS, ""))),) if config.model.enable_lora else ()),
+        ),
     )
 
 
@@ -162,10 +163,7 @@ def banner(facts: Serving) -> list[str]:
         rows["chats"] = "refused: the model has no chat template; --chat-template FILE gives it one"
     if facts.weights:
         rows["weights"] = facts.weights
-    if facts.images:
-        rows["images"] = facts.images
-    if facts.adapters:
-        rows["LoRA"] = facts.adapters
+    rows.update(facts.inputs)
     if facts.wrong_output:
         rows["WRONG OUTPUT"] = "; ".join(facts.wrong_output)
     if facts.exposed:

@@ -61,7 +61,9 @@ async def parse_response(app: AppState, context: RequestContext) -> tuple[Turn, 
         session=context.session(request.user),
         client=context.client(request.user),
     )
-    return turn, GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names)
+    asked = GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names,
+                            images=turn.prompt.images)  # fmt: skip
+    return turn, asked
 
 
 class Kept:

@@ -20,7 +20,7 @@ from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import OutputCollector, Segment
 from penstock.services.openai.answers import ChatTokenLogprob, Remarks
 from penstock.services.openai.chat import ChatPrompt, as_function, template_arguments
-from penstock.services.openai.images import Images, restored, with_data
+from penstock.services.openai.images import GivenImage, Images, restored, with_data
 from penstock.services.openai.output_blocks import Block, blocks_of
 from penstock.services.openai.parameters import Lengths, check_limits, submission
 from penstock.services.openai.responses.items import (
@@ -60,6 +60,7 @@ FIELD_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "truncate_prompt_tokens": "truncation",
 }
 CONTINUED = ("completed", "incomplete")
 PATIENCE = 1.0  # seconds that an answer waits for the disk
@@ -267,7 +268,7 @@ def apart(request: ResponseRequest, items: list[Item]) -> ResponseRequest:
 
 
 def response_prompt(
-    request: ResponseRequest, messages: Messages, images: tuple[ImageFile, ...], tools: Toolbox
+    request: ResponseRequest, messages: Messages, images: tuple[GivenImage, ...], tools: Toolbox
 ) -> ChatPrompt:
     """The conversation of a response. Raises InvalidRequest and Unsupported naming the field."""
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []

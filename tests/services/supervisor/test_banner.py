@@ -78,7 +78,7 @@ def test_what_is_known_of_the_weights_is_told():
 )
 def test_images_are_told_of(limit, hosts, text):
     config = Config(model=ModelConfig(limit_mm_per_prompt=limit), api=ApiConfig(allowed_media_domains=hosts))
-    facts = msgspec.structs.replace(FACTS, images=banner.images(config))
+    facts = msgspec.structs.replace(FACTS, inputs=(("images", banner.images(config)),))
     assert f"  images       {text}" in banner.banner(facts)
     assert not any("images" in line for line in banner.banner(FACTS))
 
