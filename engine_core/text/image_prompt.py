@@ -21,7 +21,7 @@ from penstock.protocol.errors import InvalidRequest, ModelError, Unsupported
 from penstock.protocol.images import Image
 from penstock.protocol.messages import SubmitText, Tokenize
 
-Call = TypeVar("Call", SubmitText, Tokenize)
+Call = TypeVar("Call", bound=SubmitText | Tokenize)
 
 BLANK = "\n\n"
 
