@@ -11,7 +11,7 @@ import contextlib
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from PIL import ExifTags, Image, ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -41,12 +41,19 @@ BEGINNINGS = (
     (b"\0\0\0\x0cjP  ", "JPEG 2000"),
     (b"8BPS", "PSD"),
 )
-BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIF", b"msf1": "HEIF"}
+BRANDS: Mapping[bytes, str] = {
+    b"avif": "AVIF",
+    b"avis": "AVIF",
+    b"heic": "HEIC",
+    b"heix": "HEIC",
+    b"mif1": "HEIF",
+    b"msf1": "HEIF",
+}
 MARKUP = ((b"<svg", "SVG"), (b"<!doctype html", "HTML page"), (b"<html", "HTML page"), (b"<?xml", "XML file"))
 LOOKED_AT = 1024  # bytes that are searched for markup
 ANIMATION = 2  # flag of a WebP's VP8X chunk
 # How a picture is turned for each value of EXIF's orientation; 1 is upright.
-TURNS = {
+TURNS: Mapping[int, Image.Transpose] = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,

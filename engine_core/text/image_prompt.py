@@ -21,9 +21,10 @@ from penstock.protocol.errors import InvalidRequest, ModelError, Unsupported
 from penstock.protocol.images import Image
 from penstock.protocol.messages import SubmitText, Tokenize
 
-Call = TypeVar("Call", SubmitText, Tokenize)
+Call = TypeVar("Call", bound=SubmitText | Tokenize)
 
 BLANK = "\n\n"
+MOST_BYTES = 2 << 30  # of the pixels of one prompt, which go to the scheduler in one message
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -82,7 +83,7 @@ class ImagePrompter:
 
         Raises InvalidRequest unless there are as many placeholders as images.
         """
-        self._check(token_ids.count(self._vision.token_id), len(pictures))
+        self._check(token_ids.count(self._vision.token_id), pictures)
         found: list[int] = []
         images: list[Image] = []
         behind = 0
@@ -113,13 +114,17 @@ class ImagePrompter:
         line = [*[vision.token_id] * width, self._ids[layout.line_end]]
         return [*(line * height)[:-1], self._ids[layout.end]]
 
-    def _check(self, placeholders: int, images: int) -> None:
+    def _check(self, placeholders: int, pictures: Sequence[Picture]) -> None:
+        images = len(pictures)
         if placeholders < images:
             message = f"the chat template shows the model {placeholders} of {images} images"
             raise InvalidRequest(message, param="messages", code="unsupported")
         if placeholders > images:
             message = f"messages must not spell {self._placeholder}, which stands for an image"
             raise InvalidRequest(message, param="messages")
+        if sum(len(picture.pixels) for picture in pictures) > MOST_BYTES:
+            message = f"the images of a prompt may take {MOST_BYTES >> 20} MiB as pixels; these take more"
+            raise InvalidRequest(message, param="messages", code="image_too_large")
 
 
 def check_place(request: SubmitText | Tokenize) -> None:

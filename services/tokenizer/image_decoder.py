@@ -80,7 +80,7 @@ class ImageDecoder:
         """
         if len(files) > self._limit:
             message = f"a prompt may hold {self._limit} images ({FLAG}), and this one holds {len(files)}"
-            raise InvalidRequest(message, param=files[self._limit].param or None, code="too_many_images")
+            raise InvalidRequest(message, param=files[self._limit].param or None, code="limit_exceeded")
         found = await asyncio.gather(*map(self.picture, files), return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):

@@ -25,6 +25,7 @@ from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.images.reading import read_picture
 from penstock.engine_core.parsers.dialect import Dialect
+from penstock.engine_core.text import image_prompt
 from penstock.engine_core.text.controls import read_controls
 from penstock.engine_core.text.image_prompt import ImagePrompter
 from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits
@@ -199,6 +200,15 @@ def test_too_many_tokens_of_images_are_counted() -> None:
     limits = PromptLimits(999, 30, (1,), vision=FAMILIES["qwen"].vision())
     with pytest.raises(InvalidRequest, match="maximum context length is 30 tokens"):
         prepared("qwen", limits=limits)
+
+
+def test_pixels_of_a_prompt_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(len(picture.pixels) for picture in pictures("qwen"))
+    monkeypatch.setattr(image_prompt, "MOST_BYTES", size)
+    assert len(prepared("qwen").request.images) == 3
+    monkeypatch.setattr(image_prompt, "MOST_BYTES", size - 1)
+    with pytest.raises(InvalidRequest, match="these take more"):
+        prepared("qwen")
 
 
 def test_tokenizing_a_chat_shows_its_images() -> None:

@@ -131,7 +131,7 @@ async def test_more_images_than_allowed_are_refused_before_any_is_decoded() -> N
         with pytest.raises(InvalidRequest) as caught:
             await decoder.pictures((file(SMALL),) * 3)
         assert caught.value.message == "a prompt may hold 2 images (--limit-mm-per-prompt), and this one holds 3"
-        assert caught.value.code == "too_many_images"
+        assert caught.value.code == "limit_exceeded"
         assert decoder.statistics().decoded == 0
 
 
