@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,16 @@ settings.register_profile("any machine", settings.get_profile("search"), derando
 settings.load_profile("any machine")
 
 LAST = "tests/sim/", "tests/test_installation.py"  # by name; they take long
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays: to look for garbage among it costs each worker a quarter of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

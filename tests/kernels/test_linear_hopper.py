@@ -23,6 +23,7 @@ pytestmark = pytest.mark.sweep
 CUDA = torch.device("cuda")
 
 
+@pytest.mark.long  # that it compiles and fits is held by tests/benchmarks/test_chips.py, from its source as it is
 @pytest.mark.parametrize("eight", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("adapted", [False, True])
