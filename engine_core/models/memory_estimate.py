@@ -248,8 +248,12 @@ def image_sizes(spec: VisionSpec) -> tuple[Size, ...]:
 
 
 def encoder_rows(spec: VisionSpec, asked: int) -> int:
-    """Rows of the encoder cache. asked: --mm-encoder-cache-tokens."""
-    return asked or max(ENCODER_ROWS, spec.rows(image_sizes(spec)[-1]))
+    """Rows of the encoder cache. asked: --mm-encoder-cache-tokens. Raises ConfigError if no image fits."""
+    sizes = image_sizes(spec)
+    smallest, largest = spec.rows(sizes[0]), spec.rows(sizes[-1])
+    if 0 < asked < smallest:
+        raise ConfigError("--mm-encoder-cache-tokens", asked, f"the smallest image of the model takes {smallest}")
+    return asked or max(ENCODER_ROWS, largest)
 
 
 def vision_weights(spec: VisionSpec | None) -> int:

@@ -183,6 +183,18 @@ def test_levels_are_added_behind_the_first_layers(scene: Scene) -> None:
     assert not torch.equal(after[1], before[1])
 
 
+def test_tokens_of_an_image_see_its_later_ones() -> None:
+    """Where the model has it so; text sees nothing behind it."""
+    scene = made(seeing_spec(replace(VISION, levels=(), mrope=False, mutual=True)))
+    assert scene.encoder is not None
+    before = scores(scene.run(scene.prompt(*PARTS), (4, 15)))
+    prompt = scene.prompt(*PARTS)
+    scene.encoder.cache[9] += 1.0  # the last of the first image, at 13
+    after = scores(scene.run(prompt, (4, 15)))
+    close(after[:4], before[:4])  # of tokens 1 to 4, by those before
+    assert ((after - before).abs()[4:] > 1e-4).all()
+
+
 def test_drafts_of_a_draft_model_change_nothing(scene: Scene, whole: tuple[torch.Tensor, list[int]]) -> None:
     """It reads placeholders as text, at plain positions."""
     spec = small_spec(layers=1, vocab_size=scene.runner.sizes.vocabulary, max_position=LENGTH, longest=LENGTH)

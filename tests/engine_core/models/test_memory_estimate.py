@@ -31,6 +31,7 @@ from penstock.engine_core.models.memory_estimate import (
 )
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.kernels.attention_tiling import PARTIAL_BYTES
+from penstock.protocol.errors import ConfigError
 from tests.engine_core.execution.image_scene import VISION, made, seeing_spec
 
 COMMON = {"rms_norm_eps": 1e-5, "max_position_embeddings": 256, "hidden_act": "silu", "torch_dtype": "bfloat16"}
@@ -176,6 +177,10 @@ def test_the_encoder_cache_has_room_for_the_largest_image() -> None:
     assert encoder_rows(VISION, 0) == 16384
     assert encoder_rows(wide, 0) == 65536
     assert encoder_rows(wide, 100) == 100
+    fixed = msgspec.structs.replace(VISION, processor=processor(FixedSize(64, 64)))
+    with pytest.raises(ConfigError, match=r"--mm-encoder-cache-tokens.*smallest image of the model takes 64"):
+        encoder_rows(fixed, 63)
+    assert encoder_rows(fixed, 64) == 64
 
 
 def test_an_encoders_memory_is_what_it_takes() -> None:
