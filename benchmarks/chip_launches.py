@@ -14,7 +14,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -146,10 +146,14 @@ SAMPLED = ("Phi-2", "Gemma-3-27B")
 NORMED = ("Qwen3-0.6B", "Phi-2", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b", "Gemma-3-27B")
 EIGHT_BITS = "Llama-3.1-8B"
 GROUPS = ("int4-128-bf16", "int8-128-bf16", "e2m1-16-e4m3", "e2m1-32-e8m0")  # forms of weights in groups
-INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B")
+INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B", "Gemma-3-4B")
+WITH_IMAGES = Model("Gemma-3-4B", 2560, 10240, 8, 4, 256, 262208, window=1024)
 CACHED_IN_FP8 = ("Llama-3.1-8B", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b")
 
 
+# Rows, tokens, the longest row's queries and context of steps.
+SINGLES = (1, 1, 1, LONG), (256, 256, 1, 8192), (8, 32, 4, 4096)
+CHUNKS = (1, 8192, 8192, 8192), (64, 2048, 1985, 4096)
 # Heads of values and of keys, their sizes, and whether it is the delta rule: Qwen3.5's recurrent layers, Falcon-H1's.
 GEMMA_4 = (8, 256), (2, 512)  # key-value heads of windows and of global layers, and their size
 RECURRENT = (32, 16, 128, 128, True), (32, 2, 256, 64, False)
@@ -224,6 +228,8 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 groups(model)
                 low_rank(model.hidden, model.width, model.kv_heads * model.dim)
         attention_rows(chip)
+        for window in (0, WITH_IMAGES.window):
+            attention(replace(WITH_IMAGES, window=window), limited=True)
         latents()
         quantized_experts(chip)
         encoders()
@@ -363,21 +369,19 @@ def quantized_experts(chip: Chip) -> None:
             expert_mlp(x, routes, planes[0], planes[1])
 
 
-def attention(model: Model, *, fp8: bool = False) -> None:
+def attention(model: Model, *, fp8: bool = False, limited: bool = False) -> None:
     """Steps of single tokens, few and many, short and long; of a few drafts; of chunks, alone and among tokens. Pages
-    are in e4m3 if `fp8`."""
+    are in e4m3 if `fp8`. limited: of chunks with images whose tokens see one another."""
     pages = memory(1 << 14, BLOCK_SIZE, model.kv_heads, model.dim, kind=E4M3 if fp8 else torch.bfloat16)
     sinks = memory(model.heads, kind=torch.float32) if model.sinks else None
     scales = memory(2, model.kv_heads, kind=torch.float32) if fp8 else None
     options = AttentionOptions(model.dim**-0.5, model.window, model.softcap, sinks, scales)
     for invariant in (False, True) if model.name in INVARIANT else (False,):
-        for rows, tokens, longest, context in (
-            (1, 1, 1, LONG), (256, 256, 1, 8192), (8, 32, 4, 4096), (1, 8192, 8192, 8192), (64, 2048, 1985, 4096),
-        ):  # fmt: skip
+        for rows, tokens, longest, context in CHUNKS if limited else SINGLES + CHUNKS:
             batch = AttentionBatch(
                 numbers(rows + 1), numbers(rows), numbers(rows), numbers(SLOTS, LONG // BLOCK_SIZE),
                 memory(tokens, kind=torch.int64), longest, context, invariant=invariant,
-                arrivals=attention_device.arrival_counters(pages.device),
+                arrivals=attention_device.arrival_counters(pages.device), limits=numbers(tokens) if limited else None,
             )  # fmt: skip
             q = memory(tokens, model.heads, model.dim)
             prepare_attention(q, pages, batch, options)

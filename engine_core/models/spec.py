@@ -310,13 +310,14 @@ def with_vision(spec: ModelSpec, file: ConfigFile, folder: Path) -> ModelSpec:
     if (kind := served_kind(file, folder)) is None:
         return spec
     vision = read_vision(file, kind, folder)
-    for key, found, wanted in (
-        (f"{VISION}: its embeddings have", vision.outputs, spec.hidden),
-        ("image_token_id:", vision.token_id, min(vision.token_id, spec.vocab_size - 1)),
-        (f"{VISION}: DeepStack levels:", len(vision.levels), min(len(vision.levels), spec.layers)),
+    if vision.token_id >= spec.vocab_size:
+        raise ModelError(f"{file.path}: image_token_id is {vision.token_id}, and the vocabulary has {spec.vocab_size}")
+    for what, found, room in (
+        ("embeddings of", vision.outputs, spec.hidden),
+        ("DeepStack levels:", len(vision.levels), min(len(vision.levels), spec.layers)),
     ):
-        if found != wanted:
-            raise ModelError(f"{file.path}: {key} {found}, and the text half has room for {wanted}")
+        if found != room:
+            raise ModelError(f"{file.path}: {VISION} has {what} {found}, and the text half has room for {room}")
     if vision.mrope:
         inner = file.values[TEXT] if isinstance(file.values.get(TEXT), dict) else file.values
         spec = spec.with_ropes(lambda own: read_sections(own.rope, own.head_dim, file, inner, kind))

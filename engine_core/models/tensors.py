@@ -121,9 +121,19 @@ def named_as(spec: ModelSpec, stored: Collection[str], wanted: Mapping[str, Valu
     vision encoder is part of the model, or stands beside it."""
     found = text_named_as(spec, stored, wanted)
     own = next((name for name in vision_tensors(spec) if name in found), None)
-    if spec.vision is None or own is None or f"{PREFIX}{own}" not in stored:
+    if (vision := spec.vision) is None or own is None:
         return found
-    return {PREFIX + name if name.startswith(spec.vision.places) else name: value for name, value in found.items()}
+    forms = [(prefix, aliases) for prefix in ("", PREFIX) for aliases in ((), vision.aliases)]
+    form = next((form for form in forms if renamed(own, *form) in stored), forms[0])
+    return {renamed(name, *form) if name.startswith(vision.places) else name: value for name, value in found.items()}
+
+
+def renamed(name: str, prefix: str, aliases: Collection[tuple[str, str]]) -> str:
+    """The name behind a prefix, with another beginning where an alias has its own."""
+    for first, other in aliases:
+        if name.startswith(first):
+            name = other + name.removeprefix(first)
+    return prefix + name
 
 
 def text_named_as(spec: ModelSpec, stored: Collection[str], wanted: Mapping[str, Value]) -> Mapping[str, Value]:

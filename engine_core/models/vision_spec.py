@@ -11,6 +11,14 @@ COLORS = 3
 LAYER_NORM = NormSpec(eps=1e-6, centered=True)
 
 
+class ProjectionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """From the encoder's states to embeddings, where that has settings of its own."""
+
+    norm: NormSpec
+    activation: str = "gelu"  # of its MLP, if it is one
+    bias: bool = False  # of that
+
+
 class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A tower over patches of an image, and the projection of what it makes to embeddings of the decoder.
 
@@ -20,6 +28,8 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str  # the module of models/vision that computes it, and of models/vision_kinds that reads it
     places: tuple[str, ...] = ("visual.",)  # beginnings of its tensors' names, without that of what wraps the model
+    # Beginnings of names, and what files may have in the place of each.
+    aliases: tuple[tuple[str, str], ...] = ()
     token_id: int  # the placeholder in a prompt: each takes the next row of its image
     processor: ProcessorSpec
     patch: int  # pixels of a patch's side
@@ -42,6 +52,8 @@ class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
     # (Qwen2.5-VL, 2025); 0: all do.
     window: int = 0
     full: tuple[int, ...] = ()
+    taken: int = 0  # layers behind which states are taken, though there are more; 0: all
+    projection: ProjectionSpec | None = None
     outputs: int  # numbers of an embedding: the decoder's hidden size
     # DeepStack (Meng et al., 2024): layers of the tower whose states are added behind the decoder's first layers.
     levels: tuple[int, ...] = ()

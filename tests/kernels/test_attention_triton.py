@@ -157,6 +157,12 @@ def test_tokens_of_an_image_see_one_another(
     check(scene, device, form(block_m, programs, by_row=by_row, split_keys=split_keys), window)
 
 
+@pytest.mark.parametrize("split_keys", [0, 32])
+def test_an_image_of_many_splits_behind_a_short_window(split_keys: int, device: str) -> None:
+    """A tile of the first queries sees many more keys than its window and its own have."""
+    check(Scene([(110, 120)], 4, 2, 16, 8, images=[(0, 12, 118)]), device, form(16, 3, split_keys=split_keys), 6)
+
+
 def test_images_with_softcaps_and_sinks(device: str) -> None:
     scene = Scene(PICTURES, 6, 2, 16, 8, softcap=1.5, sinks=True, images=IMAGES)
     scene.batch = replace(scene.batch, limits=scene.batch.limits.long())
@@ -185,17 +191,17 @@ def test_padding_has_any_limit(device: str) -> None:
     padded.k_pages[0, 0], padded.v_pages[0, 0] = 1.0, 2.0
     padded.batch = replace(
         padded.batch,
-        slots=torch.zeros(3, dtype=torch.int32, device=device),
+        slots=torch.tensor([0, 1, 1], dtype=torch.int32, device=device),
         query_start=torch.tensor([0, last, last + 1, last + 2], dtype=torch.int32, device=device),
         context=torch.tensor([20, 0, 1], dtype=torch.int32, device=device),
-        block_tables=padded.batch.block_tables,
-        limits=torch.cat((padded.batch.limits, padded.batch.limits.new_tensor([900, 900]))),
+        block_tables=torch.cat((padded.batch.block_tables, padded.batch.block_tables * 0)),
+        limits=torch.cat((padded.batch.limits, padded.batch.limits.new_tensor([30, 30]))),
     )
     padded.q = torch.cat((padded.q, padded.q[:2]))
     found = attend(padded, form(16, 2)).cpu()
     torch.testing.assert_close(found[:last].double(), scene.expected(), atol=3e-6, rtol=1e-5)
     assert torch.equal(found[last], torch.zeros_like(found[last]))
-    assert found[last + 1].isfinite().all()
+    torch.testing.assert_close(found[last + 1], torch.full_like(found[last + 1], 2.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -43,8 +43,8 @@ def pixel_table(processor: ProcessorSpec) -> Tensor:
 
 def cells(grid: Tensor, merge: int) -> Tensor:
     """`[lines, columns, ...] -> [lines * columns, ...]` of patches, in which those of a cell are together."""
-    lines, columns = grid.shape[:2]
-    found = grid.unflatten(1, (columns // merge, merge)).unflatten(0, (lines // merge, merge))
+    lines, columns, *inner = grid.shape
+    found = grid.reshape(lines // merge, merge, columns // merge, merge, *inner)
     return found.transpose(1, 2).flatten(0, 3)
 
 

@@ -118,14 +118,14 @@ class QwenTower(Tower):
 
     def reordered(self, x: Tensor, order: Tensor) -> Tensor:
         """Patches `[patches, ...]` with their cells in this order."""
-        return x.unflatten(0, (-1, self.spec.merge**2)).index_select(0, order).flatten(0, 1)
+        return x.view(-1, self.spec.merge**2, *x.shape[1:]).index_select(0, order).flatten(0, 1)
 
     def windows(self, height: int, width: int, device: torch.device) -> tuple[Tensor, Segments]:
         """The cells of an image of so many patches window by window, int64 `[cells]`, and the windows."""
         side, unit = self.spec.window // self.spec.cell, self.spec.merge**2
         lines, columns = height // self.spec.merge, width // self.spec.merge
         grid = torch.arange(lines * columns).view(lines, columns)
-        found = [part.flatten() for band in grid.split(side) for part in band.split(side, dim=1)]
+        found = [part.flatten() for band in torch.split(grid, side) for part in torch.split(band, side, 1)]
         starts = torch.tensor([0, *(len(part) * unit for part in found)]).cumsum(0, dtype=torch.int32)
         longest = unit * max(len(part) for part in found)
         return torch.cat(found).to(device), Segments(starts.to(device), longest)

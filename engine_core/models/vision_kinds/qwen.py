@@ -51,6 +51,12 @@ def tensors(spec: VisionSpec) -> Shapes:
         yield from linear(names[2], spec.outputs, joined, bias=True)
 
 
+def row_weights(spec: VisionSpec) -> int:
+    """Of the mergers."""
+    joined = spec.hidden * spec.merge**2
+    return (1 + len(spec.levels)) * joined * (joined + spec.outputs)
+
+
 def read_qwen2_5(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpec:
     """Windows, but for some layers, RMS norms, and MLPs with a gate."""
     common = read_common(file, outer, processor, ("silu", "gelu_tanh", "gelu"))
@@ -87,7 +93,9 @@ def read_common(
         raise file.error("head_dim", f"Penstock serves what the heads' share of hidden_size is, {hidden // heads}")
     if file.integer("in_channels", COLORS) != COLORS:
         raise file.error("in_channels", "Penstock serves images of three")
-    rope = ConfigFile(file.path, file.get("rope_parameters") or {})
+    if not isinstance(values := file.get("rope_parameters") or {}, dict):
+        raise file.error("rope_parameters", "it must be an object")
+    rope = ConfigFile(file.path, values)
     if rope.get("rope_type") not in (None, "default", "axial"):
         raise rope.error("rope_type", "Penstock serves axial in vision encoders")
     return {

@@ -14,6 +14,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedConfig
 
 from penstock.engine_core.distributed.group import ALONE
 from penstock.engine_core.loading import load
+from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
@@ -49,6 +50,14 @@ def read_tower(folder: Path, dtype: torch.dtype = torch.float32) -> Tower:
     made = tower(spec.vision, Placement(dtype, device, ALONE))
     load(build(spec, dtype, device, 64), folder, tower=made)
     return made
+
+
+def read_model(folder: Path) -> Decoder:
+    """The text half of a folder with its weights."""
+    spec = read_spec(folder)
+    model = build(spec, torch.float32, torch.device("cpu"), spec.max_position)
+    load(model, folder)
+    return model
 
 
 def random_image(height: int, width: int, seed: int = 3) -> Tensor:
