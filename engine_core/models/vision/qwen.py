@@ -90,6 +90,7 @@ class QwenTower(Tower):
         }
 
     def slices(self, pixels: Tensor) -> Iterator[Tensor | None]:
+        """One behind the patches' embedding, one behind each layer, and the rows."""
         spec = self.spec
         height, width = (side // spec.patch for side in pixels.shape[:2])
         lines = torch.arange(height, device=pixels.device)[:, None].expand(height, width)

@@ -139,7 +139,7 @@ COMMON: Mapping[str, Any] = {"in_channels": 3, "spatial_merge_size": 2, "tempora
                              "out_hidden_size": 3584}  # fmt: skip
 QWEN3: Mapping[str, Any] = {**COMMON, "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16,
                             "num_position_embeddings": 2304, "image_token_id": 151655}  # fmt: skip
-KEYS = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
+KEYS: Mapping[str, str] = {"num_attention_heads": "num_heads", "num_hidden_layers": "depth"}
 KINDS = (
     VisionKind(
         wrappers=("Qwen2_5_VLForConditionalGeneration",),
