@@ -160,7 +160,7 @@ def processor(resize: SmartResize | FixedSize | LongestEdge) -> ProcessorSpec:
     [
         (SmartResize(least=3136, most=12845056, factor=28), Size(56, 56), Size(3584, 3584)),
         (FixedSize(896, 896), Size(896, 896), Size(896, 896)),
-        (LongestEdge(1540, 1540, 28), Size(84, 84), Size(1540, 1540)),
+        (LongestEdge(1540, 1540, 28), Size(28, 28), Size(1540, 1540)),
     ],
 )
 def test_sizes_of_images_up_to_the_largest(
