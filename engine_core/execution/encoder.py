@@ -38,7 +38,7 @@ class Piece:
         """That a finished piece took on the device; 0 on a CPU."""
         if self.began is None or self.ended is None:
             return 0.0
-        return float(self.began.elapsed_time(self.ended)) / 1000  # type: ignore[no-untyped-call]
+        return float(self.began.elapsed_time(self.ended)) / 1000
 
 
 class Encoder:

@@ -59,9 +59,9 @@ class Scene:
         self.model, self.vision, slots = model, model.spec.vision, 3
         self.encoder = None if tower is None else Encoder(tower, 64)
         options = RunnerOptions(
-            device=model.placement.device, dtype=torch.float32, graphs=graphs, blocks=slots * LENGTH // BLOCK, block_size=BLOCK, max_model_len=LENGTH,
-            max_num_seqs=slots, group=model.placement.group, step_tokens=LENGTH, encoder=self.encoder,
-            row_drafts=0 if draft is None else draft.tokens,
+            device=model.placement.device, dtype=torch.float32, graphs=graphs, blocks=slots * LENGTH // BLOCK,
+            block_size=BLOCK, max_model_len=LENGTH, max_num_seqs=slots, group=model.placement.group,
+            step_tokens=LENGTH, encoder=self.encoder, row_drafts=0 if draft is None else draft.tokens,
         )  # fmt: skip
         self.runner = Runner(model, model.spec, options, draft)
 
