@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # in the engine
-REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter")  # of engine_core's scheduler, which imports numpy
+# Of engine_core's scheduler, which imports numpy.
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter", "image")
 
 S = TypeVar("S")
 
@@ -239,6 +240,14 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
         counter("engine_lora_loads", "Adapters read into the executors' host memory", lambda s: s.adapters.loads),
         counter("engine_lora_load_failures", "Adapters that an executor could not read", lambda s: s.adapters.failures),
         counter("engine_lora_copies", "Adapters copied to a place", lambda s: s.adapters.copies),
+        gauge("engine_encoder_rows", "Image tokens that the encoder cache has room for", lambda s: s.encoder.rows),
+        gauge("engine_encoder_rows_held", "Of those, the ones that running requests need", lambda s: s.encoder.held),
+        gauge("engine_encoder_rows_filled", "Of those, the ones that hold embeddings", lambda s: s.encoder.filled),
+        gauge("engine_encoder_encoding", "Images that are being encoded", lambda s: s.encoder.encoding),
+        counter("engine_encoder_images", "Images encoded", lambda s: s.encoder.encoded),
+        counter("engine_encoder_failures", "Images that could not be encoded", lambda s: s.encoder.failures),
+        counter("engine_encoder_hits", "Images that a request found encoded for another", lambda s: s.encoder.hits),
+        counter("engine_encoder_evictions", "Encoded images that went for others", lambda s: s.encoder.evicted),
         counter("engine_scheduled_tokens", "Tokens scheduled, including drafts", lambda s: s.scheduled_tokens),
         counter("engine_surplus_tokens", "Tokens sampled and discarded", lambda s: s.surplus_tokens),
         counter("engine_ended", "Choices that ended, by reason",
