@@ -14,7 +14,7 @@ from penstock.engine_core.models.kv_groups import place_sizes
 from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import model_weights
-from penstock.engine_core.models.vision_kinds import vision_shapes
+from penstock.engine_core.models.vision_cost import tower_step_bytes, tower_weight_bytes
 from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.protocol.errors import ConfigError
 
@@ -23,13 +23,12 @@ STATE_SHARE = 4  # a quarter of the memory for caches holds snapshots of states
 SLOT_SNAPSHOTS = 8  # at most, for each slot
 CPU_CEILING = 4 << 30  # and at most this without --kv-cache-memory
 ENCODER_ROWS = 16384  # of the encoder cache, unless an image has more or the option says otherwise
-ENCODER_STATES = 10  # numbers of the tower's hidden size that a patch has at the worst moment
 CONTEXT_BYTES = 960 << 20  # of the CUDA context, kernels and libraries
 ACTIVATION_SHARE = 1.6  # of a layer's own activations are alive at the worst moment, or kept beside graphs
 LOGIT_LINES = 5.4  # fp32 rows of a vocabulary per entry: logits, sampling's buffers, penalty counts
 DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
 SPLIT_BYTES = 256 << 20  # of batch-invariant attention at most, whose keys are cut: kernels/attention_tiling.py
-SMALLEST, LARGEST = 64, 1 << 15  # pixels of the side of pictures
+SMALLEST, LARGEST = 1, 1 << 15  # pixels of the side of pictures
 GRAPH_PATCHES = 4096  # most of an image whose layers run from CUDA graphs
 EXPANDED_BYTES = 256 << 20  # of keys and values that latents are expanded to: kernels/latent_expansion.py
 FLOAT = 4  # bytes
@@ -258,13 +257,12 @@ def image_sizes(spec: VisionSpec) -> tuple[Size, ...]:
 
 
 def encoder_rows(spec: VisionSpec, asked: int) -> int:
-    """Rows of the encoder cache. asked: --mm-encoder-cache-tokens."""
-    return asked or max(ENCODER_ROWS, spec.rows(image_sizes(spec)[-1]))
-
-
-def vision_weights(spec: VisionSpec | None) -> int:
-    """Numbers in a vision encoder."""
-    return 0 if spec is None else sum(math.prod(shape) for shape in vision_shapes(spec).values())
+    """Rows of the encoder cache. asked: --mm-encoder-cache-tokens. Raises ConfigError if no image fits."""
+    sizes = image_sizes(spec)
+    smallest, largest = spec.rows(sizes[0]), spec.rows(sizes[-1])
+    if 0 < asked < smallest:
+        raise ConfigError("--mm-encoder-cache-tokens", asked, f"the smallest image of the model takes {smallest}")
+    return asked or max(ENCODER_ROWS, largest)
 
 
 @dataclass(frozen=True)
@@ -279,10 +277,9 @@ class VisionBytes:
 
 def vision_bytes(spec: VisionSpec, asked: int, item_bytes: int) -> VisionBytes:
     """asked: --mm-encoder-cache-tokens."""
-    patch = (ENCODER_STATES * spec.hidden + (2 + spec.gated) * spec.width) * item_bytes
     return VisionBytes(
-        weights=vision_weights(spec) * item_bytes,
+        weights=tower_weight_bytes(spec, item_bytes),
         cache=encoder_rows(spec, asked) * spec.row_width * item_bytes,
-        activations=spec.patches(image_sizes(spec)[-1]) * patch,
-        graphs=GRAPH_PATCHES * patch,
+        activations=tower_step_bytes(spec, spec.patches(image_sizes(spec)[-1]), item_bytes),
+        graphs=tower_step_bytes(spec, GRAPH_PATCHES, item_bytes),
     )

@@ -39,12 +39,12 @@ from penstock.engine_core.models.memory_estimate import (
     step_bytes,
     taken_bytes,
     vision_bytes,
-    vision_weights,
     weight_bytes,
     weights,
 )
 from penstock.engine_core.models.sharding import check_ranks, held_bytes, part_spec, stage_spec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.vision_cost import tower_weights
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.image_limit import read_image_limit
@@ -168,7 +168,8 @@ def plan(config: Config, gpu: str) -> Plan:
     draft, quantized = planned_draft(config, spec, path), quantization_facts(spec)
     spec = with_kv_groups(spec, length, config.model.block_size, drafting=draft is not None)
     shares = [stage_share(config, spec, draft, stage, step, total) for stage in range(stages)]
-    share, parameters = min(shares, key=lambda share: share.blocks), weights(spec) + vision_weights(spec.vision)
+    share, parameters = min(shares, key=lambda share: share.blocks), weights(spec)
+    parameters += 0 if spec.vision is None else tower_weights(spec.vision)
     shape, blocks = share.shape, share.blocks
     return Plan(
         model=folder.served_names(Path(path), config.model)[0],

@@ -61,8 +61,7 @@ class Scene:
         options = RunnerOptions(
             device=model.placement.device, dtype=torch.float32, graphs=graphs, blocks=slots * LENGTH // BLOCK,
             block_size=BLOCK, max_model_len=LENGTH, max_num_seqs=slots, group=model.placement.group,
-            step_tokens=LENGTH, encoder=self.encoder,
-            row_drafts=0 if draft is None else draft.tokens,
+            step_tokens=LENGTH, encoder=self.encoder, row_drafts=0 if draft is None else draft.tokens,
         )  # fmt: skip
         self.runner = Runner(model, model.spec, options, draft)
 

@@ -158,9 +158,8 @@ def test_what_takes_over_from_a_kernel_is_compiled_in_its_turn(monkeypatch: pyte
     monkeypatch.setattr(model_runner, "compile_kernels", lambda found, device: next(answers))
     runner: Any = SimpleNamespace(
         options=SimpleNamespace(device=torch.device("cuda", 0), encoder=None),
-        launch=launched.append,
-        _all_graphs=lambda: (),
-    )
+        launch=launched.append, _all_graphs=lambda: (),
+    )  # fmt: skip
     Runner.compile(runner, ["a plan", "another"])  # type: ignore[list-item]
     assert launched == ["a plan", "another"] * 2
 

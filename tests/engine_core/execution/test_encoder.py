@@ -70,7 +70,6 @@ def test_the_next_picture_takes_the_place_of_one_that_is_left(encoder: Encoder, 
     encoder.begin(asked(SIZE, 1, 0, 6))
     encoder.launch()
     encoder.launch()
-    encoder.leave()
     encoder.begin(asked(SIZE, 2, 10, 6))
     assert finish(encoder) == 3
     assert tower.begun == 2

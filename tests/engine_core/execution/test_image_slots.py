@@ -83,6 +83,13 @@ def test_a_step_without_tokens_of_images_is_like_any_other(chunk: tuple[int, int
     assert step(made(PLAIN, start()), chunk) is None
 
 
+def test_text_behind_all_images_is_like_any_other() -> None:
+    """Slots' offsets serve, in graphs as well."""
+    slots = made(VISION, start())
+    assert step(slots, (0, 10, 3)) is not None
+    assert step(slots, (0, 11, 2), (1, 0, 9), decoding=(2,)) is None
+
+
 def test_images_that_no_step_reads_have_positions_alone() -> None:
     found = step(made(VISION, start(rows=(-1, 10))), (0, 7, 5))
     assert rows_of(found) == [(2, 10), (3, 11)]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from transformers import Gemma3Config, Gemma3ImageProcessorPil
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.draft_model import Draft
@@ -21,7 +22,10 @@ from tests.engine_core.execution.harness import column, tokens_of
 from tests.engine_core.execution.image_scene import CPU, IMAGE, LENGTH, VISION, Scene, asked, made, scores, seeing_spec
 from tests.engine_core.models.specs import small_spec
 from tests.engine_core.models.vision.test_qwen import CASES, PROCESSOR, patches_of
-from tests.engine_core.models.vision.vision_folders import write
+from tests.engine_core.models.vision.test_siglip import PROCESSOR as GEMMA_PROCESSOR
+from tests.engine_core.models.vision.test_siglip import SIDE, TOKENS
+from tests.engine_core.models.vision.test_siglip import VISION as GEMMA_VISION
+from tests.engine_core.models.vision.vision_folders import TEXT, write
 from tests.ranks import Ranks
 from tests.ranks import Size as Members
 
@@ -37,15 +41,11 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("case", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
 def test_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     reference = write(tmp_path, CASES[case], PROCESSOR)
-    spec = read_spec(tmp_path)
+    scene = stored(tmp_path)
+    prompt = scene.prompt(*PARTS)
+    scene.run(prompt, (7, 20), decodes=6)
+    pictures = [patches_of(pixels(size, seed)) for seed, (_, size) in enumerate(prompt.images)]
     with torch.inference_mode():
-        model = registry.build(spec, torch.float32, CPU, LENGTH)
-        tower = registry.build_tower(model)
-        load(model, tmp_path, tower=tower)
-        scene = Scene(model, tower)
-        prompt = scene.prompt(*PARTS)
-        scene.run(prompt, (7, 20), decodes=6)
-        pictures = [patches_of(pixels(size, seed)) for seed, (_, size) in enumerate(prompt.images)]
         ids = torch.tensor([prompt.token_ids])
         found = reference.generate(
             input_ids=ids,
@@ -56,6 +56,50 @@ def test_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> None:
             max_new_tokens=7, do_sample=False,
         )  # fmt: skip
     assert prompt.output == found[0, len(prompt.token_ids) :].tolist()
+
+
+def test_tokens_that_see_their_image_are_those_of_transformers(tmp_path: Path) -> None:
+    """Of Gemma 3, whose windows are shorter than an image. No chunk ends within one."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = {**TEXT, "num_hidden_layers": 3, "sliding_window": 6, "layer_types": kinds}
+    config = Gemma3Config(text_config=text, vision_config=GEMMA_VISION, mm_tokens_per_image=16, **TOKENS)
+    reference, square = write(tmp_path, config, GEMMA_PROCESSOR), Size(SIDE, SIDE)
+    scene = stored(tmp_path)
+    prompt = scene.prompt(4, square, 1, square, 9)
+    scene.run(prompt, (2, 20, 40), decodes=6)
+    processor = Gemma3ImageProcessorPil(**{key: GEMMA_PROCESSOR[key] for key in ("image_mean", "image_std", "size")})
+    pictures = [pixels(square, seed).numpy() for seed in range(2)]
+    ids = torch.tensor([prompt.token_ids])
+    with torch.inference_mode():
+        found = reference.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=(ids == scene.vision.token_id).long(),
+            pixel_values=processor(pictures, return_tensors="pt", input_data_format="channels_last")["pixel_values"],
+            max_new_tokens=7, min_new_tokens=7, do_sample=False, eos_token_id=None,
+        )  # fmt: skip
+    assert prompt.output == found[0, len(prompt.token_ids) :].tolist()
+
+
+def test_the_first_stage_alone_reads_the_encoder(tmp_path: Path) -> None:
+    """From the files that hold all of it."""
+    write(tmp_path, CASES["qwen3_vl_moe"], PROCESSOR)
+    read = []
+    for stage in range(2):
+        group = Group(stage=stage, stages=2)
+        with torch.inference_mode():
+            model = registry.build(read_spec(tmp_path), torch.float32, CPU, LENGTH, group=group)
+            tower = registry.build_tower(model)
+            load(model, tmp_path, tower=tower)
+        read.append(tower is not None)
+    assert read == [True, False]
+
+
+def stored(folder: Path) -> Scene:
+    """With the weights of a folder."""
+    with torch.inference_mode():
+        model = registry.build(read_spec(folder), torch.float32, CPU, LENGTH)
+        tower = registry.build_tower(model)
+        load(model, folder, tower=tower)
+    return Scene(model, tower)
 
 
 def pixels(size: Size, seed: int) -> torch.Tensor:
@@ -181,6 +225,18 @@ def test_levels_are_added_behind_the_first_layers(scene: Scene) -> None:
     images = torch.tensor(prompt.token_ids) == IMAGE
     close(after[0] - before[0], images[:, None].float().expand(-1, 32))
     assert not torch.equal(after[1], before[1])
+
+
+def test_tokens_of_an_image_see_its_later_ones() -> None:
+    """Where the model has it so; text sees nothing behind it."""
+    scene = made(seeing_spec(replace(VISION, levels=(), mrope=False, mutual=True)))
+    assert scene.encoder is not None
+    before = scores(scene.run(scene.prompt(*PARTS), (4, 15)))
+    prompt = scene.prompt(*PARTS)
+    scene.encoder.cache[9] += 1.0  # the last of the first image, at 13
+    after = scores(scene.run(prompt, (4, 15)))
+    close(after[:4], before[:4])  # of tokens 1 to 4, by those before
+    assert ((after - before).abs()[4:] > 1e-4).all()
 
 
 def test_drafts_of_a_draft_model_change_nothing(scene: Scene, whole: tuple[torch.Tensor, list[int]]) -> None:

@@ -33,6 +33,7 @@ from penstock.engine_core.models.memory_estimate import (
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.kernels.attention_tiling import PARTIAL_BYTES
 from penstock.kernels.latent_expansion import MEMORY, memory_bytes
+from penstock.protocol.errors import ConfigError
 from tests.engine_core.execution.image_scene import VISION, made, seeing_spec
 
 COMMON = {"rms_norm_eps": 1e-5, "max_position_embeddings": 256, "hidden_act": "silu", "torch_dtype": "bfloat16"}
@@ -172,7 +173,7 @@ def processor(resize: SmartResize | FixedSize | LongestEdge) -> ProcessorSpec:
     [
         (SmartResize(least=3136, most=12845056, factor=28), Size(56, 56), Size(3584, 3584)),
         (FixedSize(896, 896), Size(896, 896), Size(896, 896)),
-        (LongestEdge(1540, 1540, 28), Size(84, 84), Size(1540, 1540)),
+        (LongestEdge(1540, 1540, 28), Size(28, 28), Size(1540, 1540)),
     ],
 )
 def test_sizes_of_images_up_to_the_largest(
@@ -189,6 +190,10 @@ def test_the_encoder_cache_has_room_for_the_largest_image() -> None:
     assert encoder_rows(VISION, 0) == 16384
     assert encoder_rows(wide, 0) == 65536
     assert encoder_rows(wide, 100) == 100
+    fixed = msgspec.structs.replace(VISION, processor=processor(FixedSize(64, 64)))
+    with pytest.raises(ConfigError, match=r"--mm-encoder-cache-tokens.*smallest image of the model takes 64"):
+        encoder_rows(fixed, 63)
+    assert encoder_rows(fixed, 64) == 64
 
 
 def test_an_encoders_memory_is_what_it_takes() -> None:

@@ -12,9 +12,10 @@ from msgspec.structs import replace
 
 from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.draft_spec import read_draft
-from penstock.engine_core.models.memory_estimate import StepShape, block_bytes, vision_weights, weights
+from penstock.engine_core.models.memory_estimate import StepShape, block_bytes, weights
 from penstock.engine_core.models.sharding import held_bytes, part_spec, stage_layers
 from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.vision_cost import tower_weights
 from penstock.protocol.config import Config, ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.services import cli
@@ -333,7 +334,8 @@ def test_a_model_that_sees_images_has_an_encoder_and_its_cache(tmp_path: Path) -
     assert (found.encoder_rows, rows.encoder_rows, alone.encoder_rows) == (16384, 1000, 0)
     assert found.other_bytes - rows.other_bytes == (16384 - 1000) * 2 * 16 * 2
     spec = read_spec(Path(folder))
-    assert found.weight_bytes - alone.weight_bytes == 2 * vision_weights(spec.vision)
-    assert found.parameters - alone.parameters == vision_weights(spec.vision)
+    assert spec.vision is not None
+    assert found.weight_bytes - alone.weight_bytes == 2 * tower_weights(spec.vision)
+    assert found.parameters - alone.parameters == tower_weights(spec.vision)
     assert "16,384 rows of embeddings" in text(found)
     assert "rows of embeddings" not in text(alone)

@@ -63,17 +63,13 @@ def steps(port: FakePort, engine: Engine, encoder: Encoder, tmp_path: Path) -> S
 def steps_of(port: FakePort, engine: Engine, encoder: Encoder, folder: Path, budget: float = 1.0) -> Steps:
     sink: Any = port
     reports = Reports(folder, "e", engine.ready, prompts=False)
-    return Steps(
-        sink, engine.runner, engine.ready, Watchdog(), reports, images=ImageEncoding(encoder, budget)
-    )
+    return Steps(sink, engine.runner, engine.ready, Watchdog(), reports, images=ImageEncoding(encoder, budget))
 
 
 def picture(number: int, first_row: int = 0, seed: int = 0, width: int = 24) -> EncodeImage:
     """Of two lines of cells."""
     pixels = np.random.default_rng(seed).integers(0, 256, (16, width, 3), np.uint8).tobytes()
-    return EncodeImage(
-        number=number, first_row=first_row, rows=2 * width // 8, width=width, height=16, pixels=pixels
-    )
+    return EncodeImage(number=number, first_row=first_row, rows=2 * width // 8, width=width, height=16, pixels=pixels)
 
 
 def answers(port: FakePort) -> list[ImageEncoded]:
