@@ -56,6 +56,7 @@ class PixtralTower(Tower):
         )  # fmt: skip
 
     def slices(self, pixels: Tensor) -> Iterator[Tensor | None]:
+        """See `Tower`. Layers behind those whose states are taken are left out."""
         spec = self.spec
         places = (torch.arange(side // spec.patch, device=pixels.device) for side in pixels.shape[:2])
         lines, columns = (cells(grid, spec.merge) for grid in torch.meshgrid(*places, indexing="ij"))  # [patches] each
@@ -76,8 +77,8 @@ class PixtralTower(Tower):
         for layer, block in enumerate(self.blocks):
             found.update(prefixed(f"{PLACE}{LAYERS}{layer}.", block.destinations()))
         found.update(prefixed(f"{PROJECTOR}{PROJECTION_NORM}.", self.projection_norm.destinations()))
-        for layer in (self.merger, self.projection):
-            found.update(prefixed(PROJECTOR, layer.destinations()))
+        found.update(prefixed(PROJECTOR, self.merger.destinations()))
+        found.update(prefixed(PROJECTOR, self.projection.destinations()))
         return found
 
 

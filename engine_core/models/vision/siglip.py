@@ -39,6 +39,7 @@ class SiglipTower(Tower):
         self.projection = Linear((whole(PROJECTION, spec.outputs),), spec.hidden, placement, bias=False)
 
     def slices(self, pixels: Tensor) -> Iterator[Tensor | None]:
+        """See `Tower`. A picture has the size that positions were learned for."""
         spec, side = self.spec, self.spec.positions
         assert pixels.shape[:2] == (side * spec.patch, side * spec.patch), "the processor's size"
         x = self.embedding.forward(pixels) + cells(self.positions.view(side, side, spec.hidden), spec.merge)
@@ -51,6 +52,7 @@ class SiglipTower(Tower):
         yield self.projection.forward(self.projection_norm.forward(states))
 
     def destinations(self) -> dict[str, Destination]:
+        """See `Tower`. Of the projection the checkpoint has the transpose."""
         found = dict(prefixed(PLACE, self.embedding.destinations()))
         shape = tuple(self.positions.shape)
         found[f"{PLACE}{POSITIONS}.weight"] = Destination(self.positions, shape, fan_in=shape[1])
