@@ -54,6 +54,7 @@ class SiglipTower(Tower):
         yield self.projection.forward(self.projection_norm.forward(states))
 
     def destinations(self) -> dict[str, Destination]:
+        """See `Tower`. Of the projection the checkpoint has the transpose."""
         found = dict(prefixed(PLACE, self.embedding.destinations()))
         shape = tuple(self.positions.shape)
         found[f"{PLACE}{POSITIONS}.weight"] = Destination(self.positions, shape, fan_in=shape[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec import structs
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import Gemma3Config, Gemma3ImageProcessorPil
 
-from penstock.engine_core.images.processor_spec import FixedSize, Size
+from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.layer_spec import NormSpec
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.vision_kinds import vision_shapes
-from penstock.engine_core.models.vision_spec import ProjectionSpec
+from penstock.engine_core.models.vision_cost import tower_flops
 from penstock.kernels.records import AttentionBatch, ImageRows
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.parity import PagedRun
@@ -39,35 +36,6 @@ PROCESSOR: dict[str, Any] = {
     "image_std": [0.5, 0.5, 0.5], "resample": 2, "rescale_factor": 1 / 255, "size": {"height": SIDE, "width": SIDE},
 }  # fmt: skip
 INNER = "vision_tower.vision_model."
-GEMMA_3_4B: dict[str, Any] = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "boi_token_index": 255999,
-    "eoi_token_index": 256000,
-    "eos_token_id": [1, 106],
-    "image_token_index": 262144,
-    "initializer_range": 0.02,
-    "mm_tokens_per_image": 256,
-    "model_type": "gemma3",
-    "text_config": {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    },
-    "torch_dtype": "bfloat16",
-    "vision_config": {
-        "hidden_size": 1152,
-        "image_size": 896,
-        "intermediate_size": 4304,
-        "model_type": "siglip_vision_model",
-        "num_attention_heads": 16,
-        "num_hidden_layers": 27,
-        "patch_size": 14,
-        "vision_use_head": False,
-    },
-}
 
 
 def expected(model: Any, pixels: Tensor) -> Tensor:
@@ -119,6 +87,18 @@ def test_names_of_older_and_newer_files(prefix: str, place: str, tmp_path: Path)
     torch.testing.assert_close(found, expected(reference, pixels), atol=1e-5, rtol=1e-5)
 
 
+@torch.inference_mode()
+def test_operations(tmp_path: Path) -> None:
+    """As torch counts those of transformers."""
+    reference = write(tmp_path, CONFIG, PROCESSOR)
+    reference.set_attn_implementation("eager")
+    spec, size = read_spec(tmp_path).vision, Size(SIDE, SIDE)
+    assert spec is not None
+    with FlopCounterMode(display=False) as counted:
+        expected(reference, random_image(*size))
+    assert tower_flops(spec, size) == counted.get_total_flops()
+
+
 @pytest.mark.parametrize(
     "name", ["vision_tower.post_layernorm.bias", "multi_modal_projector.mm_input_projection_weight"]
 )
@@ -130,67 +110,6 @@ def test_a_missing_tensor_is_refused(name: str, tmp_path: Path) -> None:
     save_file({key: held[key] for key in held if key != name}, path, {"format": "pt"})
     with pytest.raises(ModelError, match=name):
         read_tower(tmp_path)
-
-
-def test_a_published_config(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
-    size = {"height": 896, "width": 896}
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({**PROCESSOR, "size": size}))
-    spec = read_spec(tmp_path).vision
-    assert spec is not None
-    assert (spec.kind, spec.token_id, spec.mutual, spec.mrope) == ("siglip", 262144, True, False)
-    assert (spec.layers, spec.hidden, spec.heads, spec.head_dim, spec.width) == (27, 1152, 16, 72, 4304)
-    assert (spec.patch, spec.positions, spec.merge, spec.pooled, spec.outputs) == (14, 64, 4, 256, 2560)
-    assert (spec.activation, spec.gated, spec.bias, spec.theta) == ("gelu_tanh", False, True, 0.0)
-    assert spec.norm == NormSpec(eps=1e-6, centered=True)
-    assert spec.projection == ProjectionSpec(norm=NormSpec(eps=1e-6, offset=1.0))
-    assert spec.processor.resize == FixedSize(height=896, width=896)
-    assert spec.rows(Size(896, 896)) == 256
-    shapes = vision_shapes(spec)
-    assert shapes[f"{INNER}embeddings.position_embedding.weight"] == (4096, 1152)
-    assert shapes["multi_modal_projector.mm_input_projection_weight"] == (1152, 2560)
-    assert len(shapes) == 7 + 27 * 16
-
-
-def changed(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None, **outer: Any) -> dict[str, Any]:
-    config = CONFIG.to_dict()
-    config["architectures"] = ["Gemma3ForConditionalGeneration"]
-    config["vision_config"].update(vision or {})
-    config["text_config"].update(text or {})
-    return {**config, **outer}
-
-
-@pytest.mark.parametrize(
-    ("config", "complaint"),
-    [
-        (changed({"image_size": 34}), "image_size is 34; patches of 4 pixels do not fill it"),
-        (changed({"image_size": 64}), "image_size is 64; the image processor makes another of pictures"),
-        (changed({"num_attention_heads": 5}), "num_attention_heads is 5; the hidden_size of 48"),
-        (changed({"num_channels": 4}), "num_channels is 4; Penstock serves images of 3"),
-        (changed({"hidden_act": "relu"}), "hidden_act is 'relu'; Penstock serves"),
-        (changed({"rope_theta": 3.0}), "rope_theta is 3.0; Penstock does not know"),
-        (changed(mm_tokens_per_image=9), "mm_tokens_per_image is 9; the square of a divisor of 8"),
-        (changed(mm_tokens_per_image=8), "mm_tokens_per_image is 8; the square of a divisor of 8"),
-        (changed(image_token_index=96), "image_token_id: 96, and the text half has room for 95"),
-        (changed(image_token_index="<image>"), "image_token_index is '<image>'; it must be an integer"),
-    ],
-)
-def test_what_is_not_served_is_refused(config: dict[str, Any], complaint: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    with pytest.raises(ModelError, match=complaint):
-        read_spec(tmp_path)
-
-
-def test_another_name_of_the_placeholder(tmp_path: Path) -> None:
-    config = changed(image_token_id=9)
-    del config["image_token_index"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    spec = read_spec(tmp_path)
-    assert spec.vision is not None
-    assert spec.vision.token_id == 9
-    assert structs.replace(spec.without_vision(), vision=spec.vision).blocks == spec.blocks
 
 
 class Illustrated:
