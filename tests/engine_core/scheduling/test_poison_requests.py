@@ -6,8 +6,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.poison_requests import MOST, REFUSED_SECONDS, PoisonRequests, signature
-from penstock.protocol.messages import Automaton, Sampling, SubmitTokens
+from penstock.engine_core.scheduling.poison_requests import (
+    MOST,
+    REFUSED_SECONDS,
+    PoisonRequests,
+    signature,
+    text_signature,
+)
+from penstock.protocol.images import ImageFile
+from penstock.protocol.messages import Automaton, Sampling, SubmitText, SubmitTokens, Tokenize
 
 
 def request(number: int = 1, prompt: tuple[int, ...] = (3, 4), **fields: object) -> SubmitTokens:
@@ -33,6 +40,14 @@ def test_the_like_is_who_asks_for_the_same() -> None:
 )
 def test_others_are_not(other: SubmitTokens) -> None:
     assert signature(other) != signature(request())
+
+
+def test_other_images_are_another_request() -> None:
+    one, other = ImageFile(data=b"a"), ImageFile(data=b"b")
+    for kind in (SubmitText, Tokenize):
+        fields = {"sampling": Sampling()} if kind is SubmitText else {}
+        made = [kind(messages=b"[]", images=images, **fields) for images in ((), (one,), (other,), (one, other))]  # type: ignore[operator]
+        assert len({text_signature(message) for message in made}) == 4
 
 
 def test_it_is_refused_for_a_while() -> None:
