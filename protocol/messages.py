@@ -408,6 +408,7 @@ class TextExtra(Part, frozen=True, kw_only=True):
 
     row: int
     prompt_tokens: int | None = None  # on a choice's first row
+    image_tokens: int = 0  # on a choice's first row: those of them that stand for images
     prompt_token_ids: bytes | None = None  # int32, on the first choice's first row where they were asked for
     cached_tokens: int | None = None  # on a choice's first row
     logprobs: tuple[PositionLogprobs, ...] = ()  # of the text in this row

@@ -39,6 +39,7 @@ class Choice:
         "_drafted",
         "_echo_alone",
         "_first",
+        "_image_tokens",
         "_include_stop",
         "_length",
         "_min_tokens",
@@ -62,6 +63,7 @@ class Choice:
         prompt_tokens: int,
         min_tokens: int,
         include_stop: bool,
+        image_tokens: int = 0,
         echo_alone: bool = False,
         approximations: tuple[str, ...] = (),
         parser: OutputParser | None = None,
@@ -76,6 +78,7 @@ class Choice:
         self._first: str | None = echo  # what comes before the first delta's text; None from then on
         self._length = len(echo)  # characters detokenized so far, echo included
         self._prompt_tokens = prompt_tokens
+        self._image_tokens = image_tokens  # of these
         self._min_tokens = min_tokens
         self._include_stop = include_stop
         self._echo_alone = echo_alone  # what is generated is not told
@@ -233,6 +236,7 @@ class Choice:
         return TextExtra(
             row=0,
             prompt_tokens=self._prompt_tokens if first else None,
+            image_tokens=self._image_tokens if first else 0,
             cached_tokens=extra.cached_tokens if extra is not None else None,
             logprobs=tuple(logprobs),
             stop_reason=match.stop if match is not None else stop_token,

@@ -93,6 +93,7 @@ def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
     return TextExtra(
         row=0,
         prompt_tokens=first.prompt_tokens if first.prompt_tokens is not None else second.prompt_tokens,
+        image_tokens=first.image_tokens or second.image_tokens,
         prompt_token_ids=first.prompt_token_ids if first.prompt_token_ids is not None else second.prompt_token_ids,
         cached_tokens=first.cached_tokens if first.cached_tokens is not None else second.cached_tokens,
         logprobs=first.logprobs + second.logprobs,

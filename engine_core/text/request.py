@@ -131,6 +131,7 @@ class Request:
                 echo=prepared.echo,
                 echo_alone=text.sampling.max_tokens == 0,
                 prompt_tokens=len(prepared.token_ids),
+                image_tokens=sum(image.length for image in prepared.request.images),
                 min_tokens=text.sampling.min_tokens,
                 include_stop=text.include_stop,
                 approximations=prepared.approximations,

@@ -32,6 +32,7 @@ class Usage(msgspec.Struct, frozen=True):
     accepted_tokens: int  # draft tokens in the output
     rejected_tokens: int  # draft tokens that were verified and are not
     reasoning_tokens: int = 0  # of the completion tokens, including markers
+    image_tokens: int = 0  # of the prompt tokens
 
 
 class PromptFacts(msgspec.Struct, eq=False):
@@ -40,6 +41,7 @@ class PromptFacts(msgspec.Struct, eq=False):
     tokens: int = 0
     token_ids: bytes = b""  # int32, where they were asked for
     cached_tokens: int | None = None
+    image_tokens: int = 0
     approximations: tuple[str, ...] = ()
     reasons: bool = False  # reasoning is separated from the content
     logprobs: tuple[PositionLogprobs | None, ...] | None = None
@@ -181,6 +183,7 @@ class OutputCollector:
             sum(choice.drafted[0] for choice in self.choices),
             sum(choice.drafted[1] for choice in self.choices),
             sum(choice.reasoning_tokens for choice in self.choices),
+            sum(facts.image_tokens for facts in self.prompts),
         )
 
     def put(
@@ -302,7 +305,7 @@ class OutputCollector:
     def _note(self, choice: Choice, extra: TextExtra) -> None:
         facts = self.prompts[choice.prompt]
         if extra.prompt_tokens is not None:
-            facts.tokens = extra.prompt_tokens
+            facts.tokens, facts.image_tokens = extra.prompt_tokens, extra.image_tokens
         if extra.cached_tokens is not None and (facts.cached_tokens is None or choice.index % self.n == 0):
             facts.cached_tokens = extra.cached_tokens
         if extra.reasons:

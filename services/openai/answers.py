@@ -56,6 +56,7 @@ class PromptDetails(msgspec.Struct, frozen=True):
     """What is known of the prompt's tokens."""
 
     cached_tokens: int
+    image_tokens: int | msgspec.UnsetType = msgspec.UNSET  # of a prompt with images
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
@@ -77,7 +78,9 @@ class UsageAnswer(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, usage: Usage) -> UsageAnswer:
-        details = None if usage.cached_tokens is None else PromptDetails(usage.cached_tokens)
+        images = usage.image_tokens or msgspec.UNSET
+        known = usage.cached_tokens is not None or images
+        details = PromptDetails(usage.cached_tokens or 0, images) if known else None
         total = usage.prompt_tokens + usage.completion_tokens
         drafts = CompletionDetails(usage.accepted_tokens, usage.rejected_tokens, usage.reasoning_tokens)
         return cls(usage.prompt_tokens, usage.completion_tokens, total, details, drafts)

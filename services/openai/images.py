@@ -21,7 +21,7 @@ from penstock.services.openai.media_fetcher import BAD_URL
 
 Message = dict[str, object]
 
-PIECE = 256 << 10  # characters of base64 that are decoded in one go: about a millisecond
+PIECE = 128 << 10  # characters of base64 that are decoded in one go: about a millisecond
 SPACES = b" \t\n\r\v\f"
 BAD_BASE64 = "invalid_base64"
 NOT_NAMED = ("", "application/octet-stream", "binary/octet-stream")  # media types that say nothing

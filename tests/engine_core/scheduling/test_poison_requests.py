@@ -14,7 +14,7 @@ from penstock.engine_core.scheduling.poison_requests import (
     text_signature,
 )
 from penstock.protocol.images import ImageFile
-from penstock.protocol.messages import Automaton, Sampling, SubmitText, SubmitTokens
+from penstock.protocol.messages import Automaton, Sampling, SubmitText, SubmitTokens, Tokenize
 from tests.sim.images import picture
 
 
@@ -42,6 +42,14 @@ def test_the_like_is_who_asks_for_the_same() -> None:
 )
 def test_others_are_not(other: SubmitTokens) -> None:
     assert signature(other) != signature(request())
+
+
+def test_other_images_are_another_request() -> None:
+    one, other = ImageFile(data=b"a"), ImageFile(data=b"b")
+    for kind in (SubmitText, Tokenize):
+        fields = {"sampling": Sampling()} if kind is SubmitText else {}
+        made = [kind(messages=b"[]", images=images, **fields) for images in ((), (one,), (other,), (one, other))]  # type: ignore[operator]
+        assert len({text_signature(message) for message in made}) == 4
 
 
 def test_it_is_refused_for_a_while() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.engine_core.text.choice import Delta
+from penstock.engine_core.text.outbox import merge_extras
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.request import Kept, Request
 from penstock.protocol.columns import pack
+from penstock.protocol.images import Image
 from penstock.protocol.messages import (
     Finish,
     PositionLogprobs,
@@ -45,6 +47,22 @@ def test_choices_are_made_with_the_prompt() -> None:
         assert request.open()
         choice.end(Finish.ABORT)
     assert not request.open()
+
+
+def test_tokens_of_images_are_told_with_the_first_delta() -> None:
+    images = tuple(
+        Image(position=at, length=length, rows=4, width=1, height=1, digest=bytes(16), pixels=b"")
+        for at, length in ((0, 4), (5, 6))
+    )
+    request = Request(3, SubmitText(id=9, sampling=Sampling(), prompt="x"))
+    message = SubmitTokens(id=9, token_ids=b"", sampling=Sampling(), images=images)
+    request.start(FOUND, Prepared(message, list(range(12)), ""))
+    first, second = request.choices[0].advance((7,)), request.choices[0].advance((8,), Finish.LENGTH)
+    assert first.extra is not None
+    assert (first.extra.prompt_tokens, first.extra.image_tokens) == (12, 10)
+    assert second.extra is None or second.extra.image_tokens == 0
+    assert merge_extras(first.extra, TextExtra(row=0)).image_tokens == 10
+    assert merge_extras(TextExtra(row=0), first.extra).image_tokens == 10
 
 
 def test_the_prompt_is_kept_only_for_its_logprobs() -> None:

@@ -177,6 +177,33 @@ def test_admission_is_bounded_and_says_when_to_come_back() -> None:
     assert len(port.of(SubmitText)) == 3
 
 
+def test_a_request_whose_images_are_being_read_has_a_place() -> None:
+    port = FakeLink(silent)
+    made = engine_client(port, limit=2)
+    with made.reserved(NOW), made.reserved(NOW):
+        assert made.statistics().unfinished == 2
+        with pytest.raises(Overloaded), made.reserved(NOW):
+            pass
+        with pytest.raises(Overloaded):
+            submit(made)
+    assert made.statistics().unfinished == 0
+    submit(made, 2)
+    with pytest.raises(Overloaded), made.reserved(NOW):
+        pass
+    other = engine_client(FakeLink(silent))
+    other.draining = True
+    with pytest.raises(Unavailable), other.reserved(NOW, engine=False):
+        pass
+
+
+async def test_an_engine_that_was_never_ready_reads_no_images_but_a_tokenizer_does() -> None:
+    made = EngineClient([FakeLink(silent)], 3, 5, 8, status_limit=2.0, processes=1)
+    with pytest.raises(Unavailable), made.reserved(NOW):
+        pass
+    with made.reserved(NOW, engine=False):
+        assert made.statistics().unfinished == 1
+
+
 def test_when_to_come_back_is_told_by_the_queue_of_all_api_processes() -> None:
     port = FakeLink(silent)
     made = engine_client(port, limit=1)

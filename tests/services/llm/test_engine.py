@@ -23,6 +23,19 @@ def test_every_option_of_the_engine_is_a_keyword() -> None:
     assert configured("", given) == Config()
 
 
+@pytest.mark.parametrize(
+    ("keywords", "limit"),
+    [
+        ({"language_model_only": True}, "0"),
+        ({"language_model_only": False}, "16"),
+        ({"limit_mm_per_prompt": {"image": 2}}, '{"image": 2}'),
+        ({"limit_mm_data_per_request": "3"}, "3"),
+    ],
+)
+def test_keywords_about_images_are_taken_as_their_flags_are(keywords: dict[str, object], limit: str) -> None:
+    assert configured("", keywords).model.limit_mm_per_prompt == limit
+
+
 def test_values_are_those_of_the_command_line() -> None:
     found = configured("folder", {"max_num_seqs": 8, "dtype": "float32", "overlap": False, "drain_timeout": 1})
     assert (found.model.model, found.model.max_num_seqs, found.model.dtype) == ("folder", 8, "float32")

@@ -15,13 +15,14 @@ import anthropic
 import msgspec
 import openai
 import pytest
+from openai.types.completion_usage import PromptTokensDetails
 
 from penstock.protocol.images import DETAILS, ImageFile
-from penstock.protocol.messages import SubmitText, Tokenize
+from penstock.protocol.messages import Finish, SubmitText, Tokenize
 from penstock.services.openai.images import PIECE, decoded
 from penstock.services.openai.schema import ImageURL
 from tests.e2e.scripted import Engine, scripted
-from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
+from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, client, words
 from tests.services.openai.shapes import check_error
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -94,6 +95,25 @@ async def test_images_of_a_chat_keep_their_places() -> None:
     (counted,) = port.of(Tokenize)
     assert (json.loads(counted.messages), counted.images) == (found, port.of(SubmitText)[0].images)
     assert app.traffic.images.received == {"data": 9}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_images_are_told(stream: bool) -> None:
+    def make(request: SubmitText) -> list[list[Row]]:
+        tokens = {"prompt_tokens": 20, "cached_tokens": 3, "image_tokens": 16 * len(request.images)}
+        return [[Row(text="a", extra=tokens)], [Row(text="b", finish=Finish.STOP)]]
+
+    app = app_state(FakeLink(answering(make)), images=3)
+    details = []
+    async with client(app) as http:
+        for content in (USER[0]["content"], "hi"):
+            body = {"messages": [{"role": "user", "content": content}], "stream": stream}
+            body |= {"stream_options": {"include_usage": True}} if stream else {}
+            found = (await http.post(CHAT, json=body)).text
+            last = found.split("data: ")[-2] if stream else found
+            details.append(json.loads(last)["usage"]["prompt_tokens_details"])
+            PromptTokensDetails.model_validate(details[-1], strict=True)
+    assert details == [{"cached_tokens": 3, "image_tokens": 16}, {"cached_tokens": 3}]
 
 
 async def test_an_image_is_given_as_a_string_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 
 import httpcore2
@@ -10,8 +11,10 @@ import pytest
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import Client
 from penstock.services.metrics.requests import ImageTraffic
 from penstock.services.openai.media_fetcher import MediaFetcher, Pinned, is_public, system_addresses
+from tests.services.client.fake_engine import LIMIT
 
 
 @pytest.mark.parametrize(
@@ -70,3 +73,39 @@ async def test_the_next_address_is_tried_where_one_does_not_answer() -> None:
     server.close()
     with pytest.raises(httpcore2.ConnectError):
         await Pinned(["127.0.0.2"], 5.0).connect_tcp("whatever.example", port)
+
+
+async def test_a_connection_whose_handshake_never_ends_is_closed() -> None:
+    ended = asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(mute, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["127.0.0.1"]
+
+    media = MediaFetcher(
+        ApiConfig(allowed_media_domains=f"images.example:{port}"), 0.1, ImageTraffic(), resolve=resolve,
+        allowed=lambda address: True,
+    )  # fmt: skip
+    with pytest.raises(InvalidRequest, match=r"images\.example did not send it within 0\.1 s") as caught:
+        await media.fetch(media.where(f"https://images.example:{port}/", "x"), Client(), lambda size: None)
+    await asyncio.wait_for(ended.wait(), LIMIT)
+    server.close()
+    del caught
+    gc.collect()
+
+
+async def test_a_resolver_that_does_not_answer_is_not_waited_for() -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        await asyncio.Event().wait()
+        return []
+
+    media = MediaFetcher(ApiConfig(allowed_media_domains="images.example"), 0.1, ImageTraffic(), resolve=resolve)
+    with pytest.raises(InvalidRequest, match=r"images\.example did not send it within 0\.1 s"):
+        await media.fetch(media.where("https://images.example/", "x"), Client(), lambda size: None)
