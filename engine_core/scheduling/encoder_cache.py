@@ -14,8 +14,9 @@ being encoded are its own until all executors of the first stage have answered.
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -202,6 +203,18 @@ class EncoderCache:
         self.rows = self.rows if rows is None else rows
         for one in (self._residents, self._unsent, self._encoding, self._asked, self._fence, self.messages):
             one.clear()
+
+    def check(self) -> tuple[str, ...]:
+        """What is wrong with the accounts of rows, in words."""
+        holding = [resident for held in self._held.values() for _, resident in held]
+        counted = Counter(itertools.chain(holding, *self._fence.values()))
+        faults = []
+        if any(resident.holders != counted[resident] for resident in self._residents.values()):
+            faults.append("an image's rows are held by others than it counts")
+        spans = sorted(resident.span for resident in self._residents.values())
+        if any(begin < end for (_, end), (begin, _) in itertools.pairwise(spans)):
+            faults.append("images share rows")
+        return tuple(faults)
 
     def statistics(self) -> EncoderStatistics:
         residents = self._residents.values()

@@ -255,11 +255,13 @@ class Scheduler:
 
     def check(self, *, thorough: bool = False) -> PoolReport:
         """Compare the pool's accounts with every block table: sums alone, or block by block when idle or when a sum is
-        wrong. Contradictory blocks are quarantined and reported, never raised."""
+        wrong; and those of states and of the encoder cache with who has them. Contradictory blocks are quarantined and
+        reported, never raised."""
         state = self._state
         tables = [held_blocks(state, sequence) for sequence in state.slots.sequences if sequence is not None]
         report = state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
         faults = () if state.kv.recurrent is None else check_states(state, state.kv.recurrent)
+        faults += state.encoder_cache.check()
         return msgspec.structs.replace(report, faults=report.faults + faults) if faults else report
 
     def statistics(self) -> SchedulerStatistics:

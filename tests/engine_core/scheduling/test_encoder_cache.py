@@ -265,6 +265,16 @@ def test_new_executors_begin_with_empty_rows_and_new_numbers() -> None:
     assert cache._number == 3
 
 
+def test_accounts_are_checked() -> None:
+    cache = EncoderCache(16, 1)
+    held = hold(cache, A, B)
+    cache.advance(held, 4, 1)
+    assert cache.check() == ()
+    cache._residents[A.digest].holders += 1
+    cache._residents[B.digest].first = 3
+    assert cache.check() == ("an image's rows are held by others than it counts", "images share rows")
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_never_overlap_and_the_first_one_is_served_when_nothing_is_held(seed: int) -> None:
     rng = random.Random(seed)

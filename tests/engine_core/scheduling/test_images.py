@@ -17,6 +17,7 @@ from penstock.engine_core.scheduling.scheduler import TOO_FEW_ROWS
 from penstock.engine_core.scheduling.validation import POISONED
 from penstock.protocol.images import Image, ImageEncoded
 from penstock.protocol.messages import Automaton, Finish, Pooling, Sampling
+from tests.sim.adapters import GROUP
 from tests.sim.idle import is_idle
 from tests.sim.images import PLACEHOLDER, REASON, Illustrated, picture
 from tests.sim.model import Nature, rollout
@@ -108,6 +109,31 @@ def test_hundreds_whose_images_are_encoded_delay_no_other_client() -> None:
     made.step()
     assert made.seen(text).tokens
     made.scheduler.forget(0)
+
+
+def test_a_plan_hashes_few_prompts_that_wait_for_their_images() -> None:
+    made = server(block_size=1, blocks=1 << 15, max_model_len=1 << 12)
+    numbers = [submit(made, (at, 1), *[5] * 1500) for at in range(6)]
+    sequences = [made.scheduler._state.requests[number].sequences[0] for number in numbers]
+    for plans in (1, 2, 3):
+        assert made.step() is None
+        assert sum(bool(sequence.block_hashes) for sequence in sequences) == 2 * plans
+    made.scheduler.forget(0)
+
+
+def test_a_large_image_is_served_though_small_ones_never_end() -> None:
+    made = server(encoder_rows=8, slots=16)
+    small = [submit(made, *TEXT, (at, 3), 6, at) for at in range(2)]
+    made.step()
+    large = submit(made, *TEXT, (9, 8), 7)
+    for at in range(40):
+        small.append(submit(made, *TEXT, (at + 10, 3), 6, at))
+        made.step()
+        for _ in range(GROUP):  # one image of two that are asked for: rows are held all the time
+            made.executor.encoders.say(made.scheduler, made.now)
+    assert made.seen(large).finish
+    finish(made, *small)
+    made.run()
 
 
 def test_a_sequence_enters_when_all_its_images_have_rows() -> None:
