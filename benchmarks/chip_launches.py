@@ -14,7 +14,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +45,7 @@ class ChipDriver:
 
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
+from benchmarks.latent_launches import latents  # noqa: E402
 from benchmarks.low_rank_launches import low_rank  # noqa: E402
 from benchmarks.meta_tensors import SLOTS, memory, numbers  # noqa: E402
 from benchmarks.recurrent_launches import recurrent  # noqa: E402
@@ -60,7 +61,6 @@ from penstock.kernels.experts_triton import multiply_sorted  # noqa: E402
 from penstock.kernels.grouped_linear import form_named, timed_weight  # noqa: E402
 from penstock.kernels.grouped_linear_triton import multiply_planes  # noqa: E402
 from penstock.kernels.grouped_tilings import GroupedTiling  # noqa: E402
-from penstock.kernels.latent_attention import latent_attention, multiply_heads, store_latents  # noqa: E402
 from penstock.kernels.linear import gated_linear, linear  # noqa: E402
 from penstock.kernels.linear_plans import plans_of  # noqa: E402
 from penstock.kernels.linear_tilings import SCALED, ExpertTiling, Product, candidates, shared_bytes  # noqa: E402
@@ -146,10 +146,14 @@ SAMPLED = ("Phi-2", "Gemma-3-27B")
 NORMED = ("Qwen3-0.6B", "Phi-2", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b", "Gemma-3-27B")
 EIGHT_BITS = "Llama-3.1-8B"
 GROUPS = ("int4-128-bf16", "int8-128-bf16", "e2m1-16-e4m3", "e2m1-32-e8m0")  # forms of weights in groups
-INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B")
+INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B", "Gemma-3-4B")
+WITH_IMAGES = Model("Gemma-3-4B", 2560, 10240, 8, 4, 256, 262208, window=1024)
 CACHED_IN_FP8 = ("Llama-3.1-8B", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b")
 
 
+# Rows, tokens, the longest row's queries and context of steps.
+SINGLES = (1, 1, 1, LONG), (256, 256, 1, 8192), (8, 32, 4, 4096)
+CHUNKS = (1, 8192, 8192, 8192), (64, 2048, 1985, 4096)
 # Heads of values and of keys, their sizes, and whether it is the delta rule: Qwen3.5's recurrent layers, Falcon-H1's.
 GEMMA_4 = (8, 256), (2, 512)  # key-value heads of windows and of global layers, and their size
 RECURRENT = (32, 16, 128, 128, True), (32, 2, 256, 64, False)
@@ -224,6 +228,8 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 groups(model)
                 low_rank(model.hidden, model.width, model.kv_heads * model.dim)
         attention_rows(chip)
+        for window in (0, WITH_IMAGES.window):
+            attention(replace(WITH_IMAGES, window=window), limited=True)
         latents()
         quantized_experts(chip)
         encoders()
@@ -363,21 +369,19 @@ def quantized_experts(chip: Chip) -> None:
             expert_mlp(x, routes, planes[0], planes[1])
 
 
-def attention(model: Model, *, fp8: bool = False) -> None:
+def attention(model: Model, *, fp8: bool = False, limited: bool = False) -> None:
     """Steps of single tokens, few and many, short and long; of a few drafts; of chunks, alone and among tokens. Pages
-    are in e4m3 if `fp8`."""
+    are in e4m3 if `fp8`. limited: of chunks with images whose tokens see one another."""
     pages = memory(1 << 14, BLOCK_SIZE, model.kv_heads, model.dim, kind=E4M3 if fp8 else torch.bfloat16)
     sinks = memory(model.heads, kind=torch.float32) if model.sinks else None
     scales = memory(2, model.kv_heads, kind=torch.float32) if fp8 else None
     options = AttentionOptions(model.dim**-0.5, model.window, model.softcap, sinks, scales)
     for invariant in (False, True) if model.name in INVARIANT else (False,):
-        for rows, tokens, longest, context in (
-            (1, 1, 1, LONG), (256, 256, 1, 8192), (8, 32, 4, 4096), (1, 8192, 8192, 8192), (64, 2048, 1985, 4096),
-        ):  # fmt: skip
+        for rows, tokens, longest, context in CHUNKS if limited else SINGLES + CHUNKS:
             batch = AttentionBatch(
                 numbers(rows + 1), numbers(rows), numbers(rows), numbers(SLOTS, LONG // BLOCK_SIZE),
                 memory(tokens, kind=torch.int64), longest, context, invariant=invariant,
-                arrivals=attention_device.arrival_counters(pages.device),
+                arrivals=attention_device.arrival_counters(pages.device), limits=numbers(tokens) if limited else None,
             )  # fmt: skip
             q = memory(tokens, model.heads, model.dim)
             prepare_attention(q, pages, batch, options)
@@ -399,31 +403,6 @@ def attention_rows(chip: Chip) -> None:
                 1, LONG,
             )  # fmt: skip
             attention_triton.attend_tiles(q, pages, pages, q, batch, options, tiling)
-
-
-def latents() -> None:
-    """Latent attention in GLM-4.7-Flash's sizes, whole and as one of two ranks has it: single tokens, few and many, and
-    a chunk."""
-    rank, dim, nope, value = 512, 64, 192, 256
-    pages = memory(1 << 13, BLOCK_SIZE, rank + dim)
-    few, many, chunk = (1, 1, LONG), (256, 1, 4096), (1, 8192, 8192)
-    for heads, (rows, queries, longest), invariant in (
-        (10, few, False), (20, few, False), (20, many, False), (20, chunk, False), (20, few, True), (20, chunk, True),
-    ):  # fmt: skip
-        tokens = rows * queries
-        batch = AttentionBatch(
-            numbers(rows + 1), numbers(rows), numbers(rows), numbers(SLOTS, LONG // BLOCK_SIZE),
-            memory(tokens, kind=torch.int64), queries, longest, invariant=invariant, arrivals=numbers(4096),
-        )  # fmt: skip
-        latent_attention(memory(tokens, heads, rank + dim), pages, batch, rank, 1.0)
-    q, absorbed = memory(8, 20, nope + dim), memory(8, 20, rank + dim)
-    rotation = gather_rotation(memory(LONG, dim, kind=torch.float32), memory(8, kind=torch.int64))
-    latent, key = torch.split(memory(8, 768 + rank + dim)[:, 768:], [rank, dim], dim=1)
-    slots = memory(8, kind=torch.int64)
-    store_latents(latent, key, memory(rank), 1e-6, q[..., nope:], absorbed[..., rank:], rotation, pages, slots)
-    weights = torch.split(memory(20, nope + value, rank), [nope, value], dim=1)
-    multiply_heads(q[..., :nope], weights[0], absorbed[..., :rank], True)
-    multiply_heads(absorbed[..., :rank].contiguous(), weights[1].transpose(1, 2), memory(8, 20, value), True)
 
 
 def encoders() -> None:

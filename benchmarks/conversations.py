@@ -37,6 +37,7 @@ from penstock.services.bench.workload import WORDS, Record, Request
 
 Message = dict[str, str]
 TOOL_TOKENS = 200  # of one tool's description
+FIRST = {"max_tokens": 1, "min_tokens": 1}  # one token is all that is awaited
 SCALE = 100  # words by which the tokens of a word are found
 
 
@@ -148,7 +149,7 @@ class Talk:
         sizes = []
         for count in (1, 1 + SCALE):
             text = " ".join(random.Random(f"scale {count}").choices(WORDS, k=count))
-            found = await self.ask([{"role": "user", "content": text}], 0, max_tokens=1, min_tokens=1)
+            found = await self.ask([{"role": "user", "content": text}], 0, **FIRST)
             if found.record.error:
                 raise ConnectionError(f"{found.record.error}: {found.record.detail}")
             sizes.append(len(found.prompt))
@@ -181,13 +182,14 @@ class Talk:
                 group.create_task(converse(f"{number:04}", [system], 0))
 
     async def pairs(self, count: int) -> list[tuple[Asked, Asked]]:
-        """The next turn of some conversations as it is, and under a salt, one request at a time."""
+        """The next turn of some conversations as it is, and under a salt, one request at a time: their first token."""
         names = sorted(self.told)
         found = []
         for name in names[:: max(1, len(names) // max(1, count))][:count]:
             messages = [*self.told[name], self.user(f"{name} pair")]
-            hit = await self.ask(messages, self._load.turns)
-            found.append((hit, await self.ask(messages, self._load.turns, cache_salt=f"cold {self._seed} {name}")))
+            hit = await self.ask(messages, self._load.turns, **FIRST)
+            salt = f"cold {self._seed} {name}"
+            found.append((hit, await self.ask(messages, self._load.turns, cache_salt=salt, **FIRST)))
         return found
 
 

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.shapes import SHAPES
 from penstock.engine_core import loading
-from penstock.engine_core.execution.cuda_graphs import graph_sizes
+from penstock.engine_core.execution.cuda_graphs import absorbed_pairs, graph_sizes
 from penstock.engine_core.execution.dummy_runs import warmup_steps
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
@@ -257,7 +257,7 @@ def build(
     used = weights(spec) - idle_weights(spec)
     graphs = None
     if where.type == "cuda" and not eager:
-        graphs = graph_sizes(spec.layers, used, SLOTS, STEP_TOKENS, max_model_len)
+        graphs = graph_sizes(spec.layers, used, SLOTS, STEP_TOKENS, max_model_len, long_pairs=absorbed_pairs(spec, 1))
     options = RunnerOptions(
         device=where, dtype=dtype, blocks=blocks, block_size=BLOCK, max_model_len=max_model_len, max_num_seqs=SLOTS,
         graphs=graphs,

@@ -24,7 +24,7 @@ EMBEDDED_EAGLE = "penstock-demo-eagle"  # and of its EAGLE head
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FETCHED = ("*.json", "*.txt", "*.jinja", "*.model", "*.safetensors")  # never code, never pickles
 MODULES = ("*_Pooling/config.json", "*_LogitScore/config.json")  # of sentence-transformers, where modules.json is
-CONFIG = ("config.json",)  # what tells a model's shape
+CONFIG = ("config.json", "preprocessor_config.json", "processor_config.json")  # what tells a model's shape
 OFFLINE = "it is not in the cache, and the hub is not asked (HF_HUB_OFFLINE) or not reached; check id and network"
 HUB_ERRORS: Mapping[str, str] = {  # of huggingface_hub, the narrower before the wider; the others' own words are clear
     "GatedRepoError": "its page on the hub grants access to it; ask there, then set HF_TOKEN",

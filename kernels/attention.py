@@ -113,12 +113,16 @@ def cut_span(
         places = places * inside
     positions = lows[:, None] + places  # [rows, keys]
     blocks = batch.block_tables[batch.slots[rows]].gather(1, positions // block_size)
+    limits = None
+    if queries > 1 and batch.limits is not None:  # a row's only query is its last token, behind which it has no keys
+        limits = batch.limits[start : start + queries] - lows[0]
     return Span(
         tokens=slice(start, start + len(context) * queries),
         slots=blocks * block_size + positions % block_size,
         seen=seen,
         first=counts[0] - queries,
         queries=queries,
+        limits=limits,
     )
 
 
@@ -137,9 +141,11 @@ def attend(
     for start in range(0, span.queries, QUERY_PIECE):
         end = min(start + QUERY_PIECE, span.queries)
         low = max(0, span.first + start + 1 - options.window) if options.window else 0
-        reach = slice(low, span.first + end)
         own = places[span.first + start : span.first + end, None]
-        seen = places[reach] <= own  # [queries, keys]
+        reach, last = slice(low, span.first + end), own
+        if span.limits is not None:
+            reach, last = slice(low, None), torch.maximum(own, span.limits[start:end, None])
+        seen = places[reach] <= last  # [queries, keys]
         if options.window:
             seen &= places[reach] > own - options.window
         pieces.append(attend_heads(queries[:, :, start:end], k[:, :, reach], v[:, :, reach], seen, options))

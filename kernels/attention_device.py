@@ -46,12 +46,26 @@ def attend_pages(
         prefixes = attend_prefixes(q, k_pages, v_pages, batch, options) if serves(q, k_pages, batch, options) else None
         attend_tiles(q, k_pages, v_pages, out, batch, options, by_row, prefixes=prefixes)
     if chunks is not None:
-        general = batch.invariant or wants_split_k(shape, chip)
+        general = batch.invariant or batch.limits is not None or wants_split_k(shape, chip)
         attend = None if general else chunk_attention(q, k_pages, options)
         if attend is not None:
             attend(q, k_pages, v_pages, out, batch, options, shortest)
         else:
             attend_tiles(q, k_pages, v_pages, out, batch, options, chunks, shortest)
+    return out
+
+
+def attend_long_rows(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: AttentionBatch, options: AttentionOptions
+) -> Tensor:
+    """The same of rows all of which have many queries, in one launch."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    attend = chunk_attention(q, k_pages, options)
+    if attend is not None:
+        attend(q, k_pages, v_pages, out, batch, options, 1)
+    else:
+        tiling = tall_tiling(shape_of(q, k_pages, batch, options.window), chip_of(q.device))
+        attend_tiles(q, k_pages, v_pages, out, batch, options, tiling)
     return out
 
 

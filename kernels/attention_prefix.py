@@ -49,6 +49,7 @@ def serves(q: Tensor, k_pages: Tensor, batch: AttentionBatch, options: Attention
     return (
         options.window == 0
         and batch.max_query == 1
+        and batch.limits is None
         and not batch.invariant
         and CROWD <= len(batch.context) <= MOST_ROWS
         and q.dtype in TYPES
@@ -186,7 +187,7 @@ def prefix_kernel(
         nothing = tl.zeros([BLOCK_M, q_tile.shape[1]], tl.float32)
         found, second, row_max, row_sum = attend_keys(
             q_tile, q_second, own_k, own_v,
-            block_tables + tl.load(slots + lead).to(tl.int64) * table_stride, tile_rows, 0, own_scale,
+            block_tables + tl.load(slots + lead).to(tl.int64) * table_stride, tile_rows, tile_rows, 0, own_scale,
             nothing, nothing, tl.full([BLOCK_M], float("-inf"), tl.float32),
             tl.zeros([BLOCK_M], tl.float32), split * span * UNIT, end * UNIT,
             KV_HEADS * WIDE, WIDE, BLOCK_SIZE, 0, UNIT, SOFTCAP, False, ASM,

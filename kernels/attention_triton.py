@@ -49,14 +49,15 @@ def attend_tiles(
     partials, lses, arrivals, places = out, out, batch.query_start, 1
     if tiling.programs > 1:
         window = options.window
-        reach = min(batch.max_context, window + queries + tiling.block_n) if window else batch.max_context
+        ahead = queries if batch.limits is None else batch.max_query  # of a tile's first query
+        reach = min(batch.max_context, window + ahead + tiling.block_n) if window else batch.max_context
         places = most_splits(tiling, reach)
         shape = tiles * kv_heads, places, lines
         partials = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
         lses = torch.empty(*shape, dtype=torch.float32, device=q.device)
         arrivals = arrivals.new_zeros(tiles * kv_heads) if batch.arrivals is None else batch.arrivals
         assert len(arrivals) >= tiles * kv_heads
-    scale, sinks = options.scale * LOG2_E, options.sinks
+    scale, sinks, limits = options.scale * LOG2_E, options.sinks, batch.limits
     if options.softcap:
         scale = 2 * scale / options.softcap  # of the exponent in tanh
     chip = chip_of(q.device)
@@ -64,13 +65,14 @@ def attend_tiles(
         q, *paired(k_pages, v_pages), out, partials, lses, arrivals, *(prefixes or (batch.context, lses, lses)), listed,
         batch.query_start, batch.context, batch.slots, batch.block_tables,
         batch.block_tables.stride(0), q.stride(0), places, lines, scale, q if sinks is None else sinks,
-        q if options.kv_scales is None else options.kv_scales,
+        q if options.kv_scales is None else options.kv_scales, batch.query_start if limits is None else limits,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile(dim, options),
         BLOCK_SIZE=k_pages.shape[1], WINDOW=options.window, BY_ROW=tiling.by_row, SPLIT_K=tiling.programs > 1,
         SPLIT_KEYS=tiling.split_keys, MIN_ITERATIONS=max(tiling.min_split_keys // tiling.block_n, 1),
         BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
         COMBINE_M=power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.block_m,
         SOFTCAP=options.softcap * LOG2_E, SINKS=sinks is not None, SHARED=prefixes is not None,
+        LIMITED=limits is not None,
         ASM=chip.runs_triton, PDL=chip.pdl, num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=chip.pdl,
     )  # fmt: skip
 
@@ -96,13 +98,40 @@ def find_tile(tiles, query_start, QUERIES: tl.constexpr, BY_ROW: tl.constexpr):
 
 
 @triton.jit
+def lines_of(first_query, count, kv_head, GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Of each line of a tile its query within the sequence, its head, and whether it is real."""
+    line = tl.arange(0, BLOCK_M)
+    query = first_query + line // GROUP
+    return query, kv_head * GROUP + line % GROUP, (line < QUERIES * GROUP) & (query < count)
+
+
+@triton.jit
+def last_keys(
+    limits, start, count, first_query, length, highest,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_M: tl.constexpr, LIMITED: tl.constexpr,
+):  # fmt: skip
+    """The position of the last key that each line of a tile sees, int32 [lines], and one past that of the tile's last.
+
+    length: keys of the row; highest: position of the tile's last query.
+    """
+    query, _, real = lines_of(first_query, count, 0, GROUP, QUERIES, BLOCK_M)
+    last = length - count + query
+    end = highest + 1
+    if LIMITED:
+        last = tl.maximum(last, tl.load(limits + start + query, mask=real, other=0).to(tl.int32))
+        end = tl.minimum(tl.max(tl.where(real, last, 0), 0) + 1, length)
+    return last, end
+
+
+@triton.jit
 def attend_keys(
-    q, q_second, k_pages, v_pages, table, position, lowest, scale, found, second, row_max, row_sum, first, end,
+    q, q_second, k_pages, v_pages, table, position, limit, lowest, scale, found, second, row_max, row_sum, first, end,
     STRIDE: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Carry the softmax of a tile on over keys first .. end - 1. Unless MASKED every row sees all of them.
 
+    position, limit: [rows], of a row's query and of the last key that it sees. lowest: the least of these positions.
     found: fp32 [rows, dim], unnormalised. row_max, row_sum: fp32 [rows], the largest score so far and the sum of
     weights. scale: positive, of the scores, in base 2; with SOFTCAP, which is in base 2 too, of the exponent in tanh.
     Where pages hold pairs (see `paired`), q and found have their first numbers, q_second and `second` the others; a
@@ -141,7 +170,7 @@ def attend_keys(
             scores = 1.0 - 2.0 / (tl.exp2(scores * scale) + 1.0)  # tanh
             level_scale = SOFTCAP
         if MASKED:
-            seen = there[None, :] & (places[None, :] <= position[:, None])
+            seen = there[None, :] & (places[None, :] <= limit[:, None])
             if WINDOW > 0:
                 seen = seen & (places[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores, float("-inf"))
@@ -164,13 +193,13 @@ def attend_keys(
 
 @triton.jit
 def attend_split(
-    q, k_pages, v_pages, table, position, scale, gain, lowest, highest, first, end,
+    q, k_pages, v_pages, table, position, limit, scale, gain, lowest, highest, first, end,
     BLOCK_M: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile over keys first .. end - 1 alone: fp32 [rows, dim], and [rows] the base-2 logarithm of
-    its weight, -inf for a row that sees none. lowest, highest: positions of the tile's first and last query. gain: of
-    values that are pairs.
+    its weight, -inf for a row that sees none. position, limit: see `attend_keys`. lowest, highest: positions of the
+    tile's first and last query. gain: of values that are pairs.
     """
     PAIRS: tl.constexpr = k_pages.dtype.element_ty == tl.int16
     WIDE: tl.constexpr = DIM // 2 if PAIRS else DIM
@@ -188,17 +217,17 @@ def attend_split(
         after = highest + 1 - WINDOW  # first key that the last query sees
         clear = tl.minimum(first + tl.cdiv(tl.maximum(after - first, 0), BLOCK_N) * BLOCK_N, end)
         sums, second, row_max, row_sum = attend_keys(
-            q, q_second, k_pages, v_pages, table, position, lowest, scale, sums, second, row_max, row_sum, first, clear,
-            KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
+            q, q_second, k_pages, v_pages, table, position, limit, lowest, scale, sums, second, row_max, row_sum,
+            first, clear, KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
         )  # fmt: skip
     masked = clear + tl.maximum(tl.minimum(lowest + 1, end) - clear, 0) // BLOCK_N * BLOCK_N
     sums, second, row_max, row_sum = attend_keys(
-        q, q_second, k_pages, v_pages, table, position, lowest, scale, sums, second, row_max, row_sum, clear, masked,
-        KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False, ASM,
+        q, q_second, k_pages, v_pages, table, position, limit, lowest, scale, sums, second, row_max, row_sum,
+        clear, masked, KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False, ASM,
     )  # fmt: skip
     sums, second, row_max, row_sum = attend_keys(
-        q, q_second, k_pages, v_pages, table, position, lowest, scale, sums, second, row_max, row_sum, masked, end,
-        KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
+        q, q_second, k_pages, v_pages, table, position, limit, lowest, scale, sums, second, row_max, row_sum,
+        masked, end, KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
     )  # fmt: skip
     whole = tl.where(row_sum > 0, row_sum, 1.0)
     if PAIRS:
@@ -283,9 +312,7 @@ def write_combined(
     """Combine all splits of a tile and write the result."""
     tile_rows = tl.arange(0, COMBINE_M)
     dims = tl.arange(0, DIM_TILE)
-    query = first_query + tile_rows // GROUP
-    head = kv_head * GROUP + tile_rows % GROUP
-    real = (tile_rows < QUERIES * GROUP) & (query < count)
+    query, head, real = lines_of(first_query, count, kv_head, GROUP, QUERIES, COMBINE_M)
     row_max, row_sum = first_weight(sinks, head, real, SINKS)
     found, row_max, row_sum = combine_splits(
         partials, lses, row_max, row_sum, splits, tile_rows, lines, real, DIM, DIM_TILE, 8 if COMBINE_M <= 8 else 2
@@ -338,7 +365,7 @@ def split_keys(
 ):  # fmt: skip
     """The first key that a tile sees, where its first split begins, the keys of a split, and how many splits there are.
 
-    first: key that it would begin with; lowest: position of the tile's first query; end: one past that of its last.
+    first: key that it would begin with; lowest: position of the tile's first query; end: one past its last key.
     """
     if WINDOW > 0:
         first = tl.maximum(lowest - WINDOW + 1, 0)
@@ -354,15 +381,18 @@ def split_keys(
 
 @triton.jit(
     do_not_specialize=("table_stride", "places", "lines"),
-    do_not_specialize_on_alignment=("arrivals", "schedule", "tiles", "query_start", "context", "slots", "block_tables"),
-)
+    do_not_specialize_on_alignment=(
+        "arrivals", "schedule", "tiles", "query_start", "context", "slots", "block_tables", "limits",
+    ),
+)  # fmt: skip
 def attention_kernel(
     q, k_pages, v_pages, out, partials, lses, arrivals, schedule, shared, shared_lses, tiles, query_start, context,
-    slots, block_tables, table_stride, q_stride, places, lines, scale, sinks, kv_scales,
+    slots, block_tables, table_stride, q_stride, places, lines, scale, sinks, kv_scales, limits,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT_K: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     MIN_ITERATIONS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMBINE_M: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, LIMITED: tl.constexpr,
+    ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile over some splits of its keys. scale, SOFTCAP: see `attend_keys`. sinks: fp32 [heads], read if SINKS.
     kv_scales: of pages that hold pairs.
@@ -371,31 +401,30 @@ def attention_kernel(
     split, or 0 where the programs of a tile divide its keys evenly, with at least MIN_ITERATIONS iterations each.
     SPLIT_K: several programs take the splits in turn. partials: fp32 [tiles, kv_heads, places, lines, dim]; lses: the
     same without dim. arrivals: int32 [tiles, kv_heads] counts the programs that are done, and is left zero.
-    SHARED: rows of one query add what `shared` holds by the schedule, see `kernels.attention_prefix`.
+    SHARED: rows of one query add what `shared` holds by the schedule, see `kernels.attention_prefix`. LIMITED: limits
+    are read, see `AttentionBatch`.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     if PDL:
         if SPLIT_K:  # few programs, which leave SMs to the next kernel
             tl.extra.cuda.gdc_launch_dependents()
-        if SHARED or not BY_ROW:  # the previous kernel may have made the schedule, or the list of tiles
+        if SHARED or LIMITED or not BY_ROW:  # earlier kernels may have made the schedule, the limits or the tiles
             tl.extra.cuda.gdc_wait()
     kv_head, tile, row, start, count, first_query, served = find_tile(tiles, query_start, QUERIES, BY_ROW)
     length = tl.load(context + row)
     slot = tl.load(slots + row)
     lowest = length - count + first_query  # position of the tile's first query
-    end = lowest + tl.minimum(QUERIES, count - first_query)
+    highest = lowest + tl.minimum(QUERIES, count - first_query) - 1
+    limit, end = last_keys(limits, start, count, first_query, length, highest, GROUP, QUERIES, BLOCK_M, LIMITED)
     first = shared_units(schedule, row) * UNIT if SHARED else 0
     first, base, size, splits = split_keys(first, lowest, end, WINDOW, SPLIT_KEYS, MIN_ITERATIONS, BLOCK_N)
     own = tl.program_id(2)
-    if PDL and BY_ROW and not SHARED:  # the rows were there before the previous kernel, which is the rotation
+    if PDL and BY_ROW and not (SHARED or LIMITED):  # the rows were there before the previous kernel, the rotation
         tl.extra.cuda.gdc_wait()
     if (not served) | (own >= splits):
         return
-    tile_rows = tl.arange(0, BLOCK_M)
-    query = first_query + tile_rows // GROUP  # [tile rows], within the sequence
-    head = kv_head * GROUP + tile_rows % GROUP
-    real = (tile_rows < QUERIES * GROUP) & (query < count)
+    query, head, real = lines_of(first_query, count, kv_head, GROUP, QUERIES, BLOCK_M)
     position = length - count + query
     token = (start + query).to(tl.int64)
     dims = tl.arange(0, DIM_TILE)
@@ -412,7 +441,7 @@ def attention_kernel(
         for split in range(own, splits, tl.num_programs(2)):
             low = base + split * SPLIT_KEYS
             partial, lse = attend_split(
-                q_tile, k_pages, v_pages, table, position, scale, gain, lowest, end - 1,
+                q_tile, k_pages, v_pages, table, position, limit, scale, gain, lowest, highest,
                 tl.maximum(low, first), tl.minimum(low + SPLIT_KEYS, end),
                 BLOCK_M, KV_HEADS, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
             )  # fmt: skip
@@ -426,7 +455,8 @@ def attention_kernel(
     else:
         low = base + own * size
         partial, lse = attend_split(
-            q_tile, k_pages, v_pages, table, position, scale, gain, lowest, end - 1, low, tl.minimum(low + size, end),
+            q_tile, k_pages, v_pages, table, position, limit, scale, gain, lowest, highest,
+            low, tl.minimum(low + size, end),
             BLOCK_M, KV_HEADS, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
         )  # fmt: skip
         if SHARED and own == 0:

@@ -12,21 +12,26 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.records import OWN_DRAFT, AttentionBatch, Entries, InputRows, Inputs, SlotHistory, StatePlaces
 
 
-def gather_inputs(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int) -> Inputs:
+def gather_inputs(
+    rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int, offsets: Tensor | None = None
+) -> Inputs:
     """One launch on a GPU, which waits for nothing; on a CPU the same by `gather_rows`.
 
     tokens: int32 [slots, row_length]. known: int32 [slots]. block_tables: int32 [slots, max_blocks]. A token at or past
     the last row's end has id 0, position 0 and place 0, which is scratch; a row without tokens has context 0. A
-    position past the end of its slot's tables writes to scratch and is not counted as a key.
+    position past the end of its slot's tables writes to scratch and is not counted as a key. offsets: int32 [slots] of
+    rotary positions; None: they are the positions.
     """
     if chip_of(tokens.device).runs_triton:
         from penstock.kernels.gather_triton import gather_tokens
 
-        return gather_tokens(rows, tokens, known, block_tables, block_size)
-    return gather_rows(rows, tokens, known, block_tables, block_size)
+        return gather_tokens(rows, tokens, known, block_tables, block_size, offsets)
+    return gather_rows(rows, tokens, known, block_tables, block_size, offsets)
 
 
-def gather_rows(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int) -> Inputs:
+def gather_rows(
+    rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int, offsets: Tensor | None = None
+) -> Inputs:
     """The reference of `gather_inputs`, by numpy, whose small operations start fastest."""
     query_start, slots, starts, drafts = (
         column.numpy() for column in (rows.query_start, rows.slots, rows.starts, rows.draft_ids)
@@ -44,7 +49,12 @@ def gather_rows(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Te
     blocks = block_tables.numpy()[token_slots, np.minimum(at, capacity - 1) // block_size].astype(np.int64)
     places[:used] = np.where(at < capacity, blocks * block_size + at % block_size, 0)
     context = np.where(counts > 0, np.minimum(firsts + counts, capacity), 0).astype(np.int32)
-    return Inputs(*(torch.from_numpy(column) for column in (ids, positions, places, context)))
+    found = Inputs(*(torch.from_numpy(column) for column in (ids, positions, places, context)))
+    if offsets is None:
+        return found
+    turned = positions.copy()
+    turned[:used] = np.maximum(at + offsets.numpy()[token_slots], 0)
+    return replace(found, rope_positions=torch.from_numpy(turned))
 
 
 def read_drafts(entries: Entries, history: SlotHistory) -> Entries:

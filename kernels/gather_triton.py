@@ -13,7 +13,9 @@ TILE = 128  # tokens or rows of one program
 OWN = tl.constexpr(OWN_DRAFT)
 
 
-def gather_tokens(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int) -> Inputs:
+def gather_tokens(
+    rows: InputRows, tokens: Tensor, known: Tensor, block_tables: Tensor, block_size: int, offsets: Tensor | None = None
+) -> Inputs:
     """`kernels.gather.gather_inputs` by the kernel, without waiting for the device."""
     total, count = len(rows.draft_ids), len(rows.slots)
     device = tokens.device
@@ -23,13 +25,16 @@ def gather_tokens(rows: InputRows, tokens: Tensor, known: Tensor, block_tables: 
         positions=torch.empty(total, dtype=torch.int64, device=device),
         slot_mapping=torch.empty(total, dtype=torch.int64, device=device),
         context=torch.empty(count, dtype=torch.int32, device=device),
+        rope_positions=None if offsets is None else torch.empty(total, dtype=torch.int64, device=device),
     )
     token_tiles = triton.cdiv(total, TILE)
     gather_kernel[(token_tiles + triton.cdiv(count, TILE),)](
         rows.query_start, rows.slots, rows.starts, rows.draft_ids, tokens, known, block_tables,
         found.input_ids, found.positions, found.slot_mapping, found.context,
+        known if offsets is None else offsets,
+        found.positions if found.rope_positions is None else found.rope_positions,
         total, count, token_tiles, count.bit_length() + 1, tokens.shape[1], block_tables.stride(0),
-        block_tables.shape[1], BLOCK_SIZE=block_size, TILE=TILE, num_warps=4,
+        block_tables.shape[1], BLOCK_SIZE=block_size, TILE=TILE, OFFSETS=offsets is not None, num_warps=4,
     )  # fmt: skip
     return found
 
@@ -58,8 +63,8 @@ def first_position(slots, starts, known, row, there):
 @triton.jit(do_not_specialize=("total", "count", "token_tiles", "steps"))
 def gather_kernel(
     query_start, slots, starts, draft_ids, tokens, known, block_tables, input_ids, positions, slot_mapping, context,
-    total, count, token_tiles, steps, row_length, table_stride, table_blocks,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+    offsets, rope_positions, total, count, token_tiles, steps, row_length, table_stride, table_blocks,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """The first programs take tokens, the others rows. steps: enough to search the rows by halves."""
     tile = tl.program_id(0)
@@ -87,6 +92,9 @@ def gather_kernel(
     tl.store(input_ids + token, tl.where(draft >= 0, draft, own), mask=there)
     tl.store(positions + token, position.to(tl.int64), mask=there)
     tl.store(slot_mapping + token, tl.where(held, page * BLOCK_SIZE + position % BLOCK_SIZE, 0), mask=there)
+    if OFFSETS:
+        turned = tl.maximum(position + tl.load(offsets + slot, mask=used, other=0), 0)
+        tl.store(rope_positions + token, turned.to(tl.int64), mask=there)
 
 
 def drafts_of(entries: Entries, history: SlotHistory) -> Tensor:

@@ -57,6 +57,7 @@ def latent_attention(q: Tensor, pages: Tensor, batch: AttentionBatch, rank: int,
     Arithmetic is fp32. What stands in the pages behind a row's end is never read. On a GPU it is a kernel that waits
     for nothing. scale: of the scores.
     """
+    assert batch.limits is None, "no model with latents has tokens that see later ones"
     if chip_of(q.device).runs_triton:
         from penstock.kernels.latent_attention_triton import attend_latents
 

@@ -162,6 +162,7 @@ class Span:
     seen: Tensor | None  # bool [rows, 1, 1, keys] of single queries; None when all keys are seen or it is a chunk
     first: int  # position of the first query, counted from the first gathered key
     queries: int
+    limits: Tensor | None = None  # [queries] of a chunk, as `AttentionBatch` has them, counted from that key, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,6 +198,46 @@ class SharedPrefixes(NamedTuple):
     lses: Tensor  # fp32 [results, heads], base-2 logarithms of their weights
 
 
+class ImageRows(NamedTuple):
+    """Tokens of a step that are an image's: their embeddings are rows of the encoder cache. A row has the embedding,
+    then what each DeepStack level adds."""
+
+    tokens: Tensor  # int64 [image tokens], ascending: which of the step's they are
+    rows: Tensor  # int64 [image tokens], of the cache
+    cache: Tensor  # [rows, (1 + levels) * hidden]
+
+    def part(self, number: int, hidden: int) -> Tensor:
+        """Their embeddings (0), or what a level (1, 2, ..) adds: [image tokens, hidden]."""
+        return self.cache[:, number * hidden : (number + 1) * hidden].index_select(0, self.rows)
+
+
+class RowSet(NamedTuple):
+    """Some rows of a step, which attend as a batch of their own."""
+
+    rows: Tensor  # int64 [rows], their numbers in the step
+    tokens: slice | Tensor  # theirs in the step, one row's behind the other's; int64 [tokens] where others lie between
+    query_start: Tensor  # int32 [rows + 1], first of those tokens of each row
+    max_query: int
+    max_context: int
+
+
+class ExpandedGroup(NamedTuple):
+    """Rows whose latents are expanded together, into blocks of `latent_expansion.BLOCK` keys, a row's behind the one's
+    before it."""
+
+    own: RowSet
+    first_blocks: Tensor  # int32 [rows], the first block of each row
+    block_rows: Tensor  # int64 [blocks], the row of each block, counted within the group
+    block_places: Tensor  # int64 [blocks], the position of its first key in the row
+
+
+class LongRows(NamedTuple):
+    """Rows of a step with so many queries that it pays to expand the latents that they see, and all others."""
+
+    groups: tuple[ExpandedGroup, ...]
+    others: RowSet | None
+
+
 @dataclass(frozen=True)
 class AttentionBatch:
     """Rows of one step, made anew for each. A row's queries are its latest tokens; each sees the keys up to its own."""
@@ -212,6 +253,13 @@ class AttentionBatch:
     token_types: Tensor | None = None  # int32 [tokens], 1 in the second text of a pair (encoders); None: all 0
     arrivals: Tensor | None = None  # int32 zeros, see kernels.attention_device.arrival_counters; None: made per layer
     states: StepStates | None = None  # None: no layer is recurrent
+    # int32 or int64 [tokens], the position of the last key that a query sees where that is behind its own: the last
+    # token of its image, of which the row has the key already. None: no query sees any behind its own.
+    limits: Tensor | None = None
+    images: ImageRows | None = None  # None: no token is an image's
+    # int64 [tokens], where queries and keys are turned if not at their positions; [3, tokens] by time, line and column.
+    rope_positions: Tensor | None = None
+    long_rows: LongRows | None = None  # None: layers with latents absorb the queries of all rows
     # Of further KV groups, whose layers are given `of_group`: block tables and slot mapping.
     others: tuple[tuple[Tensor, Tensor], ...] = ()
     # What the reference derives from the tensors, by (block size, window): made by the first layer, reused by the rest.
@@ -220,6 +268,10 @@ class AttentionBatch:
     # all that the schedule follows from, and the tiles of chunks, by the tokens, a tile's queries and a row's fewest.
     schedules: dict[tuple[int, ...], Tensor] = field(default_factory=dict, repr=False, compare=False)
     tiles: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    # Batches of some of the rows, and where keys stand in the pages, see kernels.latent_expansion.
+    expansions: dict[tuple[int, ...], tuple[AttentionBatch, Tensor]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def of_group(self, group: int, parts: int = 1, block_size: int = 1) -> AttentionBatch:
         """The same step as layers of one KV group see it, to whom a block's `parts` are blocks of which they have the
@@ -230,7 +282,7 @@ class AttentionBatch:
         if parts > 1:
             tables = tables * parts
             mapping = mapping + mapping // block_size * ((parts - 1) * block_size)
-        return replace(self, block_tables=tables, slot_mapping=mapping, spans={}, schedules={})
+        return replace(self, block_tables=tables, slot_mapping=mapping, spans={}, schedules={}, expansions={})
 
 
 @dataclass(frozen=True)
@@ -251,6 +303,7 @@ class Inputs:
     positions: Tensor  # int64 [tokens]
     slot_mapping: Tensor  # int64 [tokens], block * block_size + offset of each token's keys and values
     context: Tensor  # int32 [rows], keys of each row, its new ones included
+    rope_positions: Tensor | None = None  # int64 [tokens], positions and the offsets of their slots, at least 0
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,23 @@ from penstock.kernels.norm import rms_norm
 from penstock.kernels.records import HeadNorms, Rotation
 
 
-def gather_rotation(table: Tensor, positions: Tensor, query_scales: Tensor | None = None) -> Rotation:
+def gather_rotation(
+    table: Tensor, positions: Tensor, query_scales: Tensor | None = None, axes: Tensor | None = None
+) -> Rotation:
     """Rows of the model's table `[length, dim]` (cosines of dim / 2 frequencies, then their sines) at `[tokens]`, and
-    of `query_scales  # [length]`."""
-    scale = None if query_scales is None else query_scales.index_select(0, positions)
+    of `query_scales  # [length]`. Where positions are `[3, tokens]` (M-RoPE), `axes  # int32 [dim / 2]` says by which
+    of the three each frequency turns, and queries are scaled by the first."""
+    scale = None if query_scales is None else query_scales.index_select(0, positions.view(-1, positions.shape[-1])[0])
     if chip_of(table.device).runs_triton:
         from penstock.kernels.rope_triton import rotation_rows
 
-        return rotation_rows(table, positions)._replace(query_scale=scale)
-    cos, sin = table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, dim / 2]
+        return rotation_rows(table, positions, axes)._replace(query_scale=scale)
+    if positions.dim() == 1:
+        rows = table.index_select(0, positions)
+    else:
+        assert axes is not None, "M-RoPE has sections"
+        rows = table.gather(0, positions.index_select(0, axes.repeat(2)).T)
+    cos, sin = rows.unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, dim / 2]
     return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1), scale)
 
 

@@ -19,28 +19,37 @@ if TYPE_CHECKING:
 HEADS_TILE = 8  # heads of one program
 
 
-def rotation_rows(table: Tensor, positions: Tensor) -> Rotation:
+def rotation_rows(table: Tensor, positions: Tensor, axes: Tensor | None = None) -> Rotation:
     """`kernels.rope.gather_rotation` by the kernel, one program a token."""
-    tokens, dim = len(positions), table.shape[1]
+    tokens, dim = positions.shape[-1], table.shape[1]
+    by_axis = positions.dim() > 1
+    assert axes is not None or not by_axis, "M-RoPE has sections"
     assert table.is_contiguous()
     assert positions.is_contiguous()
     cos, sin = (torch.empty(tokens, 1, dim, dtype=table.dtype, device=table.device) for _ in range(2))
     pdl = chip_of(table.device).pdl
     rotation_kernel[(tokens,)](
-        table, positions, cos, sin,
+        table, positions, positions if axes is None else axes, cos, sin, tokens, AXES=by_axis,
         HALF=dim // 2, TILE=triton.next_power_of_2(dim // 2), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return Rotation(cos, sin)
 
 
-@triton.jit(do_not_specialize_on_alignment=("positions",))
-def rotation_kernel(table, positions, cos, sin, HALF: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr):
-    """One token: each half of the row twice, the first of the sines negated."""
+@triton.jit(do_not_specialize=("tokens",), do_not_specialize_on_alignment=("positions", "axes"))
+def rotation_kernel(
+    table, positions, axes, cos, sin, tokens,
+    AXES: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One token: each half of the row twice, the first of the sines negated. With AXES each place of the row is of the
+    position that its axis says."""
     begin_pdl(PDL)
     token = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, TILE)
     there = places < HALF
-    row = table + tl.load(positions + token).to(tl.int64) * (2 * HALF) + places
+    at = token
+    if AXES:
+        at += tl.load(axes + places, mask=there, other=0).to(tl.int64) * tokens
+    row = table + tl.load(positions + at).to(tl.int64) * (2 * HALF) + places
     c = tl.load(row, mask=there)
     s = tl.load(row + HALF, mask=there)
     out = token * (2 * HALF) + places

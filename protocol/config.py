@@ -146,7 +146,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     allowed_media_domains: Annotated[
         str, Option("host names whose https images the server fetches for requests, *.NAME for those below; may be "
                     "repeated; empty: none, images come as data: URLs",
-                    several=True, metavar="HOST", aliases=("--allowed-media-hosts",))
+                    several=True, greedy=True, metavar="HOST", aliases=("--allowed-media-hosts",))
     ] = ""
     allowed_hosts: Annotated[
         str,

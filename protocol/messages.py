@@ -472,6 +472,8 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     adapter_places: int = 0  # for LoRA adapters on the device
     adapters_placed: int = 0  # held there
     adapters_held: int = 0  # in the executors' host memory
+    encoder_rows: int = 0  # image tokens whose embeddings there is room for
+    encoder_rows_held: int = 0  # of those, the ones that running requests need
     windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
     group_blocks: tuple[int, ...] = ()  # in the tables of running requests, of each KV group; shared ones count in each
     prompt_tokens: int = 0  # the rest are totals since start, but for the rate
@@ -485,6 +487,8 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     drafts: int = 0  # rows of steps that carried any
     draft_tokens: int = 0
     accepted_tokens: int = 0  # of those, the ones that stand in an output
+    images_encoded: int = 0
+    image_hits: int = 0  # images that a request found encoded, or being encoded, for another
     accepted_at: tuple[int, ...] = ()  # the same by place in the draft, from 0; the first ones
     draining: bool = False
     replica: int = 0  # whose scheduler this is

@@ -46,6 +46,11 @@ def adapter_table(adapters: bytes) -> Column:
     return integers(adapters).reshape(-1, 2)
 
 
+def image_table(images: bytes) -> Column:
+    """`SlotStart.images`. # [images, 5]: position, length, first row, width, height"""
+    return integers(images).reshape(-1, 5)
+
+
 def chunk_positions(chunks: bytes) -> int:
     """Positions that all chunks of a step run."""
     return int(chunk_table(chunks)[:, 2].sum())

@@ -80,7 +80,8 @@ class SlotStart(Part, frozen=True, kw_only=True):
     choice: int = 0  # of the request, for its trace
     state: int = NO_STATE  # place whose snapshot is as of position `computed`, then a multiple of STATE_PIECE
     adapter: int = 0  # place of its adapter; 0: none
-    images: bytes = b""  # int32 [images, 5]: position, length, first row in the encoder cache, width, height in pixels
+    # int32 [images, 5]: position, length, first row in the encoder cache (-1: no step reads it), width, height (pixels)
+    images: bytes = b""
 
 
 class StepPlan(Message, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from penstock.engine_core.execution.input_batch import (
 )
 from penstock.engine_core.execution.sampler import Sampled, Sampler
 from penstock.engine_core.execution.transfer import Upload
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.records import NO_DRAFT, NO_MASK, Entries
 
 Output = TypeVar("Output")
@@ -44,6 +45,7 @@ DRAFTED_MOST = 512  # entries of a sampling graph where every row may have draft
 MIXED_MOST = 2048  # tokens; no model is so small that larger steps would wait for the host
 HOST_LAYER = 900e-6  # seconds that the host of an H200 took to launch one layer's kernels: 0.5 to 0.9 ms
 DEVICE_RATE = 600e12  # FLOP/s that a device reaches in a layer's products
+ABSORBED_RATE = 100e12  # and in attention by absorbed queries: what a prompt of 8,192 on an H200 comes to
 
 
 class GraphStatistics(msgspec.Struct, frozen=True):
@@ -59,7 +61,8 @@ class Memory:
 
     def __init__(self, device: torch.device) -> None:
         self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        urgent = torch.cuda.current_stream(device).priority  # kernels of a graph have that of its capture
+        self.stream = torch.cuda.Stream(device, priority=urgent)  # type: ignore[no-untyped-call]
 
     def capture(self, work: Callable[[], Output], *, run: bool) -> tuple[torch.cuda.CUDAGraph, Output]:
         """Capture `work`, all of whose kernels are loaded; with `run` it runs once first, so that permanent allocations
@@ -110,11 +113,11 @@ class ForwardGraphs:
     """Graphs of the first half. Each gathers the hidden states of the step's first entries in `states`."""
 
     def __init__(
-        self, forward: Forward, wanted: Sequence[Shape], states: Tensor, max_context: int, scratch: int, upload: Upload
+        self, forward: Forward, wanted: Sequence[Shape], states: Tensor, sizes: GraphSizes, scratch: int, upload: Upload
     ) -> None:
         self._forward = forward
         self._states = states  # [entries, hidden]
-        self._max_context = max_context
+        self._sizes = sizes
         self._scratch = scratch
         room = [max(lengths) for lengths in zip(*(shape.lengths for shape in wanted), strict=True)]
         self._columns = GraphColumns(room, upload)
@@ -132,7 +135,7 @@ class ForwardGraphs:
         """The work of a shape's graph, over rows without tokens; it returns the hidden states of all tokens."""
         inputs = nobodys_inputs(self._columns.clear(shape.lengths), self._scratch)
         forward, states = self._forward, self._states[: shape.entries]
-        max_query, max_context = 1 if shape.plain else shape.tokens, self._max_context
+        max_query, max_context = 1 if shape.plain else shape.tokens, self._sizes.max_context
 
         def run() -> Tensor:
             chunks = 0 if shape.plain else shape.rows
@@ -143,7 +146,10 @@ class ForwardGraphs:
         return run
 
     def fitting(self, rows: HostRows, *, adapted: bool = False) -> Shape | None:
-        """The smallest captured shape that holds these rows. A recurrent layer does not take a chunk for a step."""
+        """The smallest captured shape that holds these rows. A recurrent layer does not take a chunk for a step. Graphs
+        absorb all queries, so long rows that see many keys are faster without one."""
+        if self._sizes.long_pairs and rows.long_pairs > self._sizes.long_pairs:
+            return None
         chunks = self._forward.states is not None and rows.decoding < rows.rows
         captured = self._captured[rows.plain and not chunks, adapted]
         at = bisect_left(captured, rows.tokens, key=size_of)
@@ -225,7 +231,7 @@ class Graphs:
         most = max(sizes.entries)
         self.sizes = sizes
         self.states = states
-        self.forward = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
+        self.forward = ForwardGraphs(forward, wanted, states, sizes, scratch, upload)
         self.sampling = SamplingGraphs(sampler, most, states, scratch, upload)
         self.captures = Captures(wanted, sampling_shapes(sizes) if samples else ())
         self._memory, self._sampling_memory = Memory(upload.device), Memory(upload.device)
@@ -274,11 +280,12 @@ class GraphSizes:
     rows: int  # most rows of a step
     max_context: int
     adapters: bool = False  # each has a twin for steps in which a row has an adapter
+    long_pairs: int = 0  # of queries of long rows and keys, in steps that have graphs; 0: any
 
 
 def graph_sizes(
     layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int, drafts: int = 0, *,
-    adapters: bool = False,
+    adapters: bool = False, long_pairs: int = 0,
 ) -> GraphSizes:  # fmt: skip
     """For a model of so many layers and weights: steps with chunks or drafts have graphs up to the size at which an
     eager step no longer waits for the host. drafts: of a draft model for a row."""
@@ -291,7 +298,16 @@ def graph_sizes(
         rows=max_num_seqs,
         max_context=max_context,
         adapters=adapters,
+        long_pairs=long_pairs,
     )
+
+
+def absorbed_pairs(spec: ModelSpec, ranks: int) -> int:
+    """Pairs of a query and a key that take a layer of latent attention by absorbed queries as long on the device as the
+    host takes to launch a layer; 0: there is no such layer. ranks: that share the heads."""
+    found = [own for own in spec.attentions if own.latent is not None]
+    flops = max((2 * own.heads // ranks * (own.head_dim + own.latent.rank) for own in found if own.latent), default=0)
+    return int(HOST_LAYER * ABSORBED_RATE / flops) if flops else 0
 
 
 def kept_tokens(sizes: GraphSizes) -> int:

@@ -55,7 +55,7 @@ class Turns:
     go_on: torch.cuda.CUDAGraph
 
 
-def draft_sizes(layers: int, weights: int, sizes: GraphSizes) -> GraphSizes:
+def draft_sizes(layers: int, weights: int, sizes: GraphSizes, long_pairs: int = 0) -> GraphSizes:
     """For a draft model of so many layers and weights, beside a model with these graphs. The first pass has graphs at
     least up to `LACKED` positions of every row."""
     seqs = sizes.rows
@@ -68,6 +68,7 @@ def draft_sizes(layers: int, weights: int, sizes: GraphSizes) -> GraphSizes:
         entries=decode_sizes(seqs),
         rows=seqs,
         max_context=sizes.max_context,
+        long_pairs=long_pairs,
     )
 
 
@@ -86,7 +87,7 @@ class DraftGraphs:
         self, forward: Forward, sampler: Sampler, sizes: GraphSizes, states: Tensor, scratch: int, upload: Upload
     ) -> None:
         wanted = shapes(sizes)
-        self.first = ForwardGraphs(forward, wanted, states, sizes.max_context, scratch, upload)
+        self.first = ForwardGraphs(forward, wanted, states, sizes, scratch, upload)
         self.sizes = sizes
         self.states = states  # [entries, hidden]
         self.captures = Captures(wanted, sampling_shapes(sizes))

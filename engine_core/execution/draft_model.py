@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.execution.cuda_graphs import GraphSizes
+from penstock.engine_core.execution.cuda_graphs import GraphSizes, absorbed_pairs
 from penstock.engine_core.execution.draft_graphs import DraftGraphs, draft_sizes
 from penstock.engine_core.execution.forward import Forward, Network, StageModel, kv_pages, zeros
 from penstock.engine_core.execution.input_batch import (
@@ -88,7 +88,8 @@ class Drafting:
         self._sampler = Sampler(model, sampling, history, counting=uncounted, group=group)
         self.graphs: DraftGraphs | None = None
         if sizes is not None:
-            own = draft_sizes(draft.spec.layers, max(1, draft.weight_bytes // dtype.itemsize), sizes)
+            weights = max(1, draft.weight_bytes // dtype.itemsize)
+            own = draft_sizes(draft.spec.layers, weights, sizes, absorbed_pairs(draft.spec, 1))
             states = torch.zeros(max(own.entries), draft.spec.hidden, dtype=dtype, device=upload.device)
             self.graphs = DraftGraphs(self._forward, self._sampler, own, states, slots.sizes.scratch, upload)
 
@@ -103,7 +104,9 @@ class Drafting:
             states = graphs.states[: rows.first.entries]
         else:
             first = step_inputs(self._upload.send(input_columns(rows.first)))
-            hidden = self._forward.run(first.rows, rows.first.longest, self._slots.longest(rows.first))
+            long_rows = self._forward.long_rows(rows.first, self._upload)
+            longest = self._slots.longest(rows.first)
+            hidden = self._forward.run(first.rows, rows.first.longest, longest, long_rows=long_rows)
             states = hidden.index_select(0, first.last)
             if graphs is not None and size:
                 graphs.states[: len(states)].copy_(states)

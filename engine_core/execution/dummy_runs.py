@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 
 from penstock.engine_core.execution.input_batch import SlotSizes
+from penstock.engine_core.models.memory_estimate import image_sizes
+from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.protocol.messages import Pooling, Sampling
 from penstock.protocol.step_columns import chunk_table
 from penstock.protocol.steps import SlotStart, StepPlan
@@ -15,6 +17,7 @@ FAR = 1024  # a context whose keys are split over several programs
 SHORT = (2, 4, 8, 16, 32)  # tokens of short rows: the heads that share keys decide the height of their tiles
 LATE = (1, 8, 32)  # rows whose keys are cut into the most splits, by the number of key-value heads
 LITTLE = 128  # tokens of a chunk whose tiles are too few for a GPU, and so are smaller ones
+FEW = 4  # single tokens beside a chunk of an image
 BESIDE = (1, 11)  # rows of one token beside a chunk: few, and more; a third number is all slots
 
 
@@ -47,6 +50,26 @@ def with_adapter(plan: StepPlan) -> StepPlan:
     return msgspec.structs.replace(plan, starts=starts)
 
 
+def with_image(plan: StepPlan, vision: VisionSpec) -> StepPlan:
+    """The same dummy step, whose prompt begins with the smallest image as far as the first chunk reaches; its rows are
+    the first of the encoder cache."""
+    size = image_sizes(vision)[0]
+    (start,), count = plan.starts, int(chunk_table(plan.chunks)[0, 2])
+    rows = min(vision.rows(size), count)
+    tokens = np.full(rows, vision.token_id, "<i4").tobytes() + start.token_ids[4 * rows :]
+    images = np.array((0, rows, 0, size.width, size.height), "<i4").tobytes()
+    return msgspec.structs.replace(plan, starts=(msgspec.structs.replace(start, token_ids=tokens, images=images),))
+
+
+def image_steps(sizes: SlotSizes, vision: VisionSpec, longest: int) -> list[StepPlan]:
+    """Chunks of images, up to one of `longest` tokens, and one beside single tokens."""
+    greedy, length = Sampling(temperature=0.0), sizes.max_model_len
+    counts = sorted({min(count, longest, length) for count in (WARMUP_TOKENS, LITTLE, longest)})
+    plans = [dummy_step(sizes, [count], greedy) for count in counts]
+    plans.append(dummy_step(sizes, [min(longest // 2, length), *[1] * min(FEW, sizes.max_num_seqs - 1)], greedy))
+    return [with_image(plan, vision) for plan in plans]
+
+
 def warmup_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
     """A small prompt and a token, sampled with every filter; a chunk of `longest` tokens; single tokens at the end and
     at the beginning of a sequence, the last of which leaves the scratch slot with plain sampling parameters.
@@ -70,10 +93,14 @@ def mixed_steps(sizes: SlotSizes, longest: int) -> list[StepPlan]:
     short = [[count] * min(slots, longest // count) for count in SHORT if count <= min(longest, length)]
     chunk = min(longest // 2, length)
     beside = sorted({min(tokens, slots - 1, longest - chunk) for tokens in (*BESIDE, slots)})
-    little = [min(LITTLE, longest, length)]
-    return [
-        dummy_step(sizes, counts, greedy) for counts in (little, *short, *([chunk] + [1] * tokens for tokens in beside))
-    ]
+    mixed = [dummy_step(sizes, counts, greedy) for counts in (*short, *([chunk] + [1] * tokens for tokens in beside))]
+    return [little_chunk(sizes, longest), *mixed]
+
+
+def little_chunk(sizes: SlotSizes, longest: int) -> StepPlan:
+    """A step of at most `longest` tokens in one chunk, too short for tiles of all processors. Latents are expanded for
+    it in as much memory as for any."""
+    return dummy_step(sizes, [min(LITTLE, longest, sizes.max_model_len)], Sampling(temperature=0.0))
 
 
 def long_context_steps(sizes: SlotSizes) -> list[StepPlan]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -14,7 +15,10 @@ from torch import Tensor
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.adapter_slots import AdapterSlots
+from penstock.engine_core.execution.input_batch import HostRows
+from penstock.engine_core.execution.long_rows import find_long_rows
 from penstock.engine_core.execution.recurrent_state import RecurrentStates
+from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.kv_groups import page_places
@@ -22,7 +26,7 @@ from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.attention import E4M3
 from penstock.kernels.chip import chip_of
 from penstock.kernels.gather import gather_inputs
-from penstock.kernels.records import AttentionBatch, InputRows, SlotHistory
+from penstock.kernels.records import AttentionBatch, ImageRows, InputRows, LongRows, SlotHistory
 
 CACHE_LINE = 64  # bytes
 
@@ -41,12 +45,22 @@ class Network(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StepImages:
+    """What images change in a step."""
+
+    rows: ImageRows | None = None  # of the first stage
+    shifts: Tensor | None = None  # int64 [3, tokens], added to positions where queries and keys are turned (M-RoPE)
+    limits: Tensor | None = None  # as of AttentionBatch
+
+
 class Forward:
     """One model over the slots and their pages. Nothing waits for the device, so a CUDA graph may hold it."""
 
     def __init__(
         self, model: Network, history: SlotHistory, block_tables: Sequence[Tensor], cache: Sequence[Pages],
         states: RecurrentStates | None = None, adapters: AdapterSlots | None = None,
+        rope_offsets: Tensor | None = None,
     ) -> None:  # fmt: skip
         self._model = model
         self._history = history
@@ -54,8 +68,10 @@ class Forward:
         self._cache = cache
         self.states = states
         self._adapters = adapters
+        self._rope_offsets = rope_offsets  # int32 [slots], of a model whose rotary positions are not the tokens'
         # A stage without attention has no pages: any size will do by which its tables cover a slot's tokens.
         covering = -(-history.tokens.shape[1] // self._block_tables[0].shape[-1])
+        self._latents = any(len(pages) == 1 for pages in cache)
         self._block_size = next((pages[0].shape[1] for pages in cache if pages), covering)
         self._arrivals: Tensor | None = None
         if chip_of(history.tokens.device).runs_triton:
@@ -63,14 +79,22 @@ class Forward:
 
             self._arrivals = arrival_counters(history.tokens.device)
 
+    def long_rows(self, rows: HostRows, upload: Upload) -> LongRows | None:
+        """For `run`: what layers with latents expand of them in a step."""
+        return find_long_rows(rows.query_start, rows.starts, upload) if self._latents else None
+
     def run(
         self, rows: InputRows, max_query: int, max_context: int, chunk_rows: int = 0,
-        token_types: Tensor | None = None, *, adapted: bool = False,
+        token_types: Tensor | None = None, long_rows: LongRows | None = None, *, adapted: bool = False,
+        images: StepImages | None = None,
     ) -> Tensor:  # fmt: skip
         """Hidden states of the tokens: [tokens, hidden]. The bounds hold for every row; chunk_rows: how many may be
-        chunks. token_types: as of AttentionBatch. adapted: a row may have an adapter."""
+        chunks. token_types, long_rows: as of AttentionBatch. adapted: a row may have an adapter. images: of a step with
+        some."""
         history, tables = self._history, self._block_tables[0]
-        inputs = gather_inputs(rows, history.tokens, history.known, tables, self._block_size)
+        images = images or StepImages()
+        offsets = None if images.shifts is not None else self._rope_offsets
+        inputs = gather_inputs(rows, history.tokens, history.known, tables, self._block_size, offsets)
         others = tuple(
             (table, gather_inputs(rows, history.tokens, history.known, table, self._block_size).slot_mapping)
             for table in self._block_tables[1:]
@@ -88,6 +112,10 @@ class Forward:
             states=None
             if self.states is None
             else self.states.step(rows, inputs.context, len(inputs.input_ids), max_query, chunk_rows),
+            limits=images.limits,
+            images=images.rows,
+            rope_positions=inputs.rope_positions if images.shifts is None else inputs.positions + images.shifts,
+            long_rows=long_rows,
             others=others,
         )
         own = self._adapters if adapted else None

@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock.engine_core.execution.sampling_parameters import NUMBER, SlotParameters
 from penstock.engine_core.execution.transfer import Upload
 from penstock.kernels.changes import change_slots
+from penstock.kernels.latent_expansion import LONG
 from penstock.kernels.records import (
     COUNT_WORDS,
     COUNTS,
@@ -276,6 +277,14 @@ class HostRows:
     @cached_property
     def entries(self) -> int:
         return len(self.last)
+
+    @cached_property
+    def long_pairs(self) -> int:
+        """Pairs of a query of a long row and a key that it sees: see `execution.long_rows`."""
+        counts = np.diff(self.query_start)
+        long = (counts >= LONG) & (self.starts >= 0)
+        size, start = counts[long].astype(np.int64), self.starts[long]
+        return int((size * start + size * (size + 1) // 2).sum())
 
     @cached_property
     def plain(self) -> bool:

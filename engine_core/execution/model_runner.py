@@ -25,7 +25,9 @@ from penstock.engine_core.execution.cuda_graphs import Graphs, GraphSizes
 from penstock.engine_core.execution.draft_graphs import DraftGraphs
 from penstock.engine_core.execution.draft_model import Draft, Drafting, DraftRows, attach, draft_rows
 from penstock.engine_core.execution.dummy_runs import with_adapter, with_drafting
+from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.forward import Forward, Network, kv_pages, stage_model
+from penstock.engine_core.execution.image_slots import ImageSlots
 from penstock.engine_core.execution.input_batch import (
     Column,
     HostRows,
@@ -60,6 +62,7 @@ from penstock.engine_core.execution.transfer import Download, Upload
 from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.memory_estimate import image_sizes
 from penstock.engine_core.models.sharding import rank_spec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.records import Entries
@@ -87,6 +90,7 @@ class RunnerOptions:
     state_places: int = 0  # snapshots of their states
     state_host_places: int = 0  # the same in the host's memory
     adapters: AdapterPlaces | None = None  # of the model's
+    encoder: Encoder | None = None  # of images; required on the first stage of a model that sees them
 
 
 @dataclass(frozen=True)
@@ -120,15 +124,15 @@ class Runner:
     def __init__(self, model: Network, spec: ModelSpec, options: RunnerOptions, draft: Draft | None = None) -> None:
         self.options = options
         groups, length = len(spec.kv_windows), options.max_model_len
-        self.sizes = SlotSizes(options.max_num_seqs, length, options.block_size, spec.vocab_size, groups)
+        sizes = SlotSizes(options.max_num_seqs, length, options.block_size, spec.vocab_size, groups)
         self._upload = Upload(options.device)
         self._download = None if options.device.type == "cpu" else Download(options.device)
         group = options.group
-        self._slots = SlotTable(self.sizes, self._upload, group.stages)
+        self._slots = SlotTable(sizes, self._upload, group.stages)
         share = rank_spec(spec, group.size)
         slots, steps = options.max_num_seqs + 1, 1 + options.row_drafts
-        sizes = StateSizes(slots, options.state_places, steps, options.state_host_places)
-        self._states = recurrent_states(share, sizes, options.dtype, options.device)
+        states = StateSizes(slots, options.state_places, steps, options.state_host_places)
+        self._states = recurrent_states(share, states, options.dtype, options.device)
         cache = kv_pages(share, options.blocks, options.block_size, options.dtype, options.device)
         history, sampling = self._slots.history, self._slots.parameters.sampling
         self._pipeline: Pipeline | None = None  # one stage exchanges nothing
@@ -146,7 +150,14 @@ class Runner:
         self._model = model
         adapters = options.adapters
         self.adapters = None if adapters is None else AdapterSlots(adapters, self.sizes.scratch + 1, self._upload)
-        self._forward = Forward(model, history, self._slots.group_tables, cache, self._states, self.adapters)
+        self._images: ImageSlots | None = None
+        if spec.vision is not None:
+            rows = None if options.encoder is None else options.encoder.cache
+            self._images = ImageSlots(spec.vision, slots, self._upload, rows)
+        self._forward = Forward(
+            model, history, self._slots.group_tables, cache, self._states, self.adapters,
+            None if self._images is None else self._images.rope_offsets,
+        )  # fmt: skip
         rate = options.synthetic_acceptance
         self._sampler = Sampler(
             model, sampling, history, own_drafts=draft is not None, rate=rate, group=group, adapters=self.adapters
@@ -159,9 +170,9 @@ class Runner:
             )
         self._graphs: Graphs | None = None
         if options.graphs is not None:
-            states = torch.zeros(max(options.graphs.entries), spec.hidden, dtype=options.dtype, device=options.device)
+            entries = torch.zeros(max(options.graphs.entries), spec.hidden, dtype=options.dtype, device=options.device)
             self._graphs = Graphs(
-                self._forward, self._sampler, options.graphs, states, self.sizes.scratch, self._upload,
+                self._forward, self._sampler, options.graphs, entries, self.sizes.scratch, self._upload,
                 samples=group.ends,
             )  # fmt: skip
         self._inputs: tuple[HostRows, StepInputs] | None = None  # of the last eager forward pass
@@ -170,6 +181,10 @@ class Runner:
         self._draft_rows: tuple[bytes, DraftRows] | None = None  # of the last drafting
         self._last: Launched | None = None  # that was collected
         self._totals: Counter[str] = Counter(dict.fromkeys(RunnerStatistics.__struct_fields__, 0))
+
+    @property
+    def sizes(self) -> SlotSizes:
+        return self._slots.sizes
 
     @property
     def mask_slots(self) -> int:
@@ -201,6 +216,8 @@ class Runner:
         self._pools.reset()
         if self.adapters is not None:
             self.adapters.reset()
+        if self._images is not None:
+            self._images.reset()
 
     @torch.inference_mode()
     def compile(self, plans: Sequence[StepPlan], compilers: Executor | None = None) -> None:
@@ -212,6 +229,9 @@ class Runner:
             with prewarm(compilers) as uncompiled:
                 for plan in plans:
                     self.launch(plan)
+                if (encoder := self.options.encoder) is not None:
+                    for size in image_sizes(encoder.tower.spec):
+                        encoder.dummy_run(size)
                 for graphs in self._all_graphs():
                     graphs.dummy_run(graphs.captures.prewarmed)
             if compile_kernels(uncompiled, self.options.device):
@@ -245,6 +265,8 @@ class Runner:
             self._pools.start(plan.starts)
             if self.adapters is not None:
                 self.adapters.start(plan.starts)
+            if self._images is not None:
+                self._images.start(plan.starts)
             if self._states is not None:
                 self._states.start(plan.starts)
         if self._states is not None and plan.keep:
@@ -258,18 +280,21 @@ class Runner:
             self._pipeline.receive(rows)
             began = self._mark()  # the step's own time, without the wait for other stages
         adapted = self.adapters is not None and self.adapters.serve(rows)
-        shape = self._graphs.forward.fitting(rows, adapted=adapted) if self._graphs is not None else None
+        images = None if self._images is None else self._images.step(rows)
+        graphs = self._graphs if images is None else None
+        shape = None if graphs is None else graphs.forward.fitting(rows, adapted=adapted)
         last: Tensor | None = None
-        if self._graphs is not None and shape is not None:
-            hidden = self._graphs.forward.replay(rows, shape)
+        if graphs is not None and shape is not None:
+            hidden = graphs.forward.replay(rows, shape)
             if rows.entries > shape.entries:
                 (last,) = self._upload.send((rows.last,))
         else:
             inputs, types = self._send_inputs(rows), self._pools.token_types(plan, rows)
             sent = None if types is None else self._upload.send((types,))[0]
             hidden = self._forward.run(
-                inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent, adapted=adapted
-            )
+                inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent,
+                self._forward.long_rows(rows, self._upload), adapted=adapted, images=images,
+            )  # fmt: skip
             last = inputs.last
         if self._states is not None and plan.keep:
             self._states.keep(plan.keep)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 TYPES: Mapping[np.dtype[Any], torch.dtype] = {
+    np.dtype(np.uint8): torch.uint8,
     np.dtype(np.int32): torch.int32,
     np.dtype(np.int64): torch.int64,
     np.dtype(np.float32): torch.float32,

@@ -12,7 +12,9 @@ from penstock.engine_core.execution.cuda_graphs import kept_tokens
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.dummy_runs import (
     encoder_steps,
+    image_steps,
     largest_step,
+    little_chunk,
     long_context_steps,
     mixed_steps,
     warmup_steps,
@@ -21,12 +23,14 @@ from penstock.engine_core.execution.forward import Network
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.memory_estimate import image_sizes
 from penstock.engine_core.models.spec import ModelSpec
 
 
 def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: int, draft: Draft | None = None) -> int:
-    """Bytes of GPU memory that slot tables, worst-case steps, drafting behind them and graphs take beyond what is
-    allocated now. The steps are one of `tokens` and some at the end of the longest sequence.
+    """Bytes of GPU memory that slot tables, worst-case steps, drafting behind them, graphs and the largest image take
+    beyond what is allocated now. The steps are one of `tokens`, a small chunk and some at the end of the longest
+    sequence.
 
     It is measured by running such steps, and capturing the largest graphs, over a cache of the scratch block alone.
     """
@@ -36,13 +40,18 @@ def step_peak(model: Network, spec: ModelSpec, options: RunnerOptions, tokens: i
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     trial = Runner(model, spec, replace(options, blocks=0), draft)
-    for plan in trial.drafted([largest_step(trial.sizes, tokens), *long_context_steps(trial.sizes)]):
+    sizes = trial.sizes
+    for plan in trial.drafted([largest_step(sizes, tokens), little_chunk(sizes, tokens), *long_context_steps(sizes)]):
         trial.collect(trial.launch(plan))
     trial.prepare(largest=True)
+    if options.encoder is not None:  # beside a step
+        options.encoder.dummy_run(image_sizes(options.encoder.tower.spec)[-1])
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before
-    for sizes, hidden in trial.graph_states():
-        peak += kept_tokens(sizes) * hidden * options.dtype.itemsize
+    if options.encoder is not None:
+        peak += options.encoder.graph_bytes
+    for graphs, hidden in trial.graph_states():
+        peak += kept_tokens(graphs) * hidden * options.dtype.itemsize
     del trial
     gc.collect()
     torch.cuda.empty_cache()
@@ -77,6 +86,8 @@ def compile_steps(
         plans = encoder_steps(sizes, tokens, classifies=short.spec.classifier is not None)
     else:
         plans = [largest_step(sizes, tokens), *mixed_steps(sizes, tokens), *warmup_steps(sizes, tokens)]
+    if short.spec.vision is not None:
+        plans = [*image_steps(sizes, short.spec.vision, tokens), *plans]
     runner.compile(runner.drafted(plans), compilers)
 
 

@@ -1,7 +1,8 @@
 """The prefix index: block identity → block. An entry outlives its holders until the block is given to another sequence.
 
 A full block's identity is a chained hash, H(parent, token ids), whose root covers the extras (cache salt, adapter id).
-It covers everything that determines the block's KV. BLAKE2b with 128 bits (RFC 7693) is cryptographic, so that no
+Of a block that images touch it covers each one's digest as well, and where the block begins in it. So it covers
+everything that determines the block's KV. BLAKE2b with 128 bits (RFC 7693) is cryptographic, so that no
 tenant can make a block that passes for another's.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.engine_core.kv.block_layout import BlockLayout, first_column
+from penstock.protocol.images import Image
 from penstock.protocol.messages import SubmitTokens
 
 SHARDS = 256  # by an identity's first byte: a dictionary that grows stops the world for one shard, not for all blocks
@@ -144,8 +146,16 @@ def root_of(message: SubmitTokens, private: int = -1) -> bytes:
     return root(message.cache_salt, "" if message.adapter is None else message.adapter.identity, private)
 
 
-def extend(chain: list[bytes], start: bytes, tokens: array[int], blocks: int, block_size: int) -> None:
-    """Append the identities of full blocks len(chain) .. blocks-1 of `tokens`. No block is hashed twice."""
+def extend(
+    chain: list[bytes],
+    start: bytes,
+    tokens: array[int],
+    blocks: int,
+    block_size: int,
+    images: Sequence[Image] = (),
+) -> None:
+    """Append the identities of full blocks len(chain) .. blocks-1 of `tokens`, among which these images stand,
+    ascending. No block is hashed twice."""
     first = len(chain)
     if first >= blocks:
         return
@@ -153,6 +163,22 @@ def extend(chain: list[bytes], start: bytes, tokens: array[int], blocks: int, bl
     data = tokens[first * block_size : blocks * block_size].tobytes()
     width = block_size * TOKEN_BYTES
     assert len(data) == (blocks - first) * width, "only full blocks have an identity"
-    for offset in range(0, len(data), width):
-        parent = digest(parent + data[offset : offset + width], digest_size=IDENTITY_BYTES).digest()
+    pictures = image_extras(images, first, blocks, block_size) if images else {}
+    for block, offset in enumerate(range(0, len(data), width), first):
+        content = parent + data[offset : offset + width] + pictures.get(block, b"")
+        parent = digest(content, digest_size=IDENTITY_BYTES).digest()
         chain.append(parent)
+
+
+def image_extras(images: Sequence[Image], first: int, blocks: int, block_size: int) -> dict[int, bytes]:
+    """What the identities of blocks first .. blocks-1 cover beside their tokens: of each image that touches one its
+    digest and the position in it at which the block begins, below 0 where that is before it."""
+    found: dict[int, bytes] = {}
+    for image in reversed(images):
+        end = image.position + image.length
+        if end <= first * block_size:
+            break  # and so do all before it
+        for block in range(max(first, image.position // block_size), min(blocks, -(-end // block_size))):
+            offset = block * block_size - image.position
+            found[block] = image.digest + offset.to_bytes(8, "little", signed=True) + found.get(block, b"")
+    return found

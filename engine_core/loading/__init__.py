@@ -15,6 +15,7 @@ from penstock.engine_core.models.draft_spec import HeadSpec, beside_mtp, read_he
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.spec import stored_name
 from penstock.engine_core.models.tensors import FIRST, leftover, named_as
+from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.models.weight_files import read_names, stored_names
 from penstock.protocol.errors import ModelError
 
@@ -22,31 +23,36 @@ from penstock.protocol.errors import ModelError
 HEAD_LEFTOVER = re.compile(r"(^embed_tokens\.weight|^lm_head\.weight|^t2d|\.rotary_emb\.inv_freq)\Z")
 
 
-def load(model: Decoder, folder: Path, load_format: str = "auto", seed: int = 0) -> None:
-    """Fill `model` from `folder`; the format is auto, safetensors or dummy (random, nothing is read).
+def load(model: Decoder, folder: Path, load_format: str = "auto", seed: int = 0, tower: Tower | None = None) -> None:
+    """Fill `model`, and the vision encoder that feeds it, from `folder`; the format is auto, safetensors or dummy
+    (random, nothing is read).
 
     Raises ModelError naming the file and the tensor: missing, truncated, of a wrong shape or type, unknown, pickled.
     """
+    places = {**model.destinations(), **({} if tower is None else tower.destinations())}
     if load_format == "dummy":
-        fill_random({**model.destinations(), **dict(model.projection.destinations())}, seed, model.dtype)
+        fill_random({**places, **dict(model.projection.destinations())}, seed, model.dtype)
     else:
-        read_checkpoint(folder, named_as(model.spec, read_names(folder), model.destinations()), unread(model))
+        left = unread(model, vision=tower is None)
+        read_checkpoint(folder, named_as(model.spec, read_names(folder), places), left)
         for layer in model.projection.layers:
             read_checkpoint(folder / layer.spec.folder, dict(layer.destinations()))
 
 
-def unread(model: Decoder) -> re.Pattern[str]:
-    """Names of tensors that a model may have and that are not read: other stages' of a pipeline among them."""
+def unread(model: Decoder, *, vision: bool = False) -> re.Pattern[str]:
+    """Names of tensors that a model may have and that are not read: other stages' of a pipeline among them. vision:
+    also those of its vision encoder."""
     group, own = model.placement.group, range(model.first, model.first + model.spec.layers)
+    spec = model.spec.without_vision() if vision else model.spec
     if group.stages == 1:
-        return leftover(model.spec)
+        return leftover(spec)
     others = [rf"(^|\.)layers\.(?!({'|'.join(map(str, own))})\.)\d+\."]
     if model.embedding is None:
         others.append(rf"(^|\.){re.escape(stored_name(model.spec, FIRST))}$")
     if not group.ends:
         norm = re.escape(stored_name(model.spec, "model.norm.").removeprefix("model."))
         others.append(rf"^(((language_)?model|backbone)\.)*{norm}(weight|bias)$")
-    return leftover(model.spec, others)
+    return leftover(spec, others)
 
 
 def load_head(

@@ -29,13 +29,20 @@ def read_adapter(folder: Path, places: AdapterPlaces) -> Tensor:
                     for run, part in cuts(place, place.tensor) if place.tensor is not None else ():
                         values = stored_part(stored, run)
                         part.copy_(values.float() * matrix.scale if half == "B" else values)
-                        if not part.isfinite().all():
+                        if not all_finite(part):
                             raise ModelError(f"{found.weights}: tensor {name} has numbers that are not finite")
     except SafetensorError as error:
         raise ModelError(f"{found.weights}: truncated or not a safetensors file: {error}") from None
     except OSError as error:
         raise ModelError(f"{found.weights}: {error}") from None
     return memory
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no number is infinite or NaN. Extremes are found in one vectorized pass, and NaN is one: `isfinite` of
+    bfloat16 takes 20 times as long on a CPU."""
+    low, high = values.aminmax()
+    return bool(low.isfinite() & high.isfinite())
 
 
 def stacked(values: Tensor, half: str, matrix: AdaptedMatrix) -> Tensor:

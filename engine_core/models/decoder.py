@@ -33,13 +33,13 @@ from penstock.engine_core.models.layers import (
 from penstock.engine_core.models.low_rank import Adapted
 from penstock.engine_core.models.mlp import Mlp, SeparateMlps, SparseMlp, block_mlp
 from penstock.engine_core.models.recurrence import layer_recurrence
-from penstock.engine_core.models.rope import query_scales, rope_table
+from penstock.engine_core.models.rope import query_scales, rope_axes, rope_table
 from penstock.engine_core.models.sharding import rank_spec
 from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
 from penstock.kernels.quantized import RowFormat, Rows
-from penstock.kernels.records import AttentionBatch, Rotation
+from penstock.kernels.records import AttentionBatch, ImageRows, Rotation
 from penstock.kernels.rope import gather_rotation
 from penstock.kernels.states import LayerState
 
@@ -210,6 +210,7 @@ class Decoder:
             for rope, dim in {attention.rotary: None for attention in spec.attentions}
         }
         self.query_scales = {rope: query_scales(rope[0], length, placement.device) for rope in self.ropes}
+        self.rope_axes = {rope: rope_axes(*rope, placement.device) for rope in self.ropes}
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
@@ -243,13 +244,14 @@ class Decoder:
         residual: Tensor | None = None
         aux_states: list[Tensor] = []
         if stream is None:
-            assert self.embedding is not None, "the first stage"
-            delta = self.input.forward(self.embedding.forward(input_ids), positions, attention.token_types)
+            delta = self.input.forward(self.embed(input_ids, attention.images), positions, attention.token_types)
         else:
             delta, *aux_states = stream.unbind()
         given = None if self.by_layer is None else self.by_layer.forward(input_ids, delta)
+        turned = positions if attention.rope_positions is None else attention.rope_positions
         rotations = {
-            rope: gather_rotation(table, positions, self.query_scales[rope]) for rope, table in self.ropes.items()
+            rope: gather_rotation(table, turned, self.query_scales[rope], self.rope_axes[rope])
+            for rope, table in self.ropes.items()
         }
         partial, states = True, iter(() if attention.states is None else attention.states.layers)
         for layer, (block, pages) in enumerate(zip(self.blocks, cache, strict=True), self.first):
@@ -269,11 +271,24 @@ class Decoder:
                 partial=partial,
             )
             partial = block.partial
+            if attention.images is not None and layer < self.deepstack:
+                delta, residual = add_level(delta, residual, attention.images, 1 + layer)
         if self.norm is None:
             return torch.stack((self.joined(delta, residual, partial=partial), *aux_states)), aux_states
         if residual is None:
             return self.norm.forward(delta), aux_states
         return self.norm.add(delta, residual, partial=partial, scale=self.spec.body.residual_scale)[0], aux_states
+
+    def embed(self, input_ids: Tensor, images: ImageRows | None) -> Tensor:
+        """`[tokens] -> [tokens, hidden]`: rows of the vocabulary, and those of images as they are."""
+        assert self.embedding is not None, "the first stage"
+        found = self.embedding.forward(input_ids)
+        return found if images is None else found.index_copy(0, images.tokens, images.part(0, self.spec.hidden))
+
+    @property
+    def deepstack(self) -> int:
+        """Layers, the first ones, behind which something is added to tokens of images."""
+        return 0 if self.spec.vision is None else len(self.spec.vision.levels)
 
     def joined(self, delta: Tensor, residual: Tensor | None, *, partial: bool) -> Tensor:
         """The residual stream."""
@@ -347,3 +362,11 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.placement.dtype
+
+
+def add_level(delta: Tensor, residual: Tensor | None, images: ImageRows, number: int) -> tuple[Tensor, Tensor | None]:
+    """A layer's result with what a DeepStack level adds to tokens of images. Of the two that are summed the stream
+    takes it: it is the same on all ranks."""
+    stream = delta if residual is None else residual
+    stream = stream.index_add(0, images.tokens, images.part(number, stream.shape[1]))
+    return (stream, None) if residual is None else (delta, stream)

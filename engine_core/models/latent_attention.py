@@ -1,7 +1,8 @@
 """Multi-head latent attention (MLA: DeepSeek-V2, 2024), on one rank's share of its heads.
 
-Scores and sums are taken over the cached latents themselves: a query's unturned numbers go through the keys' half of
-`kv_b_proj` before, and what was attended through the values' half behind. Each latent is read once for all heads.
+Queries are absorbed: scores and sums are taken over the cached latents themselves. A query's unturned numbers go
+through the keys' half of `kv_b_proj` before, and what was attended through the values' half behind. Each latent is read
+once for all heads. For rows with many queries the latents are expanded to keys and values instead.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from penstock.engine_core.models.quantization.weight_format import format_of
 from penstock.engine_core.models.quantized_matrix import QuantizedMatrix
 from penstock.engine_core.models.rope import head_order
 from penstock.kernels.latent_attention import latent_attention, multiply_heads, store_latents
+from penstock.kernels.latent_expansion import attend_expanded, others_of
 from penstock.kernels.quantized import GroupedWeight, RowFormat, Rows
 from penstock.kernels.records import AttentionBatch, Rotation
 
@@ -123,16 +125,54 @@ class LatentAttention:
         if self.queries is not None and self.query_norm is not None:
             q = self.queries.forward(self.query_norm.forward(q))
         q = q.view(len(q), self.heads, latent.query_dim)
-        invariant = self.placement.invariant
+        turned, norm = q[..., latent.nope_dim :], self.latent_norm
+        expands = batch.long_rows is not None and not batch.invariant
+        absorbed = None
+        if not expands:
+            absorbed = self.absorb(q)
+            turned = absorbed[..., latent.rank :]
+        store_latents(own, key, norm.weight, norm.eps, q[..., latent.nope_dim :], turned, rotation, pages[0],
+                      batch.slot_mapping)  # fmt: skip
+        if absorbed is None:
+            attended = self.attend_mixed(q, batch, pages[0])
+        else:
+            attended = self.attend_absorbed(absorbed, batch, pages[0])
+        return self.output.forward(attended.flatten(1))
+
+    def absorb(self, q: Tensor) -> Tensor:
+        """The unturned numbers of `q  # [tokens, heads, nope + rope]` behind the keys' half: `[tokens, heads, rank +
+        rope]`, the last of which are the caller's to fill."""
+        latent = self.spec.latent
+        assert latent is not None
         absorbed = torch.empty(len(q), self.heads, self.spec.head_dim, dtype=q.dtype, device=q.device)
-        multiply_heads(q[..., : latent.nope_dim], self.expansion.keys, absorbed[..., : latent.rank], invariant)
-        norm = self.latent_norm
-        store_latents(own, key, norm.weight, norm.eps, q[..., latent.nope_dim :], absorbed[..., latent.rank :],
-                      rotation, pages[0], batch.slot_mapping)  # fmt: skip
-        attended = latent_attention(absorbed, pages[0], batch, latent.rank, self.scale)  # [tokens, heads, rank]
+        unturned, invariant = q[..., : latent.nope_dim], self.placement.invariant
+        multiply_heads(unturned, self.expansion.keys, absorbed[..., : latent.rank], invariant)
+        return absorbed
+
+    def attend_absorbed(self, q: Tensor, batch: AttentionBatch, pages: Tensor) -> Tensor:
+        """By absorbed queries: `[tokens, heads, value]`."""
+        latent = self.spec.latent
+        assert latent is not None
+        attended = latent_attention(q, pages, batch, latent.rank, self.scale)  # [tokens, heads, rank]
         values = torch.empty(len(q), self.heads, latent.value_dim, dtype=q.dtype, device=q.device)
-        multiply_heads(attended, self.expansion.values, values, invariant)
-        return self.output.forward(values.flatten(1))
+        multiply_heads(attended, self.expansion.values, values, self.placement.invariant)
+        return values
+
+    def attend_mixed(self, q: Tensor, batch: AttentionBatch, pages: Tensor) -> Tensor:
+        """Over expanded latents for long rows, by absorbed queries for the others: `[tokens, heads, value]`. q: turned,
+        `[tokens, heads, nope + rope]`."""
+        latent = self.spec.latent
+        assert latent is not None and batch.long_rows is not None  # noqa: PT018
+        values = torch.empty(len(q), self.heads, latent.value_dim, dtype=q.dtype, device=q.device)
+        keys = self.expansion.keys.transpose(1, 2)
+        attend_expanded(q, pages, batch, keys, self.expansion.values, self.scale, values)
+        others = batch.long_rows.others
+        if others is not None:
+            own = q[others.tokens]
+            absorbed = self.absorb(own)
+            absorbed[..., latent.rank :] = own[..., latent.nope_dim :]
+            values[others.tokens] = self.attend_absorbed(absorbed, others_of(batch), pages)
+        return values
 
     def destinations(self) -> Destinations:
         """By names within the attention."""

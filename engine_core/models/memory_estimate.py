@@ -8,22 +8,30 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.models.kv_groups import place_sizes
 from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import model_weights
+from penstock.engine_core.models.vision_kinds import vision_shapes
+from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.protocol.errors import ConfigError
 
 CPU_SHARE = 8  # on a CPU the cache gets an eighth of the available memory
 STATE_SHARE = 4  # a quarter of the memory for caches holds snapshots of states
 SLOT_SNAPSHOTS = 8  # at most, for each slot
 CPU_CEILING = 4 << 30  # and at most this without --kv-cache-memory
+ENCODER_ROWS = 16384  # of the encoder cache, unless an image has more or the option says otherwise
+ENCODER_STATES = 10  # numbers of the tower's hidden size that a patch has at the worst moment
 CONTEXT_BYTES = 960 << 20  # of the CUDA context, kernels and libraries
 ACTIVATION_SHARE = 1.6  # of a layer's own activations are alive at the worst moment, or kept beside graphs
 LOGIT_LINES = 5.4  # fp32 rows of a vocabulary per entry: logits, sampling's buffers, penalty counts
 DRAFTED = 4  # one row in so many may bring a draft, which is an entry more
 SPLIT_BYTES = 256 << 20  # of batch-invariant attention at most, whose keys are cut: kernels/attention_tiling.py
+SMALLEST, LARGEST = 64, 1 << 15  # pixels of the side of pictures
+GRAPH_PATCHES = 4096  # most of an image whose layers run from CUDA graphs
+EXPANDED_BYTES = 256 << 20  # of keys and values that latents are expanded to: kernels/latent_expansion.py
 FLOAT = 4  # bytes
 GIB = 1 << 30
 EXPERTS = ".experts."  # in names of their matrices
@@ -211,7 +219,15 @@ def step_bytes(spec: ModelSpec, step: StepShape) -> int:
     tables = step.max_num_seqs * step.max_model_len * FLOAT
     counted = 1.0 if spec.encoder else LOGIT_LINES  # it has no logits
     states = step.max_num_seqs * slot_state_bytes(spec, step.item_bytes, step.row_drafts)
-    return int(ACTIVATION_SHARE * activations + counted * lines) + tables + states + SPLIT_BYTES * step.invariant
+    scratch = SPLIT_BYTES if step.invariant else expanded_bytes(spec, step)
+    return int(ACTIVATION_SHARE * activations + counted * lines) + tables + states + scratch
+
+
+def expanded_bytes(spec: ModelSpec, step: StepShape) -> int:
+    """What a layer's expanded latents take: those of one head at the longest length at least."""
+    latents = [own.latent for own in spec.attentions if own.latent is not None]
+    width = max((max(latent.query_dim, latent.value_dim) for latent in latents), default=0)
+    return max(EXPANDED_BYTES, 2 * step.max_model_len * width * step.item_bytes) if latents else 0
 
 
 def mlp_numbers(spec: ModelSpec, layer: LayerSpec) -> int:
@@ -227,3 +243,46 @@ def taken_bytes(spec: ModelSpec, step: StepShape) -> int:
     """Bytes that are taken when the cache is made: weights, rotary tables, the context."""
     tables = sum(dim for _, dim in {attention.rotary for attention in spec.attentions}) * FLOAT
     return weight_bytes(spec, step.item_bytes) + step.max_model_len * tables + CONTEXT_BYTES
+
+
+def image_sizes(spec: VisionSpec) -> tuple[Size, ...]:
+    """Sizes of images from the smallest to the largest that the processor makes, each four times the one before."""
+    found: dict[Size, None] = {}
+    side = SMALLEST
+    while side <= LARGEST:
+        size = spec.processor.resize.target(Size(side, side))
+        assert size is not None, "a square has a shape that every processor takes"
+        found[size] = None
+        side *= 2
+    return tuple(found)
+
+
+def encoder_rows(spec: VisionSpec, asked: int) -> int:
+    """Rows of the encoder cache. asked: --mm-encoder-cache-tokens."""
+    return asked or max(ENCODER_ROWS, spec.rows(image_sizes(spec)[-1]))
+
+
+def vision_weights(spec: VisionSpec | None) -> int:
+    """Numbers in a vision encoder."""
+    return 0 if spec is None else sum(math.prod(shape) for shape in vision_shapes(spec).values())
+
+
+@dataclass(frozen=True)
+class VisionBytes:
+    """Memory that images take on each rank of the first stage."""
+
+    weights: int  # of the vision encoder
+    cache: int  # of the encoder cache
+    activations: int  # of the largest image, beside a step: an estimate
+    graphs: int  # that CUDA graphs hold for the largest image that they serve: the same
+
+
+def vision_bytes(spec: VisionSpec, asked: int, item_bytes: int) -> VisionBytes:
+    """asked: --mm-encoder-cache-tokens."""
+    patch = (ENCODER_STATES * spec.hidden + (2 + spec.gated) * spec.width) * item_bytes
+    return VisionBytes(
+        weights=vision_weights(spec) * item_bytes,
+        cache=encoder_rows(spec, asked) * spec.row_width * item_bytes,
+        activations=spec.patches(image_sizes(spec)[-1]) * patch,
+        graphs=GRAPH_PATCHES * patch,
+    )

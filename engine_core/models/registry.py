@@ -10,6 +10,7 @@ from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.sharding import stage_layers
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.vision.tower import Tower, tower
 
 
 def build(
@@ -33,3 +34,11 @@ def build(
     layers = stage_layers(spec, group.stages, draft, group.size)[group.stage]
     spec = spec.part(layers)
     return Decoder(spec, placement, length, layers.start, head=draft is not None and draft.head is not None)
+
+
+def build_tower(model: Decoder) -> Tower | None:
+    """The vision encoder of a model without its weights, whole on each rank of the first stage; None: on another stage,
+    and where no images are seen."""
+    if model.spec.vision is None or not model.placement.group.begins:
+        return None
+    return tower(model.spec.vision, model.placement)

@@ -33,6 +33,22 @@ def query_scales(rope: RopeSpec, length: int, device: torch.device) -> Tensor | 
     return (1.0 + rope.temperature * turns.floor().log1p()).to(device)
 
 
+def rope_axes(rope: RopeSpec, head_dim: int, device: torch.device) -> Tensor | None:
+    """By which of a token's positions each pair of a head turns: int32 `[head_dim / 2]`, 0 its time, 1 its line, 2 its
+    column; None: the rope has one position (M-RoPE: Wang et al., 2024; alternating: Qwen3-VL, 2025)."""
+    if not rope.sections:
+        return None
+    axes = torch.zeros(head_dim // 2, dtype=torch.int32)
+    if rope.sections_alternate:
+        for axis, count in enumerate(rope.sections[1:], 1):
+            axes[axis : 3 * count : 3] = axis
+    else:
+        turns = torch.arange(len(rope.sections), dtype=torch.int32) % 3
+        found = turns.repeat_interleave(torch.tensor(rope.sections))
+        axes[: len(found)] = found
+    return axes.to(device)
+
+
 def head_order(rope: RopeSpec, head_dim: int) -> tuple[slice, ...]:
     """Which numbers of a head in the checkpoint, in this order, make a head as the kernels want it: number i pairs with
     i + head_dim / 2. Scores do not depend on the order, which queries and keys share."""

@@ -150,7 +150,7 @@ def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, r
     layer, the output embedding behind the last (a tied one stands in both places), what drafts there, which each of the
     stage's `ranks` has as a whole, and at least one layer each.
 
-    Raises ConfigError where there are fewer layers than stages.
+    Raises ConfigError where there are fewer layers than stages, or too few before the second for images.
     """
     if spec.encoder and stages > 1:
         why = "the model is an encoder, which is served in one stage; --tensor-parallel-size spreads it over GPUs"
@@ -173,6 +173,10 @@ def stage_layers(spec: ModelSpec, stages: int, draft: DraftSpec | None = None, r
         middle = (low + high) // 2
         low, high = (low, middle) if len(filled(sizes, middle, stages)) <= stages else (middle + 1, high)
     found = filled(sizes, low, stages)
+    levels = 0 if spec.vision is None else len(spec.vision.levels)
+    if levels > found[0]:
+        why = f"the first stage gets {found[0]} of {spec.layers} layers, and images go behind {levels} (DeepStack)"
+        raise ConfigError(PIPELINE_PARALLEL, stages, why)
     starts = [sum(found[:stage]) for stage in range(stages + 1)]
     return tuple(range(start, end) for start, end in itertools.pairwise(starts))
 

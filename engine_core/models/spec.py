@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from penstock.engine_core.models.layer_spec import (
     LayerSpec,
     MlpSpec,
     NormSpec,
+    RopeSpec,
 )
 from penstock.engine_core.models.pooler import ClassifierSpec, DenseSpec, read_projection
 from penstock.engine_core.models.quantization.config import KEY, read_quantization
@@ -27,6 +28,7 @@ from penstock.engine_core.models.quantization.rules import Quantization
 from penstock.engine_core.models.quantization.weight_format import Formats, WeightFormat
 from penstock.engine_core.models.reading import read_labels
 from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
+from penstock.engine_core.models.vision_reading import VISION, read_sections, read_vision, served_kind
 from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.engine_core.models.weight_files import read_names, read_shape
 from penstock.protocol.errors import ConfigError, ModelError
@@ -144,6 +146,25 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def with_layers(self, layers: tuple[LayerSpec, ...]) -> ModelSpec:
         return msgspec.structs.replace(self, body=msgspec.structs.replace(self.body, layers=layers))
 
+    def with_ropes(self, turn: Callable[[AttentionSpec], RopeSpec]) -> ModelSpec:
+        """The same with these rotary positions of every layer, that of an MTP head among them."""
+
+        def turned(layer: LayerSpec) -> LayerSpec:
+            return layer if layer.attention is None else layer.with_attention(rope=turn(layer.attention))
+
+        found, mtp = self.with_layers(tuple(map(turned, self.blocks))), self.body.mtp
+        if mtp is None:
+            return found
+        mtp = msgspec.structs.replace(mtp, layer=turned(mtp.layer))
+        return msgspec.structs.replace(found, body=msgspec.structs.replace(found.body, mtp=mtp))
+
+    def without_vision(self) -> ModelSpec:
+        """The text half alone: tensors of the vision encoder are left unread."""
+        if self.vision is None:
+            return self
+        found = self.with_ropes(lambda own: msgspec.structs.replace(own.rope, sections=(), sections_alternate=False))
+        return msgspec.structs.replace(found, vision=None, unread=(*self.unread, *self.vision.places))
+
 
 def read_spec(folder: Path, quantization: str = NONE) -> ModelSpec:
     """The model that `folder`/config.json describes. quantization: a format of ONLINE, into which its weights are
@@ -158,8 +179,8 @@ def read_spec(folder: Path, quantization: str = NONE) -> ModelSpec:
     if (found := beside(folder)) is not None:
         raise ModelError(f"{found[0]}: {found[1]}")
     family, names = read_family(file), read_names(folder)
-    file = text_half(file, family)
-    spec = with_layout(decoder_spec(file, family), names)
+    whole, file = file, text_half(file, family)
+    spec = with_vision(with_layout(decoder_spec(file, family), names), whole, folder)
     if any(experts.transposed for experts in spec.sparse):
         spec = with_axes(spec, read_shape(folder, STACKED))
     if spec.encoder or spec.classifier is not None:
@@ -282,6 +303,26 @@ def text_half(file: ConfigFile, family: Family) -> ConfigFile:
             values[key] = {name: "default" if value == MROPE else value
                            for name, value in rope.items() if not name.startswith(MROPE)}  # fmt: skip
     return ConfigFile(file.path, values)
+
+
+def with_vision(spec: ModelSpec, file: ConfigFile, folder: Path) -> ModelSpec:
+    """The same with the vision encoder that the whole config.json has, if it is served. Raises ModelError."""
+    if (kind := served_kind(file, folder)) is None:
+        return spec
+    vision = read_vision(file, kind, folder)
+    if vision.token_id >= spec.vocab_size:
+        raise ModelError(f"{file.path}: image_token_id is {vision.token_id}, and the vocabulary has {spec.vocab_size}")
+    for what, found, room in (
+        ("embeddings of", vision.outputs, spec.hidden),
+        ("DeepStack levels:", len(vision.levels), min(len(vision.levels), spec.layers)),
+    ):
+        if found != room:
+            raise ModelError(f"{file.path}: {VISION} has {what} {found}, and the text half has room for {room}")
+    if vision.mrope:
+        inner = file.values[TEXT] if isinstance(file.values.get(TEXT), dict) else file.values
+        spec = spec.with_ropes(lambda own: read_sections(own.rope, own.head_dim, file, inner, kind))
+    unread = tuple(start for start in spec.unread if start not in vision.places)
+    return msgspec.structs.replace(spec, vision=vision, unread=unread)
 
 
 def with_layout(spec: ModelSpec, names: Collection[str]) -> ModelSpec:

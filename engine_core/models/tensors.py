@@ -26,6 +26,7 @@ from penstock.engine_core.models.pooler import DenseSpec
 from penstock.engine_core.models.quantization.weight_format import Formats, WeightFormat, format_of
 from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 from penstock.engine_core.models.spec import OUTPUT, ModelSpec, stored_name
+from penstock.engine_core.models.vision_kinds import vision_shapes
 from penstock.engine_core.models.weight_files import LEFTOVER, WantedTensor, check_tensors, read_names
 from penstock.protocol.errors import ModelError
 
@@ -69,10 +70,31 @@ def check_weights(folder: Path, spec: ModelSpec) -> None:
         if weight.form is not None and (why := weight.form.complaint(*weight.shape[-2:])):
             matrix = stored_name(spec, name).removesuffix(".weight")
             raise ModelError(f"{folder}: {matrix} cannot be quantized as its config.json says: {why}")
+    refuse_quantized_vision(folder, spec)
     check_tensors(folder, named_as(spec, read_names(folder), wanted_tensors(spec)), leftover(spec))
     for dense in spec.projection:
         found = {name: WantedTensor(weight.shape) for name, weight in dense_weights(dense)}
         check_tensors(folder / dense.folder, found)
+
+
+def refuse_quantized_vision(folder: Path, spec: ModelSpec) -> None:
+    """Raise ModelError naming a matrix of the vision encoder that is quantized."""
+    if spec.quantization is None:
+        return
+    for name in vision_tensors(spec):
+        module = name.removesuffix(".weight")
+        if module != name and spec.quantization.format_of(module) is not None:
+            why = (
+                "Penstock serves vision encoders that are not; --limit-mm-per-prompt image=0 serves the text half alone"
+            )
+            raise ModelError(f"{folder}: {module} is quantized as its config.json says, and {why}")
+
+
+def vision_tensors(spec: ModelSpec) -> dict[str, WantedTensor]:
+    """Those of the vision encoder, by names without the `model.` that may stand before them."""
+    if spec.vision is None:
+        return {}
+    return {name: WantedTensor(shape) for name, shape in vision_shapes(spec.vision).items()}
 
 
 def leftover(spec: ModelSpec, others: Collection[str] = ()) -> re.Pattern[str]:
@@ -95,7 +117,27 @@ def unread_tensors(spec: ModelSpec, names: Set[str]) -> dict[str, int]:
 
 def named_as(spec: ModelSpec, stored: Collection[str], wanted: Mapping[str, Value]) -> Mapping[str, Value]:
     """The same by the names that the files have: embedding models are saved without the prefix of a model that has a
-    head, and the text half of a model of text and images has one of its own, as an encoder has in a classifier."""
+    head, and the text half of a model of text and images has one of its own, as an encoder has in a classifier. A
+    vision encoder is part of the model, or stands beside it."""
+    found = text_named_as(spec, stored, wanted)
+    own = next((name for name in vision_tensors(spec) if name in found), None)
+    if (vision := spec.vision) is None or own is None:
+        return found
+    forms = [(prefix, aliases) for prefix in ("", PREFIX) for aliases in ((), vision.aliases)]
+    form = next((form for form in forms if renamed(own, *form) in stored), forms[0])
+    return {renamed(name, *form) if name.startswith(vision.places) else name: value for name, value in found.items()}
+
+
+def renamed(name: str, prefix: str, aliases: Collection[tuple[str, str]]) -> str:
+    """The name behind a prefix, with another beginning where an alias has its own."""
+    for first, other in aliases:
+        if name.startswith(first):
+            name = other + name.removeprefix(first)
+    return prefix + name
+
+
+def text_named_as(spec: ModelSpec, stored: Collection[str], wanted: Mapping[str, Value]) -> Mapping[str, Value]:
+    """The same but for a vision encoder."""
     first = stored_name(spec, FIRST)
     prefixes = [name.removesuffix(first) for name in stored if name.endswith(first) and ".layers." not in name]
     prefix, head = prefixes[0] if len(prefixes) == 1 else PREFIX, OUTPUT
@@ -113,7 +155,7 @@ def named_as(spec: ModelSpec, stored: Collection[str], wanted: Mapping[str, Valu
 def wanted_tensors(spec: ModelSpec) -> dict[str, WantedTensor]:
     """Every tensor of the model's checkpoint."""
     found = (pair for name, weight in model_weights(spec) for pair in weight.wanted(name))
-    return {stored_name(spec, name): wanted for name, wanted in found}
+    return {stored_name(spec, name): wanted for name, wanted in found} | vision_tensors(spec)
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, Shape]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.images import ask_images, awaits_images, cut_at_images, reusable
 from penstock.engine_core.scheduling.late_masks import short_of_end
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix, cancel, lacks_adapter
 from penstock.engine_core.scheduling.peak_estimate import PeakEstimate, new_estimate
@@ -26,8 +27,8 @@ from penstock.protocol.steps import NO_STATE
 
 LOOKAHEAD = 256  # waiting sequences that one plan passes over
 HASHES = 2048  # blocks of theirs that one plan hashes, about 2 ms
-BLOCKED = 1024  # waiting sequences without their adapters that it passes over as well
-REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter")
+BLOCKED = 1024  # waiting sequences without their adapters or images that it passes over as well
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter", "image")
 
 
 @dataclass(slots=True)
@@ -44,12 +45,13 @@ class Admissions:
         it asks for the next."""
         state = self.state
         state.adapters.begin_pass()
+        state.encoder_cache.begin_pass()
         if state.quarantine:
             yield from self._try_alone(budget)
             return
-        walk = state.queue.walk()
+        walk, blind = state.queue.walk(), 0
         while budget > 0 and state.slots.free and walk.passed < LOOKAHEAD and walk.blocked < BLOCKED:
-            if walk.passed and self.hashed > HASHES:
+            if (walk.passed or blind) and self.hashed > HASHES:
                 break
             sequence = walk.next()
             if sequence is None or sequence is state.refused or sequence.last_step > state.steps.applied:
@@ -58,15 +60,24 @@ class Admissions:
             if adapter is not None and not state.adapters.ask(adapter, state.stats.now):
                 walk.skip_blocked(sequence)
                 continue
+            if sequence.request.message.images and state.encoder_cache.short:
+                walk.skip_blocked(sequence)
+                continue
             found = self._prefix(sequence)
             if found is None:
                 walk.skip(sequence)
                 continue
-            count = min(len(sequence.tokens) - self._positions(found), budget)
-            if state.options.encoder and count < len(sequence.tokens):
-                break  # it runs as a whole, in the next step
+            start = self._positions(found)
+            if sequence.request.message.images and not ask_images(state, sequence, start):
+                walk.skip_blocked(sequence)
+                blind += 1
+                continue
+            count = cut_at_images(state, sequence, start, min(len(sequence.tokens) - start, budget))
+            if not count or (state.options.encoder and count < len(sequence.tokens)):
+                break  # it runs as a whole, or what it begins with does, in the next step
             if self.batch is not None:
-                count = short_of_end(state, self.batch, sequence, self._positions(found), count)
+                count = short_of_end(state, self.batch, sequence, start, count)
+                count = cut_at_images(state, sequence, start, count)
             if not count:
                 walk.skip(sequence)
                 continue
@@ -92,7 +103,11 @@ class Admissions:
             return
         found = self._prefix(sequence)
         assert found is not None, "no other sequence computes a prefix that it could wait for"
-        count = min(len(sequence.tokens) - self._positions(found), budget)
+        start = self._positions(found)
+        if sequence.request.message.images and not ask_images(state, sequence, start):
+            return
+        count = cut_at_images(state, sequence, start, min(len(sequence.tokens) - start, budget))
+        assert count, "a step has room for any image"
         if not self._fits(sequence, found, count):
             cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
             return
@@ -118,21 +133,32 @@ class Admissions:
         if start is None:
             return []
         self.hashed += len(sequence.tokens) // size - len(sequence.block_hashes)
-        extend(sequence.block_hashes, start, sequence.tokens, len(sequence.tokens) // size, size)
+        images = sequence.request.message.images
+        extend(sequence.block_hashes, start, sequence.tokens, len(sequence.tokens) // size, size, images)
         if sequence.skips_prefix_cache:
             return []
         most = (len(sequence.tokens) - 1) // size  # at least one position is computed, so that there are logits
-        found = state.kv.prefix.match_groups(sequence.block_hashes, most, state.kv.layout)
+        found = self._match(sequence, most)
         columns = len(found) // state.kv.layout.groups
         leader_next = state.kv.in_flight_prefixes.get(sequence.block_hashes[columns]) if columns < most else None
         if leader_next is None:
             return found if states is None else with_state(state, states, sequence, found, most)
         common = common_blocks(sequence.block_hashes[:most], leader_next.block_hashes)
+        if (common := reusable(state, sequence, common)) <= columns:
+            return found
         if states is not None:
             ask_leader(state, states, leader_next, common)
             return with_state(state, states, sequence, found, most)
         sequence.waits_for = (leader_next, leader_next.life, common)
         return None
+
+    def _match(self, sequence: Sequence, most: int) -> list[int]:
+        """The table of the longest known prefix of at most `most` blocks that the sequence may begin behind."""
+        kv, chain = self.state.kv, sequence.block_hashes
+        found = kv.prefix.match_groups(chain, most, kv.layout)
+        while (blocks := reusable(self.state, sequence, columns := len(found) // kv.layout.groups)) < columns:
+            found = kv.prefix.match_groups(chain, blocks, kv.layout)
+        return found
 
     def _fits(self, sequence: Sequence, found: list[int], count: int) -> bool:
         """Whether the first chunk's blocks are there now and the expected peak stays within the pool."""
@@ -181,6 +207,8 @@ class Admissions:
         slot = state.slots.enter(sequence, sequence.request.root is not None)
         if sequence.request.adapter is not None:
             state.adapters.enter(sequence.request.adapter)
+        if sequence.request.message.images:
+            state.encoder_cache.enter(sequence)
         state.stats.sequences.enter(sequence, state.stats.now)
         state.spec.device_drafts.enter(slot, wanted=sequence.request.message.speculate)
         if found:
@@ -240,7 +268,7 @@ def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
 
 def reasons(state: SchedulerState) -> dict[str, int]:
     """Waiting sequences by what they wait for. None overtakes, so all wait for what the first one lacks, except those
-    that wait for a prefix which somebody else is computing, or for their adapter.
+    that wait for a prefix which somebody else is computing, for their adapter, or for their images.
 
     trial: one of those that executors may have died of runs alone. slot: --max-num-seqs run. blocks: there is no KV
     cache for more. step: there is room, and the next step will have it, or the one after that.
@@ -250,17 +278,21 @@ def reasons(state: SchedulerState) -> dict[str, int]:
         return {}
     first = tuple(islice(state.queue, LOOKAHEAD))
     behind = sum(sequence.waits_for is not None for sequence in first)
-    lacking = sum(sequence.waits_for is None and lacks_adapter(state, sequence) for sequence in first)
+    free = [sequence for sequence in first if sequence.waits_for is None]
+    lacking = sum(lacks_adapter(state, sequence) for sequence in free)
+    blind = sum(awaits_images(state, sequence) and not lacks_adapter(state, sequence) for sequence in free)
     if state.quarantine:
         reason = "trial"
     elif not state.slots.free:
         reason = "slot"
-    elif state.refused is not None or state.kv_pressure:
+    elif state.refused is not None or state.kv.pressure:
         reason = "blocks"
     else:
         reason = "step"
     return {
         name: count
-        for name, count in ((reason, waiting - behind - lacking), ("prefix", behind), ("adapter", lacking))
+        for name, count in (
+            (reason, waiting - behind - lacking - blind), ("prefix", behind), ("adapter", lacking), ("image", blind),
+        )
         if count
     }

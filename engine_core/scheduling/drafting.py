@@ -51,7 +51,8 @@ def equip(state: SchedulerState, sequence: Sequence) -> None:
     found = proposers(request, options) if request.message.speculate else ()
     if sequence.guide is not None or found:
         acceptance, gain = Acceptance(state.spec.acceptance), Gain(state.spec.jump_forward.gain)
-        sequence.drafter = Drafter(found, request.stop_token_ids, acceptance, gain)
+        ending = request.stop_token_ids | {state.options.image_token}  # no output goes on with an image
+        sequence.drafter = Drafter(found, ending, acceptance, gain)
     if sequence.guide is not None and sequence.drafter is not None:
         state.spec.jump_forward.meet(min(len(state.requests) + 1, state.slots.count), state.spec.cost)
         update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward)

@@ -23,12 +23,13 @@ M = TypeVar("M", bound=Member)
 class ExecutorGroup(Generic[M]):
     """One replica's executors. Each time the group becomes complete a new epoch begins."""
 
-    def __init__(self, size: int, epoch: int, now: float, answering: int = 0) -> None:
+    def __init__(self, size: int, epoch: int, now: float, answering: int = 0, stage: int = 1) -> None:
         self.epoch = epoch  # of the group that is complete, or of the next one
         self.missing_since = now  # monotonic seconds; holds while the group is not complete
         self.crash_loop = ""  # why no executor will come, as the launcher says
         self._size = size
         self._answering = answering  # place in the group of the member that samples
+        self._stage = stage  # members of a stage
         self._ready: dict[M, ExecutorReady] = {}
         self._waited_since = float("inf")  # monotonic seconds, since when some members are ready and others are not
 
@@ -50,6 +51,11 @@ class ExecutorGroup(Generic[M]):
     def answering(self) -> tuple[M, ...]:
         """The member of a complete group that samples, and so needs masks."""
         return (sorted(self._ready, key=lambda peer: peer.index)[self._answering],)
+
+    @property
+    def encoding(self) -> tuple[M, ...]:
+        """The members of a complete group that encode images: those of the first stage."""
+        return tuple(sorted(self._ready, key=lambda peer: peer.index)[: self._stage])
 
     @property
     def devices(self) -> str:
@@ -90,6 +96,11 @@ class ExecutorGroup(Generic[M]):
     def adapter_places(self) -> int:
         """Places for adapters that every executor of the group has."""
         return min(ready.adapter_places for ready in self._ready.values())
+
+    @property
+    def encoder_rows(self) -> int:
+        """Rows that the encoder cache of every executor of a complete group's first stage has."""
+        return min(self._ready[peer].encoder_rows for peer in self.encoding)
 
     @property
     def first(self) -> ExecutorReady:

@@ -42,8 +42,9 @@ def cache_blocks(state: SchedulerState, sequence: Sequence) -> None:
 def cache_blocks_to(state: SchedulerState, sequence: Sequence, full: int) -> None:
     """Cache the sequence's first `full` blocks. Owner of `sequence.cached`."""
     size = state.options.block_size
-    assert sequence.request.root is not None
-    extend(sequence.block_hashes, sequence.request.root, sequence.tokens, full, size)
+    root, images = sequence.request.root, sequence.request.message.images
+    assert root is not None
+    extend(sequence.block_hashes, root, sequence.tokens, full, size, images)
     groups, hashes = state.kv.layout.groups, sequence.block_hashes[sequence.cached : full]
     blocks = sequence.blocks[sequence.cached * groups : full * groups]
     for group in range(groups):
@@ -80,6 +81,8 @@ def vacate(state: SchedulerState, sequence: Sequence, *, trusted: bool = True) -
     slot = state.slots.leave(sequence)
     if sequence.request.adapter is not None:
         state.adapters.leave(sequence.request.adapter)
+    if sequence.request.message.images:
+        state.encoder_cache.leave(sequence, sequence.last_step, state.steps.applied)
     state.queue.leave(sequence, state.stats.now)
     blocks, sequence.blocks = held_blocks(state, sequence), []
     sequence.cached = sequence.borrowed = 0
@@ -142,6 +145,8 @@ def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
         vacate(state, sequence, trusted=finish != Finish.ERROR)
     else:
         state.queue.remove(sequence)
+        if sequence.request.message.images:
+            state.encoder_cache.leave(sequence, sequence.last_step, state.steps.applied)
         if state.refused is sequence:
             state.refused = None
     sequence.ended = True
@@ -216,11 +221,12 @@ def resume(state: SchedulerState, request: Request) -> None:
 
 
 def in_flight_sequences(state: SchedulerState) -> list[Sequence]:
-    """Sequences with work in a step whose result has not come."""
+    """Sequences with work in a step whose result has not come, or with an image that is being encoded."""
     found: dict[Sequence, None] = {}
     for inflight in state.steps.in_flight:
         found.update(dict.fromkeys(inflight.batch.sequences))
         found.update((chunk.sequence, None) for chunk in inflight.chunks)
+    found.update(dict.fromkeys(state.encoder_cache.in_flight_sequences()))
     return [sequence for sequence in found if not sequence.ended]
 
 

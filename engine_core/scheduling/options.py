@@ -63,6 +63,10 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     adapter_places: int = 0  # for LoRA adapters on the device
     adapter_memory: int = 0  # adapters that the host's memory holds
     executors: int = 1  # in the group
+    encoder_rows: int = 0  # of the executors' encoder cache; 0: the model sees no images
+    encoders: int = 1  # executors that encode images: those of the first stage
+    image_token: int = -1  # the placeholder that stands for an image in prompts; -1: there is none
+    mutual: bool = False  # tokens of an image see one another both ways, so one step computes all of them
     traced: bool = False  # whether the history of sampled requests is recorded
     trace_tokens: int = 0  # output tokens between two marks in it; 0: none
     epoch: int = 0
@@ -88,6 +92,9 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert 0.0 <= self.expected_share <= 1.0
         assert min(self.stages, self.ahead, self.piece) >= 1
         assert 0 <= self.adapter_places <= self.adapter_memory
+        assert self.encoder_rows >= 0
+        assert 1 <= self.encoders <= self.executors
+        assert not (self.mutual and self.recurrent), "states are kept at positions that may be within images"
         assert self.max_queued_tokens >= 0
         assert self.max_queue_time >= 0.0
         assert self.policy in ("fcfs", "priority")

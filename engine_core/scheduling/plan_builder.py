@@ -35,6 +35,7 @@ from penstock.engine_core.scheduling.drafting import (
     start_drafts,
     with_device_drafts,
 )
+from penstock.engine_core.scheduling.images import cut_at_images, whole_ahead
 from penstock.engine_core.scheduling.late_masks import NOBODY, Ready, short_of_end, sit_out
 from penstock.engine_core.scheduling.lifecycle import (
     add_others,
@@ -96,7 +97,8 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch,
     drafts = None
     if (slots.drafters or state.spec.device_drafts.most) and len(batch.slots):
         wanted = len(state.prefilling) or (state.queue.waiting and slots.free)
-        drafts = draft(state, batch, budget // 2 if wanted else budget, ready)
+        most = min(budget // 2, max(0, budget - whole_ahead(state))) if wanted else budget
+        drafts = draft(state, batch, most, ready)
         budget -= drafts.total if drafts is not None else 0
     if state.options.stages > 1:
         budget = prompt_budget(state, budget)
@@ -104,8 +106,10 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch,
     for sequence in state.prefilling:
         start = int(slots.num_computed_tokens[sequence.slot])
         count = cut(state.kv.recurrent, sequence.slot, start, min(len(sequence.tokens) - start, budget))
+        count = cut_at_images(state, sequence, start, count)
         if count and not patient:
             count = short_of_end(state, batch, sequence, start, count)
+            count = cut_at_images(state, sequence, start, count)
         if count:
             claims.append((sequence, count))
             budget -= count
@@ -116,7 +120,7 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch,
         budget += drafts.total
         drafts = None  # they yield before any row waits for a block
         short = crossing(state, batch)
-    kv_pressure = state.kv_pressure = groups * len(short) + sum(needs) > state.kv.pool.available
+    kv_pressure = state.kv.pressure = groups * len(short) + sum(needs) > state.kv.pool.available
     if kv_pressure:
         batch, claims = preempt_for_blocks(state, batch, short, claims, needs)
         short = crossing(state, batch)
@@ -207,7 +211,7 @@ def extend_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence
 def start_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence, count: int) -> None:
     """The first chunk of a sequence that has just entered its slot: everything about it crosses here, once."""
     take_blocks(state, sequence, count)
-    states = state.kv.recurrent
+    states, images = state.kv.recurrent, sequence.request.message.images
     sampling = sequence.request.message.sampling
     if sequence.request.needs_prompt_logprobs and not sequence.needs_prompt_logprobs:
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=-1)
@@ -225,6 +229,7 @@ def start_chunk(state: SchedulerState, builder: PlanBuilder, sequence: Sequence,
             choice=sequence.index,
             state=NO_STATE if states is None else states.begins[sequence.slot],
             adapter=state.adapters.place(sequence.request.adapter),
+            images=state.encoder_cache.table(sequence, images) if images else b"",
         )
     )
     append_chunk(state, builder, sequence, count)
@@ -330,6 +335,8 @@ def finish_chunk(state: SchedulerState, chunk: Chunk, step: int, microbatch: int
     slots.num_computed_tokens[slot] += chunk.count
     slots.last[slot] = step
     cache_blocks(state, sequence)
+    if sequence.request.message.images:
+        state.encoder_cache.advance(sequence, chunk.start + chunk.count, step)
     if chunk.pool:
         state.prefilling.remove(sequence)  # its slot waits for the result
     elif chunk.sample:
@@ -412,7 +419,7 @@ def prompt_budget(state: SchedulerState, budget: int) -> int:
     options, planned = state.options, state.slots.num_computed_tokens
     waiting = state.queue.tokens
     waiting += sum([len(sequence.tokens) - int(planned[sequence.slot]) for sequence in state.prefilling])
-    return min(budget, max(options.piece, -(-waiting // (2 * options.stages))))
+    return min(budget, max(options.piece, whole_ahead(state), -(-waiting // (2 * options.stages))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

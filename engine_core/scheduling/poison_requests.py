@@ -35,6 +35,8 @@ def signature(message: SubmitTokens) -> bytes:
     """Equal for two requests that ask for the same, from any client: everything but the seed, which may be ours."""
     parameters = msgspec.structs.replace(message.sampling, seed=0)
     digest = blake2b(message.token_ids, digest_size=16)
+    for image in message.images:
+        digest.update(image.digest)
     digest.update(
         msgspec.msgpack.encode((parameters, message.automaton, message.prediction, message.n, message.adapter))
     )
@@ -47,10 +49,10 @@ def text_signature(message: SubmitText | Tokenize | Detokenize) -> bytes:
         case Detokenize():
             parts: tuple[object, ...] = (message.token_ids,)
         case Tokenize():
-            parts = (message.messages, message.tools, message.template_arguments, message.prompt)
+            parts = (message.messages, message.images, message.tools, message.template_arguments, message.prompt)
         case SubmitText():
             parts = (
-                message.messages, message.tools, message.template_arguments, message.prompt, message.prompt_ids,
-                message.chat_template, message.prediction, message.stop, message.bad_words,
+                message.messages, message.images, message.tools, message.template_arguments, message.prompt,
+                message.prompt_ids, message.chat_template, message.prediction, message.stop, message.bad_words,
             )  # fmt: skip
     return blake2b(msgspec.msgpack.encode(parts), digest_size=16).digest()

@@ -12,6 +12,7 @@ import functools
 
 import numpy as np
 
+from penstock.engine_core.scheduling.images import lacks_images
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, lacks_adapter, preempt
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
@@ -72,7 +73,7 @@ def preempt_for_blocks(
 def make_way(state: SchedulerState) -> None:
     """Promise starved clients the next slots, and preempt running sequences for them. Called before the rows of a step
     are chosen. They get what waits behind the fence first, so nothing more is preempted meanwhile."""
-    while (sequence := state.queue.starved(state.stats.now, functools.partial(lacks_adapter, state))) is not None:
+    while (sequence := state.queue.starved(state.stats.now, functools.partial(is_blocked, state))) is not None:
         state.queue.promise(sequence)
     promised = state.queue.promised()
     if not promised or len(state.kv.fence):
@@ -84,6 +85,11 @@ def make_way(state: SchedulerState) -> None:
         victim = state.queue.victim(sequence)
         if victim is not None:
             preempt(state, victim, YIELDED)
+
+
+def is_blocked(state: SchedulerState, sequence: Sequence) -> bool:
+    """Whether a slot would be of no use to a waiting sequence."""
+    return lacks_adapter(state, sequence) or lacks_images(state, sequence)
 
 
 def leaving_blocks(state: SchedulerState) -> int:

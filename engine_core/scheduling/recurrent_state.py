@@ -171,7 +171,7 @@ def reserve(
     size, snapshots, chain = state.options.block_size, states.snapshots, sequence.block_hashes
     assert sequence.request.root is not None
     blocks = position // size
-    extend(chain, sequence.request.root, sequence.tokens, blocks, size)
+    extend(chain, sequence.request.root, sequence.tokens, blocks, size, sequence.request.message.images)
     identity = chain[blocks - 1]
     if snapshots.find(identity) != NO_PLACE or states.coming.get(identity, sequence) is not sequence:
         return None

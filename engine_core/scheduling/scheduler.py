@@ -28,11 +28,20 @@ from penstock.engine_core.scheduling.state import new_state
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.engine_core.scheduling.tracing import RESTARTED, Stay, StepFacts
 from penstock.engine_core.scheduling.update_from_output import apply, follow
-from penstock.engine_core.scheduling.validation import blocks_needed, expire, fail_adapter, submit
+from penstock.engine_core.scheduling.validation import (
+    blocks_needed,
+    expire,
+    fail_adapter,
+    fail_image,
+    rows_needed,
+    submit,
+)
+from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
 from penstock.protocol.steps import AdapterLoaded, DropAdapter, LoadAdapter, StepPlan, StepResult
 
 UNLIMITED = 1 << 30
+TOO_FEW_ROWS = "the server no longer has enough encoder cache for this request's images"
 
 
 class Scheduler:
@@ -108,7 +117,7 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
-        means that no sequence waits, but for its adapter."""
+        means that no sequence waits, but for its adapter or its images."""
         self._state.stats.now = now
         return plan(self._state)
 
@@ -145,6 +154,17 @@ class Scheduler:
         if failed is not None:
             fail_adapter(self._state, failed, message.error)
 
+    def image_messages(self) -> list[EncodeImage]:
+        """What executors of the first stage are to encode, behind the plans so far; the caller removes what it has
+        sent."""
+        return self._state.encoder_cache.messages
+
+    def image_encoded(self, message: ImageEncoded, executor: int, now: float) -> None:
+        """An executor has encoded an image, or could not: then the requests that need it end with the reason."""
+        self._state.stats.now = now
+        failed, error = self._state.encoder_cache.encoded(message.number, executor, message.error)
+        fail_image(self._state, failed, error)
+
     def undelivered(self) -> tuple[int, ...]:
         """Sources for which `outputs` has something."""
         return tuple([source for source, outbox in self._state.outboxes.items() if outbox])
@@ -155,12 +175,17 @@ class Scheduler:
         return [] if outbox is None else outbox.take(self._state.steps.applied, limit)
 
     def restart(
-        self, epoch: int, now: float, blocks: int | None = None, state_places: tuple[int, int] | None = None
+        self,
+        epoch: int,
+        now: float,
+        blocks: int | None = None,
+        state_places: tuple[int, int] | None = None,
+        encoder_rows: int | None = None,
     ) -> None:
-        """A new executor group with empty blocks and empty places for states (so many of them on the device and in the
-        host's memory, if their numbers changed): everything that ran is recomputed. Steps in flight are lost; their
-        results, if they still come, are discarded. Their sequences are suspects of the last group's death: see
-        lifecycle.py."""
+        """A new executor group with empty blocks, empty places for states (on the device and in the host's memory) and
+        an empty encoder cache, so many of each if their numbers changed: everything that ran is recomputed. Steps in
+        flight are lost; their results, if they still come, are discarded. Their sequences, and those whose images were
+        being encoded, are suspects of the last group's death: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
         state.stats.now = now
@@ -184,6 +209,7 @@ class Scheduler:
         if state.kv.recurrent is not None:
             clear_states(state.kv.recurrent, state_places)
         state.adapters.clear()
+        state.encoder_cache.clear(encoder_rows)
         state.microbatches.decoding[:] = False
         state.microbatches.sent = [None] * state.options.stages
         state.refused = None
@@ -191,6 +217,8 @@ class Scheduler:
         for request in list(state.requests.values()):
             if blocks_needed(request.message, state.options) > room:
                 cancel(state, request, Finish.ERROR, TOO_SMALL)
+            elif rows_needed(request.message) > state.encoder_cache.rows:
+                cancel(state, request, Finish.ERROR, TOO_FEW_ROWS)
         suspect(state, suspects, now)
 
     def stays(self) -> list[Stay]:
@@ -253,6 +281,7 @@ class Scheduler:
             prefix=state.kv.prefix.statistics(),
             snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
             adapters=state.adapters.statistics(),
+            encoder=state.encoder_cache.statistics(),
             group_blocks=state.slots.group_blocks(),
             forecast=state.forecast.statistics(len(state.slots.occupied())),
             requests=len(state.requests),

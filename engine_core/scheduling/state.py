@@ -17,6 +17,7 @@ from penstock.engine_core.kv.block_pool import BlockPool, Fence
 from penstock.engine_core.kv.prefix_index import PrefixIndex
 from penstock.engine_core.kv.snapshots import Snapshots
 from penstock.engine_core.scheduling.adapters import AdapterPlaces
+from penstock.engine_core.scheduling.encoder_cache import EncoderCache
 from penstock.engine_core.scheduling.mask_patience import Patience
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.outbox import Outboxes
@@ -133,6 +134,7 @@ class KVState:
     # By the hash of the next block to be cached: the sequence that computes it.
     in_flight_prefixes: dict[bytes, Sequence] = field(default_factory=dict)
     recurrent: RecurrentStates | None = None  # None: the model has no recurrent layers
+    pressure: bool = False  # the last plan lacked blocks for what runs
 
 
 class KeptState(msgspec.Struct, frozen=True, eq=False):
@@ -221,6 +223,7 @@ class SchedulerState:
     microbatches: MicroBatchState
     poison_requests: PoisonRequests
     adapters: AdapterPlaces
+    encoder_cache: EncoderCache
     traces: RequestTraces
     steps: StepState = field(default_factory=StepState)
     stats: StatisticsState = field(default_factory=StatisticsState)
@@ -229,7 +232,6 @@ class SchedulerState:
     prefilling: list[Sequence] = field(default_factory=list)  # have a slot, known tokens left to plan; by rank
     quarantine: dict[Sequence, None] = field(default_factory=dict)  # suspects of executors' deaths, run one by one
     refused: Sequence | None = None  # head of the queue that did not fit, until blocks are freed
-    kv_pressure: bool = False  # the last plan lacked blocks for what runs
 
 
 def new_state(options: SchedulingOptions) -> SchedulerState:
@@ -248,6 +250,7 @@ def new_state(options: SchedulingOptions) -> SchedulerState:
         ),
         poison_requests=PoisonRequests(),
         adapters=AdapterPlaces(options.adapter_places, options.adapter_memory, options.executors),
+        encoder_cache=EncoderCache(options.encoder_rows, options.encoders),
         traces=RequestTraces(options.max_num_seqs, options.trace_tokens),
     )
 

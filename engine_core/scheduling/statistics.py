@@ -12,6 +12,7 @@ from penstock.engine_core.kv.block_pool import PoolStatistics
 from penstock.engine_core.kv.prefix_index import PrefixStatistics
 from penstock.engine_core.kv.snapshots import SnapshotStatistics
 from penstock.engine_core.scheduling.adapters import AdapterStatistics
+from penstock.engine_core.scheduling.encoder_cache import EncoderStatistics
 from penstock.engine_core.scheduling.peak_estimate import ForecastStatistics
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.speculation.acceptance import AcceptanceStatistics
@@ -173,6 +174,7 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     prefix: PrefixStatistics
     snapshots: SnapshotStatistics | None  # None: the model has no recurrent layers
     adapters: AdapterStatistics
+    encoder: EncoderStatistics
     group_blocks: tuple[int, ...]  # in the tables of running sequences, of each KV group
     forecast: ForecastStatistics
     requests: int  # alive

@@ -67,6 +67,7 @@ def apply(state: SchedulerState, result: StepResult) -> None:
         release_behind(state, inflight)
     for fenced in state.kv.fence.open(inflight.step):
         release(state, fenced)
+    state.encoder_cache.applied(inflight.step)
 
 
 def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:

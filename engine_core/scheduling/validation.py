@@ -7,6 +7,7 @@ request that has had a slot is no longer rejected.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -15,12 +16,13 @@ from penstock.engine_core.kv.prefix_index import root_of
 from penstock.engine_core.scheduling.lifecycle import add, cancel, end, resume
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.poison_requests import signature
-from penstock.engine_core.scheduling.request import Request, stop_token_ids
+from penstock.engine_core.scheduling.request import Request, Sequence, stop_token_ids
 from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError, rejection
 from penstock.protocol.messages import Adapter, Finish, SubmitTokens
 
 POISONED = "a request like this one ended the engine's executor; it is refused for ten minutes"
+DIGEST_BYTES = 16  # of an image
 UNKNOWN = 1.0  # seconds until a retry, where nothing has ended lately
 
 
@@ -56,8 +58,9 @@ def validate_written(message: SubmitTokens, options: SchedulingOptions) -> None:
             raise InvalidRequest(f"a choice that may have {room} tokens has written {len(tokens)} and goes on")
 
 
-def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -> None:
-    """Raise InvalidRequest, naming the parameter, if the request can never be served."""
+def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int, encoder_rows: int) -> None:
+    """Raise InvalidRequest, naming the parameter, if the request can never be served with so many KV blocks and rows of
+    the encoder cache."""
     if not 0 <= message.id < 1 << 63:
         raise InvalidRequest("the request id is not a 63-bit integer")
     if not message.token_ids:
@@ -92,6 +95,8 @@ def validate(message: SubmitTokens, options: SchedulingOptions, capacity: int) -
         raise InvalidRequest("this server serves no adapters (--enable-lora)", param="model")
     if message.written:
         validate_written(message, options)
+    if message.images:
+        validate_images(message, options, encoder_rows)
     need = blocks_needed(message, options)
     if need > capacity:
         groups = len(options.windows)  # tokens are told as if all groups held them
@@ -118,13 +123,50 @@ def validate_pooling(message: SubmitTokens, options: SchedulingOptions) -> None:
         raise InvalidRequest(f"logits are wanted of token ids outside 0..{options.vocab_size - 1}")
 
 
+def rows_needed(message: SubmitTokens) -> int:
+    """Rows of the encoder cache that its images have together: equal ones share theirs."""
+    return sum({image.digest: image.rows for image in message.images}.values())
+
+
+def validate_images(message: SubmitTokens, options: SchedulingOptions, rows: int) -> None:
+    """Raise InvalidRequest if the request's images cannot be encoded, or stand where none can."""
+    if not rows:
+        why = "the model has no vision encoder, or --limit-mm-per-prompt is 0"
+        raise InvalidRequest(f"the server takes no images: {why}", param="messages")
+    if message.pooling is not None:
+        raise InvalidRequest("no vector is made of a prompt with images", param=message.pooling.param or "input")
+    end, tokens = 0, np.frombuffer(message.token_ids, np.int32)
+    for image in message.images:
+        shaped = len(image.pixels) == 3 * image.width * image.height > 0 and len(image.digest) == DIGEST_BYTES
+        if not (shaped and end <= image.position and 1 <= image.rows <= image.length):
+            raise InvalidRequest("what stands for an image is misshapen, or out of order", param="messages")
+        end = image.position + image.length
+        if end > len(tokens):
+            raise InvalidRequest(f"an image ends behind the prompt's {len(tokens)} tokens", param="messages")
+        if np.count_nonzero(tokens[image.position : end] == options.image_token) != image.rows:
+            raise InvalidRequest("an image does not have a placeholder for each of its embeddings", param="messages")
+    need = rows_needed(message)
+    if need > rows:
+        raise InvalidRequest(
+            f"the images take {need} tokens; the encoder cache has {rows} (--mm-encoder-cache-tokens)", param="messages"
+        )
+    room = options.max_num_batched_tokens - options.max_num_seqs + 1  # beside all others that decode
+    longest = max(image.length for image in message.images)
+    if options.mutual and longest > room:
+        raise InvalidRequest(
+            f"an image takes {longest} tokens, which one step computes; it has room for {room} "
+            "(--max-num-batched-tokens)",
+            param="messages",
+        )
+
+
 def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Guide | None, now: float) -> None:
     """Queue the request, or put a `Rejected` for it into its source's outbox. Never raises for what a message holds."""
     options = state.options
     try:
         if message.id in state.requests:
             raise EngineFailure("a request with this id is already running")
-        validate(message, options, state.kv.pool.capacity)
+        validate(message, options, state.kv.pool.capacity, state.encoder_cache.rows)
         if state.poison_requests.until and state.poison_requests.holds(signature(message), now):
             raise InvalidRequest(POISONED, code="condemned")
         check_room(state, message)
@@ -207,6 +249,16 @@ def fail_adapter(state: SchedulerState, adapter: Adapter, error: str) -> None:
             cancel(state, request, Finish.ERROR, told)
         else:
             refuse(state, request, InvalidRequest(told, param="model", code="adapter_failed"))
+
+
+def fail_image(state: SchedulerState, sequences: Iterable[Sequence], error: str) -> None:
+    """End the requests of sequences that need an image which cannot be encoded."""
+    told = f"an image of the request cannot be encoded: {error}"
+    for request in {sequence.request: None for sequence in sequences}:
+        if had_slot(request):
+            cancel(state, request, Finish.ERROR, told)
+        else:
+            refuse(state, request, EngineFailure(told, param="messages", code="image_failed"))
 
 
 def retry_after(state: SchedulerState) -> float:

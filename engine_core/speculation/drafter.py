@@ -106,7 +106,7 @@ class Drafter:
 
     def _predict(self, tokens: array[int], most: int) -> list[int]:
         """The forced tokens, then the likely ones and at most `most` tokens of the first proposal; the proposal alone
-        where proposals are accepted more often. The path stops before a stop token."""
+        where proposals are accepted more often. The path stops before a token that nothing is drafted behind."""
         proposers = self._proposers if most else ()
         known = self.forced
         if self.likely and (not proposers or self._acceptance.likelier(on_track=self._on_track)):

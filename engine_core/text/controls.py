@@ -263,6 +263,8 @@ class Splitter:
                 found[key] = value
             elif role == "assistant" and key in SPOKEN and isinstance(value, str):
                 found[key] = self._said(value, put)
+            elif key == "content" and isinstance(value, list):  # parts, whose keys and types templates compare
+                found[key] = [{**part, "text": put(part["text"])} if "text" in part else part for part in value]
             else:
                 found[key if key in STRUCTURE else put(key)] = every_string(value, put)
         return found

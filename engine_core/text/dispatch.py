@@ -53,7 +53,7 @@ class Dispatch:
         tokens = array("i", message.token_ids)
         found: list[bytes] = []
         size = self._placement.block_size
-        extend(found, root_of(message), tokens, len(tokens) // size, size)
+        extend(found, root_of(message), tokens, len(tokens) // size, size, message.images)
         return found
 
     def send(self, request: Request) -> None:
@@ -192,7 +192,7 @@ class Dispatch:
             return request.placement.chain
         tokens = array("i", message.token_ids) + choice.written[:count]
         found = request.placement.chain[:]
-        extend(found, root_of(message), tokens, len(tokens) // size, size)
+        extend(found, root_of(message), tokens, len(tokens) // size, size, message.images)
         return found
 
     def statistics(self) -> DispatchStatistics:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
+from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.placement.placement import Placement
 from penstock.engine_core.text.choice import Choice, Delta
 from penstock.engine_core.text.detokenizer import prompt_positions
@@ -122,14 +124,16 @@ class Frontend:
         """Whether the prompt of this request is still to be made; False once it was aborted."""
         return request_id in self._requests
 
-    def make(self, text: SubmitText, now: float, rendered: Rendered | None = None) -> Prepared | Rejected:
+    def make(
+        self, text: SubmitText, now: float, rendered: Rendered | None = None, pictures: Sequence[Picture] = ()
+    ) -> Prepared | Rejected:
         """The prompt of a request, or why there is none. `now` in unix seconds is what a template knows as the time,
-        `rendered` what a template of the request's own made elsewhere.
+        `rendered` what a template of the request's own made elsewhere, `pictures` its images, decoded elsewhere.
 
         Touches no request's state: may run in any thread.
         """
         try:
-            made = self._prompter.prepare(text, now, rendered)
+            made = self._prompter.prepare(text, now, rendered, pictures)
             return msgspec.structs.replace(made, chain=self._dispatch.chain(made.request))
         except RequestError as error:
             return rejection(text.id, error)
@@ -163,11 +167,11 @@ class Frontend:
             request.aborted = True
             self._dispatch.tell(request, Abort(request_id))
 
-    def answer(self, request: Tokenize | Detokenize, now: float) -> Message:
+    def answer(self, request: Tokenize | Detokenize, now: float, pictures: Sequence[Picture] = ()) -> Message:
         """Ids of a text or text of ids. Touches no request's state: may run in any thread."""
         try:
             if isinstance(request, Tokenize):
-                return self._prompter.tokenize(request, now)
+                return self._prompter.tokenize(request, now, pictures)
             return self._prompter.detokenize(request)
         except RequestError as error:
             return rejection(request.id, error)

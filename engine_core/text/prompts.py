@@ -8,17 +8,21 @@ import msgspec
 
 from penstock.engine_core.grammar.answers import Bound, Opening, answer_bound
 from penstock.engine_core.grammar.calls import read_functions
+from penstock.engine_core.images.picture import Picture
+from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.engine_core.parsers.dialect import Dialect, Parsing
 from penstock.engine_core.parsers.formats import UNTYPED
 from penstock.engine_core.parsers.values import parameter_kinds
 from penstock.engine_core.text.controls import Controls
 from penstock.engine_core.text.detokenizer import detokenizer
+from penstock.engine_core.text.image_prompt import ImagePrompter, check_place, unseen
 from penstock.engine_core.text.pooling import check_ids, kept, part, pooled_submission
 from penstock.engine_core.text.rendering import Rendered, Renderer
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.columns import pack, unpack, unpack_token_ids
 from penstock.protocol.errors import ContextExceeded, InvalidRequest, Unsupported
+from penstock.protocol.images import Image
 from penstock.protocol.limits import MAX_BAD_WORD_TOKENS
 from penstock.protocol.messages import (
     Detokenize,
@@ -42,6 +46,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...]
     headless: bool = False  # it has no output embedding, so it makes vectors alone
     recurrent: bool = False  # it has recurrent layers, whose states are kept where turns end
+    vision: VisionSpec | None = None  # it sees images
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -74,10 +79,14 @@ class Prompter:
         self._dialect = dialect or Dialect()
         self._controls = controls
         self._renderer = Renderer(template, self._dialect, controls)
+        self._images = None if limits.vision is None else ImagePrompter(limits.vision, vocabulary)
 
-    def prepare(self, request: SubmitText, now: float, rendered: Rendered | None = None) -> Prepared:
+    def prepare(
+        self, request: SubmitText, now: float, rendered: Rendered | None = None, pictures: Sequence[Picture] = ()
+    ) -> Prepared:
         """`now` in unix seconds is what a template knows as the time. `rendered`: of a request with a template of its
-        own, which is never rendered here. Raises InvalidRequest."""
+        own, which is never rendered here. `pictures`: its images, decoded. Raises InvalidRequest."""
+        check_place(request)
         if request.pooling is not None:
             limits = self._limits
             pooled = pooled_submission(
@@ -89,7 +98,7 @@ class Prompter:
         assert request.chat_template is None or rendered is not None, "a request's template in this process"
         if rendered is None and request.messages is not None:
             rendered = self._renderer.render(request, now)
-        token_ids = self._prompt_ids(request, rendered)
+        token_ids, images = self._prompt_ids(request, rendered, pictures)
         param = "prompt" if request.messages is None else "messages"
         given, whole, token_ids = request.prompt_ids, len(token_ids), self._truncated(request, token_ids)
         if not token_ids:
@@ -114,6 +123,7 @@ class Prompter:
             client=request.client,
             adapter=request.adapter,
             turns=turn_ends(token_ids, self._limits.eos_token_ids) if self._limits.recurrent else (),
+            images=images,
         )
         bound = Bound(request.grammar) if rendered is None else self._bound(request, rendered)
         return Prepared(
@@ -164,9 +174,10 @@ class Prompter:
             return b""
         return pack("i", self._encode(request.prediction, "prediction", add_special_tokens=False))
 
-    def tokenize(self, request: Tokenize, now: float) -> Tokenized:
+    def tokenize(self, request: Tokenize, now: float, pictures: Sequence[Picture] = ()) -> Tokenized:
+        check_place(request)
         if request.messages is not None:
-            token_ids = self._chat_ids(request, self._renderer.render(request, now))
+            token_ids, _ = self._chat_ids(request, self._renderer.render(request, now), pictures)
         else:
             token_ids = self._encode(request.prompt or "", "prompt", add_special_tokens=request.add_special_tokens)
         strings = tuple(map(self._vocabulary.token, token_ids)) if request.with_strings else None
@@ -178,16 +189,29 @@ class Prompter:
         self._check_ids(token_ids, "tokens")
         return Detokenized(request.id, self._vocabulary.decode(token_ids, skip_special_tokens=False))
 
-    def _prompt_ids(self, request: SubmitText, rendered: Rendered | None) -> list[int]:
+    def _prompt_ids(
+        self, request: SubmitText, rendered: Rendered | None, pictures: Sequence[Picture]
+    ) -> tuple[list[int], tuple[Image, ...]]:
         if rendered is not None:
-            return self._chat_ids(request, rendered)
+            return self._chat_ids(request, rendered, pictures)
         if request.prompt is not None:
-            return self._encode(request.prompt, "prompt", add_special_tokens=request.add_special_tokens)
+            return self._encode(request.prompt, "prompt", add_special_tokens=request.add_special_tokens), ()
         token_ids = unpack_token_ids(request.prompt_ids or b"", "prompt")
         self._check_ids(token_ids, "prompt")
-        return token_ids
+        return token_ids, ()
 
-    def _chat_ids(self, request: SubmitText | Tokenize, rendered: Rendered) -> list[int]:
+    def _chat_ids(
+        self, request: SubmitText | Tokenize, rendered: Rendered, pictures: Sequence[Picture]
+    ) -> tuple[list[int], tuple[Image, ...]]:
+        """The ids of a chat and the images among them."""
+        if self._images is None:
+            if request.images:
+                raise unseen(request)
+            return self._text_ids(request, rendered), ()
+        assert len(pictures) == len(request.images), "pictures are decoded before a prompt is made of them"
+        return self._images.expanded(self._text_ids(request, self._images.opened(rendered)), pictures)
+
+    def _text_ids(self, request: SubmitText | Tokenize, rendered: Rendered) -> list[int]:
         """A template writes the special tokens itself, so requests of chats come without `add_special_tokens`."""
         if not rendered.pieces:
             return self._encode(rendered.text, "messages", add_special_tokens=request.add_special_tokens)

@@ -60,6 +60,7 @@ class Renderer:
             effort = channels_effort(effort)
         arguments = {**arguments, **thinking_arguments(effort, arguments, template, reasons=reasons)}
         messages = [self._known(message, template) for message in read_messages(request.messages)]
+        check_images(messages, len(request.images))
         if self._dialect.channels and "thinking" in template.source:
             messages = on_channels(messages)
         elif self._dialect.calls is CallFormat.KIMI_K2:
@@ -235,6 +236,13 @@ def asks_to_think(arguments: Mapping[str, Any]) -> bool:
     return any(arguments.get(name) is True for name in SWITCHES) or (effort is not None and effort != NO_EFFORT)
 
 
+def check_images(messages: list[dict[str, Any]], came: int) -> None:
+    """Raise InvalidRequest unless there is a picture for each part that stands for one."""
+    named = count_images(messages)
+    if named != came:
+        raise InvalidRequest(f"messages hold {named} parts of type 'image', and {came} images came", param="messages")
+
+
 def left_open(prompt: str, markers: Markers, final: str | None) -> bool:
     """Whether a prompt leaves the reasoning open: at its very end, or in a message `final` that is to be continued."""
     if final is not None and final.rfind(markers.opening) > final.rfind(markers.closing):
@@ -312,24 +320,45 @@ def read_message(message: Any, place: str) -> dict[str, Any]:
     return read
 
 
-def read_content(content: Any, place: str) -> str | None:
-    """Text as it is, or a list of text parts as their lines."""
+IMAGE = "image"  # type of a part that stands for a picture
+
+
+def read_content(content: Any, place: str) -> str | list[dict[str, str]] | None:
+    """Text as it is, a list of text parts as their lines, or a list with images as templates of models that see them
+    take it: parts of type text and image."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{place} must be a string or a list of parts", param=place)
-    texts = []
+    parts = read_parts(content, place)
+    if any(part["type"] == IMAGE for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
+
+
+def read_parts(content: list[Any], place: str) -> list[dict[str, str]]:
+    """Parts of a message's content: `{"type": "text", "text": …}` and `{"type": "image"}`."""
+    parts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind == IMAGE:
+            parts.append({"type": IMAGE})
+            continue
         field = TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if field is None:
             param = f"{place}[{index}].type"
-            raise InvalidRequest(f"{param} is {kind!r:.80}; this model reads parts of type 'text' only", param=param)
+            raise InvalidRequest(f"{param} is {kind!r:.80}; parts are of type 'text' or 'image'", param=param)
         if not isinstance(part.get(field), str):
             param = f"{place}[{index}].{field}"
             raise InvalidRequest(f"{param} must be a string", param=param)
-        texts.append(part[field])
-    return "\n".join(texts)
+        parts.append({"type": "text", "text": part[field]})
+    return parts
+
+
+def count_images(messages: list[dict[str, Any]]) -> int:
+    """How many parts of messages stand for pictures."""
+    contents = [message.get("content") for message in messages]
+    return sum(part["type"] == IMAGE for parts in contents if isinstance(parts, list) for part in parts)
 
 
 def read_tool_calls(calls: Any, place: str) -> list[Any]:

@@ -93,6 +93,10 @@ class Vocabulary:
         """The token as the vocabulary writes it; empty for an id without one."""
         return self._tokens[token_id] if 0 <= token_id < self.size else ""
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a token that the vocabulary writes so; None if there is none."""
+        return self._codec.token_id(token)
+
     def raw(self, token_id: int) -> bytes:
         """The bytes that a token adds to a text; of a special token its name."""
         raw = self._raw.get(token_id)

@@ -14,7 +14,8 @@ import asyncio
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -99,6 +100,7 @@ class EngineClient:
         self._open_until = -math.inf  # monotonic seconds until which they can, unless a process reports otherwise
         self._poison_requests = PoisonRequests()
         self._submitted = self._refused = self._moved = 0
+        self._reserved = 0  # places of requests whose images are being read
 
     @property
     def status(self) -> EngineStatus | None:
@@ -131,9 +133,7 @@ class EngineClient:
         if self._poison_requests.until:
             for request in requests:
                 self._check_poison(request, now)
-        if len(self._requests) + len(requests) > self._limit:
-            self._refused += 1
-            raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
+        self._check_room(len(requests))
         requests = [msgspec.structs.replace(request, id=self._new_id()) for request in requests]
         operation = self._operations.begin(requests, now) if self._operations.enabled else None
         if operation is not None:
@@ -153,6 +153,18 @@ class EngineClient:
             collector.request_ids.append(request.id)
         self._submitted += len(requests)
         collector.operation = operation
+
+    @contextmanager
+    def reserved(self, now: float, *, engine: bool = True) -> Iterator[None]:
+        """While inside, there is a place for one request more, whose images are being read; without `engine` it needs a
+        tokenizer alone. Raises Unavailable and Overloaded as `submit` does."""
+        self._check_open(self.trouble(now) if engine else self._tokenizer_trouble(), now)
+        self._check_room(1)
+        self._reserved += 1
+        try:
+            yield
+        finally:
+            self._reserved -= 1
 
     def abort(self, collector: OutputCollector) -> None:
         """Abort the collector's unfinished requests."""
@@ -236,7 +248,7 @@ class EngineClient:
 
     def statistics(self) -> EngineClientStatistics:
         return EngineClientStatistics(
-            unfinished=len(self._requests),
+            unfinished=len(self._requests) + self._reserved,
             tokenizers=self._router.connected,
             submitted=self._submitted,
             refused=self._refused,
@@ -244,6 +256,12 @@ class EngineClient:
             held=sum(state.peer is None for state in self._requests.values()),
             moved=self._moved,
         )
+
+    def _check_room(self, count: int) -> None:
+        """Raise Overloaded where so many requests more would be too many."""
+        if len(self._requests) + self._reserved + count > self._limit:
+            self._refused += 1
+            raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
 
     def _new_id(self) -> int:
         """An id that no other request of any api process has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from penstock.engine_core.models.pooler import ClassifierSpec, Pooler, read_pool
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, wrong_output
 from penstock.protocol.errors import ConfigError, NotFound
+from penstock.protocol.media import image_limit
 from penstock.protocol.messages import Adapter
 from penstock.services.client.adapters import AdapterNames
 
@@ -35,6 +36,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     pooler: Pooler = Pooler()
     classifier: ClassifierSpec | None = None
     headless: bool = False  # it makes vectors alone
+    images: int = 0  # most of one prompt; 0: it sees none
     quantization: QuantizationFacts | None = None
     adapters: AdapterNames | None = None  # None: it is served alone
     wrong_output: tuple[str, ...] = ()  # why its output is wrong, as protocol.config.wrong_output says
@@ -53,6 +55,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
             "classify": self.classifier is not None,
         }
         return tuple(task for task, served in tasks.items() if served)
+
+    @property
+    def modalities(self) -> tuple[Literal["text", "image"], ...]:
+        """What it reads."""
+        return ("text", "image") if self.images else ("text",)
 
     def adapter(self, asked: str | None) -> Adapter | None:
         """The adapter that is asked for; None: the model itself is, by name or not. Raises NotFound for another name,
@@ -87,6 +94,7 @@ def read_model_info(config: Config) -> ModelInfo:
         ),
         classifier=spec.classifier,
         headless=spec.headless,
+        images=image_limit(config.model) if spec.vision is not None else 0,
         quantization=quantization_facts(spec),
         adapters=AdapterNames(config, spec, names) if config.model.enable_lora else None,
         wrong_output=wrong_output(config),

@@ -18,6 +18,7 @@ SUMS = (
     *("step", "running", "waiting", "blocks", "blocks_free", "blocks_idle", "max_num_seqs", "prompt_tokens"),
     *("cached_tokens", "output_tokens", "finished", "aborted", "failed", "preemptions", "drain_rate", "drafts"),
     *("draft_tokens", "accepted_tokens", "adapter_places", "adapters_placed", "adapters_held"),
+    *("encoder_rows", "encoder_rows_held", "images_encoded", "image_hits"),
     *("state_places", "state_snapshots", "state_host_places", "state_host_snapshots"),
 )  # fields of EngineStatus that add up
 

@@ -4,9 +4,12 @@ complete`: the model's continuation of a text, without a chat template."""
 from __future__ import annotations
 
 import argparse
+import base64
+import mimetypes
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -20,6 +23,7 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 COMPLETION_TOKENS = 256  # by default: a text has no natural end
 HELP = """/system TEXT  set the system prompt; forgets the conversation
 /clear        forget the conversation
+/image FILE   show a picture with the next question
 /retry        another answer to the last question
 /set N=VALUE  a field of the requests from now on, such as temperature=0.2
 /help         this
@@ -30,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server_arguments(parser)
     parser.add_argument("-p", "--prompt", help="ask this, print the answer, and exit; input from a pipe is appended")
     parser.add_argument("--system", default="", help="the system prompt")
+    parser.add_argument("--image", action="append", default=[], metavar="FILE", dest="pictures",
+                        help="show this picture with the first question; may be repeated")  # fmt: skip
     add_request_arguments(parser)
 
 
@@ -41,6 +47,8 @@ def command(namespace: argparse.Namespace, effective: Effective) -> int:
     fields = request_fields(namespace)
     with server_client(namespace, effective) as client:
         talk = Conversation(client, Screen(sys.stdout), namespace.system, fields)
+        for name in namespace.pictures:
+            talk.show("--image", name)
         if question is not None:
             talk.answer(question)
             return ExitCode.FAILED if talk.stopped else ExitCode.ORDERLY
@@ -106,6 +114,7 @@ class Conversation:
         self._screen = screen
         self._fields = fields
         self._messages: list[dict[str, Any]] = []
+        self._pictures: list[dict[str, Any]] = []  # of the next question
         self._begin(system)
 
     def take(self, line: str) -> bool:
@@ -119,11 +128,24 @@ class Conversation:
             print(f"penstock: {error}", file=sys.stderr)
         return True
 
-    def answer(self, question: str) -> None:
+    def show(self, option: str, name: str) -> None:
+        """Put the picture of a file to the next question. Raises ConfigError where it cannot be read."""
+        try:
+            data = Path(name).expanduser().read_bytes()
+        except (OSError, ValueError) as error:
+            raise ConfigError(option, name, f"it must be a file with a picture: {error}") from error
+        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        self._pictures.append({"type": "image_url", "image_url": {"url": url}})
+
+    def answer(self, question: str | list[dict[str, Any]]) -> None:
         """Print the answer as it arrives. Ctrl-C ends it and keeps the beginning.
 
-        Raises RequestError; the question is then forgotten.
+        Raises RequestError; the question is then forgotten, its pictures as well.
         """
+        if self._pictures and isinstance(question, str):
+            question = [*self._pictures, {"type": "text", "text": question}]
+        self._pictures = []
         self._messages.append({"role": "user", "content": question})
         body = {"model": self.model, "messages": self._messages, **self._fields}
         said: list[str] = []
@@ -168,6 +190,8 @@ class Conversation:
                 if not (field and equals):
                     raise ConfigError("/set", rest, "it must be NAME=VALUE")
                 self._fields[field] = json_or_text(text)
+            case "image":
+                self.show("/image", rest.strip())
             case "retry":
                 if len(self._messages) < 2 or self._messages[-1]["role"] != "assistant":
                     raise ConfigError("/retry", "", "nothing was asked yet")

@@ -28,6 +28,7 @@ from penstock.engine_core.models.memory_estimate import (
     block_bytes,
     check_blocks,
     drafting_bytes,
+    encoder_rows,
     encoder_tokens,
     given_blocks,
     gpu_blocks,
@@ -37,6 +38,8 @@ from penstock.engine_core.models.memory_estimate import (
     state_places,
     step_bytes,
     taken_bytes,
+    vision_bytes,
+    vision_weights,
     weight_bytes,
     weights,
 )
@@ -44,6 +47,7 @@ from penstock.engine_core.models.sharding import check_ranks, held_bytes, part_s
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.image_limit import read_image_limit
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import Effective
@@ -105,6 +109,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_bytes: int = 0  # of one state of the recurrent layers, on a GPU; 0: there are none
     snapshots: int = 0
     adapter_bytes: int = 0  # of all places for LoRA adapters
+    encoder_bytes: int = 0  # of the vision encoder's weights, which are among the others, and of the encoder cache
+    encoder_rows: int = 0  # image tokens that the cache has room for; 0: the model sees no images
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +153,9 @@ def plan(config: Config, gpu: str) -> Plan:
     """
     total = gpu_bytes(gpu)
     path = folder.resolve(config.model.model, config.model.revision, folder.CONFIG)
-    spec = with_kv_cache(read_spec(path, config.model.quantization), config.model.kv_cache_dtype)
+    spec = read_spec(path, config.model.quantization)
+    spec = spec if read_image_limit(config.model.limit_mm_per_prompt) else spec.without_vision()
+    spec = with_kv_cache(spec, config.model.kv_cache_dtype)
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
     length = folder.model_length(spec, config.model)
     tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)
@@ -160,7 +168,7 @@ def plan(config: Config, gpu: str) -> Plan:
     draft, quantized = planned_draft(config, spec, path), quantization_facts(spec)
     spec = with_kv_groups(spec, length, config.model.block_size, drafting=draft is not None)
     shares = [stage_share(config, spec, draft, stage, step, total) for stage in range(stages)]
-    share, parameters = min(shares, key=lambda share: share.blocks), weights(spec)
+    share, parameters = min(shares, key=lambda share: share.blocks), weights(spec) + vision_weights(spec.vision)
     shape, blocks = share.shape, share.blocks
     return Plan(
         model=folder.served_names(Path(path), config.model)[0],
@@ -188,6 +196,8 @@ def plan(config: Config, gpu: str) -> Plan:
         snapshot_bytes=share.snapshot_bytes,
         snapshots=share.snapshots,
         adapter_bytes=share.adapter_bytes,
+        encoder_bytes=share.encoder_bytes,
+        encoder_rows=0 if spec.vision is None else encoder_rows(spec.vision, config.model.mm_encoder_cache_tokens),
     )
 
 
@@ -202,6 +212,7 @@ class Share(msgspec.Struct, frozen=True):
     snapshot_bytes: int
     snapshots: int
     adapter_bytes: int
+    encoder_bytes: int
 
 
 def planned_draft(config: Config, spec: ModelSpec, path: Path) -> DraftSpec | None:
@@ -243,13 +254,19 @@ def stage_share(
         parallel=ranks if model.expert_parallel else 1,
     )  # fmt: skip
     adapters = model.max_loras * place if model.enable_lora else 0
+    encoder = 0
+    if part.vision is not None and stage == 0:
+        images = vision_bytes(part.vision, model.mm_encoder_cache_tokens, step.item_bytes)
+        encoder = images.weights + images.cache
+        graphs = 0 if config.executor.enforce_eager else images.graphs
+        held, needed, other = held + images.weights, needed + images.activations + graphs, other + images.cache
     other += adapters
     each, places = snapshot_bytes(part, step.item_bytes), 0
     if each:
         limit = config.executor.kv_cache_memory or int(total * config.executor.gpu_memory_utilization) - held - needed
         places = state_places(config.executor.state_snapshots, each, limit - other, step.max_num_seqs)
     blocks = planned_blocks(config, shape, total, held, other + places * each, needed, step.tokens)
-    return Share(shape, blocks, held, needed, other, each, places, adapters)
+    return Share(shape, blocks, held, needed, other, each, places, adapters, encoder)
 
 
 def gpu_bytes(name: str) -> int:
@@ -326,6 +343,7 @@ def text(found: Plan) -> str:
     active = "" if found.active_parameters == found.parameters else f", {found.active_parameters:,} for each token"
     free = found.usable_bytes - found.weight_bytes - found.step_bytes - found.other_bytes
     reckoned = found.other_bytes - found.adapter_bytes
+    images = f"{gib(found.encoder_bytes):>8} GiB, the vision encoder and {found.encoder_rows:,} rows of embeddings"
     states = f"{found.snapshots:>8,} snapshots of recurrent states, {found.snapshot_bytes / MIB:,.1f} MiB each"
     lines = [
         f"{found.model} in {found.dtype} on {found.gpu}" + (f", each of {found.gpus}" if found.gpus > 1 else ""),
@@ -335,6 +353,7 @@ def text(found: Plan) -> str:
         f"  largest step        {gib(found.step_bytes):>8} GiB, reckoned; the executor measures it",
         f"  CUDA and tables     {gib(reckoned):>8} GiB, reckoned",
         *([f"  LoRA adapters       {gib(found.adapter_bytes):>8} GiB"] if found.adapter_bytes else []),
+        *([f"  images              {images}"] if found.encoder_bytes else []),
         f"  left for the cache  {gib(max(0, free)):>8} GiB",
         f"  keys and values     {found.kv_bytes_per_token:>8,} bytes per token, in {found.kv_cache_dtype}",
         *([f"  states              {states}"] if found.snapshot_bytes else []),

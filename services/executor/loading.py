@@ -26,6 +26,7 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.models.weight_files import find_files, stored_names
 from penstock.engine_core.tokenizer.codec import read_codec
 from penstock.protocol.config import Config
@@ -54,6 +55,18 @@ def find_draft(config: Config, target: Path, spec: ModelSpec, length: int) -> Dr
     if draft.head is None:
         check_draft(path, draft.layers, target, spec, length)
     return draft
+
+
+def load_weights(config: Config, model: Decoder, path: Path) -> Tower | None:
+    """Fill the model and its vision encoder, which is returned where this executor has one. Raises ModelError for a
+    wrong tensor."""
+    tower = registry.build_tower(model)
+    with torch.inference_mode():
+        loading.load(model, path, config.model.load_format, config.model.seed, tower)
+        pack(model.destinations())
+        if tower is not None:
+            pack(tower.destinations())
+    return tower
 
 
 def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: int, target: Path) -> Draft | None:

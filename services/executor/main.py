@@ -105,6 +105,7 @@ def serve(
     tracer = tracer_of(config.trace, Role.EXECUTOR, index)
     me = Identity(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
     from penstock.services.executor.crash_report import Reports
+    from penstock.services.executor.image_encoding import ImageEncoding
     from penstock.services.executor.kernel_compilers import log_compilations
     from penstock.services.executor.steps import Steps
 
@@ -117,9 +118,10 @@ def serve(
     reports = Reports(
         Path(config.run.run_dir), f"{Role.EXECUTOR}-{index}", engine.ready, prompts=config.run.report_prompts
     )
-    steps = Steps(
-        link, engine.runner, engine.ready, watchdog, reports, engine.runner.options.group, ExecutorTraces(tracer)
-    )
+    encoder = engine.runner.options.encoder
+    images = None if encoder is None else ImageEncoding(encoder, config.executor.mm_encoder_budget)
+    group, traces = engine.runner.options.group, ExecutorTraces(tracer)
+    steps = Steps(link, engine.runner, engine.ready, watchdog, reports, group, traces, images)
     lag = Histogram(LAG)
     exporter = Exporter(
         me, Path(config.run.run_dir), lag, partial(collect_executor, steps, link, engine.ready), tracer,

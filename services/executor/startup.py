@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from penstock.engine_core import folder, loading
+from penstock.engine_core import folder
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
+from penstock.engine_core.execution.cuda_graphs import GraphSizes, absorbed_pairs, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
-from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, encoder_steps, warmup_steps
+from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, encoder_steps, image_steps, warmup_steps
+from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.warmup import compile_steps, step_peak, used_memory
 from penstock.engine_core.models import registry
@@ -26,7 +27,6 @@ from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.kv_cache import check_kv_cache, kv_label, with_draft_cache, with_kv_cache
 from penstock.engine_core.models.kv_groups import layout_of, with_kv_groups
-from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.memory_estimate import (
     CPU_CEILING,
     CPU_SHARE,
@@ -34,6 +34,7 @@ from penstock.engine_core.models.memory_estimate import (
     block_bytes,
     check_blocks,
     cpu_blocks,
+    encoder_rows,
     encoder_tokens,
     given_blocks,
     gpu_blocks,
@@ -47,12 +48,14 @@ from penstock.engine_core.models.quantized_matrix import multiplies_float8
 from penstock.engine_core.models.sharding import check_ranks, part_spec, rank_spec, stage_layers
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.engine_core.models.tensors import unread_tensors
+from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.models.weight_files import read_names
 from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.triton_names import set_fp_fusion
 from penstock.protocol import groups
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.image_limit import read_image_limit
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.step_columns import chunk_positions
 from penstock.protocol.steps import ExecutorReady
@@ -64,6 +67,7 @@ from penstock.services.executor.loading import (
     check_output,
     find_draft,
     load_draft,
+    load_weights,
     verification,
 )
 from penstock.services.executor.process_groups import begin, with_exchange
@@ -103,6 +107,8 @@ def start(
     phases.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, drafting = read_model(config, path)
+    if spec.vision is not None:
+        put_steps_first(device)
     check_kv_cache(spec, config.model.kv_cache_dtype, chip_of(device).name, chip_of(device).capability)
     if device.type == "cpu":
         phases.begin("trying the processor")
@@ -126,12 +132,12 @@ def start(
                 draft=drafting,
             )  # fmt: skip
             spec, whole = model.spec, spec  # of this stage's layers
-            with torch.inference_mode():
-                loading.load(model, path, config.model.load_format, config.model.seed)
-                pack(model.destinations())
+            tower = load_weights(config, model, path)
             draft = load_draft(config, drafting, model, length, path)
             options = runner_options(config, spec, model, length, device, dtype, group)
-            options = replace(options, adapters=make_places(config.model, model, whole))
+            options = replace(
+                options, adapters=make_places(config.model, model, whole), encoder=make_encoder(config, tower)
+            )
             phases.begin("compiling kernels")
             if not config.model.batch_invariant:
                 take_measured(device)
@@ -157,13 +163,14 @@ def start(
         device=chip_of(device).name,
         dtype=str(dtype).removeprefix("torch."),
         kv_cache_dtype=kv_label(spec),
-        weight_bytes=model.weight_bytes + (0 if draft is None else draft.weight_bytes),
+        weight_bytes=sum(part.weight_bytes for part in (model, draft, tower) if part is not None),
         cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
         state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
         state_places=runner.options.state_places,
         state_host_places=runner.options.state_host_places,
         adapter_places=0 if options.adapters is None else options.adapters.count,
+        encoder_rows=0 if options.encoder is None else len(options.encoder.cache),
     )
     log_loaded(ready, options, shape, draft)
     if (quantized := quantization_facts(spec)) is not None:
@@ -180,6 +187,18 @@ def make_places(config: ModelConfig, model: Decoder, whole: ModelSpec) -> Adapte
     logs.info(log, "adapter_places", count=places.count, rank=places.rank, bytes=places.memory.nbytes)
     notify(f"{ADAPTERS}={places.memory.nbytes / (1 << 30):.2f} GiB")
     return places
+
+
+def make_encoder(config: Config, tower: Tower | None) -> Encoder | None:
+    """The vision encoder of this executor, with its cache; None: it has none."""
+    if tower is None:
+        return None
+    rows = encoder_rows(tower.spec, config.model.mm_encoder_cache_tokens)
+    encoder = Encoder(tower, rows, eager=config.executor.enforce_eager)
+    logs.info(
+        log, "encoder", rows=len(encoder.cache), cache_bytes=encoder.cache.nbytes, weight_bytes=tower.weight_bytes
+    )
+    return encoder
 
 
 def log_notes(config: Config, model: Decoder, draft: Draft | None, path: Path, device: torch.device) -> None:
@@ -231,7 +250,9 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     """The model in a folder, the length of its longest sequence, and its draft model. Raises ModelError, and
     ConfigError for a model that does not go with these options or cannot be split among so many executors."""
     asked = config.model.kv_cache_dtype
-    spec = with_kv_cache(read_spec(path, config.model.quantization), asked)
+    spec = read_spec(path, config.model.quantization)
+    spec = spec if read_image_limit(config.model.limit_mm_per_prompt) else spec.without_vision()
+    spec = with_kv_cache(spec, asked)
     length = folder.model_length(spec, config.model)
     drafting = with_draft_cache(find_draft(config, path, spec, length), asked)
     spec = with_kv_groups(spec, length, config.model.block_size, drafting=drafting is not None)
@@ -239,6 +260,13 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
     check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
     return spec, length, drafting
+
+
+def put_steps_first(device: torch.device) -> None:
+    """Have this thread's work on a GPU go before that of streams of the lowest priority, which the default stream has
+    as well: before the vision encoder's."""
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream(device, priority=-1))  # type: ignore[no-untyped-call]
 
 
 def take_device(config: Config, index: int) -> torch.device:
@@ -323,7 +351,8 @@ def warm_up(config: Config, runner: Runner, spec: ModelSpec, phases: StartupPhas
     else:
         device = runner.options.device  # a GPU compiles a variant of attention for long chunks
         longest = WARMUP_TOKENS if device.type == "cpu" else step_tokens(config.model, device)
-        plans = warmup_steps(runner.sizes, longest)
+        images = () if spec.vision is None else image_steps(runner.sizes, spec.vision, longest)
+        plans = [*images, *warmup_steps(runner.sizes, longest)]
     for plan in runner.drafted(plans):
         began = time.perf_counter()
         runner.collect(runner.launch(plan))
@@ -381,7 +410,8 @@ def choose_graphs(
     drafts = asked.num_speculative_tokens if asked.method in WITH_MODEL else 0
     seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)
     adapters = config.model.enable_lora
-    return graph_sizes(spec.layers, used, seqs, tokens, length, drafts, adapters=adapters)
+    pairs = 0 if config.model.batch_invariant else absorbed_pairs(spec, size)
+    return graph_sizes(spec.layers, used, seqs, tokens, length, drafts, adapters=adapters, long_pairs=pairs)
 
 
 def count_blocks(

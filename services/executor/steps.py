@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -18,10 +19,13 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
+from penstock.protocol.images import EncodeImage
+from penstock.protocol.message import Message
 from penstock.protocol.step_columns import chunk_positions, integers
 from penstock.protocol.steps import DropAdapter, ExecutorReady, LoadAdapter, StepMasks, StepPlan, StepResult
 from penstock.services.executor.adapter_loading import AdapterLoader
 from penstock.services.executor.crash_report import Reports
+from penstock.services.executor.image_encoding import ImageEncoding
 from penstock.services.executor.peer_liveness import leave
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
@@ -33,6 +37,8 @@ from penstock.services.tracing.tracer import Tracer
 log = logging.getLogger(__name__)
 
 UNWATCHED = -1  # positions of a step whose duration means nothing
+PAUSE = 0.02  # seconds between steps in which requests are still decoded
+Answer = TypeVar("Answer", bound=Message)
 
 
 @dataclass(slots=True)
@@ -59,10 +65,18 @@ class InFlight:
 
 @dataclass(slots=True)
 class Watched:
-    """What the watchdog is told."""
+    """The watchdog, and what it is told."""
 
+    watchdog: Watchdog
     positions: int = 0  # of the plan begun last
     unwatched: int = 0  # plans from now on that may wait for masks that another member has
+
+    def begin(self, positions: int) -> None:
+        """The oldest step on the device has so many positions."""
+        if positions == UNWATCHED:
+            self.watchdog.rest()
+        else:
+            self.watchdog.begin(positions)
 
 
 class LaunchTimes:
@@ -121,11 +135,11 @@ class Steps:
         reports: Reports,
         group: Group = ALONE,
         traces: ExecutorTraces | None = None,
+        images: ImageEncoding | None = None,
     ) -> None:
         self._link = link
         self._runner = runner
         self._ready = ready
-        self._watchdog = watchdog
         self._reports = reports
         self._group = group
         self._traces = traces if traces is not None else ExecutorTraces(Tracer())
@@ -137,9 +151,10 @@ class Steps:
         self._masks: deque[StepMasks] = deque()  # of plans that have not been sampled, in their order
         self._begun: tuple[Begun, float] | None = None  # waits for its masks; with the seconds waited before it
         self._in_flight: deque[InFlight] = deque()
-        self._watched = Watched()
+        self._watched = Watched(watchdog)
         self._results: deque[StepResult] = deque()
         self.adapters = None if runner.adapters is None else AdapterLoader(runner.adapters)
+        self._images = images  # required where ready has rows for them
         self._times = LaunchTimes()
         self._counters = Counters()
 
@@ -150,7 +165,12 @@ class Steps:
     @property
     def busy(self) -> bool:
         """Whether anything is left to launch, collect or send."""
-        return self.has_work or bool(self._in_flight or self._results or (self.adapters and self.adapters.answers))
+        return self.has_work or bool(
+            self._in_flight
+            or self._results
+            or (self.adapters and self.adapters.answers)
+            or (self._images and self._images.busy)
+        )
 
     @property
     def awaits_masks(self) -> bool:
@@ -178,6 +198,9 @@ class Steps:
                 case DropAdapter() as dropped:
                     assert self.adapters is not None, "ready said that there are places"
                     self.adapters.drop(dropped, self._counters.plans + len(self._plans))
+                case EncodeImage() as image:
+                    assert self._images is not None, "ready said that there are rows"
+                    self._images.ask(image)
                 case Joined():
                     self._join(arrival.peer)
                 case Left(reason):
@@ -198,14 +221,13 @@ class Steps:
             self._sample(self._masks.popleft())
         while self._in_flight and (len(self._in_flight) > 1 or self._in_flight[0].launched.finished):
             self._collect()
-        while self._results and self._scheduler is not None and self._link.send(self._scheduler, self._results[0]):
-            self._results.popleft()
-            self._counters.results += 1
+        self._counters.results += self._send(self._results)
         if self.adapters is not None:
             self.adapters.collect(self._counters.plans)
-            answers = self.adapters.answers
-            while answers and self._scheduler is not None and self._link.send(self._scheduler, answers[0]):
-                answers.popleft()
+            self._send(self.adapters.answers)
+        if self._images is not None:
+            self._images.iterate(shared=self._decodes)
+            self._send(self._images.answers)
 
     def tick(self, now: float) -> None:
         """Called a few times a second, at `now` in monotonic seconds."""
@@ -215,6 +237,20 @@ class Steps:
         return StepsStatistics(
             **asdict(self._counters), waiting=len(self._results), launch=self._times.histogram.statistics()
         )
+
+    @property
+    def _decodes(self) -> bool:
+        """Whether requests are decoded. The scheduler need not say that the last one has ended."""
+        running = self._in_flight or self._begun is not None or self._plans
+        return bool(self.decoding) and (bool(running) or time.perf_counter() - self._times.ended < PAUSE)
+
+    def _send(self, messages: deque[Answer]) -> int:
+        """Send messages as far as there is credit. Returns how many."""
+        count = 0
+        while messages and self._scheduler is not None and self._link.send(self._scheduler, messages[0]):
+            messages.popleft()
+            count += 1
+        return count
 
     def _join(self, peer: Peer) -> None:
         if self._group.several and peer.incarnation == self._last_scheduler:
@@ -231,7 +267,7 @@ class Steps:
         """Drop all of the scheduler's requests. Results of steps on the device are dropped, too; they get the time that
         the largest step may take, because other members may never have received them."""
         if self._group.several and not self.idle:
-            self._watchdog.begin(self._ready.step_tokens)
+            self._watched.watchdog.begin(self._ready.step_tokens)
         self._give_up()
         while self._plans and self._group.several:
             self._begin(self._plans.popleft())
@@ -242,10 +278,11 @@ class Steps:
         self._results.clear()
         self._plans.clear()
         self._masks.clear()
-        self._watchdog.rest()
+        self._watched.watchdog.rest()
         self._reset()
-        if self.adapters is not None:
-            self.adapters.forget()
+        for beside in (self.adapters, self._images):
+            if beside is not None:
+                beside.forget()
 
     def _give_up(self) -> None:
         """The masks of the waiting plan will not come; other members of a group may wait for what it samples."""
@@ -270,7 +307,7 @@ class Steps:
             self._watched.unwatched -= 1
             self._watched.positions = UNWATCHED  # it takes as long as the masks
         if not self._in_flight:
-            self._watch(self._watched.positions)
+            self._watched.begin(self._watched.positions)
         self._traces.begin(plan, time.monotonic())
         began, waited = self._times.begin()
         begun = self._runner.begin(plan)
@@ -279,7 +316,7 @@ class Steps:
             self._begun = begun, waited
             self._times.end(began)
             if not self._in_flight:
-                self._watchdog.rest()
+                self._watched.watchdog.rest()
         else:
             self._finish(begun, None, began, waited)
 
@@ -292,7 +329,7 @@ class Steps:
             return
         self._begun = None
         if not self._in_flight:
-            self._watch(self._watched.positions)
+            self._watched.begin(self._watched.positions)
         began = time.perf_counter()
         masks_waited = began - self._times.ended
         self._traces.masked(masks.step, masks_waited)
@@ -316,18 +353,11 @@ class Steps:
             self._results.append(result)
         self._traces.collect(result, time.monotonic())
         if result.busy and step.positions != UNWATCHED:
-            self._watchdog.tell(step.positions, result.busy)
+            self._watched.watchdog.tell(step.positions, result.busy)
         if self._in_flight:
-            self._watch(self._in_flight[0].positions)
+            self._watched.begin(self._in_flight[0].positions)
         else:
-            self._watchdog.rest()
-
-    def _watch(self, positions: int) -> None:
-        """The oldest step on the device has so many positions."""
-        if positions == UNWATCHED:
-            self._watchdog.rest()
-        else:
-            self._watchdog.begin(positions)
+            self._watched.watchdog.rest()
 
     def _count(self, plan: StepPlan) -> int:
         if plan.decode_on or plan.decode_off:

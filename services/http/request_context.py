@@ -204,7 +204,7 @@ class RequestContext:
             more = message.get("more_body", False)
             if self.size + len(piece) > limit:
                 raise too_large(limit)
-            self._reserve(len(piece))
+            self.reserve(len(piece))
             pieces.append(piece)
             opened += piece.count(b"[") + piece.count(b"{")  # no JSON is deeper than it has opening brackets
             if opened > levels:
@@ -240,6 +240,17 @@ class RequestContext:
         await self.start(status, head)
         await self.send({"type": "http.response.body", "body": body})
 
+    def reserve(self, size: int) -> None:
+        """Count bytes of the body, or of what it names. Raises Overloaded past --max-queued-bytes; a body that is alone
+        has any size that is allowed."""
+        budget = self.budget
+        limit = budget.options.max_queued_bytes
+        if budget.total > self.size and budget.total + size > limit:
+            message = f"the bodies of unfinished requests would be more than {limit} bytes (--max-queued-bytes)"
+            raise Overloaded(message)
+        budget.total += size
+        self.size += size
+
     def _check_body_headers(self, limit: int) -> None:
         for value in self.headers.get(b"content-type", ()):
             kind = value.split(b";", 1)[0].strip().lower()
@@ -253,17 +264,6 @@ class RequestContext:
                 raise InvalidRequest("the content length is not a number", code="invalid_content_length")
             if len(value) > 18 or int(value) > limit:
                 raise too_large(limit)
-
-    def _reserve(self, size: int) -> None:
-        """Count bytes of the body. Raises Overloaded past --max-queued-bytes; a body that is alone has any size that
-        is allowed."""
-        budget = self.budget
-        limit = budget.options.max_queued_bytes
-        if budget.total > self.size and budget.total + size > limit:
-            message = f"the bodies of unfinished requests would be more than {limit} bytes (--max-queued-bytes)"
-            raise Overloaded(message)
-        budget.total += size
-        self.size += size
 
 
 def too_large(limit: int) -> PayloadTooLarge:

@@ -418,6 +418,8 @@ def foreign_option(name: str, value: object, known: Mapping[str, Field]) -> tupl
     if found is None:
         raise ConfigError(name, value, "there is no such option" + did_you_mean(name, [*known, "config"]))
     own = found.option.removeprefix("--").replace("-", "_")
+    if found.value:
+        return (known[own], found.value) if value else (None, None)
     if own in known:
         return known[own], value
     if own:

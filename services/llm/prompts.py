@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from msgspec import Meta
 
 from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.llm.params import SamplingParams, as_chat, as_completion, encoded, json_of
@@ -27,6 +28,7 @@ from penstock.services.openai.embeddings import (
     text_submission,
     texts_of,
 )
+from penstock.services.openai.images import b2a_base64, read_inline
 from penstock.services.openai.parameters import choices, submission, with_own_seed
 from penstock.services.openai.schema import TokenId
 from penstock.services.openai.scoring import ScoreRequest, Sheet, Strings, pairs_of
@@ -78,6 +80,9 @@ def parse_prompt(form: object, path: str) -> Prompt:
     if isinstance(form, str):
         return Prompt(prompt=form)
     fields = dict(form) if isinstance(form, Mapping) else {"prompt_token_ids": form}
+    if fields.pop("multi_modal_data", None) is not None:
+        message = f"{path}.multi_modal_data: a prompt has no place for images; LLM.chat takes them in messages"
+        raise Unsupported(message, param=f"{path}.multi_modal_data")
     if not isinstance(ids := fields.get("prompt_token_ids", ()), list | tuple | None):
         if hasattr(ids, "tolist"):  # an array or a tensor
             ids = ids.tolist()
@@ -176,8 +181,9 @@ def chat_request(
     """The request of a conversation. `fields` are other fields of a chat request; without `split` the output is plain
     text, as the model wrote it. Raises InvalidRequest or Unsupported."""
     tools = None if split else fields.pop("tools", None)
-    body = as_chat(params, messages, separate_reasoning=split, **fields)
-    submit = chat_submission(body, model, choices(body, 1), TraceContext())
+    body = as_chat(params, with_pictures(messages), separate_reasoning=split, **fields)
+    submit, images = chat_submission(body, model, choices(body, 1), TraceContext())
+    submit = msgspec.structs.replace(submit, images=read_inline(images))
     if tools:
         shown = tools_of(msgspec.Raw(json_of(tools)))
         assert shown is not None, "they are not empty"
@@ -187,6 +193,35 @@ def chat_request(
     if body.seed is None:
         submit = with_own_seed(submit)
     return Request(with_output_fields(submit, params), None, params or SamplingParams(n=submit.n))
+
+
+def with_pictures(messages: object) -> object:
+    """The messages with pictures of Pillow, in parts of vLLM's type `image_pil`, as data: URLs. Raises InvalidRequest
+    for something else there."""
+    if not isinstance(messages, Sequence):
+        return messages
+    found = []
+    for at, message in enumerate(messages):
+        if isinstance(message, Mapping) and isinstance(content := message.get("content"), list):
+            parts = [shown(part, f"messages[{at}].content[{number}]") for number, part in enumerate(content)]
+            message = {**message, "content": parts}
+        found.append(message)
+    return found
+
+
+def shown(part: object, place: str) -> object:
+    if not isinstance(part, Mapping) or part.get("type") != "image_pil":
+        return part
+    param = f"{place}.image_pil"
+    picture, file = part.get("image_pil"), io.BytesIO()
+    if picture is None or not hasattr(picture, "save"):
+        raise InvalidRequest(f"{param} must be a PIL.Image", param=param, code="invalid_type")
+    try:
+        picture.save(file, "PNG", compress_level=1)
+    except (OSError, ValueError) as error:  # a mode that PNG does not have, a file that is cut off, no pixels
+        raise InvalidRequest(f"{param} cannot be written as PNG: {error}", param=param, code="invalid_value") from error
+    url = f"data:image/png;base64,{b2a_base64(file.getvalue())}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def conversations(messages: Sequence[Any]) -> list[Sequence[Any]]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.services.openai.responses.store import StoreStatistics
     from penstock.services.scheduler.server_loop import LoopStatistics
     from penstock.services.tokenizer.grammar_compiler import GrammarCompilerStatistics
+    from penstock.services.tokenizer.image_decoder import ImageDecoderStatistics
     from penstock.services.tokenizer.server_loop import TokenizerLoopStatistics
     from penstock.services.tokenizer.templates import TemplateStatistics
     from penstock.services.tracing.tracer import TraceStatistics
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # in the engine
-REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter")  # of engine_core's scheduler, which imports numpy
+# Of engine_core's scheduler, which imports numpy.
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter", "image")
 
 S = TypeVar("S")
 
@@ -239,6 +241,14 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
         counter("engine_lora_loads", "Adapters read into the executors' host memory", lambda s: s.adapters.loads),
         counter("engine_lora_load_failures", "Adapters that an executor could not read", lambda s: s.adapters.failures),
         counter("engine_lora_copies", "Adapters copied to a place", lambda s: s.adapters.copies),
+        gauge("engine_encoder_rows", "Image tokens that the encoder cache has room for", lambda s: s.encoder.rows),
+        gauge("engine_encoder_rows_held", "Of those, the ones that running requests need", lambda s: s.encoder.held),
+        gauge("engine_encoder_rows_filled", "Of those, the ones that hold embeddings", lambda s: s.encoder.filled),
+        gauge("engine_encoder_encoding", "Images that are being encoded", lambda s: s.encoder.encoding),
+        counter("engine_encoder_images", "Images encoded", lambda s: s.encoder.encoded),
+        counter("engine_encoder_failures", "Images that could not be encoded", lambda s: s.encoder.failures),
+        counter("engine_encoder_hits", "Images that a request found encoded for another", lambda s: s.encoder.hits),
+        counter("engine_encoder_evictions", "Encoded images that went for others", lambda s: s.encoder.evicted),
         counter("engine_scheduled_tokens", "Tokens scheduled, including drafts", lambda s: s.scheduled_tokens),
         counter("engine_surplus_tokens", "Tokens sampled and discarded", lambda s: s.surplus_tokens),
         counter("engine_ended", "Choices that ended, by reason",
@@ -304,6 +314,13 @@ TEMPLATES: tuple[Metric[TemplateStatistics], ...] = (
     gauge("template_workers", "Processes that render requests' own templates", lambda s: s.workers),
     gauge("template_cache_bytes", "Sources of requests' templates that are cached", lambda s: s.remembered),
 )  # fmt: skip
+IMAGE_DECODER: tuple[Metric[ImageDecoderStatistics], ...] = (
+    counter("images", "Images of requests, by outcome; hit: they were decoded for another one",
+            lambda s: {"decoded": s.decoded, "refused": s.refused, "hit": s.hits}, "outcome"),
+    gauge("image_workers", "Processes that decode images", lambda s: s.workers),
+    gauge("image_waiting", "Images that wait for a process", lambda s: s.waiting),
+    gauge("image_cache_bytes", "Decoded images that are cached", lambda s: s.bytes),
+)  # fmt: skip
 READY: tuple[Metric[ExecutorReady], ...] = (
     gauge("executor_weight_bytes", "Memory of the weights", lambda s: s.weight_bytes),
     gauge("executor_cache_bytes", "Memory of the KV cache", lambda s: s.cache_bytes),
@@ -325,6 +342,11 @@ TRAFFIC: tuple[Metric[Traffic], ...] = about(
     ),
     counter("rejected_requests", "Responses that were or ended with an error, by its code",
             lambda s: dict(sorted(s.rejections.items())), "reason"),
+    counter("images", "Images of requests, by how they came: as data or as the url of another host",
+            lambda s: dict(sorted(s.images.received.items())), "source"),
+    counter("refused_images", "Images that could not be read or fetched, by reason",
+            lambda s: dict(sorted(s.images.refused.items())), "reason"),
+    histogram("image_fetch_seconds", "Fetching one image, whatever came of it", lambda s: s.images.fetch.statistics()),
     counter("prompt_tokens", "Prompt tokens of answered requests", lambda s: s.prompt_tokens),
     counter("completion_tokens", "Output tokens of answered requests", lambda s: s.completion_tokens),
     histogram("time_to_first_token_seconds", "Request to first token, of streams",
@@ -362,7 +384,7 @@ ROOM: tuple[Metric[ConnectionStatistics], ...] = (
 
 BY_ROLE: Mapping[Role, tuple[Metric[Any], ...]] = {
     Role.API: (*PROCESS, *LINK, *TRAFFIC, *CLIENT, *API_READY, *RESPONSES, *ROOM),
-    Role.TOKENIZER: (*PROCESS, *LINK, *TOKENIZER_LOOP, *PLACEMENT, *GRAMMAR_COMPILER, *TEMPLATES),
+    Role.TOKENIZER: (*PROCESS, *LINK, *TOKENIZER_LOOP, *PLACEMENT, *GRAMMAR_COMPILER, *TEMPLATES, *IMAGE_DECODER),
     Role.SCHEDULER: (*PROCESS, *LINK, *STATUS, *DEVICE, *LOOP, *SCHEDULING),
     Role.EXECUTOR: (*PROCESS, *LINK, *READY, *STEPS),
 }

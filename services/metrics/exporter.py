@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.services.openai.responses.store import ResponseStore
     from penstock.services.scheduler.server_loop import SchedulerLoop
     from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
+    from penstock.services.tokenizer.image_decoder import ImageDecoder
     from penstock.services.tokenizer.server_loop import TokenizerLoop
     from penstock.services.tokenizer.templates import Templates
 
@@ -148,6 +149,7 @@ def collect_tokenizer(
     loop: TokenizerLoop,
     compiler: GrammarCompiler,
     templates: Templates,
+    decoder: ImageDecoder | None,
     text: End,
     tokens: Sequence[End],
     into: Snapshot,
@@ -160,6 +162,8 @@ def collect_tokenizer(
     into.collect(definitions.PLACEMENT, dispatch.placement)
     into.collect(definitions.GRAMMAR_COMPILER, compiler.statistics())
     into.collect(definitions.TEMPLATES, templates.statistics())
+    if decoder is not None:
+        into.collect(definitions.IMAGE_DECODER, decoder.statistics())
 
 
 def collect_api(

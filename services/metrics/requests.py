@@ -11,6 +11,18 @@ INTER_TOKEN = (0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 
 WHOLE_REQUEST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
+FETCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+
+
+class ImageTraffic:
+    """Images of requests, as far as they were read here."""
+
+    def __init__(self) -> None:
+        self.received: Counter[str] = Counter()  # by where they were: data or url
+        self.refused: Counter[str] = Counter()  # by a word for the reason
+        self.fetch = Histogram(FETCH)
+
+
 class Timings:
     """Latencies of streams' tokens, of all responses, and of complete ones."""
 
@@ -28,6 +40,7 @@ class Traffic:
         self.timings = Timings()
         self.responses: Counter[tuple[str, int]] = Counter()  # by endpoint and status
         self.rejections: Counter[str] = Counter()  # by an error's code
+        self.images = ImageTraffic()
         self.prompt_tokens = 0
         self.completion_tokens = 0
 

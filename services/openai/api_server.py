@@ -50,6 +50,7 @@ from penstock.services.metrics.requests import Traffic
 from penstock.services.openai import errors
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.health import hopeless
+from penstock.services.openai.media_fetcher import MediaFetcher
 from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
@@ -117,11 +118,13 @@ async def serve(config: Config, index: int) -> ExitCode:
     limiter = ConnectionLimiter(connection_limit(config.api.max_connections, len(watches)))
     traffic = Traffic()
     background = BackgroundWork(engine_client, traffic)
+    media = MediaFetcher(config.api, config.tokenizer.media_timeout, traffic.images)
     collector = functools.partial(collect_api, engine_client, watches, traffic, limiter, responses)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=engine_client.remote)
     app = AppState(
-        config, index, model, engine_client, traffic, exporter, keys, responses, background, tracer, operators, limiter
-    )
+        config, index, model, engine_client, traffic, exporter, keys, responses, background, media, tracer, operators,
+        limiter,
+    )  # fmt: skip
     # To look through all that was imported takes 30 ms, in which no stream goes on.
     gc.collect()
     gc.freeze()

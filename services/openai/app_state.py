@@ -12,6 +12,7 @@ from penstock.services.http.security import Keys
 from penstock.services.http.server import ConnectionLimiter
 from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic
+from penstock.services.openai.media_fetcher import MediaFetcher
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.tracing.tracer import Tracer
 
@@ -32,6 +33,7 @@ class AppState:
     keys: Keys
     responses: ResponseStore
     background: BackgroundWork
+    media: MediaFetcher
     tracer: Tracer = field(default_factory=Tracer)
     operators: Keys | None = None  # of --operator-key-file
     limiter: ConnectionLimiter = field(default_factory=ConnectionLimiter)

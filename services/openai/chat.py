@@ -18,6 +18,7 @@ from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.answers import Identity, ResponseOptions
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, Parsed, generate
+from penstock.services.openai.images import GivenImage, Images, Message, joined, unread
 from penstock.services.openai.parameters import (
     REASONS,
     UNSUPPORTED_IN_CHAT,
@@ -32,11 +33,12 @@ from penstock.services.openai.parameters import (
 from penstock.services.openai.schema import ROLES, ChatMessage, ChatRequest, ContentPart, CustomCall, TokenizeRequest
 from penstock.services.openai.sse import SSEEncoder
 from penstock.services.openai.tools import NO_TOOLS, Asked, tools_asked, tools_of
-from penstock.services.openai.validation import check_depth, decode, given, missing, read_request
+from penstock.services.openai.validation import check_depth, decode, given, missing, needed, read_request
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
 MESSAGES = msgspec.json.Decoder(list[ChatMessage])
-VALUES = msgspec.json.Decoder(list[dict[str, object]])
+VALUES = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+VALUE = msgspec.json.Decoder()
 OBJECT = msgspec.json.Decoder(dict[str, object])
 # Names that the template is given by the server itself, or that would choose another template.
 RESERVED_ARGUMENTS = frozenset(
@@ -56,7 +58,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         raise InvalidRequest(message, param="chat_template", code="unsupported")
     usage = UsageWanted() if request.stream_options is None else wants_usage(request)
     session, client = context.session(request.user), context.client(request.user)
-    submit = chat_submission(
+    submit, images = chat_submission(
         request, model, n, context.trace, session, client, clamp=options.clamp_max_tokens == CLAMP_ALL,
     )  # fmt: skip
     identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.called(context.adapter))
@@ -69,7 +71,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         customs=frozenset(custom.name for custom in submit.tool_use.customs) if submit.tool_use else frozenset(),
     )
     encoder = SSEEncoder(identity, chat=True, choices=n, usage=usage, told=told)
-    asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream)
+    asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream, images=images)
     return asked, encoder
 
 
@@ -85,16 +87,19 @@ def chat_submission(
     client: Client = Client(),  # noqa: B008 (frozen)
     *,
     clamp: bool = False,
-) -> SubmitText:
-    """`clamp` as in `Lengths`. Raises InvalidRequest or Unsupported naming the parameter."""
-    prompt = chat_prompt(request)
+) -> tuple[SubmitText, tuple[GivenImage, ...]]:
+    """What the engine is asked, and the images that it needs. `clamp` as in `Lengths`.
+
+    Raises InvalidRequest or Unsupported naming the parameter.
+    """
+    prompt = chat_prompt(request, model)
     found = submission(
         request, lengths(request, clamp=clamp), model, n, trace, **prompt.fields, session=session, client=client,
         chat_template=request.chat_template,
     )  # fmt: skip
     if found.grammar is not None:
         check_structure(prompt.tools.use, found.grammar)
-    return found
+    return found, prompt.images
 
 
 def check_structure(use: ToolUse | None, grammar: Grammar | None) -> None:
@@ -133,6 +138,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation as the tokenizer renders it, whatever API it came by."""
 
     messages: bytes  # JSON, as chat templates read them
+    images: tuple[GivenImage, ...] = ()  # yet to be read
     tools: Asked = NO_TOOLS
     reasoning: Reasoning = Reasoning()
     template_arguments: bytes | None = None
@@ -142,7 +148,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Those of a SubmitText."""
+        """Those of a SubmitText, but for the images."""
         return {
             "messages": self.messages,
             "tools": self.tools.tools,
@@ -155,13 +161,13 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def tokenize(self, *, with_strings: bool = False) -> Tokenize:
-        """The call that asks for its token ids."""
+        """The call that asks for its token ids, without the images."""
         fields = self.fields
         del fields["tool_use"]
         return Tokenize(with_strings=with_strings, **fields)
 
 
-def chat_prompt(request: ChatRequest | TokenizeRequest) -> ChatPrompt:
+def chat_prompt(request: ChatRequest | TokenizeRequest, model: ModelInfo) -> ChatPrompt:
     """The request's conversation. Raises InvalidRequest or Unsupported naming the message that is wrong."""
     continued = bool(request.continue_final_message)
     if continued and request.add_generation_prompt:
@@ -170,7 +176,8 @@ def chat_prompt(request: ChatRequest | TokenizeRequest) -> ChatPrompt:
             param="continue_final_message",
             code="invalid_value",
         )
-    messages, arguments = messages_of(request.messages), None
+    images, arguments = Images(model), None
+    messages = messages_of(request.messages, images)
     if request.chat_template_kwargs and given(request.chat_template_kwargs):
         arguments = template_arguments(request.chat_template_kwargs)
     if isinstance(request, TokenizeRequest):
@@ -180,6 +187,7 @@ def chat_prompt(request: ChatRequest | TokenizeRequest) -> ChatPrompt:
         tools, reasoning = tools_asked(request) if named else NO_TOOLS, reasoning_of(request)
     return ChatPrompt(
         messages=messages,
+        images=tuple(images.found),
         tools=tools,
         reasoning=reasoning,
         template_arguments=arguments,
@@ -202,28 +210,39 @@ def reasoning_of(request: ChatRequest) -> Reasoning:
     )
 
 
-def messages_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes:
-    """The messages as JSON, contents given in text parts joined by newlines and calls all of functions."""
+def messages_of(raw: msgspec.Raw | msgspec.UnsetType, images: Images) -> bytes:
+    """The messages as JSON, and calls all of functions. Contents given in text parts are joined by newlines; one with
+    an image keeps its parts, and what it shows is put to `images`."""
     if raw is msgspec.UNSET:
         raise missing("messages")
     messages = decode(raw, MESSAGES, "messages")
-    values = decode(raw, VALUES, "messages")
-    check_depth(values, "messages")
+    values = fields_of(raw)
     if not messages:
         raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
-    for number, message in enumerate(messages):
-        check_message(message, f"messages[{number}]")
+    contents = [content_of(message, images, f"messages[{number}]") for number, message in enumerate(messages)]
     if not any(isinstance(each.content, list) or (each.tool_calls and custom_calls(each)) for each in messages):
         return bytes(raw)
-    for message, value in zip(messages, values, strict=True):
+    for message, value, content in zip(messages, values, contents, strict=True):
         if custom_calls(message):
             value["tool_calls"] = [
                 as_function(call.id, call.custom) if call.custom is not None else given_call
                 for call, given_call in zip(message.tool_calls or (), value["tool_calls"], strict=True)  # type: ignore[call-overload]
             ]
         if isinstance(message.content, list):
-            value["content"] = "\n".join(part.text or part.refusal or "" for part in message.content)
+            value["content"] = content
     return msgspec.json.encode(values)
+
+
+def fields_of(raw: msgspec.Raw) -> list[dict[str, object]]:
+    """Each message by its fields, contents as they came: those with images are long, and are read as parts."""
+    found: list[dict[str, object]] = []
+    for message in decode(raw, VALUES, "messages"):
+        fields = {
+            name: field if name == "content" else decode(field, VALUE, "messages") for name, field in message.items()
+        }
+        check_depth([value for name, value in fields.items() if name != "content"], "messages")
+        found.append(fields)
+    return found
 
 
 def custom_calls(message: ChatMessage) -> bool:
@@ -234,6 +253,37 @@ def as_function(call_id: str | None, call: CustomCall) -> dict[str, object]:
     """A call of a custom tool as the function that the model knows it as."""
     found: dict[str, object] = {} if call_id is None else {"id": call_id}
     return found | {"type": "function", "function": {"name": call.name, "arguments": {"input": call.input}}}
+
+
+def content_of(message: ChatMessage, images: Images, path: str) -> str | list[Message] | None:
+    """A message's content as the template reads it. Raises InvalidRequest or Unsupported for one that is wrong."""
+    check_message(message, path)
+    if not isinstance(message.content, list):
+        return message.content
+    parts: list[str | Message] = []
+    for number, part in enumerate(message.content):
+        place = f"{path}.content[{number}]"
+        match part.type:
+            case "text":
+                parts.append(needed(part.text, f"{place}.text"))
+            case "refusal" if message.role == "assistant":
+                parts.append(needed(part.refusal, f"{place}.refusal"))
+            case "image_url":
+                parts.append(image_of(part, message.role, images, place))
+            case kind:
+                raise unread(kind, f"{place}.type", images)
+    return joined(parts)
+
+
+def image_of(part: ContentPart, role: str, images: Images, place: str) -> Message:
+    images.check_room(place)
+    if role not in ("user", "tool"):
+        raise Unsupported(f"{place}: images stand in messages of users and tools, not of role {role}", param=place)
+    param = f"{place}.image_url"
+    given_url = needed(part.image_url, param)
+    if isinstance(given_url, str):
+        return images.add(given_url, None, param)
+    return images.add(given_url.url, given_url.detail, f"{param}.url")
 
 
 def check_message(message: ChatMessage, path: str) -> None:
@@ -263,20 +313,6 @@ def check_message(message: ChatMessage, path: str) -> None:
         raise missing(f"{path}.tool_call_id")
     if message.content is None and message.role != "assistant":  # whose turn may have been silent
         raise missing(f"{path}.content")
-    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
-        check_part(part, message.role, f"{path}.content[{number}]")
-
-
-def check_part(part: ContentPart, role: str, place: str) -> None:
-    if part.type == "refusal" and role == "assistant":
-        if part.refusal is None:
-            raise missing(f"{place}.refusal")
-        return
-    if part.type != "text":
-        message = f"{place}.type: {part.type!r} is not built; this server reads text parts only"
-        raise Unsupported(message, param=f"{place}.type")
-    if part.text is None:
-        raise missing(f"{place}.text")
 
 
 def template_arguments(raw: msgspec.Raw) -> bytes:

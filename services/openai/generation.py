@@ -31,6 +31,7 @@ from penstock.services.http.request_context import (
     reason_of,
 )
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.images import GivenImage, read
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[SubmitText, ...]
     n: int = 1
     stream: bool = False
+    images: tuple[GivenImage, ...] = ()  # of the one prompt, yet to be read
     field_names: Mapping[str, str] = OWN_NAMES  # what the API calls the fields that other processes name in errors
 
 
@@ -81,6 +83,7 @@ async def generate(
 async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEncoder, context: RequestContext) -> None:
     """Answer with the outputs, as they come or in one piece. Raises what the engine refuses the request with, and
     ClientDisconnect."""
+    request = await read_images(app, request, context)
     outputs = submit(app, request, context)
     async with attended(outputs, app.engine_client, context):
         if request.stream:
@@ -88,6 +91,15 @@ async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEnco
         else:
             await whole(outputs)
             await context.send_json(encoder.response(outputs))
+
+
+async def read_images(app: AppState, request: GenerateRequest, context: RequestContext) -> GenerateRequest:
+    """The request with its images read. Raises as `services.openai.images.read` does."""
+    if not request.images:
+        return request
+    (prompt,) = request.prompts
+    prompt = msgspec.structs.replace(prompt, images=await read(app, context, request.images, prompt.client))
+    return msgspec.structs.replace(request, prompts=(prompt,), images=())
 
 
 def submit(app: AppState, request: GenerateRequest, context: RequestContext) -> OutputCollector:

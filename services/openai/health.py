@@ -64,6 +64,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     engine: dict[str, Any] | None
     replicas: tuple[ReplicaHealth, ...]
     degraded: str = ""  # which replicas do not serve while others do, and why
+    input_modalities: tuple[str, ...]  # as in /v1/models
     adapters: int | None  # LoRA adapters that have been loaded by name; None without --enable-lora
     wrong_output: tuple[str, ...] = ()  # why what the server says is wrong: benchmarks' options
 
@@ -170,6 +171,7 @@ def health_of(app: AppState, now: float) -> Health:
         engine=None if status is None else msgspec.structs.asdict(status),
         replicas=replicas.each(now, lost),
         degraded="" if trouble else replicas.degraded(now, lost),
+        input_modalities=app.model.modalities,
         adapters=None if app.model.adapters is None else len(app.model.adapters.names()),
         wrong_output=app.model.wrong_output,
     )

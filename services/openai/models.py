@@ -38,7 +38,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "penstock"
     max_model_len: int
-    input_modalities: tuple[Literal["text"], ...] = ("text",)
+    input_modalities: tuple[Literal["text", "image"], ...]
     tasks: tuple[str, ...]  # of generate, embed, score and classify
     type: Literal["model"] = "model"
     display_name: str
@@ -88,6 +88,7 @@ def model_answer(model: ModelInfo, name: str) -> ModelAnswer:
         id=name,
         created=model.created,
         max_model_len=model.max_model_len,
+        input_modalities=model.modalities,
         tasks=model.tasks,
         display_name=name,
         created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -37,6 +37,7 @@ LOGPROBS_MODE = (
 )
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Budget = Annotated[int, Meta(ge=0, le=limits.MAX_THINKING)]
+Detail = Literal["auto", "low", "high", "original"]  # protocol.images.DETAILS
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields that may hold a grammar, of which a request uses one.
 GRAMMAR_FIELDS = (
@@ -55,12 +56,21 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class ImageURL(msgspec.Struct, frozen=True, kw_only=True):
+    """`image_url`: a data: URL, or one of https at a host that the server fetches from."""
+
+    url: str
+    detail: Detail | None = None
+
+
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of a message's content; parts of type `text` are served, and an assistant's `refusal`."""
+    """One part of a message's content; parts of type `text` are served, an assistant's `refusal`, and `image_url` where
+    the model sees images."""
 
     type: Annotated[str, Meta(max_length=64)]
     text: str | None = None
     refusal: str | None = None
+    image_url: ImageURL | str | None = None  # a string, as vLLM takes it, is the URL
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

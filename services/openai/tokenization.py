@@ -8,10 +8,12 @@ import msgspec
 
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, Detokenized, Tokenize, Tokenized
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext, answered
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.chat import chat_prompt
 from penstock.services.openai.completions import check_ids
+from penstock.services.openai.images import GivenImage, read
 from penstock.services.openai.schema import DetokenizeRequest, TokenizeRequest
 from penstock.services.openai.validation import decode, given
 
@@ -46,7 +48,9 @@ async def tokenize(app: AppState, context: RequestContext) -> None:
     body = await context.read_json()
     request = decode(body, TOKENIZE)
     app.model.adapter(request.model)
-    found = await answered(app.engine_client.call(tokenize_call(request)), context)
+    call, given = tokenize_call(request, app.model)
+    images = await read(app, context, given, context.client(), engine=False)
+    found = await answered(app.engine_client.call(msgspec.structs.replace(call, images=images)), context)
     assert isinstance(found, Tokenized)
     ids = struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids)
     answer = TokenizeAnswer(len(ids), app.model.max_model_len, ids, found.token_strings)
@@ -71,14 +75,19 @@ async def tokenizer_info(app: AppState, context: RequestContext) -> None:
     await context.send_json(app.model.tokenizer)
 
 
-def tokenize_call(request: TokenizeRequest) -> Tokenize:
-    """The question for the tokenizer. Raises InvalidRequest unless exactly one of prompt and messages is given."""
+def tokenize_call(request: TokenizeRequest, model: ModelInfo) -> tuple[Tokenize, tuple[GivenImage, ...]]:
+    """The question for the tokenizer, and the images that it needs.
+
+    Raises InvalidRequest unless exactly one of prompt and messages is given.
+    """
     if (request.prompt is None) == (not given(request.messages)):
         raise InvalidRequest("give either prompt or messages", param="prompt", code="missing_required_parameter")
     if request.prompt is not None:
-        return Tokenize(
+        call = Tokenize(
             prompt=request.prompt,
             add_special_tokens=request.add_special_tokens is not False,
             with_strings=bool(request.return_token_strs),
         )
-    return chat_prompt(request).tokenize(with_strings=bool(request.return_token_strs))
+        return call, ()
+    prompt = chat_prompt(request, model)
+    return prompt.tokenize(with_strings=bool(request.return_token_strs)), prompt.images

@@ -81,6 +81,10 @@ def with_statistics(status: EngineStatus, found: SchedulerStatistics, step_age: 
         adapter_places=found.adapters.places,
         adapters_placed=found.adapters.placed,
         adapters_held=found.adapters.held,
+        encoder_rows=found.encoder.rows,
+        encoder_rows_held=found.encoder.held,
+        images_encoded=found.encoder.encoded,
+        image_hits=found.encoder.hits,
         group_blocks=found.group_blocks,
         accepted_at=tuple(found.accepted_at[:PLACES]),
     )

@@ -54,7 +54,8 @@ def run(config: Config, index: int) -> int:
     sys.setswitchinterval(SWITCH)
     model = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(model, config.model.quantization)
-    facts = ModelFacts(folder.model_length(spec, config.model), spec.vocab_size, spec.encoder, bool(spec.recurrences))
+    length, recurrent = folder.model_length(spec, config.model), bool(spec.recurrences)
+    facts = ModelFacts(length, spec.vocab_size, spec.encoder, recurrent, spec.vision)
     grammar_tokens = None if spec.headless else tokens_of(model)
     fillers = config.scheduler.mask_threads or max(1, min(4, len(os.sched_getaffinity(0)) // 4))
     grammars = GrammarQueue(grammar_tokens, ThreadPoolExecutor(GUIDE_THREADS, "guide", os.nice, (GUIDE_NICE,)), fillers,

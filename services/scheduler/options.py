@@ -6,10 +6,12 @@ import logging
 
 import msgspec
 
+from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.engine_core.scheduling.executor_group import ExecutorGroup
 from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
 from penstock.protocol.adapters import host_adapters
 from penstock.protocol.config import ON, Config
+from penstock.protocol.errors import ConfigError
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.links.link import Peer
 from penstock.services.supervisor import logs
@@ -24,13 +26,16 @@ class ModelFacts(msgspec.Struct, frozen=True):
     vocab_size: int
     encoder: bool = False
     recurrent: bool = False  # it has recurrent layers
+    vision: VisionSpec | None = None  # it sees images
 
 
 def scheduling_options(
     config: Config, facts: ModelFacts, executors: ExecutorGroup[Peer], masks: int
 ) -> SchedulingOptions:
-    """For a group that is complete. `masks` is how many a step has room for."""
+    """For a group that is complete. `masks` is how many a step has room for. Raises ConfigError for steps that have no
+    room for an image."""
     model, options = config.model, config.scheduler
+    check_step_tokens(facts.vision if executors.encoder_rows else None, executors.step_tokens, model.max_num_seqs)
     places, host_places = executors.state_places if facts.recurrent else (0, 0)
     return SchedulingOptions(
         blocks=executors.blocks,
@@ -56,9 +61,24 @@ def scheduling_options(
         adapter_places=executors.adapter_places,
         adapter_memory=host_adapters(model),
         executors=len(executors.peers),
+        encoder_rows=executors.encoder_rows,
+        encoders=len(executors.encoding),
+        image_token=-1 if facts.vision is None else facts.vision.token_id,
+        mutual=facts.vision is not None and facts.vision.mutual,
         trace_tokens=config.trace.trace_tokens,
         epoch=executors.epoch,
     )
+
+
+def check_step_tokens(vision: VisionSpec | None, tokens: int, max_num_seqs: int) -> None:
+    """Raise ConfigError where steps of so many tokens have no room for an image, which one step computes whole, beside
+    all sequences that decode."""
+    if vision is not None and vision.mutual and tokens < (least := vision.pooled + max_num_seqs - 1):
+        why = (
+            f"one step computes all {vision.pooled} tokens of an image, beside up to {max_num_seqs - 1} others "
+            f"(--max-num-seqs): it must be at least {least}"
+        )
+        raise ConfigError("--max-num-batched-tokens", tokens, why)
 
 
 def ahead(config: Config) -> int:

@@ -21,6 +21,7 @@ from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
+from penstock.protocol.images import ImageEncoded
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, EngineStatus, MetricsSnapshots, Rejected, StopHit, SubmitTokens
 from penstock.protocol.steps import AdapterLoaded, ExecutorReady, StepResult
@@ -85,7 +86,7 @@ class SchedulerLoop:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.executors: ExecutorGroup[Peer] = ExecutorGroup(
-            group_size(config.model), steps.epoch, now, answering(0, config.model)
+            group_size(config.model), steps.epoch, now, answering(0, config.model), config.model.tensor_parallel_size
         )
         self.draining = False
         self.remote = RemoteSnapshots()  # of executors on other hosts
@@ -206,6 +207,12 @@ class SchedulerLoop:
                     logs.warning(log, "adapter_failed", executor=peer.index, number=loaded.number, reason=loaded.error)
                 if self._scheduler is not None and self.executors.complete:
                     self._scheduler.adapter_loaded(loaded, peer.index, now)
+            case ImageEncoded() as encoded:
+                if encoded.error:
+                    logs.warning(log, "image_failed", executor=peer.index, number=encoded.number, reason=encoded.error)
+                if self._scheduler is not None and self.executors.complete:
+                    self._scheduler.image_encoded(encoded, peer.index, now)
+                    self._send_images(self._scheduler)  # the next one, however long the steps in flight are
             case MetricsSnapshots() as snapshots:
                 self.remote.receive(peer, snapshots)
             case ExecutorReady() as ready:
@@ -240,7 +247,8 @@ class SchedulerLoop:
         self._bitmasks.renew(self.executors.mask_slots)
         if self._scheduler is not None:
             logs.warning(log, "epoch", epoch=epoch, unfinished=self._scheduler.unfinished)
-            self._scheduler.restart(epoch, now, blocks, self.executors.state_places)
+            places, rows = self.executors.state_places, self.executors.encoder_rows
+            self._scheduler.restart(epoch, now, blocks, places, rows)
             return
         options = scheduling_options(self._config, self._facts, self.executors, self._bitmasks.most)
         self._scheduler = Scheduler(msgspec.structs.replace(options, traced=self._traces.enabled))
@@ -319,6 +327,7 @@ class SchedulerLoop:
             plan = scheduler.plan(now)
             if plan is None:
                 self._send_adapters(scheduler)
+                self._send_images(scheduler)
                 return
             planned = time.perf_counter()
             if scheduler.traced and self._traces.due(now):
@@ -330,6 +339,7 @@ class SchedulerLoop:
             self._times.planned(plan.step, planned - began, encode, after_idle=self._housekeeping.idle)
             self._housekeeping.idle = False
             self._send_adapters(scheduler)
+            self._send_images(scheduler)
             self._fill_masks(scheduler)
             if not sent:
                 return  # an executor is gone: the link says `Left` next, and the new epoch recomputes this step
@@ -337,6 +347,12 @@ class SchedulerLoop:
     def _send_adapters(self, scheduler: Scheduler) -> None:
         """Have executors read and forget adapters, as far as their links have room beside the steps."""
         messages, peers = scheduler.adapter_messages(), self.executors.peers
+        while messages and min(peer.credit for peer in peers) > RESERVED:
+            self._steps.send_each(peers, messages.pop(0))
+
+    def _send_images(self, scheduler: Scheduler) -> None:
+        """Have executors of the first stage encode images, in the same way."""
+        messages, peers = scheduler.image_messages(), self.executors.encoding
         while messages and min(peer.credit for peer in peers) > RESERVED:
             self._steps.send_each(peers, messages.pop(0))
 

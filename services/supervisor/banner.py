@@ -16,7 +16,9 @@ from penstock.engine_core.models.memory_estimate import quantization_facts
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.adapters import host_adapters, read_modules
 from penstock.protocol.config import ApiConfig, Config, wrong_output
+from penstock.protocol.media import LIMIT, image_limit
 from penstock.protocol.messages import EngineStatus
+from penstock.protocol.option import words
 from penstock.services.supervisor import address
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     exposed: bool = False  # other machines reach it, and clients need no key
     quantized: str = ""  # how the weights are
     weights: str = ""  # how they were verified
-    adapters: str = ""  # how many may be where, and which are known
+    inputs: tuple[tuple[str, str], ...] = ()  # names and facts of images and adapters, where they are served
     replicas: int = 1  # blocks and `max_num_seqs` are those of one
 
     @property
@@ -92,7 +94,10 @@ def serving(
         wrong_output=wrong_output(config),
         exposed=exposed(config.api),
         weights=fields.get(WEIGHTS, ""),
-        adapters=adapters(config, fields.get(ADAPTERS, "")) if config.model.enable_lora else "",
+        inputs=(
+            *((("images", images(config)),) if spec.vision is not None else ()),
+            *((("LoRA", adapters(config, fields.get(ADAPTERS, ""))),) if config.model.enable_lora else ()),
+        ),
     )
 
 
@@ -104,6 +109,14 @@ def adapters(config: Config, memory: str) -> str:
     places = f"{model.max_loras} in places of rank {model.max_lora_rank}" + (f" ({memory})" if memory else "")
     served = " and ".join(known) or "none can be asked for, without --lora-modules and --lora-dir"
     return f"{served}; {places}, {host_adapters(model)} in the host's memory"
+
+
+def images(config: Config) -> str:
+    """How many images a prompt may have, and where they may come from."""
+    limit, hosts = image_limit(config.model), words(config.api.allowed_media_domains)
+    if not limit:
+        return f"refused: {LIMIT} is 0, and the vision encoder is not loaded"
+    return f"{limit} in a prompt at most, as data: URLs" + (f" or by https from {', '.join(hosts)}" if hosts else "")
 
 
 def exposed(options: ApiConfig) -> bool:
@@ -123,8 +136,7 @@ def curl(facts: Serving) -> str:
         path, body = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
     file = facts.url.removeprefix("unix:")
     target = [facts.url + path] if file == facts.url else ["--unix-socket", file, "http://localhost" + path]
-    words = ["curl", *target, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
-    line = shlex.join(words)
+    line = shlex.join(["curl", *target, "-H", "Content-Type: application/json", "-d", json.dumps(body)])
     return f'{line} -H "Authorization: Bearer ${KEY_VARIABLE}"' if facts.locked else line
 
 
@@ -151,8 +163,7 @@ def banner(facts: Serving) -> list[str]:
         rows["chats"] = "refused: the model has no chat template; --chat-template FILE gives it one"
     if facts.weights:
         rows["weights"] = facts.weights
-    if facts.adapters:
-        rows["LoRA"] = facts.adapters
+    rows.update(facts.inputs)
     if facts.wrong_output:
         rows["WRONG OUTPUT"] = "; ".join(facts.wrong_output)
     if facts.exposed:

@@ -28,6 +28,7 @@ class ForeignFlag(msgspec.Struct, frozen=True):
 
     follows: str = ""  # "=" one value, "=?" perhaps one, "=+" all up to the next flag
     option: str = ""  # Penstock's, which it is taken as
+    value: str = ""  # of that option, which the flag means by itself
     why: str = ""  # it is refused, or has no effect
     refused: bool = False
     unless: str = ""  # pattern of values that are not refused
@@ -56,7 +57,10 @@ def read_file() -> dict[str, Any]:
 def read_table() -> Mapping[str, ForeignFlag]:
     """The flags of foreign_flags.toml by name."""
     file = read_file()
-    found = {flag: ForeignFlag(option=option) for option, flags in file["taken"].items() for flag in flags.split()}
+    found = {}
+    for meant, flags in file["taken"].items():
+        option, _, fixed = meant.partition("=")
+        found.update({flag: ForeignFlag(option=option, value=fixed) for flag in flags.split()})
     for kind in ("ignored", "refused"):
         for group in file[kind]:
             for text in group["flags"].split():
@@ -111,9 +115,14 @@ def translate(
         if found.option and found.option not in own:
             problems[typed] = elsewhere[found.option]
             continue
-        follows = found.follows if not found.option else "" if field is None or field.type is bool else "="
+        valued = field is not None and field.type is not bool and not found.value
+        follows = found.follows if not found.option else "=" if valued else ""
         values = [value] if equals else [] if negated else list(taken_values(rest, follows))
-        if found.option:
+        if found.value and negated:
+            without_effect.append(typed)
+        elif found.value:
+            words += [found.option, found.value]
+        elif found.option:
             words += [opposite(found.option) if negated else found.option, *values]
         elif not negated and (why := found.why_not(values)):
             problems[typed] = why

@@ -14,6 +14,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,7 @@ from penstock.protocol.messages import Grammar
 from penstock.services.tokenizer.worker_pool import ATTEMPTS, MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import COMPILED, Done, Refusal
 
+T = TypeVar("T")
 ENTRY = 512  # bytes of a cache entry besides its texts
 LONG = 16 << 10  # bytes of a source that takes 0.1 ms to hash
 MOST_BYTES = 64 << 20  # of cached sources and refusals
@@ -176,11 +178,11 @@ def size_of(found: Done | Refusal) -> int:
     return ENTRY + sum(map(sys.getsizeof, texts))
 
 
-def forget(compiling: dict[bytes, asyncio.Task[Done | Refusal]], key: bytes) -> Callable[[object], None]:
-    """A callback that removes a finished compilation and retrieves its exception."""
+def forget(running: dict[bytes, asyncio.Task[T]], key: bytes) -> Callable[[object], None]:
+    """A callback that removes a finished task and retrieves its exception."""
 
     def done(task: object) -> None:
-        del compiling[key]
+        del running[key]
         assert isinstance(task, asyncio.Task)
         if not task.cancelled():
             task.exception()

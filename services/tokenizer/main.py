@@ -28,6 +28,7 @@ from penstock.engine_core.text.prompts import Prompter, PromptLimits
 from penstock.engine_core.text.template import read_template
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary, end_tokens, read_vocabulary
 from penstock.protocol.config import Config
+from penstock.protocol.image_limit import read_image_limit
 from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.handshake import Identity
@@ -39,6 +40,7 @@ from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
 from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
 from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
+from penstock.services.tokenizer.image_decoder import ImageDecoder
 from penstock.services.tokenizer.server_loop import TokenizerLoop, Workers
 from penstock.services.tokenizer.template_worker import TemplateSettings
 from penstock.services.tokenizer.templates import Templates
@@ -71,6 +73,9 @@ async def serve(config: Config, index: int) -> int:
     vocabulary = read_vocabulary(path)
     frontend, settings = read_frontend(config, path, vocabulary)
     templates = Templates(settings, config.tokenizer)
+    decoder = image_decoder(config, settings.limits)
+    if decoder is not None:
+        decoder.start()
     end = End()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.TOKENIZER, index)
@@ -82,9 +87,9 @@ async def serve(config: Config, index: int) -> int:
     replicas = range(config.model.data_parallel_size)
     tokens = [AsyncLink(Link.connect(context, TOKENS, me, run_dir, replica, network)) for replica in replicas]
     threads = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1), "encode")
-    loop = TokenizerLoop(frontend, text, tokens, threads, Workers(compiler, templates),
+    loop = TokenizerLoop(frontend, text, tokens, threads, Workers(compiler, templates, decoder),
                   TokenizerTraces(tracer))  # fmt: skip
-    collector = functools.partial(collect_tokenizer, loop, compiler, templates, text, tokens)
+    collector = functools.partial(collect_tokenizer, loop, compiler, templates, decoder, text, tokens)
     other_host = text if network is not None and network.reaches(TEXT) else None
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=loop.remote, other_host=other_host)
     gc.collect()
@@ -94,6 +99,8 @@ async def serve(config: Config, index: int) -> int:
     tasks = [background_task(each, end.fail) for each in (send_heartbeats(heartbeat), keep_exporting(exporter))]
     try:
         await compiler.warm()  # the first grammar does not wait for a process
+        if decoder is not None:
+            await decoder.warm()
         text.start(loop.from_apis)
         for replica, watch in enumerate(tokens):
             watch.start(functools.partial(loop.from_scheduler, replica))
@@ -109,6 +116,8 @@ async def serve(config: Config, index: int) -> int:
         loop.close()
         compiler.close()
         templates.close()
+        if decoder is not None:
+            decoder.close()
         text.close()
         for watch in tokens:
             watch.close()
@@ -133,6 +142,7 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
         eos_token_ids=end_tokens(path, vocabulary),
         headless=spec.headless,
         recurrent=bool(spec.recurrences),
+        vision=spec.vision,
     )
     options = config.tokenizer
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
@@ -144,6 +154,12 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
     )  # fmt: skip
     prompter = Prompter(vocabulary, template, limits, dialect, controls)
     return Frontend(vocabulary, prompter, placement_of(config)), settings
+
+
+def image_decoder(config: Config, limits: PromptLimits) -> ImageDecoder | None:
+    """The decoder of a model that sees images; None for others, and where the operator allows no image."""
+    most = read_image_limit(config.model.limit_mm_per_prompt)
+    return ImageDecoder(limits.vision.processor, most, config.tokenizer) if limits.vision is not None and most else None
 
 
 def placement_of(config: Config) -> Placement:

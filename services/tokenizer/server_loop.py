@@ -17,7 +17,9 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.text.frontend import Frontend, FrontendStatistics, failure
+from penstock.engine_core.text.image_prompt import check_place, unseen, without_files
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import named
@@ -39,6 +41,7 @@ from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, leve
 from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.supervisor import logs
 from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
+from penstock.services.tokenizer.image_decoder import ImageDecoder
 from penstock.services.tokenizer.templates import Call, Templates
 from penstock.services.tracing.tokenizer import TokenizerTraces
 
@@ -51,21 +54,35 @@ RETRY = 0.005  # seconds between attempts while a link has no credit
 
 
 class Workers:
-    """Has worker processes render requests' own templates and compile their grammars. `waiting` requests are being
-    compiled."""
+    """Has worker processes decode images, render requests' own templates and compile their grammars. `waiting` requests
+    are being compiled."""
 
-    def __init__(self, compiler: GrammarCompiler, templates: Templates) -> None:
+    def __init__(self, compiler: GrammarCompiler, templates: Templates, decoder: ImageDecoder | None = None) -> None:
+        """`decoder`: None where the model sees no images."""
         self._compiler = compiler
         self._templates = templates
+        self._decoder = decoder
         self.waiting = 0
+
+    async def pictures(self, call: SubmitText | Tokenize) -> tuple[Picture, ...] | Rejected:
+        """The images of a request, decoded, or the rejection."""
+        return await guarded(self._pictures(call), call, "images_failed")
+
+    async def _pictures(self, call: SubmitText | Tokenize) -> tuple[Picture, ...]:
+        check_place(call)
+        if self._decoder is None:
+            raise unseen(call)
+        return await self._decoder.pictures(call.images)
 
     async def render(self, text: SubmitText, now: float) -> Rendered | Rejected:
         """The chat rendered by the request's own template, or the rejection."""
         return await guarded(self._templates.render(text, now), text, "template_failed")
 
-    async def refusal(self, call: Call, now: float, rendered: Rendered | None) -> Rejected | None:
+    async def refusal(
+        self, call: Call, now: float, rendered: Rendered | None, pictures: Sequence[Picture]
+    ) -> Rejected | None:
         """The rejection of a request that a tokenizer may have died of, if it kills a trial process too."""
-        message = await self._templates.fatal(call, now, rendered)
+        message = await self._templates.fatal(call, now, rendered, pictures)
         return Rejected(id=call.id, status=500, message=message, code="condemned") if message else None
 
     async def complete(self, text: SubmitText, made: Prepared) -> Prepared | Rejected:
@@ -129,7 +146,7 @@ class TokenizerLoop:
             peer = arrival.peer
             match arrival.message:
                 case SubmitText() as text:
-                    self._frontend.open(self._apis[peer], text)
+                    self._frontend.open(self._apis[peer], without_files(text))
                     self._take(peer, text)
                 case Abort(request_id):
                     self._frontend.abort(request_id)
@@ -248,14 +265,16 @@ class TokenizerLoop:
         self._next = None
         self._encode_short()
 
-    def _make(self, peer: Peer, call: Call, rendered: Rendered | None = None) -> Prepared | Message | None:
+    def _make(
+        self, peer: Peer, call: Call, rendered: Rendered | None = None, pictures: Sequence[Picture] = ()
+    ) -> Prepared | Message | None:
         """The answer, or None once nobody waits for it. May run in a thread."""
         now = moment(call)
         if peer not in self._apis or (isinstance(call, SubmitText) and not self._frontend.wants(call.id)):
             return None
         if isinstance(call, SubmitText):
-            return self._frontend.make(call, now, rendered)
-        return self._frontend.answer(call, now)
+            return self._frontend.make(call, now, rendered, pictures)
+        return self._frontend.answer(call, now, pictures)
 
     def _finish(self, peer: Peer, call: Call, made: Prepared | Message | None, since: float) -> None:
         if made is None:
@@ -271,22 +290,32 @@ class TokenizerLoop:
 
     async def _in_thread(self, peer: Peer, call: Call) -> None:
         since = time.monotonic()
-        rendered: Rendered | Rejected | None = None
-        if isinstance(call, SubmitText) and call.chat_template is not None:
-            rendered = await self._workers.render(call, moment(call))
-        if call.suspect and not isinstance(rendered, Rejected):
-            rendered = await self._workers.refusal(call, moment(call), rendered) or rendered
-        made = (
-            rendered
-            if isinstance(rendered, Rejected)
-            else await self._loop.run_in_executor(self._threads, self._make, peer, call, rendered)
-        )
+        made: Prepared | Message | None = None
+        pictures: tuple[Picture, ...] | Rejected = ()
+        if not isinstance(call, Detokenize) and call.images:
+            pictures = await self._workers.pictures(call)
+            call = without_files(call)
+        if isinstance(pictures, Rejected):
+            made = pictures
+        else:
+            made = await self._made(peer, call, pictures)
         if isinstance(made, Prepared) and isinstance(call, SubmitText) and made.grammar is not None:
             asked = time.monotonic()
             made = await self._workers.complete(call, made)
             self._traces.compiled(call, made, asked, time.monotonic())
         self._finish(peer, call, made, since)
         self.flush()
+
+    async def _made(self, peer: Peer, call: Call, pictures: tuple[Picture, ...]) -> Prepared | Message | None:
+        """As `_make`, for a request that may need worker processes first."""
+        rendered: Rendered | Rejected | None = None
+        if isinstance(call, SubmitText) and call.chat_template is not None:
+            rendered = await self._workers.render(call, moment(call))
+        if call.suspect and not isinstance(rendered, Rejected):
+            rendered = await self._workers.refusal(call, moment(call), rendered, pictures) or rendered
+        if isinstance(rendered, Rejected):
+            return rendered
+        return await self._loop.run_in_executor(self._threads, self._make, peer, call, rendered, pictures)
 
     def _done(self, task: asyncio.Future[None]) -> None:
         self._work.discard(task)
@@ -300,10 +329,10 @@ def moment(call: Call) -> float:
 
 
 def structured(call: Call) -> bool:
-    """Whether it may wait for a worker process: for its grammar, its own template, or its trial."""
-    if call.suspect or not isinstance(call, SubmitText):
-        return call.suspect
-    return (
+    """Whether it may wait for a worker process: for its images, its grammar, its own template, or its trial."""
+    if call.suspect or (not isinstance(call, Detokenize) and call.images):
+        return True
+    return isinstance(call, SubmitText) and (
         call.grammar is not None
         or call.tool_use is not None
         or call.reasoning.budget is not None
@@ -320,12 +349,12 @@ def length(message: Call) -> int:
     return predicted + sum(len(part) for part in parts if part is not None)
 
 
-async def guarded(work: Awaitable[T], text: SubmitText, event: str) -> T | Rejected:
+async def guarded(work: Awaitable[T], call: SubmitText | Tokenize, event: str) -> T | Rejected:
     """The result of `work` for a request, or the rejection that its error becomes; `event` is logged for a bug."""
     try:
         return await work
     except RequestError as error:
-        return rejection(text.id, error)
+        return rejection(call.id, error)
     except Exception:  # guard: design 7, one request ends and its neighbours go on
-        log.exception(event, extra=named(text.id, text.trace))
-        return failure(text.id)
+        log.exception(event, extra=named(call.id, call.trace if isinstance(call, SubmitText) else None))
+        return failure(call.id)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import os
-import resource
 import signal
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jinja2
 import msgspec
 
+from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.parsers.dialect import Dialect
 from penstock.engine_core.text.controls import Controls
 from penstock.engine_core.text.prompts import Prompter, PromptLimits
@@ -33,7 +32,14 @@ from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.worker_protocol import TIME_SIGNAL, Refusal, limit_memory, lower, reply, requests
+from penstock.services.tokenizer.confinement import (
+    MEMORY_CODES,
+    OUT_OF_MEMORY,
+    TIME_CODES,
+    in_child,
+    unlimit_memory,
+)
+from penstock.services.tokenizer.worker_protocol import Refusal, limit_memory, refusal, reply, requests
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +50,6 @@ TRIAL_SECONDS = 60.0
 TRIAL_MEMORY = 16 << 30  # bytes
 POISON = "condemned"
 KILLER = "a tokenizer died while it had this request, and a process that did the same with it alone died too"
-MOST_ANSWER = 256 << 20  # bytes of one child's answer
-OUT_OF_MEMORY = os.EX_UNAVAILABLE
-# Signals that end a process whose memory or stack ran out; OUT_OF_MEMORY is our own exit code for it.
-MEMORY_SIGNALS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGKILL)
 
 
 class TemplateSettings(msgspec.Struct, frozen=True):
@@ -76,6 +78,7 @@ class Trial(msgspec.Struct, frozen=True, tag=True):
     call: SubmitText | Tokenize | Detokenize
     now: float  # unix seconds
     rendered: Rendered | None = None  # if the request has its own template
+    pictures: tuple[Picture, ...] = ()  # its images, without pixels
 
 
 class Rendering(msgspec.Struct, frozen=True, tag=True):
@@ -181,25 +184,7 @@ class TemplateWorker:
 
     def _in_child(self, work: Callable[[], Outcome], seconds: float, memory: int) -> tuple[Outcome, bool]:
         """The outcome of `work` in a child process, and whether the child failed to complete it."""
-        reader, writer = os.pipe()
-        own = os.getpid()
-        child = os.fork()
-        if child == 0:
-            try:
-                os.close(reader)
-                confine(seconds, memory, own)
-                write_all(writer, msgspec.msgpack.encode(work()))
-            except MemoryError:
-                os._exit(OUT_OF_MEMORY)
-            except BaseException:  # guard: design 7, the child must not go on as the worker
-                os._exit(os.EX_SOFTWARE)
-            os._exit(os.EX_OK)
-        os.close(writer)
-        body = read_all(reader, MOST_ANSWER)
-        if len(body) > MOST_ANSWER:
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
+        body, code = in_child(lambda: msgspec.msgpack.encode(work()), seconds, memory)
         if code == os.EX_OK:
             with contextlib.suppress(msgspec.DecodeError):
                 return OUTCOME.decode(body), False
@@ -232,9 +217,10 @@ class TrialTokenizer:
         try:
             match trial.call:
                 case SubmitText() as text:
-                    Request(0, text).start(self._vocabulary, self._prompter.prepare(text, trial.now, trial.rendered))
+                    made = self._prompter.prepare(text, trial.now, trial.rendered, trial.pictures)
+                    Request(0, text).start(self._vocabulary, made)
                 case Tokenize() as call:
-                    self._prompter.tokenize(call, trial.now)
+                    self._prompter.tokenize(call, trial.now, trial.pictures)
                 case Detokenize() as call:
                     self._prompter.detokenize(call)
         except MemoryError:
@@ -244,15 +230,11 @@ class TrialTokenizer:
         return Survived()
 
 
-def refusal(error: InvalidRequest) -> Refusal:
-    return Refusal(error.message, error.code, error.param)
-
-
 def limit_passed(code: int, settings: TemplateSettings) -> Refusal:
     """Why a rendering did not complete, by its process's exit code."""
-    if code in (-TIME_SIGNAL, -signal.SIGXCPU):
+    if code in TIME_CODES:
         return too_slow(settings.seconds)
-    if code == OUT_OF_MEMORY or -code in MEMORY_SIGNALS:
+    if code in MEMORY_CODES:
         return too_large(settings.memory)
     return Refusal("chat_template cannot be rendered", "invalid_value", PARAM)
 
@@ -265,48 +247,6 @@ def too_slow(seconds: float) -> Refusal:
 def too_large(memory: int) -> Refusal:
     limit = f"{memory >> 20} MiB (--template-memory)"
     return Refusal(f"chat_template: rendering it takes more than {limit}", TOO_MUCH, PARAM)
-
-
-def confine(seconds: float, memory: int, parent: int) -> None:
-    """Limit this process for good: it ends with its parent, opens and writes no file, and starts no process."""
-    follow_parent({PARENT: str(parent)})
-    limit_memory(memory, for_good=True)
-    for kind, most in (
-        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # after the timer, which the process could reset
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, 0),
-        (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        lower(kind, most)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def unlimit_memory() -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-
-
-def write_all(descriptor: int, body: bytes) -> None:
-    rest = memoryview(body)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-
-
-def read_all(descriptor: int, most: int) -> bytes:
-    """Read until the other end closes, or there are more than `most` bytes. Closes the descriptor."""
-    parts: list[bytes] = []
-    length = 0
-    while length <= most and (part := os.read(descriptor, 1 << 20)):
-        parts.append(part)
-        length += len(part)
-    os.close(descriptor)
-    return b"".join(parts)
-
-
-def environment(names: Mapping[str, str]) -> dict[str, str]:
-    """The part of a tokenizer's environment that Python needs to start, without secrets."""
-    return {name: value for name, value in names.items() if name in ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TZ")}
 
 
 if __name__ == "__main__":

@@ -7,13 +7,16 @@ Workers are started for the first such request, and stay.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import msgspec
 
+from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.text.rendering import Rendered, read_list
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.messages import Detokenize, SubmitText, Tokenize
+from penstock.services.tokenizer.confinement import environment
 from penstock.services.tokenizer.template_worker import (
     ANSWER,
     TRIAL_SECONDS,
@@ -22,7 +25,6 @@ from penstock.services.tokenizer.template_worker import (
     Rendering,
     TemplateSettings,
     Trial,
-    environment,
     too_large,
     too_slow,
 )
@@ -75,10 +77,11 @@ class Templates:
         self._rendered += 1
         return msgspec.structs.replace(answer.outcome.rendered, tools=read_list(request.tools, "tools"))
 
-    async def fatal(self, call: Call, now: float, rendered: Rendered | None) -> str:
+    async def fatal(self, call: Call, now: float, rendered: Rendered | None, pictures: Sequence[Picture] = ()) -> str:
         """Why a process dies that does with this call what a tokenizer does; empty if none dies."""
+        sizes = tuple(msgspec.structs.replace(picture, pixels=b"") for picture in pictures)
         try:
-            answer = await self._answer(Trial(call, now, rendered), TRIAL_SECONDS)
+            answer = await self._answer(Trial(call, now, rendered, sizes), TRIAL_SECONDS)
         except EngineFailure:  # no trial is possible: the api process still counts deaths
             return ""
         return answer.outcome.message if isinstance(answer.outcome, Refusal) else ""

@@ -16,6 +16,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from penstock.protocol.errors import InvalidRequest
+
 LENGTH = struct.Struct("<I")  # before each frame
 TIME_SIGNAL = signal.SIGPROF  # of ITIMER_PROF, which limits a worker's CPU time; it ends the process
 
@@ -26,6 +28,11 @@ class Refusal(msgspec.Struct, frozen=True, tag=True):
     message: str
     code: str | None = None
     param: str | None = None
+
+
+def refusal(error: InvalidRequest) -> Refusal:
+    """An error for the owner to raise."""
+    return Refusal(error.message, error.code, error.param)
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):

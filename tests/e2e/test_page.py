@@ -8,17 +8,18 @@ makes the pictures of the docs anew.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from penstock.services.openai import models
+from penstock.protocol.messages import SubmitText
 from tests.e2e.agents import node_package
 from tests.e2e.browser import Browser, Page, browser, fresh, installed
 from tests.e2e.scripted import Engine, scripted
@@ -531,20 +532,101 @@ def test_text_files_are_sent_as_text_and_others_refused(chat: Page, engine: Engi
     assert chat.evaluate("document.querySelector('article .files').textContent") == "notes.txt"
 
 
-def test_pictures_can_be_attached_where_the_model_says_that_it_sees(
-    page: Page, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = models.model_answer
-    seeing = lambda *given: msgspec.structs.replace(answer(*given), input_modalities=("text", "image"))  # noqa: E731
-    monkeypatch.setattr(models, "model_answer", seeing)
-    visit(page, engine.url)
+@pytest.fixture
+def seeing() -> Iterator[Engine]:
+    """An engine whose model takes four pictures at most."""
+    with scripted(images=4) as found:
+        yield found
+
+
+# A picture of one colour, by the name of a canvas' type.
+DRAWN = """(async (name, color, width = 60, height = 40) => {
+    const canvas = Object.assign(document.createElement('canvas'), {width, height});
+    const brush = canvas.getContext('2d');
+    brush.fillStyle = color;
+    brush.fillRect(0, 0, width, height);
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, 'image/png'));
+    const given = new DataTransfer();
+    given.items.add(new File([blob], name, {type: 'image/png'}));
+    return given;
+})"""
+BITMAP = b"BM" + struct.pack("<IHHI", 54 + 4096 * 8 * 3, 0, 0, 54) + struct.pack(
+    "<IiiHHIIiiII", 40, 4096, 8, 1, 24, 0, 0, 0, 0, 0, 0
+) + bytes((0, 128, 255)) * 4096 * 8  # fmt: skip
+THUMBNAILS = "[...document.querySelectorAll('{} img')].map((one) => one.complete && one.naturalWidth && one.alt)"
+
+
+def pictures(page: Page, place: str, *names: str) -> None:
+    """Wait until these pictures, and no others, are shown at the place, and have been drawn."""
+    page.until(f"JSON.stringify({THUMBNAILS.format(place)}) === JSON.stringify({json.dumps(names)})")
+
+
+def test_pictures_are_attached_pasted_and_dropped(page: Page, seeing: Engine) -> None:
+    """They are sent with each turn of the conversation, and kept with it."""
+    visit(page, seeing.url)
     assert "pictures" in page.evaluate("document.getElementById('attach').title")
-    attach(page, "a.png", "['x']", "image/png")
-    page.until("document.querySelector('#attached img')?.src === 'data:image/png;base64,eA=='")
+    page.evaluate(f"""{DRAWN}('red.png', 'red').then((given) => {{
+        document.getElementById('files').files = given.files;
+        document.getElementById('files').dispatchEvent(new Event('change'));
+    }})""")
+    pictures(page, "#attached", "red.png")
+    page.evaluate(f"""{DRAWN}('blue.png', 'blue').then((clipboardData) => document.getElementById('prompt')
+        .dispatchEvent(new ClipboardEvent('paste', {{clipboardData, bubbles: true, cancelable: true}})))""")
+    pictures(page, "#attached", "red.png", "blue.png")
+    page.evaluate(f"""{DRAWN}('green.png', 'green').then((dataTransfer) => document.dispatchEvent(
+        new DragEvent('drop', {{dataTransfer, bubbles: true, cancelable: true}})))""")
+    pictures(page, "#attached", "red.png", "blue.png", "green.png")
+    click(page, "Remove blue.png")
+    pictures(page, "#attached", "red.png", "green.png")
     say(page, "What is this?")
-    page.until(f"{PROBLEM}.includes('image_url')")  # no model takes one yet: the server says so, and nothing is lost
+    asked = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "What is this?"}]
+    assert seeing.request(1) == [{"role": "user", "content": asked}]
+    images = seeing.latest.images
+    assert [image.data[:8] for image in images] == [b"\x89PNG\r\n\x1a\n"] * 2
+    assert images[0].data != images[1].data
+    seeing.end("Two colours")
+    page.until(ANSWERED)
+    pictures(page, "article", "red.png", "green.png")
+    pictures(page, "#attached")
+    say(page, "Which?")
+    assert seeing.request(2)[0]["content"] == asked
+    assert [image.data for image in seeing.latest.images] == [image.data for image in images]
+    seeing.end("Red and green")
+    page.until(ANSWERED)
+    page.reload()
+    page.until(READY)
+    pictures(page, "article", "red.png", "green.png")
+    click(page, "Regenerate")
+    seeing.until(lambda: len(seeing.link.of(SubmitText)) == 3)
+    assert [image.data for image in seeing.latest.images] == [image.data for image in images]
+    seeing.end("Green and red")
+    page.until(ANSWERED)
+
+
+def test_a_picture_that_is_large_or_of_a_rare_kind_is_drawn_anew(page: Page, seeing: Engine) -> None:
+    visit(page, seeing.url)
+    bitmap = base64.b64encode(BITMAP).decode()
+    attach(page, "a.bmp", f"[Uint8Array.from(atob('{bitmap}'), (one) => one.charCodeAt(0))]", "image/bmp")
+    pictures(page, "#attached", "a.bmp")
+    found = page.evaluate("(({naturalWidth, naturalHeight, src}) => [naturalWidth, naturalHeight, src.slice(0, 23)])"
+                          "(document.querySelector('#attached img'))")  # fmt: skip
+    assert found == [2048, 4, "data:image/jpeg;base64,"]
+    attach(page, "a.tiff", "['x']", "image/tiff")
+    page.until(f"{PROBLEM}.includes('a.tiff is a picture that this browser cannot read')")
+    attach(page, "a.bin", "[new Uint8Array([255])]", "")
+    page.until(f"{PROBLEM}.includes('this model reads text and pictures only')")
+    pictures(page, "#attached", "a.bmp")
+
+
+def test_pictures_that_the_server_refuses_are_not_lost(page: Page, seeing: Engine) -> None:
+    visit(page, seeing.url)
+    for number in range(5):
+        attach(page, f"{number}.png", "['x']", "image/png")
+        page.until(f"document.querySelectorAll('#attached img').length === {number + 1}")
+    say(page, "What is this?")
+    page.until(f"{PROBLEM}.includes('a request may have 4 images')")
     assert page.evaluate(PROMPT) == "What is this?"
-    assert page.evaluate("document.querySelectorAll('#attached img').length") == 1
+    assert page.evaluate("document.querySelectorAll('#attached img').length") == 5
     assert any("400" in fault for fault in page.faults)
     page.faults.clear()
 

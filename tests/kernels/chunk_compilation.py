@@ -1,7 +1,8 @@
 """Compiles the chunk kernel for Hopper, with or without a GPU.
 
-`python -m tests.kernels.chunk_compilation DIM[,short][,window][,softcap][,sinks] …` prints what the test asks as JSON,
-a line for each. A process of its own, since Triton's interpreter is chosen once for a process.
+`python -m tests.kernels.chunk_compilation DIM[,short][,window][,softcap][,sinks][,alone] …` prints what the test asks
+as JSON, a line for each. `alone` is one head over expanded latents. A process of its own, since Triton's interpreter is
+chosen once for a process.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from penstock.kernels.attention_hopper import BLOCK_M, chunk_kernel, forms_of, split_dim
+from penstock.kernels.latent_expansion import BLOCK
 
 BLOCK_SIZE = 16
 
 
 def compiled(dim: int, options: list[str]) -> dict[str, object]:
     form = forms_of(dim)["short" in options]
+    heads, kv_heads, block_size = (1, 1, BLOCK) if "alone" in options else (32, 8, BLOCK_SIZE)
     main, rest = split_dim(dim)
     types = dict.fromkeys(chunk_kernel.arg_names, "i32")
     types |= dict.fromkeys(("tiles", "query_start", "context", "slots", "block_tables"), "*i32")
     for side in ("k", "v"):
         for name, columns in ((f"{side}_desc", 64), (f"{side}_rest_desc", rest)):
             layout = f"NVMMASharedLayout(swizzle_byte_width={2 * columns}, element_bitwidth=16, rank=2)"
-            types[name] = f"tensordesc<bf16[{BLOCK_SIZE}, {columns}],{layout}>"
+            types[name] = f"tensordesc<bf16[{block_size}, {columns}],{layout}>"
     types |= {"q": "*bf16", "out": "*bf16", "scale": "fp32", "inner_scale": "fp32", "sinks": "*fp32"}
     sizes: dict[str, int | bool | None] = {
-        "HEADS": 32, "KV_HEADS": 8, "MAIN": main, "REST": rest, "BLOCK_SIZE": BLOCK_SIZE, "CHUNK_KEYS": BLOCK_SIZE,
+        "HEADS": heads, "KV_HEADS": kv_heads, "MAIN": main, "REST": rest, "BLOCK_SIZE": block_size,
+        "CHUNK_KEYS": block_size,
         "BLOCK_M": BLOCK_M, "BLOCK_N": form.block_n, "K_STAGES": form.k_stages, "V_STAGES": form.v_stages,
         "GROUPS": form.groups, "IN_TURN": form.programs > 0, "PDL": True,
     }  # fmt: skip

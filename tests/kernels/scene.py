@@ -12,6 +12,7 @@ from penstock.kernels.attention import E4M3, paged_attention, write_kv
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
 Rows = list[tuple[int, int]]  # queries and context of each row
+Images = list[tuple[int, int, int]]  # row, first position and the one behind the last of each
 
 MIXED: Rows = [(1, 5), (7, 7), (1, 1), (1, 33), (5, 21), (1, 16), (1, 17), (20, 20)]
 
@@ -27,12 +28,13 @@ def rounded(x: Tensor, scales: Tensor) -> Tensor:
 class Scene:
     """Random keys and values of some rows, put into shuffled pages whose every other slot is not a number.
 
-    fp8: pages in e4m3, with scales of each head; a few keys and values are beyond what they reach.
+    fp8: pages in e4m3, with scales of each head; a few keys and values are beyond what they reach. images: whose tokens
+    see one another both ways; other tokens have a limit that says nothing.
     """
 
     def __init__(
         self, rows: Rows, heads: int, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype = torch.float32,
-        *, softcap: float = 0.0, sinks: bool = False, fp8: bool = False,
+        *, softcap: float = 0.0, sinks: bool = False, fp8: bool = False, images: Images | None = None,
     ) -> None:  # fmt: skip
         random = torch.Generator().manual_seed(len(rows) * 1009 + block_size)
         self.rows = rows
@@ -59,6 +61,11 @@ class Scene:
                 )
             new.append(slots[context - queries :])
         starts = [0, *torch.tensor([n for n, _ in rows]).cumsum(0).tolist()]
+        self.limits = [torch.zeros(context, dtype=torch.int32) for _, context in rows]
+        for row, first, end in images or []:
+            assert end <= rows[row][1]
+            self.limits[row][first:end] = end - 1
+        limits = torch.cat([limit[context - n :] for limit, (n, context) in zip(self.limits, rows, strict=True)])
         self.batch = AttentionBatch(
             query_start=torch.tensor(starts, dtype=torch.int32),
             context=torch.tensor([context for _, context in rows], dtype=torch.int32),
@@ -67,6 +74,7 @@ class Scene:
             slot_mapping=torch.cat(new),
             max_query=max(n for n, _ in rows),
             max_context=max(context for _, context in rows),
+            limits=limits if images else None,
         )
 
     def paged(self, window: int = 0) -> Tensor:
@@ -82,13 +90,14 @@ class Scene:
             k, v = (side[row].double().repeat_interleave(group, dim=1) for side in (self.k, self.v))
             for position in range(context - queries, context):
                 low = max(0, position + 1 - window) if window else 0
-                scores = torch.einsum("hd,khd->hk", self.q[token].double(), k[low : position + 1])
+                end = max(position, int(self.limits[row][position])) + 1
+                scores = torch.einsum("hd,khd->hk", self.q[token].double(), k[low:end])
                 scores = scores / math.sqrt(self.q.shape[2])
                 if self.softcap:
                     scores = self.softcap * torch.tanh(scores / self.softcap)
                 weights = scores.exp()
                 total = weights.sum(-1) + (0 if self.sinks is None else self.sinks.double().exp())
-                out.append(torch.einsum("hk,khd->hd", weights / total[:, None], v[low : position + 1]))
+                out.append(torch.einsum("hk,khd->hd", weights / total[:, None], v[low:end]))
                 token += 1
         return torch.stack(out)
 
@@ -106,5 +115,6 @@ class Scene:
             slot_mapping=self.batch.slot_mapping.to(device),
             max_query=self.batch.max_query,
             max_context=self.batch.max_context,
+            limits=None if self.batch.limits is None else self.batch.limits.to(device),
         )
         return moved

@@ -7,7 +7,7 @@ import torch
 
 from penstock.kernels.attention import GROUP_NUMBERS, QUERY_PIECE, paged_attention, quantized, write_kv
 from penstock.kernels.records import AttentionBatch
-from tests.kernels.scene import MIXED, Scene
+from tests.kernels.scene import MIXED, Images, Rows, Scene
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,6 +46,24 @@ def test_chunks_longer_than_a_piece() -> None:
     scene = Scene([(QUERY_PIECE * 2 + 3, QUERY_PIECE * 2 + 40), (1, 9)], 2, 1, 4, 16)
     for window in (0, 50):
         torch.testing.assert_close(scene.paged(window).double(), scene.expected(window), atol=2e-6, rtol=1e-5)
+
+
+PICTURES: Rows = [(40, 60), (1, 9), (6, 6), (20, 20), (1, 30)]
+IMAGES: Images = [(0, 16, 23), (0, 25, 42), (0, 42, 60), (2, 0, 6), (3, 19, 20)]
+
+
+@pytest.mark.parametrize("window", [0, 1, 6, 30])
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+def test_tokens_of_an_image_see_one_another(window: int, softcap: float) -> None:
+    """One image has tokens in pages already, one stands behind another, one is a single token."""
+    scene = Scene(PICTURES, 4, 2, 8, 16, softcap=softcap, images=IMAGES)
+    torch.testing.assert_close(scene.paged(window).double(), scene.expected(window), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 50])
+def test_an_image_longer_than_a_piece(window: int) -> None:
+    scene = Scene([(QUERY_PIECE * 2 + 3, QUERY_PIECE * 2 + 40)], 2, 1, 4, 16, images=[(0, 39, 39 + 2 * QUERY_PIECE)])
+    torch.testing.assert_close(scene.paged(window).double(), scene.expected(window), atol=2e-6, rtol=1e-5)
 
 
 def test_many_single_rows_are_cut_into_groups() -> None:

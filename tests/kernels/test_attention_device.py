@@ -18,11 +18,12 @@ from penstock.kernels.attention_device import (
     launches,
     shape_of,
 )
+from penstock.kernels.attention_prefix import CROWD, serves
 from penstock.kernels.attention_tiling import WAVES
 from penstock.kernels.chip import CHIPS, chip_of
 from penstock.kernels.records import AttentionBatch
 from tests.cuda import no_synchronization
-from tests.kernels.scene import MIXED, Rows, Scene
+from tests.kernels.scene import MIXED, Images, Rows, Scene
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
 
@@ -74,6 +75,53 @@ def mixture(seed: int, most: int, longest: int) -> tuple[Rows, int, int, int, in
     kv_heads = random.choice((1, 2))
     window = random.choice((0, 0, random.randint(1, longest)))
     return rows, kv_heads * random.choice((1, 2, 3, 4)), kv_heads, random.choice((8, 16, 32)), window
+
+
+def images_of(rows: Rows, seed: int) -> Images:
+    """Some of each longer row's new tokens; the first may have tokens in pages already."""
+    random, images = Random(seed), []
+    for row, (queries, context) in enumerate(rows):
+        at = max(0, context - queries - random.randint(0, 5))
+        while queries > 1 and at < context:
+            end = random.randint(at + 1, context)
+            images.append((row, at, end))
+            at = end + random.randint(0, 4)
+    return images
+
+
+@pytest.mark.parametrize("seed", range(40, 46))
+@pytest.mark.parametrize("invariant", [False, True])
+def test_random_images(seed: int, invariant: bool, device: str) -> None:
+    rows, heads, kv_heads, block_size, window = mixture(seed, 40, 60)
+    scene = Scene(rows, heads, kv_heads, 16, block_size, images=images_of(rows, seed))
+    moved = scene.on(device)
+    moved.batch = replace(moved.batch, invariant=invariant, arrivals=arrival_counters(torch.device(device)))
+    torch.testing.assert_close(paged(moved, window).cpu().double(), scene.expected(window), atol=3e-6, rtol=1e-5)
+
+
+def test_a_step_with_images_is_the_general_kernels(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """Others know nothing of limits: none is asked for chunks, and no row shares a prefix."""
+    monkeypatch.setattr("penstock.kernels.attention_device.chunk_attention", refuse)
+    rows: Rows = [(40, 60), (1, 30)]
+    scene = Scene(rows, 4, 2, 16, 16, images=[(0, 25, 58)])
+    torch.testing.assert_close(paged(scene.on(device)).cpu().double(), scene.expected(), atol=3e-6, rtol=1e-5)
+    scene = Scene([(1, 300)] * CROWD, 4, 2, 16, 16, torch.float16)
+    assert serves(scene.q, scene.k_pages, scene.batch, scene.options())
+    scene.batch = replace(scene.batch, limits=scene.batch.context - 1)
+    assert not serves(scene.q, scene.k_pages, scene.batch, scene.options())
+
+
+def refuse(*_: object) -> None:
+    pytest.fail("a kernel without limits")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(50, 60))
+def test_random_images_of_served_sizes(seed: int) -> None:
+    rows, heads, kv_heads, block_size, window = mixture(seed, 700, 2000)
+    scene = Scene(rows, heads, kv_heads, 128, block_size, torch.bfloat16, images=images_of(rows, seed))
+    found = paged(scene.on("cuda"), window).cpu().double()
+    assert (found - scene.expected(window)).norm() < 5e-3 * scene.expected(window).norm()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,7 +10,7 @@ import triton.language as tl
 from penstock.kernels.attention import E4M3
 from penstock.kernels.attention_fp8 import paired_queries, unpack
 from tests.kernels.scene import MIXED, Rows, Scene
-from tests.kernels.test_attention_triton import SINGLES, check, form
+from tests.kernels.test_attention_triton import IMAGES, PICTURES, SINGLES, check, form
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
 
@@ -53,6 +53,11 @@ def test_queries_are_split_like_the_pairs(dtype: torch.dtype, device: str) -> No
     split_kernel[(1,)](x, first, second)
     torch.testing.assert_close(first, x[:, ::2].float(), atol=2.0**-18, rtol=0.0)
     torch.testing.assert_close(second, x[:, 1::2].float(), atol=2.0**-18, rtol=0.0)
+
+
+@pytest.mark.parametrize("window", [0, 17])
+def test_tokens_of_an_image_see_one_another(window: int, device: str) -> None:
+    check(Scene(PICTURES, 4, 2, 32, 8, fp8=True, images=IMAGES), device, form(16, 2), window)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

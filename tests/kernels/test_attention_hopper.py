@@ -28,9 +28,10 @@ BORDERS: Rows = [(90, 300), (33, 33), (1, 1), (2, 2), (64, 128), (65, 129), (1, 
 @pytest.mark.long  # that it compiles and fits is held by tests/benchmarks/test_chips.py, from its source as it is
 @pytest.mark.parametrize(
     "asked",
-    [["64,short,window,sinks", "128", "256,window,softcap"], ["80,sinks", "128,short,window", "192"]],
+    [["64,short,window,sinks", "128", "256,window,softcap"],
+     ["80,sinks", "128,short,window", "192", "192,alone", "256,alone"]],
     ids=["a few", "others"],
-)
+)  # fmt: skip
 def test_it_compiles_for_the_chip(asked: list[str]) -> None:
     """Without a GPU too: each form fits, is made of the chip's own instructions, and keeps its sums in registers."""
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

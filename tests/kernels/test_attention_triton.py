@@ -15,13 +15,15 @@ import torch
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.attention_triton import attend_tiles
 from penstock.kernels.records import AttentionBatch
-from tests.kernels.scene import MIXED, Rows, Scene
+from tests.kernels.scene import MIXED, Images, Rows, Scene
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
 
 SINGLES: Rows = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 32), (1, 40)]
 BORDERS: Rows = [(4, 16), (5, 17), (16, 31), (17, 32), (3, 33), (1, 48)]
 FEW: Rows = [(1, 5), (2, 33), (4, 4), (3, 50), (1, 1)]
+PICTURES: Rows = [(26, 60), (1, 33), (9, 9), (20, 50)]  # images within tiles, across them, and of earlier tokens
+IMAGES: Images = [(0, 30, 39), (0, 41, 60), (2, 0, 9), (3, 31, 37), (3, 37, 49)]
 ROUNDING = {torch.float32: 3e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
@@ -143,6 +145,63 @@ def test_softcaps_and_sinks(
     """A sink counts once, however many splits a tile's keys have."""
     scene = Scene(rows, 6, 2, 16, 8, softcap=softcap, sinks=sinks)
     check(scene, device, form(16, programs, by_row=rows[0][0] == 1, split_keys=split_keys), window)
+
+
+@pytest.mark.parametrize("window", [0, 1, 6, 17, 100])
+@pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (3, 0), (1, 32), (2, 32)])
+@pytest.mark.parametrize(("block_m", "by_row"), [(16, False), (32, False), (64, True)])
+def test_tokens_of_an_image_see_one_another(
+    block_m: int, by_row: bool, programs: int, split_keys: int, window: int, device: str
+) -> None:
+    scene = Scene(PICTURES, 4, 2, 16, 8, images=IMAGES)
+    check(scene, device, form(block_m, programs, by_row=by_row, split_keys=split_keys), window)
+
+
+@pytest.mark.parametrize("split_keys", [0, 32])
+def test_an_image_of_many_splits_behind_a_short_window(split_keys: int, device: str) -> None:
+    """A tile of the first queries sees many more keys than its window and its own have."""
+    check(Scene([(110, 120)], 4, 2, 16, 8, images=[(0, 12, 118)]), device, form(16, 3, split_keys=split_keys), 6)
+
+
+def test_images_with_softcaps_and_sinks(device: str) -> None:
+    scene = Scene(PICTURES, 6, 2, 16, 8, softcap=1.5, sinks=True, images=IMAGES)
+    scene.batch = replace(scene.batch, limits=scene.batch.limits.long())
+    check(scene, device, form(16, 2), 17)
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_images_do_not_change_the_bits_of_other_tokens(window: int, device: str) -> None:
+    """Nor does it matter to an image where a chunk before it ended, or whether one did within it (a prefix hit)."""
+    scene = Scene([(26, 86)], 2, 1, 16, 16, images=[(0, 64, 78)]).on(device)
+    whole = attend(scene, form(32, 1, split_keys=32), window)
+    piece = scene.on(device)
+    for first, count in ((0, 4), (4, 14), (9, 9), (10, 16), (18, 8), (25, 1)):
+        piece.q = scene.q[first : first + count]
+        piece.batch = alone(scene, first, count, 60 + first + count, 0)
+        for limits in (None, scene.batch.limits[first : first + count])[first in (4, 9, 10) :]:
+            piece.batch = replace(piece.batch, limits=limits)
+            for tiling in (form(32, 1, split_keys=32, by_row=count <= 16), form(32, 2, split_keys=32)):
+                assert torch.equal(attend(piece, tiling, window), whole[first : first + count]), (first, tiling)
+
+
+def test_padding_has_any_limit(device: str) -> None:
+    """A row of a captured graph without keys, and one of the scratch block, read nothing behind their context."""
+    scene = Scene([(9, 20)], 4, 2, 16, 8, images=[(0, 13, 19)])
+    padded, last = scene.on(device), 9
+    padded.k_pages[0, 0], padded.v_pages[0, 0] = 1.0, 2.0
+    padded.batch = replace(
+        padded.batch,
+        slots=torch.tensor([0, 1, 1], dtype=torch.int32, device=device),
+        query_start=torch.tensor([0, last, last + 1, last + 2], dtype=torch.int32, device=device),
+        context=torch.tensor([20, 0, 1], dtype=torch.int32, device=device),
+        block_tables=torch.cat((padded.batch.block_tables, padded.batch.block_tables * 0)),
+        limits=torch.cat((padded.batch.limits, padded.batch.limits.new_tensor([30, 30]))),
+    )
+    padded.q = torch.cat((padded.q, padded.q[:2]))
+    found = attend(padded, form(16, 2)).cpu()
+    torch.testing.assert_close(found[:last].double(), scene.expected(), atol=3e-6, rtol=1e-5)
+    assert torch.equal(found[last], torch.zeros_like(found[last]))
+    torch.testing.assert_close(found[last + 1], torch.full_like(found[last + 1], 2.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

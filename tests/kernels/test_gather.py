@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from penstock.kernels.gather import gather_inputs
+from penstock.kernels.gather_triton import gather_tokens
 from penstock.kernels.records import DECODING, InputRows, Inputs
 from tests.kernels.sampling_scene import moved
 
@@ -61,8 +62,6 @@ def same(found: Inputs, expected: Inputs) -> None:
 
 def on_device(rows: InputRows, tokens: torch.Tensor, known: torch.Tensor, tables: torch.Tensor, device: str) -> Inputs:
     """By the kernel."""
-    from penstock.kernels.gather_triton import gather_tokens
-
     return gather_tokens(moved(rows, device), tokens.to(device), known.to(device), tables.to(device), BLOCK)
 
 
@@ -109,3 +108,24 @@ def test_many_rows_and_tokens(device: str) -> None:
     tokens, known, tables = slot_tables(np.random.default_rng(1))
     rows = step([(at % 5, DECODING if at % 3 else at % 7, (), 1 + at % 2) for at in range(300)], (150, 70))
     same(on_device(rows, tokens, known, tables, device), plainly(rows, tokens, known, tables))
+
+
+@pytest.mark.parametrize("padding", [(0, 0), (2, 5)])
+@pytest.mark.parametrize("case", CASES)
+def test_rotary_positions_have_the_offsets_of_their_slots(
+    case: list[tuple[int, int, tuple[int, ...], int]], padding: tuple[int, int], device: str
+) -> None:
+    """At least 0, and 0 for what pads the step; keys stand where they would without."""
+    tokens, known, tables = slot_tables(np.random.default_rng(3))
+    rows, offsets = step(case, padding), torch.tensor([0, -1, -2, -3, -1, -9], dtype=torch.int32)
+    expected = plainly(rows, tokens, known, tables)
+    of_tokens = torch.repeat_interleave(offsets[rows.slots.long()], rows.query_start.diff())
+    turned = torch.zeros(len(rows.draft_ids), dtype=torch.int64)
+    turned[: len(of_tokens)] = (expected.positions[: len(of_tokens)] + of_tokens).clamp(min=0)
+    moved_tables = tokens.to(device), known.to(device), tables.to(device)
+    by_kernel = gather_tokens(moved(rows, device), *moved_tables, BLOCK, offsets.to(device))
+    for found in (gather_inputs(rows, tokens, known, tables, BLOCK, offsets), by_kernel):
+        same(found, expected)
+        assert found.rope_positions is not None
+        assert found.rope_positions.dtype == torch.int64
+        assert found.rope_positions.tolist() == turned.tolist()

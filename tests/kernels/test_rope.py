@@ -56,3 +56,29 @@ def test_kernel_of_the_gather(dim: int, kind: torch.dtype, device: str) -> None:
     for part, expected in zip(found[:2], gather_rotation(rows, positions)[:2], strict=True):
         assert torch.equal(part.cpu(), expected)
     assert found.query_scale is None
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dim", [8, 24])
+def test_each_frequency_turns_by_its_axis(dim: int, device: str) -> None:
+    """Of M-RoPE, in the reference and the kernel; positions that are all the same turn as one."""
+    rows, positions = table(50, dim), torch.tensor([[49, 0, 7, 7], [1, 2, 3, 4], [30, 0, 30, 20]])
+    axes = torch.arange(dim // 2, dtype=torch.int32) % 3
+    found = gather_rotation(rows, positions, axes=axes)
+    for token in range(4):
+        for pair, axis in enumerate(axes.tolist()):
+            cos, sin = rows[positions[axis, token], pair], rows[positions[axis, token], dim // 2 + pair]
+            assert [found.cos[token, 0, pair], found.cos[token, 0, pair + dim // 2]] == [cos, cos]
+            assert [found.sin[token, 0, pair], found.sin[token, 0, pair + dim // 2]] == [-sin, sin]
+    by_kernel = rotation_rows(rows.to(device), positions.to(device), axes.to(device))
+    same, alone = gather_rotation(rows, positions[:1].repeat(3, 1), axes=axes), gather_rotation(rows, positions[0])
+    for part, expected, one, other in zip(by_kernel[:2], found[:2], same[:2], alone[:2], strict=True):
+        assert torch.equal(part.cpu(), expected)
+        assert torch.equal(one, other)
+
+
+def test_queries_are_scaled_by_their_time() -> None:
+    scales, axes = torch.arange(50.0), torch.zeros(4, dtype=torch.int32)
+    found = gather_rotation(table(50, 8), torch.tensor([[7, 9], [1, 1], [2, 2]]), scales, axes)
+    assert found.query_scale is not None
+    assert found.query_scale.tolist() == [7, 9]

@@ -26,7 +26,9 @@ def run(scene: Sequences, device: str, window: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("window", [0, 1, 9])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 16), (4, 2, 24), (3, 1, 64), (2, 1, 256)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(2, 2, 16), (4, 2, 24), (3, 1, 64), (2, 2, 72), (2, 2, 80), (2, 1, 256)]
+)
 def test_definition(heads: int, kv_heads: int, dim: int, window: int, dtype: torch.dtype, device: str) -> None:
     if dtype == torch.bfloat16 and device == "cpu":
         pytest.skip("the interpreter multiplies matrices of bfloat16 as if they were integers")
@@ -58,7 +60,7 @@ def test_a_text_has_the_same_bits_beside_others(device: str) -> None:
 
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("item_bytes", [2, 4])
-@pytest.mark.parametrize("dim", [16, 32, 64, 96, 128, 256])
+@pytest.mark.parametrize("dim", [16, 32, 64, 72, 80, 96, 128, 256])
 def test_tiles_fit_every_chip(dim: int, item_bytes: int, chip: str) -> None:
     """A tile of queries, and as many of keys and of values as there are stages."""
     queries, keys, _, stages = tile_of(dim, item_bytes)

@@ -8,6 +8,10 @@ Where the model has recurrent layers, a slot's state is the hash of the prefix t
 multiples that a real executor keeps. A slot that begins from the state of another prefix, a state kept where none is,
 and a place written while a step in flight touches it show as well.
 
+Where the model sees images, each placeholder of a chunk must have a row that holds its part of its image, encoded by
+all executors before the plan came and not given away since (images.py). An image whose tokens see one another is never
+cut.
+
 A plan's diffs are taken when it arrives; its work waits for the work before it and, if rows of it are masked, for their
 masks. Drafts are computed as if they were accepted and judged against what the model says.
 """
@@ -37,6 +41,7 @@ from penstock.protocol.steps import (
     StepResult,
 )
 from tests.sim.adapters import Hosts
+from tests.sim.images import Encoders, read_images, rows_of
 from tests.sim.lives import World
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
 
@@ -56,6 +61,7 @@ class Slot:
     pooling: Pooling | None = None
     pooled: int = 0  # positions that went into its vector
     place: int = 0  # of its adapter
+    firsts: dict[int, int] = field(default_factory=dict)  # row of each image, by its position
     began: int = 0  # position of its first row in the last step, or its end where that was a chunk
 
     @property
@@ -81,6 +87,7 @@ class Touched:
     slots: frozenset[int]
     places: frozenset[int]  # of snapshots
     tables: list[tuple[Slot, list[list[int]]]]  # as they were when the plan arrived
+    rows: frozenset[int]  # of the encoder cache
     starts: dict[int, int] = field(default_factory=dict)  # by the slot's identity: its first position, once computed
 
     def blocks(self, layout: BlockLayout) -> set[int]:
@@ -126,6 +133,8 @@ class FakeExecutor:
         self._step = 0
         self.rows = 0
         self.hosts = Hosts(world.adapter_places, world.adapter_memory)
+        self.encoders = Encoders(world.encoder_rows, lambda: set().union(*[touched.rows for touched in self._flying]))
+        self._mutual = world.mutual
         self._recurrent, self._piece = world.recurrent, world.state_piece
         numbers = (*range(world.places), *range(HOST_PLACES, HOST_PLACES + world.host_places))
         # By place, those in the host's memory included: position, hash of the prefix before it.
@@ -212,7 +221,8 @@ class FakeExecutor:
         for table, window in zip(slot.tables, self._layout.windows, strict=True):
             assert all(table[first_column(slot.computed, window, self._size) :]), "a block that is read is there"
             assert not fenced_blocks.intersection(table[slot.computed // self._size :]), "block reused too early"
-        slot.hashes = cells(slot.nature.root, slot.tokens)
+        slot.hashes = cells(slot.nature.root, slot.tokens, slot.nature.images)
+        slot.firsts = read_images(start, slot.nature.images)
         slot.place = start.adapter
         assert self.hosts.places[slot.place] == slot.nature.adapter, "a start in a place of another adapter"
         self._slots[start.slot] = slot
@@ -269,9 +279,23 @@ class FakeExecutor:
         assert len(set(places)) == len(places) - repeated(plan.starts), "a place twice"
         assert len({row[0] for row in kept}) == len({row[2] for row in kept}) == len(kept)
         tables = [(self._slots[slot], [list(table) for table in self._slots[slot].tables]) for slot in used]
-        self._flying.append(Touched(plan.step, frozenset(used), frozenset(places), tables))
+        rows = self._image_rows(chunks)
+        self._flying.append(Touched(plan.step, frozenset(used), frozenset(places), tables, rows))
         self.rows += len(used)
         return Work(plan, decoding, [(row[0], self._slots[row[0]]) for row in chunks])
+
+    def _image_rows(self, chunks: list[list[int]]) -> frozenset[int]:
+        """Rows of the encoder cache that chunks read, each of which holds what it must."""
+        found: set[int] = set()
+        for number, start, count, _ in chunks:
+            slot = self._slots[number]
+            for image in slot.nature.images if self._mutual else ():
+                for cut in (start, start + count):
+                    assert not image.position < cut < image.position + image.length, "an image is cut"
+            for row, pixels, at in rows_of(slot.tokens, slot.nature.images, slot.firsts, start, start + count):
+                assert self.encoders.rows[row] == (pixels, at), "another image, or none yet"
+                found.add(row)
+        return frozenset(found)
 
     def _compute(self, work: Work, masks: Mapping[int, frozenset[int]]) -> StepResult:
         plan = work.plan

@@ -14,6 +14,7 @@ def is_idle(scheduler: Scheduler) -> bool:
     moving = len(state.queue) + len(state.steps.in_flight) + len(state.kv.fence)
     empty = state.slots.free == state.slots.count and state.slots.blocks.committed == 0
     maps += 0 if state.kv.recurrent is None else len(state.kv.recurrent.coming)
+    maps += not state.encoder_cache.idle
     return maps + moving == 0 and empty and is_clean(state.stop_tokens) and is_empty(state.queue)
 
 

@@ -14,6 +14,7 @@ from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, Sub
 from penstock.protocol.steps import choice_seed
 from tests.sim.adapters import GROUP, adapter
 from tests.sim.grammar import FakeGuide
+from tests.sim.images import PLACEHOLDER, Illustrated, random_prompt
 from tests.sim.model import EOS, VOCAB, Nature, rollout, root_of
 
 PLAIN = SpeculationOptions()
@@ -55,6 +56,10 @@ class World:
     adapters: tuple[str, ...] = ()  # that lives ask for, beside the model itself
     adapter_places: int = 0
     adapter_memory: int = 0
+    encoder_rows: int = 0  # of the encoder cache
+    most_rows: int = 8  # of an image
+    lines: bool = False  # images have tokens that no row stands for
+    mutual: bool = False  # one step computes all tokens of an image
     careless: bool = False  # the forecast expects nothing and never learns, so rows are preempted all the time
 
     @property
@@ -89,6 +94,10 @@ def scheduling_options(world: World) -> SchedulingOptions:
         adapter_places=world.adapter_places,
         adapter_memory=world.adapter_memory,
         executors=GROUP,
+        encoder_rows=world.encoder_rows,
+        encoders=GROUP,
+        image_token=PLACEHOLDER if world.encoder_rows else -1,
+        mutual=world.mutual,
     )
 
 
@@ -156,7 +165,9 @@ def random_world(rng: random.Random) -> World:
 
 def random_lives(rng: random.Random, world: World, count: int) -> list[Life]:
     """Lives in order of arrival. Prompts come from few stems, so that many share a prefix."""
-    stems = [[rng.randrange(VOCAB) for _ in range(world.max_model_len)] for _ in range(4)]
+    stems = [Illustrated([rng.randrange(VOCAB) for _ in range(world.max_model_len)], ()) for _ in range(4)]
+    if world.encoder_rows:
+        stems = [illustrated(rng, world, Illustrated([], ()), world.max_model_len) for _ in range(4)]
     pace = rng.choice((0.0, 0.05, 0.3))
     lives, now = [], 0.0
     for number in range(count):
@@ -165,20 +176,32 @@ def random_lives(rng: random.Random, world: World, count: int) -> list[Life]:
     return lives
 
 
-def random_life(rng: random.Random, world: World, stems: list[list[int]], number: int, arrival: float) -> Life:
+def illustrated(rng: random.Random, world: World, start: Illustrated, length: int) -> Illustrated:
+    """A prompt of so many tokens."""
+    return random_prompt(rng, start, length, world.most_rows, lines=world.lines)
+
+
+def random_life(rng: random.Random, world: World, stems: list[Illustrated], number: int, arrival: float) -> Life:
     most = world.max_model_len - 1
     length = rng.randint(1, min(most, rng.choice((3, 8, 40))))
+    if world.encoder_rows:
+        length = rng.randint(1, most)
     shared = rng.randint(0, length)
-    prompt = rng.choice(stems)[:shared] + [rng.randrange(VOCAB) for _ in range(length - shared)]
+    start, images = rng.choice(stems).until(shared), ()
+    if world.encoder_rows:
+        found = illustrated(rng, world, start, length)
+        prompt, images = found.tokens, found.images
+    else:
+        prompt = start.tokens + [rng.randrange(VOCAB) for _ in range(length - shared)]
     max_tokens = min(rng.choice((1, 2, 6, 12, 24)), world.max_model_len - length + rng.choice((0, 0, 3)))
     stops = rng.choice((0, 3, 12))
     if world.growing:
         length, max_tokens, stops = min(length, 5), rng.choice((4, world.max_model_len - 5)), rng.choice((0, 12))
-        prompt = prompt[:length]
+        prompt, images = prompt[:length], Illustrated(prompt, images).until(length).images
     salt = rng.choice(("", "", "", "tenant"))
     invalid = rng.random() < 0.01
     if invalid:
-        prompt = rng.choice(([], [VOCAB], [-1], [0] * world.max_model_len))
+        prompt, images = rng.choice(([], [VOCAB], [-1], [0] * world.max_model_len)), ()
     sampling = Sampling(
         temperature=rng.choice((0.0, 1.0)),
         seed=number + 1,
@@ -196,6 +219,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
         adapter=name,
         fails_at=rng.choice((0, 1, 4)) if rng.random() < 0.02 else -1,
         period=rng.choice((0, 0, 3, 5)),
+        images=images,
     )
     automaton = random_automaton(rng) if rng.random() < world.guided else None
     if automaton is not None:
@@ -215,6 +239,7 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
             priority=rng.choice((0, 0, -3, 7)),
             cache_salt=salt,
             adapter=adapter(name) if name else None,
+            images=images,
             automaton=automaton,
             prediction=np.array(prediction, np.int32).tobytes(),
             speculate=rng.random() < 0.9,
@@ -228,7 +253,9 @@ def random_life(rng: random.Random, world: World, stems: list[list[int]], number
         stop_at=rng.randint(1, 6) if 0.15 < fate < 0.3 else None,
         invalid=invalid,
     )
-    if world.pooled and not invalid and rng.random() < world.pooled:
+    if sum({image.digest: image.rows for image in images}.values()) > world.encoder_rows:
+        return replace_fields(life, invalid=True)
+    if world.pooled and not (invalid or images) and rng.random() < world.pooled:
         return pooled_life(rng, life)
     if invalid or life.stop_at is not None or rng.random() >= world.resumed:
         return life

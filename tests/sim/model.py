@@ -1,7 +1,7 @@
 """The simulated model: a pure function of the prefix, so every request's tokens are known without scheduling anything.
 
 The KV of one position is a hash that stands for (root, every token up to it, its position). The root stands for the
-tenant: blocks shared across cache salts would give a wrong hash.
+tenant: blocks shared across cache salts would give a wrong hash. A token of an image stands for its part of the image.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.protocol.errors import GrammarFailure
+from penstock.protocol.images import Image
 from penstock.protocol.messages import Finish, Sampling
 
 VOCAB = 64
@@ -24,6 +25,7 @@ class Nature:
     fails_at: int = -1  # output number (from 0) whose logits are not finite
     period: int = 0  # the output mostly repeats itself after so many tokens
     adapter: str = ""
+    images: tuple[Image, ...] = ()  # of its prompt
 
 
 class Walk(Protocol):
@@ -49,8 +51,13 @@ def root_of(salt: str, adapter: str) -> int:
     return hash((len(salt), *adapter.encode())) if adapter else len(salt)
 
 
-def cells(root: int, tokens: list[int]) -> list[int]:
+def cells(root: int, tokens: list[int], images: tuple[Image, ...] = ()) -> list[int]:
     found, last = [], hash((root, "root" == ""))
+    tokens = list(tokens)
+    for image in images:
+        content = int.from_bytes(image.digest)
+        for at in range(image.length):
+            tokens[image.position + at] = hash((content, at))
     for token in tokens:
         last = cell(last, token)
         found.append(last)
@@ -88,7 +95,7 @@ def rollout(
 ) -> tuple[list[int], Finish]:
     """What one choice must give when nobody interferes: its output tokens and why it ends."""
     assert sampling.max_tokens is not None
-    last, output = cells(nature.root, prompt)[-1], []
+    last, output = cells(nature.root, prompt, nature.images)[-1], []
     ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(sampling.eos_token_ids))
     while True:
         token = choose(last, seed, sampling, len(output), nature, guide and guide.allowed())

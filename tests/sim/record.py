@@ -144,7 +144,7 @@ class Record:
             assert seen.cached is not None
             assert 0 <= seen.cached < len(prompt)
         both = prompt + written + seen.tokens
-        hashes = cells(life.nature.root, both)
+        hashes = cells(life.nature.root, both, life.nature.images)
         expected = [logprob(hashes[place - 1], both[place])[0] for place in range(1, len(both))]
         if sampling.logprobs >= 0:
             assert seen.scores == expected[len(prompt) + len(written) - 1 :]

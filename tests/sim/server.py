@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.protocol.images import Image
 from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, TraceContext, Written
 from penstock.protocol.steps import StepPlan, StepResult
 from tests.sim.adapters import adapter as named
@@ -64,6 +65,7 @@ class Server:
         max_tokens: int | None = 4,
         trace: TraceContext = NO_TRACE,
         adapter: str = "",
+        images: tuple[Image, ...] = (),
         client: str = "",
         tenant: str = "",
         **sampling: object,
@@ -87,8 +89,11 @@ class Server:
             trace=trace,
             client=Client(tenant, client),
             adapter=named(adapter) if adapter else None,
+            images=images,
         )
-        self.natures[message.sampling.seed] = Nature(root_of(salt, adapter), fails_at, period, adapter)
+        self.natures[message.sampling.seed] = Nature(
+            root_of(salt, adapter), fails_at, period, adapter, images
+        )
         self.lives[number] = Life(message, source, self.natures[message.sampling.seed])
         self.scheduler.submit(message, source, self.now, None if automaton is None else FakeGuide(automaton))
         return number
@@ -99,11 +104,18 @@ class Server:
             self.results += self.executor.run(plan)
             self.mask()
         self.executor.hosts.take(self.scheduler)
+        self.executor.encoders.take(self.scheduler)
         return plan
 
     def load(self) -> None:
         """Executors read all that they are asked for."""
         while self.executor.hosts.take(self.scheduler) or self.executor.hosts.say(self.scheduler, self.now):
+            pass
+
+    def encode(self) -> None:
+        """Executors encode all that they are asked for."""
+        encoders = self.executor.encoders
+        while encoders.take(self.scheduler) or encoders.say(self.scheduler, self.now):
             pass
 
     def mask(self) -> None:

@@ -169,6 +169,7 @@ class Simulation:
                 break
             self.results += self.executor.run(plan)
             self.executor.hosts.take(self.scheduler)
+            self.executor.encoders.take(self.scheduler)
             self.desk.collect(self.scheduler)
             if self.plans % 2:
                 self.desk.make_beside()
@@ -181,6 +182,9 @@ class Simulation:
         busy |= self.executor.hosts.take(self.scheduler)
         if not busy or self.rng.random() < 0.2:
             busy |= self.executor.hosts.say(self.scheduler, self.clock.now, self.rng)
+        busy |= self.executor.encoders.take(self.scheduler)
+        if self.world.encoder_rows and (not busy or self.rng.random() < 0.2):
+            busy |= self.executor.encoders.say(self.scheduler, self.clock.now, self.rng)
         assert busy or self.results or not self.scheduler.unfinished, "nothing runs, nothing is in flight, lives wait"
         if self.results and (not busy or self.rng.random() < 0.9):
             result = self.results.popleft()

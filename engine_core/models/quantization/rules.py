@@ -15,9 +15,12 @@ from penstock.engine_core.models.quantization.weight_format import WeightFormat
 # What stands before a layer's name depends on the library that saved the model.
 WRAPPERS = ("model.", "language_model.", "text_model.")
 PREFIXES = ("", "model.", "model.language_model.", "language_model.model.", "language_model.")
-# Modules that a rule for every linear layer means only where the files say so: embeddings, routers, and betas
-# and decays of Gated DeltaNet.
-SPECIAL = re.compile(r"(^|\.)(lm_head|embed_tokens|gate|shared_expert_gate|in_proj_(a|b|ba)|router(\.\w+)?)\Z")
+# Modules that a rule for every linear layer means only where the files say so: embeddings, routers, betas and decays
+# of Gated DeltaNet, and vision encoders.
+SPECIAL = re.compile(
+    r"(^|\.)(lm_head|embed_tokens|gate|shared_expert_gate|in_proj_(a|b|ba)|router(\.\w+)?)\Z"
+    r"|^(visual|vision_tower|multi_modal_projector)\."
+)
 MARKERS = (".weight_scale", ".weight_scale_inv", ".weight_packed", ".qweight")
 # Scales of a KV cache and of attention in FP8: read where the cache is of that type.
 UNREAD = (r"\.((q|k|v|kv|prob)_(output_)?scale|[qkv]_zero_point)\Z",)

@@ -5,6 +5,7 @@ import { call, chunks, Refusal } from "./completion.js";
 import { messagesOf, whole } from "./history.js";
 import { codeBlock, draw } from "./markdown.js";
 import { fieldOf, mark, parameters, prepare, wrongField } from "./panel.js";
+import { isPicture, pictureUrl } from "./pictures.js";
 import { keep, kept, newConversation, Storage, titleOf } from "./storage.js";
 import { rate, timingBar, timingOf } from "./timing.js";
 
@@ -524,9 +525,9 @@ async function attach(given) {
 /** A file as a turn has it. Throws Error where the model cannot take it. */
 async function readFile(file) {
   const { name } = file;
-  const image = file.type.startsWith("image/") && file.type !== "image/svg+xml";
-  if (image && !seesImages()) throw new Error(`${name} is a picture, and this model reads text only.`);
-  if (image) return { name, image: await dataUrl(file) };
+  const read = seesImages() ? "text and pictures" : "text";
+  if (isPicture(file) && !seesImages()) throw new Error(`${name} is a picture, and this model reads text only.`);
+  if (isPicture(file)) return { name, image: await pictureUrl(file) };
   const most = BYTES_PER_TOKEN * (model()?.max_model_len ?? Infinity);
   if (file.size > most) {
     throw new Error(`${name} has ${plural(file.size, "byte")}; the model's context of ${plural(most / BYTES_PER_TOKEN, "token")} takes at most ${plural(most, "byte")}.`);
@@ -536,15 +537,8 @@ async function readFile(file) {
     if (!text.includes("\0")) return { name, text };
   } catch { // told below
   }
-  throw new Error(`${name} is not text in UTF-8, and this model reads text only.`);
+  throw new Error(`${name} is not text in UTF-8, and this model reads ${read} only.`);
 }
-
-const dataUrl = (file) => new Promise((resolve, reject) => {
-  const reader = new FileReader();
-  reader.onload = () => resolve(reader.result);
-  reader.onerror = () => reject(reader.error);
-  reader.readAsDataURL(file);
-});
 
 function attached(given) {
   files = given;

@@ -18,6 +18,7 @@ from penstock.services.http.request_context import RequestContext, answered
 from penstock.services.openai.answers import Identity
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.generation import GenerateRequest, Parsed, generate
+from penstock.services.openai.images import read
 from penstock.services.openai.messages.output import MessageEvents, ResponseOptions, TokenCount, Uncleared
 from penstock.services.openai.messages.request import HEADER, REASONS, REFUSALS, CountRequest, MessageRequest, ignored
 from penstock.services.openai.messages.turns import FIELD_NAMES, grammar_of, message_prompt
@@ -35,7 +36,7 @@ async def parse_message(app: AppState, context: RequestContext) -> Parsed:
     request, fields = await read_request(await context.read_json(), REQUEST, model, context)
     check_unsupported(fields, REFUSALS, REASONS)
     remark_ignored(request, model, context)
-    prompt, grammar = message_prompt(request, request.max_tokens), grammar_of(request)
+    prompt, grammar = message_prompt(request, request.max_tokens, model), grammar_of(request)
     parameters = generation_request(request)
     check_limits(parameters, options, ("top_logprobs", None), FIELD_NAMES)
     lengths = Lengths(request.max_tokens, "max_tokens", late=True, clamp=options.clamp_max_tokens != CLAMP_NONE)
@@ -46,7 +47,8 @@ async def parse_message(app: AppState, context: RequestContext) -> Parsed:
         client=context.client(user),
     )
     identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), model.called(context.adapter))
-    asked = GenerateRequest(id=identity.id, prompts=(submit,), stream=submit.stream, field_names=FIELD_NAMES)
+    asked = GenerateRequest(id=identity.id, prompts=(submit,), stream=submit.stream, field_names=FIELD_NAMES,
+                            images=prompt.images)  # fmt: skip
     return asked, MessageEvents(identity, ResponseOptions.of(request, context.id.decode()))
 
 
@@ -72,7 +74,9 @@ async def count_message_tokens(app: AppState, context: RequestContext) -> None:
     check_unsupported(decode(body, FIELDS), REFUSALS, REASONS)
     remark_ignored(request, app.model, context)
     grammar_of(request)  # what a message would refuse, its count refuses
-    call = message_prompt(request, limits.MAX_TOKEN_ID).tokenize()
+    prompt = message_prompt(request, limits.MAX_TOKEN_ID, app.model)
+    images = await read(app, context, prompt.images, context.client(), engine=False)
+    call = msgspec.structs.replace(prompt.tokenize(), images=images)
     try:
         found = await answered(app.engine_client.call(call), context)
     except RequestError as error:

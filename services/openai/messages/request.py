@@ -22,7 +22,7 @@ ROLES = ("user", "assistant", "system")
 
 class InputBlock(msgspec.Struct, frozen=True, kw_only=True):
     """A block of a content: text, thinking, tool_use, tool_result, search_result and documents of plain text are
-    read."""
+    read, and images where the model sees them."""
 
     type: Word
     text: str | None = None

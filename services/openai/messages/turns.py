@@ -13,7 +13,9 @@ import msgspec
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import Grammar, Reasoning
+from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai.chat import ChatPrompt, template_arguments
+from penstock.services.openai.images import Images, Message, joined, unread
 from penstock.services.openai.messages.request import (
     ROLES,
     CountRequest,
@@ -28,7 +30,7 @@ from penstock.services.openai.messages.request import (
 from penstock.services.openai.structured_output import schema
 from penstock.services.openai.tools import Choice, Function, check_name, check_names, check_schema
 from penstock.services.openai.tools import asked as asked_tools
-from penstock.services.openai.validation import check_depth, decode, given, missing, needed
+from penstock.services.openai.validation import check_depth, given, misfit, missing, needed
 
 BILLING = "x-anthropic-billing-header:"  # begins a block that Anthropic's own programs put into `system`
 # What messages call the fields that the tokenizer and the engine name in errors.
@@ -43,7 +45,7 @@ THINKING_EFFORT = "high"  # of a request that only says that the model is to thi
 HIGHEST: Mapping[str, str] = {"max": "xhigh"}  # what chats call Anthropic's other efforts
 
 
-def message_prompt(request: MessageRequest | CountRequest, max_tokens: int) -> ChatPrompt:
+def message_prompt(request: MessageRequest | CountRequest, max_tokens: int, model: ModelInfo) -> ChatPrompt:
     """The conversation of a message, answered with `max_tokens` at most. Raises InvalidRequest and Unsupported naming
     the field."""
     thinking = request.thinking
@@ -54,7 +56,8 @@ def message_prompt(request: MessageRequest | CountRequest, max_tokens: int) -> C
     if thinking is not None:
         budget = budget_of(thinking, max_tokens)
     prefilled = request.messages[-1].role == "assistant"
-    messages = conversation_of(request)
+    images = Images(model)
+    messages = conversation_of(request, images)
     choice = choice_of(request.tool_choice)
     tools = tools_of(request.tools or ())
     if not messages:
@@ -64,6 +67,7 @@ def message_prompt(request: MessageRequest | CountRequest, max_tokens: int) -> C
     parallel = not (request.tool_choice and request.tool_choice.disable_parallel_tool_use)
     return ChatPrompt(
         messages=msgspec.json.encode(messages),
+        images=tuple(images.found),
         tools=asked_tools([one for one, _ in tools], [shown for _, shown in tools], choice, parallel=parallel),
         reasoning=Reasoning(effort=effort_of(request) or "", budget=budget),
         template_arguments=template_arguments(arguments) if given(arguments) else None,
@@ -72,17 +76,17 @@ def message_prompt(request: MessageRequest | CountRequest, max_tokens: int) -> C
     )
 
 
-def conversation_of(request: MessageRequest | CountRequest) -> list[dict[str, Any]]:
-    """The conversation as chat messages."""
+def conversation_of(request: MessageRequest | CountRequest, images: Images) -> list[dict[str, Any]]:
+    """The conversation as chat messages; what images show is put to `images`."""
     found: list[dict[str, Any]] = []
-    if request.system is not None and (system := system_text(request.system)):
+    if request.system is not None and (system := system_text(request.system, images)):
         found.append({"role": "system", "content": system})
     for number, message in enumerate(request.messages):
         place = f"messages[{number}]"
         if message.role == "assistant":
-            found.append(answered(message, place))
+            found.append(answered(message, place, images))
         elif message.role in ("user", "system"):
-            asked(found, message, place)
+            asked(found, message, place, images)
         else:
             param = f"{place}.role"
             text = f"{param}: {message.role!r} is not one of {', '.join(ROLES)}"
@@ -90,7 +94,7 @@ def conversation_of(request: MessageRequest | CountRequest) -> list[dict[str, An
     return found
 
 
-def asked(found: list[dict[str, Any]], message: InputMessage, place: str) -> None:
+def asked(found: list[dict[str, Any]], message: InputMessage, place: str, images: Images) -> None:
     """What a user says; results of tools come before it, as messages of their own."""
     if isinstance(message.content, str):
         found.append({"role": message.role, "content": message.content})
@@ -99,16 +103,42 @@ def asked(found: list[dict[str, Any]], message: InputMessage, place: str) -> Non
     for number, block in enumerate(message.content):
         path = f"{place}.content[{number}]"
         if block.type != "tool_result":
-            said.append(text_of(block, path))
+            said.append(part_of(block, path, images) if message.role == "user" else text_of(block, path, images))
             continue
-        result = said_by(block.content or "", f"{path}.content")
+        result = result_of(block.content or "", f"{path}.content", images)
         called = needed(block.tool_use_id, f"{path}.tool_use_id")
         found.append({"role": "tool", "tool_call_id": called, "content": result})
     if said:
-        found.append({"role": message.role, "content": "\n".join(said)})
+        found.append({"role": message.role, "content": joined(said)})
 
 
-def answered(message: InputMessage, place: str) -> dict[str, Any]:
+def result_of(content: str | list[InputBlock], path: str, images: Images) -> str | list[Message]:
+    """What a tool gave."""
+    if isinstance(content, str):
+        return content
+    return joined([part_of(block, f"{path}[{number}]", images) for number, block in enumerate(content)])
+
+
+def part_of(block: InputBlock, path: str, images: Images) -> str | Message:
+    """A block that may be an image. Raises as `text_of` and `Images` do."""
+    if block.type != "image":
+        return text_of(block, path, images)
+    place = f"{path}.source"
+    images.check_room(path)
+    source = source_of(block, place)
+    if source.type == "url":
+        return images.add(text_needed(source.url, f"{place}.url"), None, f"{place}.url")
+    if source.type == "base64":
+        media_type = text_needed(source.media_type, f"{place}.media_type")
+        return images.add_base64(text_needed(source.data, f"{place}.data"), media_type, place)
+    if source.type == "file":
+        message = f"{place}.type: this server keeps no files; give the image as base64 or url"
+        raise Unsupported(message, param=f"{place}.type")
+    message = f"{place}.type: {source.type!r} is not built; images of type base64 and url are read"
+    raise Unsupported(message, param=f"{place}.type")
+
+
+def answered(message: InputMessage, place: str, images: Images) -> dict[str, Any]:
     """What the assistant said, thought and called."""
     if isinstance(message.content, str):
         return {"role": "assistant", "content": message.content}
@@ -125,7 +155,7 @@ def answered(message: InputMessage, place: str) -> dict[str, Any]:
                 function = {"name": needed(block.name, f"{path}.name"), "arguments": arguments}
                 calls.append({"id": needed(block.id, f"{path}.id"), "type": "function", "function": function})
             case _:
-                said.append(text_of(block, path))
+                said.append(text_of(block, path, images))
     found: dict[str, Any] = {"role": "assistant", "content": "\n".join(said) if said or not calls else None}
     if thought:
         found["reasoning_content"] = "".join(thought)
@@ -204,63 +234,72 @@ def grammar_of(request: MessageRequest | CountRequest) -> Grammar | None:
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """`source` of a document."""
+    """`source` of a document or an image."""
 
     type: Word
     media_type: Word | None = None
     data: str | None = None
+    url: str | None = None
     content: str | list[InputBlock] | None = None
 
 
-SOURCE = msgspec.json.Decoder(Source)
+def source_of(block: InputBlock, place: str) -> Source:
+    """Raises InvalidRequest naming the field that is wrong."""
+    try:
+        return msgspec.convert(needed(block.source, place), Source)
+    except msgspec.ValidationError as error:
+        raise misfit(str(error), place, Source) from error
 
 
-def system_text(system: str | list[InputBlock]) -> str:
+def system_text(system: str | list[InputBlock], images: Images) -> str:
     """What `system` tells the model. A block for Anthropic's billing is for nobody here, and differs from request to
     request, which would keep the prefix from being reused."""
     if isinstance(system, str):
         return system
-    found = [text_of(block, f"system[{number}]") for number, block in enumerate(system)]
+    found = [text_of(block, f"system[{number}]", images) for number, block in enumerate(system)]
     return "\n".join(text for text in found if not text.startswith(BILLING))
 
 
-def texts(blocks: list[InputBlock], place: str) -> str:
-    return "\n".join(text_of(block, f"{place}[{number}]") for number, block in enumerate(blocks))
+def texts(blocks: list[InputBlock], place: str, images: Images) -> str:
+    return "\n".join(text_of(block, f"{place}[{number}]", images) for number, block in enumerate(blocks))
 
 
-def text_of(block: InputBlock, path: str) -> str:
+def text_of(block: InputBlock, path: str, images: Images) -> str:
     """What a block says. Raises Unsupported for one that holds no text, InvalidRequest for one that lacks something."""
     match block.type:
         case "text":
             return text_needed(block.text, f"{path}.text")
         case "document":
-            return document(block, path)
+            return document(block, path, images)
         case "search_result":
             title, source = text_needed(block.title, f"{path}.title"), text_needed(block.source, f"{path}.source")
-            said = said_by(needed(block.content, f"{path}.content"), f"{path}.content")
+            said = said_by(needed(block.content, f"{path}.content"), f"{path}.content", images)
             return element("search_result", title=title, source=source, content=said)
-    raise Unsupported(f"{path}.type: {block.type!r} is not built; this server reads text only", param=f"{path}.type")
+        case "image" if images.seen:
+            message = f"{path}.type: images stand in messages of users and in results of tools"
+            raise Unsupported(message, param=f"{path}.type")
+    raise unread(block.type, f"{path}.type", images)
 
 
-def document(block: InputBlock, path: str) -> str:
+def document(block: InputBlock, path: str, images: Images) -> str:
     """A document of plain text, or of blocks of text, as the model is shown it."""
     place = f"{path}.source"
-    source = decode(msgspec.json.encode(needed(block.source, place)), SOURCE, place)
+    source = source_of(block, place)
     if source.type == "text":
         if source.media_type != "text/plain":
             message = f"{place}.media_type must be text/plain"
             raise InvalidRequest(message, param=f"{place}.media_type", code="invalid_value")
         said = text_needed(source.data, f"{place}.data")
     elif source.type == "content":
-        said = said_by(needed(source.content, f"{place}.content"), f"{place}.content")
+        said = said_by(needed(source.content, f"{place}.content"), f"{place}.content", images)
     else:
         message = f"{place}.type: {source.type!r} is not built; documents of type text and content are read"
         raise Unsupported(message, param=f"{place}.type")
     return element("document", title=block.title, context=block.context, content=said)
 
 
-def said_by(content: str | list[InputBlock], path: str) -> str:
-    return content if isinstance(content, str) else texts(content, path)
+def said_by(content: str | list[InputBlock], path: str, images: Images) -> str:
+    return content if isinstance(content, str) else texts(content, path, images)
 
 
 def element(name: str, **parts: str | None) -> str:

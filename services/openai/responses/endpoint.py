@@ -37,24 +37,33 @@ MAX_PAGE = 100
 
 async def create_response(app: AppState, context: RequestContext) -> None:
     """POST /v1/responses: at once, as a stream, or in the background."""
-    request, fields = await read_request(await context.read_json(), REQUEST, app.model, context)
-    check_unsupported(fields, REFUSALS, REASONS)
-    earlier = await earlier_messages(request.previous_response_id, app.responses)
-    turn = Turn(request, app.responses, app.model.called(context.adapter), earlier)
-    submit = msgspec.structs.replace(
-        turn.submission(app.config.api, app.model, context.trace),
-        session=context.session(request.user),
-        client=context.client(request.user),
-    )
-    turn.open(submit.sampling)
-    asked = GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names)
-    if request.background:
+    turn, asked = await parse_response(app, context)
+    asked = await generation.read_images(app, asked, context)
+    (submit,) = asked.prompts
+    turn.open(submit.sampling, submit.images)
+    if turn.request.background:
         begun = app.background.begin(turn, generation.submit(app, asked, context), context)
         await turn.saved()
         await context.send_json(msgspec.json.encode(begun))
         return
     context.send = Kept(turn, context.send)
     await generation.respond(app, asked, ResponseEvents(turn), context)
+
+
+async def parse_response(app: AppState, context: RequestContext) -> tuple[Turn, GenerateRequest]:
+    """The turn, which holds nothing of the body's memory, and what the engine is asked."""
+    request, fields = await read_request(await context.read_json(), REQUEST, app.model, context)
+    check_unsupported(fields, REFUSALS, REASONS)
+    earlier = await earlier_messages(request.previous_response_id, app.responses)
+    turn = Turn(request, app.responses, app.model, app.model.called(context.adapter), earlier)
+    submit = msgspec.structs.replace(
+        turn.submission(app.config.api, app.model, context.trace),
+        session=context.session(request.user),
+        client=context.client(request.user),
+    )
+    asked = GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names,
+                            images=turn.prompt.images)  # fmt: skip
+    return turn, asked
 
 
 class Kept:

@@ -9,17 +9,19 @@ import base64
 import binascii
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.services.openai.chat import as_function
+from penstock.services.openai.images import Images, Message, joined, unread
 from penstock.services.openai.responses.request import ROLES, Item, Part, ResponseTool
 from penstock.services.openai.responses.tools import flat
 from penstock.services.openai.schema import CustomCall
 from penstock.services.openai.validation import missing, needed
 
+T = TypeVar("T")
 Messages = list[dict[str, Any]]
 PREFIXES: Mapping[str, str] = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs",
@@ -45,8 +47,9 @@ def tools_within(items: list[Item]) -> list[tuple[str, ResponseTool]]:
 class History:
     """The conversation as chat messages. `ignored` is what of it says nothing to this server's model."""
 
-    def __init__(self, items: list[Item]) -> None:
-        """Raises InvalidRequest or Unsupported naming the item that is wrong."""
+    def __init__(self, items: list[Item], images: Images) -> None:
+        """What images show is put to `images`. Raises InvalidRequest or Unsupported naming the item that is wrong."""
+        self._images = images
         self.messages: Messages = []
         self.ignored: list[str] = []
         for number, item in enumerate(items):
@@ -57,7 +60,7 @@ class History:
     def _take(self, item: Item, place: str) -> None:
         match item.type or ("message" if item.role is not None else None):
             case "message":
-                say(self.messages, item, place)
+                say(self.messages, item, place, self._images)
             case "reasoning":
                 self._think(item, place)
             case "function_call":
@@ -116,28 +119,30 @@ class History:
     def _call(self, call: dict[str, Any]) -> None:
         spoken(self.messages).setdefault("tool_calls", []).append(call)
 
-    def _result(self, call_id: str, text: str) -> None:
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+    def _result(self, call_id: str, content: str | list[Message]) -> None:
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
-    def _output(self, item: Item, place: str) -> str:
-        """What a tool gave. Pictures cannot be seen, which the model is told: it asked for them."""
-        output = needed(item.output, place)
+    def _output(self, item: Item, place: str) -> str | list[Message]:
+        """What a tool gave. The model is told of what it cannot read: it asked for it."""
+        output: str | list[Part] | dict[str, Any] = needed(item.output, place)
         if isinstance(output, dict):
             raise InvalidRequest(f"{place} must be a string or a list of parts", param=place, code="invalid_type")
         if not isinstance(output, list):
-            return text_of(output, place)
-        pictures = [part for part in output if part.type in ("input_image", "input_file")]
-        if pictures:
-            self.ignored.append(f"{place}: {pictures[0].type} was left out: this server reads text only")
-        return text_of([Part(type="text", text=IMAGE) if part in pictures else part for part in output], place)
+            return output
+        told = {"input_file": FILE} if self._images.seen else {"input_image": IMAGE, "input_file": FILE}
+        left_out = [part for part in output if part.type in told]
+        if left_out:
+            self.ignored.append(f"{place}: {left_out[0].type} was left out: this server reads {self._images.read} only")
+        shown = [Part(type="text", text=told[part.type]) if part.type in told else part for part in output]
+        return content_of(shown, place, self._images)
 
 
-def say(found: Messages, item: Item, place: str) -> None:
+def say(found: Messages, item: Item, place: str, images: Images) -> None:
     role = needed(item.role, f"{place}.role")
     if role not in ROLES:
         param = f"{place}.role"
         raise InvalidRequest(f"{param}: {role!r} is not one of {', '.join(ROLES)}", param=param, code="invalid_value")
-    content = text_of(needed(item.content, f"{place}.content"), f"{place}.content")
+    content = content_of(needed(item.content, f"{place}.content"), f"{place}.content", images, role)
     if role == "assistant":
         spoken(found, "content", "tool_calls")["content"] = content
     else:
@@ -160,22 +165,51 @@ def parts_of(content: str | list[Part] | None) -> list[Part]:
     return content if isinstance(content, list) else []
 
 
-def text_of(content: str | list[Part], place: str) -> str:
-    """Text of a content or an output; its parts are joined by line ends, as those of a chat's messages are."""
+def content_of(content: str | list[Part], place: str, images: Images, role: str = "user") -> str | list[Message]:
+    """A content or an output as templates read it: parts of text are joined by line ends, as those of a chat's messages
+    are, unless there is an image among them."""
     if isinstance(content, str):
         return content
-    texts = []
+    texts: list[str | Message] = []
     for number, part in enumerate(content):
         path = f"{place}[{number}]"
         if part.type in ("input_text", "output_text", "text"):
             texts.append(needed(part.text, f"{path}.text"))
         elif part.type == "refusal":
             texts.append(needed(part.refusal, f"{path}.refusal"))
+        elif part.type == "input_image" and role == "user":
+            texts.append(image_of(part, path, images))
+        elif part.type == "input_image":
+            raise Unsupported(f"{path}: images stand in messages of users and in outputs of tools", param=path)
+        elif part.type in ("input_file", "input_audio", "input_video"):
+            raise unread(part.type, f"{path}.type", images)
         elif not part.type:
             raise missing(f"{path}.type")
         else:
             raise refusal(f"{path}.type", part.type)
-    return "\n".join(texts)
+    return joined(texts)
+
+
+def image_of(part: Part, path: str, images: Images) -> Message:
+    images.check_room(path)
+    if part.file_id is not None:
+        message = f"{path}.file_id: this server keeps no files; give the image as image_url"
+        raise Unsupported(message, param=f"{path}.file_id")
+    return images.add(needed(part.image_url, f"{path}.image_url"), part.detail, f"{path}.image_url")
+
+
+def without_data(items: list[Item]) -> list[Item]:
+    """The items without the bytes of their images: those are kept with the conversation."""
+    return [msgspec.structs.replace(item, content=hollow(item.content), output=hollow(item.output)) for item in items]
+
+
+def hollow(content: T) -> T | list[Part]:
+    if not isinstance(content, list):
+        return content
+    return [
+        msgspec.structs.replace(part, image_url=None) if (part.image_url or "")[:5].lower() == "data:" else part
+        for part in content
+    ]
 
 
 def listed(items: list[Item]) -> list[dict[str, Any]]:
@@ -213,6 +247,8 @@ def shown(item: Item) -> dict[str, Any]:
 def part_shown(part: Part) -> dict[str, Any]:
     if part.type == "refusal":
         return {"type": "refusal", "refusal": part.refusal}
+    if part.type == "input_image":
+        return {"type": part.type, "image_url": part.image_url, "file_id": None, "detail": part.detail or "auto"}
     found: dict[str, Any] = {"type": part.type, "text": part.text}
     return found | {"annotations": []} if part.type == "output_text" else found
 
@@ -225,11 +261,8 @@ REASONS: Mapping[str, str] = {
     "item_reference": "items are not kept one by one; previous_response_id goes on from a response that is kept",
     "compaction_trigger": "this server compacts no conversations; the client can ask for a summary in words",
     "configuration_update": "the request's own fields configure it",
-    "input_image": "this server reads text only",
-    "input_file": "this server reads text only",
-    "input_audio": "this server reads text only",
-    "computer_call": "this server reads text only, and a screen's picture is none",
-    "computer_call_output": "this server reads text only, and a screen's picture is none",
+    "computer_call": "no model here is told how to use a screen",
+    "computer_call_output": "no model here is told how to use a screen",
 }
 SEALED = b"penstock-reasoning-1\n"  # what begins the reasoning that this server has given out as encrypted content
 # Items that say nothing to the model.
@@ -239,6 +272,7 @@ SILENT: Mapping[str, str] = {
     "mcp_approval_response": "tools of MCP servers are not called from here",
 }
 IMAGE = "[an image, which this server does not read]"
+FILE = "[a file, which this server does not read]"
 
 
 class Call(msgspec.Struct, frozen=True):

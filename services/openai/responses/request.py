@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from penstock.protocol import limits
 from penstock.services.openai.parameters import UNSUPPORTED, WITHOUT_EFFECT
-from penstock.services.openai.schema import Count, Effort, Extras, OptionalJson, Share, StopString, TopCount
+from penstock.services.openai.schema import Count, Detail, Effort, Extras, OptionalJson, Share, StopString, TopCount
 
 Word = Annotated[str, Meta(max_length=64)]
 ROLES = ("user", "assistant", "system", "developer")
@@ -36,11 +36,15 @@ Metadata = Annotated[
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a content, an output or a reasoning: those that hold text are read."""
+    """A part of a content, an output or a reasoning: those that hold text are read, and `input_image` where the model
+    sees images."""
 
     type: Word = ""
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None  # of an image: a data: URL, or one of https at a host that the server fetches from
+    file_id: str | None = None
+    detail: Detail | None = None
     stdout: str | None = None  # of a shell's output, which has no type
     stderr: str | None = None
 

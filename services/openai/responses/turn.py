@@ -14,11 +14,13 @@ import msgspec
 
 from penstock.protocol.config import CLAMP_ALL, ApiConfig
 from penstock.protocol.errors import InvalidRequest, NotFound, RequestError, Unsupported
+from penstock.protocol.images import ImageFile
 from penstock.protocol.messages import Finish, Grammar, PieceKind, Reasoning, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import OutputCollector, Segment
 from penstock.services.openai.answers import ChatTokenLogprob, Remarks
 from penstock.services.openai.chat import ChatPrompt, as_function, template_arguments
+from penstock.services.openai.images import GivenImage, Images, restored, with_data
 from penstock.services.openai.output_blocks import Block, blocks_of
 from penstock.services.openai.parameters import Lengths, check_limits, submission
 from penstock.services.openai.responses.items import (
@@ -29,6 +31,7 @@ from penstock.services.openai.responses.items import (
     items_of,
     listed,
     tools_within,
+    without_data,
 )
 from penstock.services.openai.responses.output import (
     CallItem,
@@ -44,7 +47,7 @@ from penstock.services.openai.responses.output import (
     output_items,
     shaped,
 )
-from penstock.services.openai.responses.request import LOGPROBS, SEALED_REASONING, ResponseRequest, TextFormat
+from penstock.services.openai.responses.request import LOGPROBS, SEALED_REASONING, Item, ResponseRequest, TextFormat
 from penstock.services.openai.responses.store import ResponseStore, Stored
 from penstock.services.openai.responses.tools import Toolbox, choice_of, flat, toolbox
 from penstock.services.openai.schema import CustomCall, GenerationRequest, extras_of
@@ -57,35 +60,49 @@ FIELD_NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
+    "truncate_prompt_tokens": "truncation",
 }
 CONTINUED = ("completed", "incomplete")
 PATIENCE = 1.0  # seconds that an answer waits for the disk
 MESSAGES = msgspec.json.Decoder(Messages)
+REQUEST = msgspec.json.Decoder(ResponseRequest)
 
 
 class Turn:
     """`prompt` is the conversation; `opening` the response as it begins, once the sampling is known."""
 
     def __init__(
-        self, request: ResponseRequest, store: ResponseStore, name: str, earlier: Messages | None = None
+        self,
+        request: ResponseRequest,
+        store: ResponseStore,
+        model: ModelInfo,
+        name: str,
+        earlier: Messages | None = None,
     ) -> None:
         """`earlier` is the conversation so far. Raises InvalidRequest and Unsupported naming the field."""
         check_options(request, store)
-        self.request = request
+        images = Images(model)
+        before = restored(earlier or [], images, "previous_response_id")
         self.id = store.new_id()
         self._store = store
         self._name = name
         self._created = int(time.time())
-        self._items = items_of(request.input)
-        history = History(self._items)
+        items = items_of(request.input)
+        history = History(items, images)
+        if images.found:  # the body is large, and nothing of it is to be held while the answer is made
+            request = apart(request, without_data(items))
+            items = items_of(request.input)
+        self.request = request
+        self._items = items
+        self._images: tuple[ImageFile, ...] = ()  # of the conversation, once they are read
         self._saving: asyncio.Future[str] | None = None
-        self._messages = [*(earlier or ()), *history.messages]
+        self._messages = [*before, *history.messages]
         self._opening: ResponseAnswer | None = None
         asked = [(f"tools[{number}]", tool) for number, tool in enumerate(request.tools or ())]
         self._tools = toolbox([*asked, *tools_within(self._items)])
         self._ignored = (*self._tools.ignored, *history.ignored, *without_effect(request))
         self.naming = Naming(self._tools.names, SEALED_REASONING in (request.include or ()))
-        self.prompt = response_prompt(request, self._messages, self._tools)
+        self.prompt = response_prompt(request, self._messages, tuple(images.found), self._tools)
 
     @property
     def field_names(self) -> Mapping[str, str]:
@@ -115,8 +132,10 @@ class Turn:
     def kept(self) -> bool:
         return self.request.store is not False and self._store.keeps
 
-    def open(self, sampling: Sampling) -> None:
-        """The request is on its way with this sampling."""
+    def open(self, sampling: Sampling, images: tuple[ImageFile, ...] = ()) -> None:
+        """The request is on its way with this sampling, and the images of its conversation have been read."""
+        self._images = images
+        self.prompt = msgspec.structs.replace(self.prompt, images=())
         request = self.request
         reasoning = request.reasoning
         self._opening = ResponseAnswer(
@@ -186,7 +205,7 @@ class Turn:
 
     def keep(self, answer: ResponseAnswer) -> None:
         if self.kept:
-            messages = [*self._messages, *said(answer.output)]
+            messages = [*with_data(self._messages, self._images), *said(answer.output)]
             items = msgspec.json.encode(listed(self._items))
             stored = Stored(answer.status, msgspec.json.encode(answer), items, encoded(messages))
             self._saving = self._store.put(self.id, stored)
@@ -243,7 +262,14 @@ def without_effect(request: ResponseRequest) -> tuple[str, ...]:
     return ("text.verbosity has no effect here; instructions can say how long to answer",)
 
 
-def response_prompt(request: ResponseRequest, messages: Messages, tools: Toolbox) -> ChatPrompt:
+def apart(request: ResponseRequest, items: list[Item]) -> ResponseRequest:
+    """The request with these items, in memory of its own: what was decoded last refers to the body."""
+    return REQUEST.decode(msgspec.json.encode(msgspec.structs.replace(request, input=items)))
+
+
+def response_prompt(
+    request: ResponseRequest, messages: Messages, images: tuple[GivenImage, ...], tools: Toolbox
+) -> ChatPrompt:
     """The conversation of a response. Raises InvalidRequest and Unsupported naming the field."""
     instructions = [{"role": "system", "content": request.instructions}] if request.instructions else []
     choice = choice_of(request.tool_choice, tools)
@@ -254,6 +280,7 @@ def response_prompt(request: ResponseRequest, messages: Messages, tools: Toolbox
     arguments = request.chat_template_kwargs
     return ChatPrompt(
         messages=msgspec.json.encode(conversation),
+        images=images,
         tools=asked(tools.functions, tools.template, choice, parallel=request.parallel_tool_calls is not False),
         reasoning=Reasoning(
             effort=(request.reasoning.effort if request.reasoning else None) or "",

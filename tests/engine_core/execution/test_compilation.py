@@ -157,7 +157,9 @@ def test_what_takes_over_from_a_kernel_is_compiled_in_its_turn(monkeypatch: pyte
     answers = iter([False, True])
     monkeypatch.setattr(model_runner, "compile_kernels", lambda found, device: next(answers))
     runner: Any = SimpleNamespace(
-        options=SimpleNamespace(device=torch.device("cuda", 0)), launch=launched.append, _all_graphs=lambda: ()
+        options=SimpleNamespace(device=torch.device("cuda", 0), encoder=None),
+        launch=launched.append,
+        _all_graphs=lambda: (),
     )
     Runner.compile(runner, ["a plan", "another"])  # type: ignore[list-item]
     assert launched == ["a plan", "another"] * 2

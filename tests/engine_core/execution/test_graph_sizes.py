@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
 from penstock.engine_core.execution.cuda_graphs import (
     DRAFTED_MOST,
     MIXED_MOST,
     PREWARMED_SIZES,
     Captures,
+    ForwardGraphs,
     GraphSizes,
+    Memory,
     SamplingShape,
     Shape,
+    absorbed_pairs,
     capture_order,
     decode_sizes,
     entry_lengths,
@@ -25,6 +31,12 @@ from penstock.engine_core.execution.cuda_graphs import (
     shapes,
     size_of,
 )
+from penstock.engine_core.execution.forward import Forward
+from penstock.engine_core.execution.input_batch import HostRows, mixed_rows
+from penstock.engine_core.execution.transfer import Upload
+from penstock.engine_core.models.layer_spec import LatentSpec
+from penstock.protocol.steps import StepPlan
+from tests.engine_core.execution.harness import column, tiny_spec
 
 SIZES = GraphSizes(decode=(1, 2, 4, 6), mixed=(16, 32), entries=(1, 2, 4, 6), rows=6, max_context=100)
 
@@ -124,3 +136,38 @@ def test_nothing_is_captured_for_steps_that_have_no_graph() -> None:
 def test_all_but_the_largest_keep_their_hidden_states_beside_those_of_the_largest() -> None:
     assert kept_tokens(SIZES) == 1 + 2 + 4 + 16
     assert kept_tokens(GraphSizes(decode=(6,), mixed=(), entries=(6,), rows=6, max_context=100)) == 0
+
+
+class Uncaptured(Memory):
+    """Of graphs that nobody replays."""
+
+    def __init__(self) -> None:
+        pass
+
+    def capture(self, work: Any, *, run: bool) -> tuple[Any, Any]:
+        return None, None
+
+
+def chunk(first: int, count: int) -> HostRows:
+    return mixed_rows(np.zeros(0, np.int32), StepPlan(step=1, epoch=1, chunks=column(0, first, count, 1)))
+
+
+def test_long_rows_that_see_many_keys_have_no_graph() -> None:
+    """A graph absorbs all queries. How many are too many follows from the heads of a rank."""
+    sizes = replace(SIZES, mixed=(16, 256), long_pairs=200 * 500)
+    forward: Any = type("Stateless", (), {"states": None})()
+    graphs = ForwardGraphs(
+        cast("Forward", forward), shapes(sizes), torch.zeros(6, 4), sizes, 6, Upload(torch.device("cpu"))
+    )
+    for shape in shapes(sizes):
+        graphs.capture(shape, Uncaptured(), run=False)
+    for rows, fits in ((chunk(0, 200), True), (chunk(500, 200), False), (chunk(90_000, 100), True)):
+        assert (graphs.fitting(rows) is not None) is fits
+    spec = tiny_spec()
+    assert absorbed_pairs(spec, 1) == 0
+    glm = LatentSpec(rank=512, rope_dim=64, nope_dim=192, value_dim=256)
+    latent = spec.with_attention(latent=glm, heads=20, kv_heads=20, head_dim=576)
+    pairs = absorbed_pairs(latent, 1)
+    assert 1024 * 1025 // 2 < pairs < 2048 * 2049 // 2
+    assert absorbed_pairs(latent, 2) == pytest.approx(2 * pairs, abs=1)
+    assert graph_sizes(47, 3_000_000_000, 256, 8192, 40960, long_pairs=pairs).long_pairs == pairs

@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from penstock.engine_core.execution.forward import kv_pages
+from penstock.engine_core.execution.long_rows import find_long_rows
 from penstock.engine_core.execution.recurrent_state import StateSizes, recurrent_states
+from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import pack
@@ -80,9 +83,15 @@ class Sequence:
 
 
 class PagedRun:
-    """Sequences that share pages; every page is full of NaN until it is written, and tables are shuffled."""
+    """Sequences that share pages; every page is full of NaN until it is written, and tables are shuffled.
 
-    def __init__(self, model: Decoder, prompts: list[list[int]], block_size: int = 8, room: int = 256) -> None:
+    expanded: queries of a row from which latents are expanded; 0: never.
+    """
+
+    def __init__(
+        self, model: Decoder, prompts: list[list[int]], block_size: int = 8, room: int = 256, expanded: int = 0
+    ) -> None:
+        self.expanded = expanded
         if isinstance(model, Decoder):
             pack(model.destinations())
         self.model = model
@@ -118,8 +127,14 @@ class PagedRun:
             step = InputRows(ends, slots_of, torch.tensor(starts, dtype=torch.int32), ends)
             keys = torch.tensor(context, dtype=torch.int32)
             states = self.states.step(step, keys, len(ids), max(sizes), len(rows))
+        long_rows = None
+        if self.expanded:
+            starts = np.array([end - count for end, count in zip(context, sizes, strict=True)], np.int32)
+            query_start = np.array([0, *itertools.accumulate(sizes)], np.int32)
+            long_rows = find_long_rows(query_start, starts, Upload(torch.device("cpu")), self.expanded)
         batch = AttentionBatch(
             states=states,
+            long_rows=long_rows,
             query_start=torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32),
             context=torch.tensor(context, dtype=torch.int32),
             slots=torch.arange(len(rows), dtype=torch.int32),
@@ -154,10 +169,12 @@ def random_prompts(count: int, length: int = PROMPT) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def check_parity(folder: Path, config: PreTrainedConfig, *, block_size: int = 8, chance: float = 1.1) -> None:
+def check_parity(
+    folder: Path, config: PreTrainedConfig, *, block_size: int = 8, chance: float = 1.1, expanded: int = 0
+) -> None:
     """fp32: logits within 1e-4 at every position, 64 greedy tokens identical. bf16: as near to fp32 as theirs is.
 
-    chance: of rounding; more where it decides which experts a token goes to.
+    chance: of rounding; more where it decides which experts a token goes to. expanded: as of `PagedRun`; 0: not tried.
     """
     write_checkpoint(folder, config)
     reference = theirs(folder)
@@ -172,6 +189,11 @@ def check_parity(folder: Path, config: PreTrainedConfig, *, block_size: int = 8,
         torch.testing.assert_close(torch.cat(sequence.logits), logits, atol=1e-4, rtol=0)
     check_greedy(reference, run, prompts)
     check_bfloat16(folder, prompts, expected, block_size, chance)
+    if expanded:
+        run = PagedRun(model, prompts, block_size, expanded=expanded)
+        run.prefill()
+        for sequence, logits in zip(run.sequences, expected, strict=True):
+            torch.testing.assert_close(torch.cat(sequence.logits), logits, atol=1e-4, rtol=0)
 
 
 def check_greedy(reference: PreTrainedModel, run: PagedRun, prompts: list[list[int]]) -> None:

@@ -12,6 +12,7 @@ from transformers import DeepseekV3Config
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.forward import kv_pages
 from penstock.engine_core.loading import load
+from penstock.engine_core.models import latent_attention
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.kv_cache import with_kv_cache
 from penstock.engine_core.models.latent_attention import LatentAttention
@@ -103,3 +104,17 @@ def test_latents_are_not_cached_in_8_bits(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="latents are cached in the model's type; give bfloat16"):
             with_kv_cache(spec.with_attention(kv_fp8=stored), asked)
     assert with_kv_cache(spec.with_attention(kv_fp8=True), "bfloat16") == spec
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("invariant", [False, True])
+def test_batch_invariant_layers_absorb_all_queries(
+    invariant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many queries a row has depends on how its prompt was cut."""
+    model = build(spec_of(tmp_path), torch.float32, torch.device("cpu"), 256, invariant=invariant)
+    load(model, tmp_path)
+    calls: list[object] = []
+    monkeypatch.setattr(latent_attention, "attend_expanded", lambda *given: calls.append(given))
+    PagedRun(model, random_prompts(1), expanded=8).step([9])
+    assert len(calls) == (0 if invariant else len(model.blocks))

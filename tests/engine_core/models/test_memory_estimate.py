@@ -10,8 +10,9 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks.shapes import MIXTRAL, QWEN_MOE
+from benchmarks.shapes import GLM_FLASH, MIXTRAL, QWEN_MOE
 from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.images.processor_spec import FixedSize, LongestEdge, ProcessorSpec, Size, SmartResize
 from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.layer_spec import ExpertSpec
@@ -19,14 +20,20 @@ from penstock.engine_core.models.memory_estimate import (
     CacheShape,
     StepShape,
     block_bytes,
+    encoder_rows,
+    expanded_bytes,
     gpu_blocks,
     idle_weights,
+    image_sizes,
     step_bytes,
     taken_bytes,
+    vision_bytes,
     weights,
 )
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.kernels.attention_tiling import PARTIAL_BYTES
+from penstock.kernels.latent_expansion import MEMORY, memory_bytes
+from tests.engine_core.execution.image_scene import VISION, made, seeing_spec
 
 COMMON = {"rms_norm_eps": 1e-5, "max_position_embeddings": 256, "hidden_act": "silu", "torch_dtype": "bfloat16"}
 SMALL = {**COMMON, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -103,6 +110,17 @@ def test_partial_results_of_batch_invariant_attention_are_counted(tmp_path: Path
     assert step_bytes(spec, invariant) - step_bytes(spec, plain) == PARTIAL_BYTES
 
 
+def test_expanded_latents_are_counted(tmp_path: Path) -> None:
+    """What a layer takes for them, or one head's of the longest prompt; absorbed queries need none."""
+    spec = spec_of(tmp_path, dict(GLM_FLASH.config))
+    for length in (4096, 202_752, 1_000_000):
+        step = StepShape(8192, 256, length, 2)
+        assert expanded_bytes(spec, step) == pytest.approx(memory_bytes(length, 256, 2), rel=1e-4)
+    absorbed = StepShape(8192, 256, 4096, 2, invariant=True)
+    assert step_bytes(spec, absorbed) - step_bytes(spec, StepShape(8192, 256, 4096, 2)) == PARTIAL_BYTES - MEMORY
+    assert expanded_bytes(spec_of(tmp_path, LLAMA_8B), StepShape(8192, 256, 4096, 2)) == 0
+
+
 def test_published_mixtures(tmp_path: Path) -> None:
     """Qwen3-30B-A3B and Mixtral-8x7B, as their makers count them: 30.5 and 46.7 billion, 3.3 and 12.9 for a token."""
     for shape, every, active in ((QWEN_MOE, 30_532_122_624, 3.35e9), (MIXTRAL, 46_702_792_704, 12.88e9)):
@@ -143,3 +161,39 @@ def test_larger_steps_take_more(tmp_path: Path) -> None:
     for change in ({"tokens": 16384}, {"max_num_seqs": 512}, {"max_model_len": 40960}, {"item_bytes": 4}):
         assert step_bytes(spec, StepShape(**(vars(step) | change))) > least
     assert step_bytes(msgspec.structs.replace(spec, vocab_size=spec.vocab_size * 2), step) > least
+
+
+def processor(resize: SmartResize | FixedSize | LongestEdge) -> ProcessorSpec:
+    return msgspec.structs.replace(VISION.processor, resize=resize)
+
+
+@pytest.mark.parametrize(
+    ("resize", "smallest", "largest"),
+    [
+        (SmartResize(least=3136, most=12845056, factor=28), Size(56, 56), Size(3584, 3584)),
+        (FixedSize(896, 896), Size(896, 896), Size(896, 896)),
+        (LongestEdge(1540, 1540, 28), Size(84, 84), Size(1540, 1540)),
+    ],
+)
+def test_sizes_of_images_up_to_the_largest(
+    resize: SmartResize | FixedSize | LongestEdge, smallest: Size, largest: Size
+) -> None:
+    found = image_sizes(msgspec.structs.replace(VISION, processor=processor(resize)))
+    assert (found[0], found[-1]) == (smallest, largest)
+    assert len(found) == len(set(found))
+    assert sorted(found) == [*found]
+
+
+def test_the_encoder_cache_has_room_for_the_largest_image() -> None:
+    wide = msgspec.structs.replace(VISION, processor=processor(SmartResize(least=64, most=1 << 22, factor=8)))
+    assert encoder_rows(VISION, 0) == 16384
+    assert encoder_rows(wide, 0) == 65536
+    assert encoder_rows(wide, 100) == 100
+
+
+def test_an_encoders_memory_is_what_it_takes() -> None:
+    encoder = made(seeing_spec()).encoder
+    assert encoder is not None
+    found = vision_bytes(VISION, 64, 4)
+    assert (found.weights, found.cache) == (encoder.tower.weight_bytes, encoder.cache.nbytes)
+    assert found.activations > 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLRotaryEmbedding
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from penstock.engine_core.models.layer_spec import RopeSpec
-from penstock.engine_core.models.rope import rope_frequencies, rope_table
+from penstock.engine_core.models.rope import rope_axes, rope_frequencies, rope_table
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from tests.engine_core.models.parity import SIZES, PagedRun, ours, random_prompts, theirs, write_checkpoint
 from tests.engine_core.models.test_layers import SPEC
@@ -104,3 +107,24 @@ def test_table_is_single_precision_of_the_served_length() -> None:
     assert table.shape == (7, SPEC.attention.head_dim)
     assert table.dtype == torch.float32
     assert torch.equal(table[0], torch.tensor([1.0] * 3 + [0.0] * 3))
+
+
+@pytest.mark.parametrize(
+    ("sections", "alternate", "dim"),
+    [((16, 24, 24), False, 128), ((24, 20, 20), True, 128), ((11, 11, 10), True, 64), ((2, 1, 1), True, 8)],
+)
+def test_axes_of_pairs_are_those_of_transformers(sections: tuple[int, ...], alternate: bool, dim: int) -> None:
+    """Of Qwen2.5-VL, Qwen3-VL, and Qwen 3.5, which turns a quarter of its heads: its other pairs come last."""
+    rope = RopeSpec(sections=sections, sections_alternate=alternate, dim=dim if dim == 64 else 0)
+    axes = rope_axes(rope, 256 if dim == 64 else dim, torch.device("cpu"))
+    assert axes is not None
+    model: Any = SimpleNamespace(mrope_section=list(sections))
+    kind = Qwen3VLTextRotaryEmbedding if alternate else Qwen2_5_VLRotaryEmbedding
+    told = torch.arange(3.0)[:, None, None, None].expand(3, 1, 1, dim // 2).clone()  # each pair's is its axis
+    expected = kind.recomposition_frequencies(model, told)[0, 0, : dim // 2]
+    assert axes[: dim // 2].tolist() == expected.tolist()
+    assert not axes[dim // 2 :].any()
+
+
+def test_a_rope_without_sections_has_no_axes() -> None:
+    assert rope_axes(RopeSpec(), 64, torch.device("cpu")) is None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from penstock.engine_core import embedded, loading
 from penstock.engine_core.distributed.group import Group
@@ -12,6 +13,7 @@ from penstock.engine_core.models.memory_estimate import weights
 from penstock.engine_core.models.sharding import check_ranks, held_bytes, stage_layers, stage_spec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.protocol.errors import ConfigError
+from tests.engine_core.execution.image_scene import VISION, seeing_spec
 from tests.engine_core.models.specs import resized
 
 FOLDER = embedded.demo_folder()
@@ -128,3 +130,12 @@ def test_ranks_share_the_key_value_heads_of_each_kind_of_layer() -> None:
     mixed = SPEC.with_layers((first.with_attention(kv_heads=4), *(one.with_attention(kv_heads=3) for one in others)))
     with pytest.raises(ConfigError, match="it must divide the model's 3 key-value heads"):
         check_ranks(mixed, 2)
+
+
+def test_levels_of_images_stay_in_the_first_stage() -> None:
+    """DeepStack adds rows of the encoder cache, which the first stage has."""
+    spec = seeing_spec(replace(VISION, levels=(0, 1, 2)), layers=4)
+    assert stage_layers(spec, 1) == (range(4),)
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size.*first stage gets \d of 4 layers.*DeepStack"):
+        stage_layers(spec, 2)
+    assert stage_layers(seeing_spec(layers=4), 2)[0].stop >= 2

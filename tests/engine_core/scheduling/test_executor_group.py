@@ -34,6 +34,15 @@ def test_a_group_is_complete_when_each_has_loaded():
     assert set(group.peers) == {one, two}
 
 
+def test_the_first_stage_encodes_images():
+    group = ExecutorGroup(4, 7, 0.0, answering=2, stage=2)
+    members = [peer(index) for index in range(4, 8)]
+    for one, rows in zip((3, 1, 2, 0), (0, 30, 0, 20), strict=True):
+        group.add(members[one], structs.replace(said(), encoder_rows=rows), 1.0)
+    assert group.encoding == tuple(members[:2])
+    assert group.encoder_rows == 20
+
+
 def test_a_broken_group_gives_its_epoch_up_once():
     group = ExecutorGroup(2, 7, 0.0)
     one, two = peer(0), peer(1)

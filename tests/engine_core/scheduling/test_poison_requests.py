@@ -6,8 +6,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.poison_requests import MOST, REFUSED_SECONDS, PoisonRequests, signature
-from penstock.protocol.messages import Automaton, Sampling, SubmitTokens
+from penstock.engine_core.scheduling.poison_requests import (
+    MOST,
+    REFUSED_SECONDS,
+    PoisonRequests,
+    signature,
+    text_signature,
+)
+from penstock.protocol.images import ImageFile
+from penstock.protocol.messages import Automaton, Sampling, SubmitText, SubmitTokens
+from tests.sim.images import picture
 
 
 def request(number: int = 1, prompt: tuple[int, ...] = (3, 4), **fields: object) -> SubmitTokens:
@@ -28,6 +36,7 @@ def test_the_like_is_who_asks_for_the_same() -> None:
         request(sampling=Sampling(max_tokens=5)),
         request(automaton=Automaton(source="a")),
         request(n=2),
+        request(images=(picture(1, 2),)),
         request(prediction=np.array([4], np.int32).tobytes()),
     ],
 )
@@ -52,3 +61,10 @@ def test_memory_is_bounded() -> None:
     assert len(condemned.until) == MOST
     assert not condemned.holds(signature(request(prompt=(9,))), 100.0)
     assert condemned.holds(signature(request(prompt=(10,))), 100.0)
+
+
+def test_a_request_with_another_picture_is_another_one() -> None:
+    one, other = (request(images=(picture(number, 2),)) for number in (1, 2))
+    assert signature(one) != signature(other)
+    texts = [SubmitText(messages=b"[]", images=(ImageFile(data=data),), sampling=Sampling()) for data in (b"1", b"2")]
+    assert text_signature(texts[0]) != text_signature(texts[1])

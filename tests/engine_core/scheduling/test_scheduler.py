@@ -11,6 +11,7 @@ import pytest
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.protocol.messages import Finish
 from tests.sim.idle import is_idle
+from tests.sim.images import Illustrated
 from tests.sim.lives import World, random_life
 from tests.sim.server import ROOMY, Server
 from tests.sim.simulation import Simulation
@@ -115,7 +116,7 @@ def test_options_that_make_no_sense_are_our_own_mistake(wrong: dict[str, int | s
 
 def delivered(world: World, seed: int) -> dict[tuple[int, int], tuple[list[int], Finish]]:
     rng = random.Random(seed)
-    stems = [[rng.randrange(64) for _ in range(40)] for _ in range(3)]
+    stems = [Illustrated([rng.randrange(64) for _ in range(40)], ()) for _ in range(3)]
     lives = [random_life(rng, replace(ROOMY, max_model_len=40), stems, number, number / 8) for number in range(60)]
     lives = [replace(life, abort_after=None, stop_at=None) for life in lives]
     outcome = Simulation(world, lives, random.Random(seed)).run()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from penstock.engine_core.text.dispatch import DispatchStatistics
+from penstock.engine_core.placement.placement import Placement
+from penstock.engine_core.text.dispatch import Dispatch, DispatchStatistics
 from penstock.engine_core.text.frontend import Frontend
 from penstock.protocol import messages
 from penstock.protocol.columns import pack, unpack
@@ -26,6 +28,8 @@ from penstock.protocol.messages import (
 )
 from tests.engine_core.text.streams import STATUS, Client, batch, make_frontend, submit
 from tests.engine_core.tokenizer.vocabularies import tokenizer
+from tests.sim.images import Illustrated
+from tests.sim.server import ROOMY, Server
 
 TEXT = "one two three, größe 你好 😀 four"
 IDS = tokenizer("byte_level").encode(TEXT).ids
@@ -83,6 +87,18 @@ def test_a_cache_salt_keeps_prompts_apart_and_vectors_of_whole_prompts_share_not
     begun(frontend, 2, prompt_ids=prompt, cache_salt="b")
     begun(frontend, 3, prompt_ids=prompt, pooling=Pooling(kind="mean"))
     assert statistics(frontend).placement.expected == 0
+
+
+def test_prompts_with_images_have_the_identities_that_schedulers_give_them() -> None:
+    made = Server(replace(ROOMY, encoder_rows=32))
+    found = Illustrated([3, 4, 5], ()).with_picture(1, 6, lines=True).with_picture(2, 3, lines=True)
+    number = made.submit(found.tokens, images=found.images)
+    made.step()
+    request = made.scheduler._state.requests[number]
+    dispatch = Dispatch(Placement("prefix", 2, ROOMY.block_size))
+    chain = dispatch.chain(request.message)
+    assert chain == request.sequences[0].block_hashes
+    assert dispatch.chain(msgspec.structs.replace(request.message, images=()))[0] != chain[0]
 
 
 @pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])

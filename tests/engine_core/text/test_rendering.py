@@ -12,7 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.engine_core.parsers.dialect import ANALYSIS, THINK, Dialect
 from penstock.engine_core.parsers.formats import CallFormat
-from penstock.engine_core.text.rendering import Rendered, Renderer, short_id
+from penstock.engine_core.text.rendering import Rendered, Renderer, count_images, read_content, short_id
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Reasoning, Sampling, SubmitText, Tokenize, ToolUse
@@ -195,3 +195,14 @@ def test_a_model_on_channels_always_reasons() -> None:
     with pytest.raises(InvalidRequest, match="always reasons") as caught:
         render(template=ONE_CALL, dialect=CHANNELS, reasoning=Reasoning(effort="none"))
     assert caught.value.param == "reasoning_effort"
+
+
+def test_a_message_with_an_image_keeps_its_parts() -> None:
+    """In the form of templates; without one it is text, as ever."""
+    parts = [{"type": "input_text", "text": "a"}, {"type": "image", "detail": "low"}, {"type": "text", "text": "b"}]
+    kept = [{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]
+    assert read_content(parts, "x") == kept
+    assert read_content([parts[0], parts[2]], "x") == "a\nb"
+    assert count_images([{"content": kept}, {"content": "image"}, {"role": "assistant"}, {"content": kept * 2}]) == 3
+    with pytest.raises(InvalidRequest, match=r"x\[0\].type is 'video'; parts are of type 'text' or 'image'"):
+        read_content([{"type": "video"}], "x")

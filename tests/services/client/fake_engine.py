@@ -47,6 +47,7 @@ from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.exporter import Exporter, collect_api
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.media_fetcher import MediaFetcher
 from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
@@ -204,9 +205,12 @@ def app_state(
     generation: Generation | None = None,
     wrong_output: tuple[str, ...] = (),
     adapters: AdapterNames | None = None,
+    images: int = 0,
+    media: dict[str, Any] | None = None,
+    media_timeout: float = LIMIT,
     **options: Any,
 ) -> AppState:
-    """An api's parts over fake ports, with an engine that is ready."""
+    """An api's parts over fake ports, with an engine that is ready. `media` stands for the system's network."""
     ports = [port] if isinstance(port, FakeLink) else list(port)
     options.setdefault("allowed_hosts", "*")
     config = sized(Config(api=ApiConfig(**options)), cores=1)
@@ -215,7 +219,7 @@ def app_state(
         each.deliver = lambda arrivals: engine_client.receive(arrivals, time.monotonic())
     ports[0].arrive(status())
     model = msgspec.structs.replace(
-        MODEL, generation=generation or Generation(), wrong_output=wrong_output, adapters=adapters
+        MODEL, generation=generation or Generation(), wrong_output=wrong_output, adapters=adapters, images=images
     )
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
     traffic, limiter, run_dir = Traffic(), ConnectionLimiter(), Path(config.run.run_dir)
@@ -223,11 +227,12 @@ def app_state(
     me = Identity(Role.API, 0, 1, 7)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=engine_client.remote)
     background = BackgroundWork(engine_client, traffic)
+    fetcher = MediaFetcher(config.api, media_timeout, traffic.images, **(media or {}))
     keys = Keys(config.api)
     operators = Keys(config.api, OPERATOR) if config.api.operator_key_file else None
     return AppState(
-        config, 0, model, engine_client, traffic, exporter, keys, responses, background, limiter=limiter,
-        operators=operators,
+        config, 0, model, engine_client, traffic, exporter, keys, responses, background, fetcher,
+        limiter=limiter, operators=operators,
     )  # fmt: skip
 
 

@@ -71,6 +71,9 @@ def test_counts_add_up() -> None:
     loras = (beat(at, adapter_places=2, adapters_placed=1 + at, adapters_held=3) for at in range(2))
     both = total(list(loras))
     assert (both.adapter_places, both.adapters_placed, both.adapters_held) == (4, 3, 6)
+    seen = (beat(at, encoder_rows=8, encoder_rows_held=at, images_encoded=2, image_hits=3 - at) for at in range(2))
+    both = total(list(seen))
+    assert (both.encoder_rows, both.encoder_rows_held, both.images_encoded, both.image_hits) == (16, 1, 4, 5)
     states = [
         beat(at, state_places=4, state_snapshots=1 + at, state_host_places=8, state_host_snapshots=2 * at)
         for at in range(2)

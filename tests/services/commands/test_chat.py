@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from penstock.protocol.errors import InvalidRequest
+from penstock.services.commands.chat import Conversation, Screen
 from tests.e2e.server import Server
 from tests.services.commands.run import penstock, terminal
 
@@ -73,3 +80,43 @@ def test_a_conversation(server: Server) -> None:
         shown.until(SUM, shown.type("What is 128 + 457?\n"))
         shown.type("/exit\n")
         assert shown.ended() == 0
+
+
+class Played:
+    """A server for `Conversation`: keeps what it is asked, and says no or yes."""
+
+    url = "http://test"
+
+    def __init__(self) -> None:
+        self.asked: list[list[dict[str, Any]]] = []
+        self.refuses = False
+
+    def model(self) -> str:
+        return "demo"
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self.asked.append(list(body["messages"]))
+        if self.refuses:
+            raise InvalidRequest("no")
+        yield {"choices": [{"delta": {"content": "a cat"}}]}
+
+
+def test_pictures_go_with_the_next_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    (tmp_path / "b").write_bytes(b"y")
+    server = Played()
+    talk = Conversation(server, Screen(io.StringIO()), "", {})  # type: ignore[arg-type]
+    for line in (f"/image {tmp_path}/a.png", f"/image {tmp_path}/b", "what?", "/retry", "and now?", "/image nowhere"):
+        assert talk.take(line)
+    parts = [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}},
+        {"type": "image_url", "image_url": {"url": "data:application/octet-stream;base64,eQ=="}},
+        {"type": "text", "text": "what?"},
+    ]
+    assert server.asked[0] == server.asked[1] == [{"role": "user", "content": parts}]
+    assert server.asked[2][-1] == {"role": "user", "content": "and now?"}
+    assert "/image: 'nowhere' is not allowed; it must be a file with a picture" in capsys.readouterr().err
+    server.refuses = True
+    for line in (f"/image {tmp_path}/a.png", "what?", "again?"):
+        assert talk.take(line)
+    assert [asked[-1]["content"] for asked in server.asked[3:]] == [[parts[0], parts[2]], "again?"]

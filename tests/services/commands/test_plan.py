@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.draft_spec import read_draft
-from penstock.engine_core.models.memory_estimate import StepShape, block_bytes, weights
+from penstock.engine_core.models.memory_estimate import StepShape, block_bytes, vision_weights, weights
 from penstock.engine_core.models.sharding import held_bytes, part_spec, stage_layers
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config, ModelConfig
@@ -24,6 +24,7 @@ from penstock.services.supervisor.options import effective, parse
 from tests.engine_core.models.eagle_heads import head_config, write_head
 from tests.engine_core.models.mtp_heads import configure, headed_config
 from tests.engine_core.models.test_memory_estimate import LLAMA_8B, QWEN_06B
+from tests.services.executor.folder import write_seeing_folder
 
 GIB = 1 << 30
 
@@ -322,3 +323,17 @@ def test_an_encoder_has_no_cache_and_steps_of_whole_texts(tmp_path: Path) -> Non
     assert "keys and values" in text(found)
     with pytest.raises(ConfigError, match="encoder"):
         planned(tmp_path, "--pipeline-parallel-size", "2")
+
+
+def test_a_model_that_sees_images_has_an_encoder_and_its_cache(tmp_path: Path) -> None:
+    """On the first stage; without images it is its text half."""
+    folder = str(write_seeing_folder(tmp_path / "tiny"))
+    found, alone = planned(Path(folder)), planned(Path(folder), "--limit-mm-per-prompt", "0")
+    rows = planned(Path(folder), "--mm-encoder-cache-tokens", "1000")
+    assert (found.encoder_rows, rows.encoder_rows, alone.encoder_rows) == (16384, 1000, 0)
+    assert found.other_bytes - rows.other_bytes == (16384 - 1000) * 2 * 16 * 2
+    spec = read_spec(Path(folder))
+    assert found.weight_bytes - alone.weight_bytes == 2 * vision_weights(spec.vision)
+    assert found.parameters - alone.parameters == vision_weights(spec.vision)
+    assert "16,384 rows of embeddings" in text(found)
+    assert "rows of embeddings" not in text(alone)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import array
+import base64
+import io
 import json
+import re
 from typing import Any
 
 import msgspec
 import pytest
+from PIL import Image
 
 from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.protocol.columns import unpack
 from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.images import ImageFile
+from penstock.protocol.messages import SubmitText
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import (
     Prompt,
@@ -143,3 +149,58 @@ def test_texts_to_classify_need_a_model_with_a_head() -> None:
     assert (submit.prompt, submit.truncate, submit.pooling.kind, submit.pooling.classify) == ("one", 5, "cls", True)
     with pytest.raises(Unsupported):
         classify_submissions(["one"], None, MODEL)
+
+
+def seen(messages: Any, images: int = 4) -> SubmitText:
+    return chat_request(messages, None, msgspec.structs.replace(MODEL, images=images)).submit
+
+
+def test_pictures_of_a_conversation() -> None:
+    """Data: URLs as OpenAI's parts have them, and pictures of Pillow as vLLM's do."""
+    picture = Image.new("RGBA", (3, 2), (255, 0, 0, 128))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    content = [
+        {"type": "image_pil", "image_pil": picture},
+        {"type": "text", "text": "and"},
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+    ]
+    submit = seen([{"role": "system", "content": "look"}, {"role": "user", "content": content}])
+    assert json.loads(submit.messages or b"")[1]["content"] == [{"type": "image"}, content[1], {"type": "image"}]
+    assert all(type(image) is ImageFile for image in submit.images)
+    assert [image.detail for image in submit.images] == ["auto", "low"]
+    for image in submit.images:
+        with Image.open(io.BytesIO(image.data)) as found:
+            assert (found.size, found.getpixel((0, 0))) == ((3, 2), (255, 0, 0, 128))
+    assert content[0]["image_pil"] is picture
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"type": "image_pil"}, "messages[0].content[0].image_pil must be a PIL.Image"),
+        ({"type": "image_pil", "image_pil": "x"}, "messages[0].content[0].image_pil must be a PIL.Image"),
+        ({"type": "image_pil", "image_pil": Image.new("CMYK", (1, 1))}, "cannot be written as PNG"),
+        ({"type": "image_url", "image_url": {"url": "https://example.org/a"}}, "only a server fetches images"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}}, "not valid base64"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, "without any bytes"),
+    ],
+)
+def test_pictures_that_cannot_be_read_are_named(part: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(told)) as raised:
+        seen([{"role": "user", "content": [part]}])
+    assert (raised.value.param or "").startswith("messages[0].content[0].image_")
+
+
+def test_a_model_that_does_not_see_says_so() -> None:
+    part = {"type": "image_pil", "image_pil": Image.new("L", (1, 1))}
+    with pytest.raises(InvalidRequest, match="this model does not see images"):
+        seen([{"role": "user", "content": [part]}], images=0)
+
+
+def test_a_prompt_has_no_place_for_images() -> None:
+    given = {"prompt": "<image> what?", "multi_modal_data": {"image": Image.new("L", (1, 1))}}
+    with pytest.raises(InvalidRequest, match=r"prompts\[0\].multi_modal_data: .* LLM.chat takes them in messages"):
+        parse_prompts([given])
+    assert parse_prompts([{"prompt": "x", "multi_modal_data": None}]) == [Prompt(prompt="x")]

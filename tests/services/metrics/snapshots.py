@@ -18,6 +18,7 @@ VALUES = {
     "group": ("0", "1"),
     "outcome": ("done", "refused"),
     "to": ("0",),
+    "source": ("data", "url"),
     "pid": ("4711",),
     "incarnation": ("0000002a",),
     "endpoint": ("/v1/completions",),

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.engine_core.histogram import Histogram
+from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.engine_core.parsers.dialect import Dialect
 from penstock.engine_core.scheduling.admission import REASONS
 from penstock.engine_core.text.prompts import PromptLimits
@@ -42,6 +43,7 @@ from penstock.services.metrics.snapshot import DECODER, RemoteSnapshots, Snapsho
 from penstock.services.scheduler.step_times import DEVICE, OWN
 from penstock.services.supervisor import process
 from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
+from penstock.services.tokenizer.image_decoder import ImageDecoder
 from penstock.services.tokenizer.template_worker import TemplateSettings
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tracing.tracer import Tracer
@@ -251,9 +253,9 @@ async def test_everything_of_a_tokenizer_is_exported(tmp_path: Path) -> None:
         templates = Templates(
             TemplateSettings("", "", PromptLimits(9, 9, ()), {}, Dialect(), None, 2.0, 1 << 30), options
         )
-        collector = partial(
-            collect_tokenizer, loop, GrammarCompiler(tmp_path, options), templates, FakePort(), [FakePort()]
-        )
+        compiler = GrammarCompiler(tmp_path, options)
+        decoder = ImageDecoder(ProcessorSpec(mean=(0, 0, 0), std=(1, 1, 1)), 1, options)
+        collector = partial(collect_tokenizer, loop, compiler, templates, decoder, FakePort(), [FakePort()])
         found = new_exporter(Role.TOKENIZER, tmp_path, collector).snapshot(0.0)
         assert names(found) == {metric.name for metric in BY_ROLE[Role.TOKENIZER]}
         assert set(found.values["waiting_requests"]) == {("text",), ("grammar",), ("engine",)}

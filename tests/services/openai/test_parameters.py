@@ -65,6 +65,6 @@ def test_unless_they_were_given_a_seed() -> None:
 
 def test_a_chat_is_the_same_with_messages() -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "seed": 1, "stop": "a"}
-    found = chat_submission(CHAT.decode(json.dumps(body)), MODEL, 1, TRACE)
+    found, _ = chat_submission(CHAT.decode(json.dumps(body)), MODEL, 1, TRACE)
     assert (found.stop, found.add_special_tokens, found.prompt) == (("a",), False, None)
     assert json.loads(found.messages or b"") == body["messages"]

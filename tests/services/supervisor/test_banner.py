@@ -68,6 +68,21 @@ def test_what_is_known_of_the_weights_is_told():
     assert "  weights      SHA-256 of 4 of 4 files" in text
 
 
+@pytest.mark.parametrize(
+    ("limit", "hosts", "text"),
+    [
+        ("4", "", "4 in a prompt at most, as data: URLs"),
+        ("4", "example.org,*.b.org", "4 in a prompt at most, as data: URLs or by https from example.org, *.b.org"),
+        ('{"image": 0}', "example.org", "refused: --limit-mm-per-prompt is 0, and the vision encoder is not loaded"),
+    ],
+)
+def test_images_are_told_of(limit, hosts, text):
+    config = Config(model=ModelConfig(limit_mm_per_prompt=limit), api=ApiConfig(allowed_media_domains=hosts))
+    facts = msgspec.structs.replace(FACTS, inputs=(("images", banner.images(config)),))
+    assert f"  images       {text}" in banner.banner(facts)
+    assert not any("images" in line for line in banner.banner(FACTS))
+
+
 def test_wrong_output_is_told():
     assert "WRONG" not in "\n".join(banner.banner(FACTS))
     text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, wrong_output=("random weights", "drafts"))))

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import zmq
 
+from penstock.engine_core.text.prompts import PromptLimits
 from penstock.protocol.columns import pack, unpack
 from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, TokenizerConfig
 from penstock.protocol.links import TEXT, TOKENS, Role, shared_hash
@@ -38,7 +39,8 @@ from penstock.protocol.messages import (
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Link
 from penstock.services.supervisor.sd_notify import NoticeSocket
-from penstock.services.tokenizer.main import placement_of
+from penstock.services.tokenizer.main import image_decoder, placement_of
+from tests.engine_core.text.sighted import FAMILIES
 from tests.engine_core.tokenizer.vocabularies import tokenizer, write_folder
 
 STATUS = EngineStatus(
@@ -197,7 +199,7 @@ def test_neither_torch_nor_transformers_is_imported(tmp_path: Path) -> None:
         "from penstock.protocol.config import Config, ModelConfig\n"
         f"path = main.Path({str(folder)!r})\n"
         "main.read_frontend(Config(model=ModelConfig(model=str(path))), path, main.read_vocabulary(path))\n"
-        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'PIL')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -219,3 +221,10 @@ def test_prefixes_count_where_they_are_cached(policy: str, caching: bool, replic
     )
     made = placement_of(config)
     assert (made.chains, len(made.replicas), made.block_size) == (chains, replicas, 32)
+
+
+async def test_workers_are_for_models_that_see_images() -> None:
+    seeing = PromptLimits(9, 9, (1,), vision=FAMILIES["qwen"].vision())
+    assert image_decoder(Config(), PromptLimits(9, 9, (1,))) is None
+    assert image_decoder(Config(model=ModelConfig(limit_mm_per_prompt="image=0")), seeing) is None
+    assert image_decoder(Config(), seeing) is not None

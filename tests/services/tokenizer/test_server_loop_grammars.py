@@ -41,7 +41,7 @@ class Gate:
         self.waiting[grammar.source] = asyncio.get_running_loop().create_future()
         return await self.waiting[grammar.source]
 
-    async def fatal(self, call: Any, now: float, rendered: Rendered | None) -> str:
+    async def fatal(self, call: Any, now: float, rendered: Rendered | None, pictures: object) -> str:
         self.tried.append(call.id)
         return "it died" if getattr(call, "prompt", "") == "kill" else ""
 

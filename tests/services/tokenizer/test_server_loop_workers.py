@@ -36,7 +36,7 @@ class FakeTemplates:
             raise self.error
         return Rendered(text=f"{request.id} at {now}")
 
-    async def fatal(self, call: object, now: float, rendered: Rendered | None) -> str:
+    async def fatal(self, call: object, now: float, rendered: Rendered | None, pictures: object) -> str:
         return "" if self.error is None else str(self.error)
 
 
@@ -95,7 +95,7 @@ async def test_a_requests_own_template_is_rendered_elsewhere() -> None:
 
 async def test_what_kills_another_process_ends() -> None:
     compiler = FakeCompiler(Done("source", (), 0.0, 0.0))
-    assert await Workers(compiler, FakeTemplates()).refusal(text(), 0.0, None) is None
-    found = await Workers(compiler, FakeTemplates(KeyError("it died"))).refusal(text(), 0.0, None)
+    assert await Workers(compiler, FakeTemplates()).refusal(text(), 0.0, None, ()) is None
+    found = await Workers(compiler, FakeTemplates(KeyError("it died"))).refusal(text(), 0.0, None, ())
     assert found is not None
     assert (found.id, found.status, found.code) == (7, 500, "condemned")

@@ -13,9 +13,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.parsers.dialect import THINK, Dialect
 from penstock.engine_core.parsers.formats import CallFormat
 from penstock.engine_core.text.prompts import PromptLimits
@@ -24,11 +26,13 @@ from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.columns import pack
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest
+from penstock.protocol.images import ImageFile
 from penstock.protocol.messages import Detokenize, Sampling, SubmitText, Tokenize, ToolUse, Written
 from penstock.services.tokenizer import template_worker, worker_pool
-from penstock.services.tokenizer.template_worker import Render, TemplateSettings, TemplateWorker, environment
+from penstock.services.tokenizer.template_worker import Render, TemplateSettings, TemplateWorker, TrialTokenizer
 from penstock.services.tokenizer.templates import Templates
 from penstock.services.tokenizer.worker_protocol import Refusal
+from tests.engine_core.text.sighted import FAMILIES
 
 NAMES = {"bos_token": "<s>"}
 DIALECT = Dialect(calls=CallFormat.HERMES, reasoning=THINK, reasoning_marks=frozenset({7}))
@@ -235,11 +239,6 @@ def test_the_least_used_source_is_forgotten_first(monkeypatch: pytest.MonkeyPatc
     assert list(worker._cache) == [sources[2], sources[0], sources[3]]
 
 
-def test_a_worker_gets_no_secrets() -> None:
-    given = {"PATH": "p", "PENSTOCK_API_KEY": "k", "HF_TOKEN": "t", "TZ": "UTC"}
-    assert environment(given) == {"PATH": "p", "TZ": "UTC"}
-
-
 async def test_what_a_tokenizer_may_have_died_of_is_tried_apart(tmp_path: Path) -> None:
     """Only what kills a process there is fatal: not its neighbours, and not what ends with an error of its own."""
     killer = tmp_path / "killer.jinja"
@@ -262,6 +261,27 @@ async def test_what_a_tokenizer_may_have_died_of_is_tried_apart(tmp_path: Path) 
         own = chat("x" * 9)
         assert await templates.fatal(own, 0.0, await templates.render(own, 0.0)) == ""
         assert templates.statistics().workers == 1
+
+
+async def test_images_are_tried_by_their_sizes(tmp_path: Path) -> None:
+    """With the model's vision spec, which travels in the settings."""
+    family = FAMILIES["qwen"]
+    limits = PromptLimits(400, 4096, (1,), vision=family.vision())
+    messages = json.dumps([{"role": "user", "content": [{"type": "image"}]}]).encode()
+    files = (ImageFile(data=b""),)
+    picture = Picture(64, 32, bytes(16), bytes(3 * 64 * 32))
+    settings = TemplateSettings(str(family.write(tmp_path)), "", limits, {}, DIALECT, None, 2.0, 64 << 20)
+    trials = TrialTokenizer(template_worker.SETTINGS.decode(msgspec.msgpack.encode(settings)))
+    made = trials._prompter.prepare(
+        SubmitText(id=1, messages=messages, images=files, sampling=Sampling()), 0.0, None, (picture,)
+    )
+    assert made.request.images[0].rows == 2
+    async with rendering((settings.folder, "", limits)) as templates:
+        own = chat("{{ messages[0].content[0].type }}<|image_pad|>", json.loads(messages), images=files)
+        assert (await templates.render(own, 0.0)).text == "image<|image_pad|>"
+        for call in (own, Tokenize(id=2, messages=messages, images=files)):
+            rendered = await templates.render(own, 0.0) if call is own else None
+            assert await templates.fatal(call, 0.0, rendered, (picture,)) == ""
 
 
 async def test_what_cannot_be_tried_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,3 +399,31 @@ def test_it_travels_as_json() -> None:
     """A specification is a record of plain values."""
     found = read(W4A16)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Quantization) == found
+
+
+VISION, TEXT_HALF = "model.visual.blocks.0.attn.qkv", "model.language_model.layers.3.self_attn.q_proj"
+EVERY_BLOCK = [f"model.visual.blocks.{layer}.{part}" for layer in range(27) for part in ("attn.qkv", "attn.proj")]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**BLOCKS, "modules_to_not_convert": ["lm_head", "model.visual.merger.linear_fc1", *EVERY_BLOCK]},
+        {**AWQ, "modules_to_not_convert": ["visual"]},
+        {**W4A16, "ignore": ["lm_head", "re:visual.*", "re:model.visual.*"]},
+        {**DYNAMIC, "ignore": ["visual.blocks.0.attn.qkv", "visual.merger.mlp.0", "lm_head"]},
+        GPTQ,
+    ],
+)
+def test_vision_encoders_are_not_meant_where_no_file_says_so(values: dict[str, Any]) -> None:
+    """As checkpoints of text and images are published: by lists, or by the tensors alone."""
+    stored = (f"{VISION}.weight", f"{TEXT_HALF}.qweight", f"{TEXT_HALF}.weight_packed", f"{TEXT_HALF}.weight_scale")
+    for names in ((), stored):
+        found = read(values, names)
+        assert [found.format_of(f"{before}visual.blocks.0.attn.qkv") for before in ("", "model.")] == [None, None]
+        assert found.format_of(TEXT_HALF) is not None
+
+
+def test_vision_encoders_are_quantized_where_the_files_say_so() -> None:
+    assert read(BLOCKS, (f"{VISION}.weight", f"{VISION}.weight_scale_inv")).format_of(VISION) is not None
+    assert read(GPTQ, (f"{VISION}.qweight", f"{VISION}.qzeros")).format_of(VISION) is not None

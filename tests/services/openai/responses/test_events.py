@@ -25,6 +25,7 @@ from penstock.services.openai.responses.events import ResponseEvents
 from penstock.services.openai.responses.items import unsealed
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.responses.turn import Turn, said
+from tests.services.client.fake_engine import MODEL
 from tests.services.openai.shapes import strangers
 from tests.services.openai.written import FINISHES, events, outputs, replay
 
@@ -33,7 +34,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(shapes.ResponseStreamEvent)
 
 def turn(**fields: Any) -> Turn:
     request = REQUEST.decode(msgspec.json.encode({"input": "hi", **fields}))
-    found = Turn(request, ResponseStore(Path("unused"), 0, 1, ApiConfig()), "demo")
+    found = Turn(request, ResponseStore(Path("unused"), 0, 1, ApiConfig()), MODEL, "demo")
     found.open(Sampling(temperature=0.5, top_p=0.9, seed=1, max_tokens=5))
     return found
 

@@ -9,8 +9,11 @@ import msgspec
 import pytest
 
 from penstock.protocol.errors import InvalidRequest
+from penstock.services.client.model_info import ModelInfo
+from penstock.services.openai.images import Images
 from penstock.services.openai.responses.items import IMAGE, History, items_of, listed, sealed, tools_within
 from penstock.services.openai.responses.request import Item
+from tests.services.client.fake_engine import MODEL
 
 ITEMS = msgspec.json.Decoder(list[Item])
 
@@ -19,8 +22,12 @@ def items(*values: dict[str, Any]) -> list[Item]:
     return ITEMS.decode(msgspec.json.encode(values))
 
 
+def history_of(given: list[Item], model: ModelInfo = MODEL) -> History:
+    return History(given, Images(model))
+
+
 def messages_of(given: list[Item]) -> list[dict[str, Any]]:
-    return History(given).messages
+    return history_of(given).messages
 
 
 def test_a_text_is_what_a_user_says() -> None:
@@ -70,7 +77,8 @@ def test_what_an_assistant_wrote_is_one_message() -> None:
         ({"role": "tool", "content": "x"}, "input[0].role"),
         ({"role": "user"}, "input[0].content"),
         ({"type": "message", "content": "x"}, "input[0].role"),
-        ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "input_image"}]}, "input[0].content[0]"),
+        ({"role": "user", "content": [{"type": "input_file"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input[0].content[0].text"),
         ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[0].call_id"),
         ({"type": "function_call", "call_id": "c", "arguments": "{}"}, "input[0].name"),
@@ -138,7 +146,7 @@ def test_calls_of_custom_tools_and_of_namespaces() -> None:
     ],
 )  # fmt: skip
 def test_calls_that_others_made(given: list[dict[str, Any]], called: dict[str, Any], told: str) -> None:
-    history = History(items(*given))
+    history = history_of(items(*given))
     assert history.messages == [
         {"role": "assistant", "tool_calls": [called], "content": None}, result(called["id"], told)
     ]  # fmt: skip
@@ -146,7 +154,7 @@ def test_calls_that_others_made(given: list[dict[str, Any]], called: dict[str, A
 
 
 def test_what_cannot_be_read_is_left_out_with_a_word() -> None:
-    history = History(items(
+    history = history_of(items(
         {"role": "user", "content": "a"},
         {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAA"},
         {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
@@ -159,7 +167,7 @@ def test_what_cannot_be_read_is_left_out_with_a_word() -> None:
 
 def test_what_of_a_compaction_can_be_read_stays() -> None:
     summary = [{"type": "summary_text", "text": "so far"}]
-    history = History(items({"type": "compaction", "encrypted_content": "x", "summary": summary}))
+    history = history_of(items({"type": "compaction", "encrypted_content": "x", "summary": summary}))
     assert history.messages == [{"role": "user", "content": "so far"}]
     assert history.ignored == []
 
@@ -168,7 +176,7 @@ def test_reasoning_comes_back_from_what_was_sealed() -> None:
     for given in ({"encrypted_content": sealed("hm ü")}, {"encrypted_content": "x", "content":
                   [{"type": "reasoning_text", "text": "hm ü"}]}, {"summary": [{"type": "summary_text", "text": "hm ü"}],
                   "encrypted_content": base64.b64encode(b"other").decode()}):  # fmt: skip
-        history = History(items({"type": "reasoning", "summary": [], **given}))
+        history = history_of(items({"type": "reasoning", "summary": [], **given}))
         assert [message["reasoning_content"] for message in history.messages] == ["hm ü"]
         assert history.ignored == []
 

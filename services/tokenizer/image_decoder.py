@@ -1,0 +1,164 @@
+"""Decodes pictures of requests in worker processes, with limits on pixels, CPU time and memory, and caches them: every
+turn of a chat brings the pictures of all turns before.
+
+A picture that takes a decoder with it ends its request alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+
+from penstock.engine_core.images.picture import Picture
+from penstock.engine_core.images.processor_spec import ProcessorSpec
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.errors import InvalidRequest, Overloaded
+from penstock.protocol.image_limit import FLAG
+from penstock.protocol.images import ImageFile
+from penstock.services.tokenizer.confinement import environment
+from penstock.services.tokenizer.grammar_compiler import forget
+from penstock.services.tokenizer.image_protocol import DECODED, ImageJob, ImageSettings, too_large, too_slow
+from penstock.services.tokenizer.worker_pool import MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
+from penstock.services.tokenizer.worker_protocol import Refusal
+
+SLACK = 2.0  # seconds beyond the CPU limit: a large file and its pixels on their way
+MOST_BYTES = 256 << 20  # of cached pixels
+ENTRY = 512  # bytes of a cache entry besides its pixels
+
+
+class ImageDecoderStatistics(msgspec.Struct, frozen=True):
+    """Counters since the start, and present numbers."""
+
+    workers: int  # now
+    waiting: int  # now: pictures without a worker
+    bytes: int  # now: of the cache
+    decoded: int
+    refused: int  # files, those that exceeded a limit included
+    hits: int  # pictures that were cached or being decoded
+
+
+class ImageDecoder:
+    """Owns the workers and the cache. Used on one asyncio loop."""
+
+    def __init__(self, processor: ProcessorSpec, limit: int, options: TokenizerConfig) -> None:
+        """`limit`: images of one prompt."""
+        self._options = options
+        self._limit = limit
+        self._cache: OrderedDict[bytes, Picture] = OrderedDict()  # least recently used first
+        self._bytes = 0
+        self._decoding: dict[bytes, asyncio.Task[Picture | Refusal]] = {}
+        self._decoded = self._refused = self._hits = 0
+        settings = ImageSettings(
+            processor=processor,
+            most_pixels=options.media_max_pixels,
+            seconds=options.media_timeout,
+            memory=options.media_memory,
+        )
+        kind = WorkerKind(
+            "image", "images cannot be decoded at this time", "penstock.services.tokenizer.image_worker",
+            (str(os.getpid()),), environment(os.environ), greeting=msgspec.msgpack.encode(settings), spare=1,
+        )  # fmt: skip
+        self._pool = WorkerPool(kind, options.media_workers)
+
+    def start(self) -> None:
+        self._pool.fill()
+
+    async def warm(self) -> None:
+        """Wait until a worker is ready for the first picture, or the log says why none is."""
+        await self._pool.warm()
+
+    async def pictures(self, files: Sequence[ImageFile]) -> tuple[Picture, ...]:
+        """The images of one prompt, decoded side by side.
+
+        Raises InvalidRequest for the first one that is refused, and for more than one prompt may have; Overloaded,
+        EngineFailure.
+        """
+        if len(files) > self._limit:
+            message = f"a prompt may hold {self._limit} images ({FLAG}), and this one holds {len(files)}"
+            raise InvalidRequest(message, param=files[self._limit].param or None, code="limit_exceeded")
+        found = await asyncio.gather(*map(self.picture, files), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return tuple(each for each in found if isinstance(each, Picture))
+
+    async def picture(self, file: ImageFile) -> Picture:
+        """One file as the model sees it. Raises InvalidRequest with the file's field, Overloaded, EngineFailure."""
+        loop = asyncio.get_running_loop()
+        key = await loop.run_in_executor(None, content_key, file)  # large files take milliseconds to hash
+        found = self._cache.get(key)
+        if found is not None:
+            self._cache.move_to_end(key)
+            self._hits += 1
+            return found
+        outcome = await asyncio.shield(self._shared(key, file))
+        if isinstance(outcome, Refusal):
+            field = file.param or "image"
+            raise InvalidRequest(f"{field}: {outcome.message}", param=file.param or None, code=outcome.code)
+        return outcome
+
+    def close(self) -> None:
+        for task in self._decoding.values():
+            task.cancel()
+        self._pool.close()
+
+    def statistics(self) -> ImageDecoderStatistics:
+        return ImageDecoderStatistics(
+            workers=len(self._pool.workers),
+            waiting=self._pool.waiting,
+            bytes=self._bytes,
+            decoded=self._decoded,
+            refused=self._refused,
+            hits=self._hits,
+        )
+
+    def _shared(self, key: bytes, file: ImageFile) -> asyncio.Task[Picture | Refusal]:
+        """The decoding of this file in progress, started if there is none."""
+        task = self._decoding.get(key)
+        if task is not None:
+            self._hits += 1
+            return task
+        if self._pool.waiting >= MOST_WAITING:
+            raise Overloaded("too many images wait to be decoded")
+        task = self._decoding[key] = asyncio.get_running_loop().create_task(self._decode(key, file))
+        task.add_done_callback(forget(self._decoding, key))
+        return task
+
+    async def _decode(self, key: bytes, file: ImageFile) -> Picture | Refusal:
+        found = await self._outcome(msgspec.msgpack.encode(ImageJob(file.data, file.detail)))
+        if isinstance(found, Refusal):
+            self._refused += 1
+        else:
+            self._decoded += 1
+            self._keep(key, found)
+        return found
+
+    async def _outcome(self, body: bytes) -> Picture | Refusal:
+        """A worker's answer; a worker that exceeds a limit itself makes a refusal."""
+        options = self._options
+        match await self._pool.ask(body, options.media_timeout * PATIENCE + SLACK):
+            case bytes() as answer:
+                return DECODED.decode(answer)
+            case End.TIME:
+                return too_slow(options.media_timeout)
+            case _:
+                return too_large(options.media_memory)
+
+    def _keep(self, key: bytes, picture: Picture) -> None:
+        self._cache[key] = picture
+        self._bytes += ENTRY + len(picture.pixels)
+        while self._bytes > MOST_BYTES:
+            _, oldest = self._cache.popitem(last=False)
+            self._bytes -= ENTRY + len(oldest.pixels)
+
+
+def content_key(file: ImageFile) -> bytes:
+    """The same for files that become the same picture. BLAKE2b with its 64 bytes: no two files have one."""
+    found = blake2b(b"low\0" if file.detail == "low" else b"full")
+    found.update(file.data)
+    return found.digest()

@@ -1,0 +1,38 @@
+"""What an image worker is told and asked, and how limits are named. Imports no Pillow: a worker alone needs it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.engine_core.images.picture import Picture
+from penstock.engine_core.images.processor_spec import ProcessorSpec
+from penstock.services.tokenizer.worker_protocol import Refusal
+
+TOO_MUCH = "image_too_complex"
+
+
+class ImageSettings(msgspec.Struct, frozen=True):
+    """What an image worker needs of the model, and the limits of one picture."""
+
+    processor: ProcessorSpec
+    most_pixels: int  # of a file
+    seconds: float  # of CPU
+    memory: int  # bytes
+
+
+class ImageJob(msgspec.Struct, frozen=True):
+    """A file to decode."""
+
+    data: bytes
+    detail: str
+
+
+DECODED: msgspec.msgpack.Decoder[Picture | Refusal] = msgspec.msgpack.Decoder(Picture | Refusal)
+
+
+def too_slow(seconds: float) -> Refusal:
+    return Refusal(f"decoding it takes more than {seconds:g} s (--media-timeout)", TOO_MUCH)
+
+
+def too_large(memory: int) -> Refusal:
+    return Refusal(f"decoding it takes more than {memory >> 20} MiB (--media-memory)", TOO_MUCH)

@@ -1,0 +1,140 @@
+"""Pictures through real processes: clients of OpenAI and Anthropic, what transformers generates for the same prompt,
+hits of the prefix cache, an executor that is killed, and files that are no pictures."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from benchmarks.shapes import IMAGE_TOKENS
+from tests.e2e.server import LIMIT, Server, serving
+from tests.e2e.vision_models import SeeingModel, picture, png, write_qwen3_vl
+
+COUNT = 12  # tokens of an answer
+FIRST, SECOND = picture(300, 200), picture(256, 256, 2)
+OPTIONS = ("--dtype", "float32", "--max-model-len", "1024", "--max-num-batched-tokens", "64", "--max-num-seqs", "8")
+
+
+class Seeing:
+    """A server, and the model that it must agree with."""
+
+    def __init__(self, server: Server, model: SeeingModel) -> None:
+        self.server, self.model = server, model
+        self.openai = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=LIMIT, max_retries=0)
+
+    def ask(self, *content: Any, **more: Any) -> Any:
+        """The answer to one turn, with the token ids of its prompt and text."""
+        body = {"messages": [{"role": "user", "content": list(content)}], "temperature": 0, "max_tokens": COUNT,
+                "ignore_eos": True, "return_token_ids": True, **more}  # fmt: skip
+        answer = httpx.post(f"{self.server.url}/v1/chat/completions", json=body, timeout=LIMIT)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+def data_url(file: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(file).decode()}"
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def image(file: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(file)}}
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+    place = tmp_path_factory.mktemp("images")
+    model = write_qwen3_vl(place / "model")
+    with serving(place, *OPTIONS, "--served-model-name", "eyes", model=str(model.folder)) as server:
+        yield Seeing(server, model)
+
+
+def test_answers_are_those_of_transformers(seeing: Seeing) -> None:
+    """Two pictures, whose 134 tokens go through steps of 64; then the same from the prefix cache."""
+    content = (text("Look:"), image(png(FIRST)), text("and"), image(png(SECOND)), text("What differs?"))
+    for attempt in range(2):
+        answer = seeing.ask(*content)
+        prompt, found = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+        assert prompt.count(IMAGE_TOKENS["image_token_id"]) == 70 + 64
+        assert found == seeing.model.greedy(prompt, [FIRST, SECOND], COUNT)
+        usage = answer["usage"]
+        assert usage["prompt_tokens"] == len(prompt)
+        assert (usage["prompt_tokens_details"]["cached_tokens"] > 134) is bool(attempt)
+    other = seeing.ask(text("Look:"), image(png(SECOND)), text("and"), image(png(FIRST)), text("What differs?"))
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] < 64, "pictures are told apart"
+    expected = seeing.model.greedy(other["prompt_token_ids"], [SECOND, FIRST], COUNT)
+    assert other["choices"][0]["token_ids"] == expected
+
+
+def test_a_killed_executor_loses_no_picture(seeing: Seeing) -> None:
+    """The stream goes on with the tokens that an undisturbed one has."""
+    content: Any = [image(png(picture(320, 320, 5))), text("Describe it.")]
+    messages: Any = [{"role": "user", "content": content}]
+    body: Any = {"model": "eyes", "messages": messages, "temperature": 0, "max_tokens": 200,
+                 "extra_body": {"ignore_eos": True, "cache_salt": "other"}}  # fmt: skip
+    whole = seeing.openai.chat.completions.create(**body).choices[0].message.content
+    pieces, killed = [], False
+    body["extra_body"]["cache_salt"] = "killed"
+    for chunk in seeing.openai.chat.completions.create(**body, stream=True):
+        pieces.append((chunk.choices and chunk.choices[0].delta.content) or "")
+        if len(pieces) > 20 and not killed:
+            killed = True
+            os.kill(seeing.server.children()["executor"], signal.SIGKILL)
+    assert killed
+    assert "".join(pieces) == whole
+    seeing.server.healthy()
+
+
+def test_clients_of_both_makers(seeing: Seeing) -> None:
+    file = png(FIRST)
+    parts: Any = [{"type": "input_image", "image_url": data_url(file), "detail": "auto"},
+                  {"type": "input_text", "text": "What is it?"}]  # fmt: skip
+    response = seeing.openai.responses.create(
+        model="eyes", input=[{"role": "user", "content": parts}], temperature=0, max_output_tokens=COUNT
+    )
+    assert response.usage is not None
+    assert response.usage.input_tokens > 70
+    claude = anthropic.Anthropic(base_url=seeing.server.url, api_key="none", timeout=LIMIT, max_retries=0)
+    source: Any = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(file).decode()}
+    messages: Any = [{"role": "user", "content": [{"type": "image", "source": source}, text("What is it?")]}]
+    counted = claude.messages.count_tokens(model="eyes", messages=messages).input_tokens
+    with claude.messages.stream(model="eyes", max_tokens=COUNT, messages=messages) as stream:
+        message = stream.get_final_message()
+    cached = message.usage.cache_read_input_tokens or 0
+    assert message.usage.input_tokens + cached == counted == response.usage.input_tokens
+    asked = {"model": "eyes", "messages": [{"role": "user", "content": [image(file), text("What is it?")]}]}
+    tokens = httpx.post(f"{seeing.server.url}/tokenize", json=asked, timeout=LIMIT).json()
+    assert tokens["count"] == counted
+    (model,) = [each for each in seeing.openai.models.list() if each.id == "eyes"]
+    assert model.model_dump()["input_modalities"] == ["text", "image"]
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "SVG"),
+        (png(FIRST)[:5000], ""),
+        (b"GIF89a" + bytes(40), "GIF"),
+    ],
+    ids=["svg", "truncated", "gif"],
+)
+def test_what_is_no_picture_is_refused_at_once(file: bytes, told: str, seeing: Seeing) -> None:
+    body = {"model": "eyes", "messages": [{"role": "user", "content": [text("a"), image(file)]}]}
+    began = time.monotonic()
+    answer = httpx.post(f"{seeing.server.url}/v1/chat/completions", json=body, timeout=LIMIT)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert told in error["message"]
+    assert error["param"].startswith("messages[0].content[1]")
+    assert time.monotonic() - began < 2

@@ -1,0 +1,205 @@
+"""Pictures of requests: whatever a file is, it is decoded or refused within its limits, and nobody else is harmed
+(image_worker.py, image_protocol.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import struct
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engine_core.images.picture import Picture
+from penstock.engine_core.images.processor_spec import ProcessorSpec, SmartResize
+from penstock.engine_core.images.reading import read_picture
+from penstock.protocol.config import TokenizerConfig
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
+from penstock.protocol.images import ImageFile
+from penstock.services.tokenizer import image_decoder, image_worker
+from penstock.services.tokenizer.image_decoder import ImageDecoder, content_key
+from penstock.services.tokenizer.image_protocol import ImageSettings
+from penstock.services.tokenizer.worker_protocol import Refusal
+from tests.engine_core.images.pictures import files, noise, write
+
+PROCESSOR = ProcessorSpec(mean=(0.5,) * 3, std=(0.5,) * 3, resize=SmartResize(least=3136, most=100_000, factor=28))
+LIMITS: dict[str, Any] = {"media_workers": 1, "media_timeout": 5.0, "media_memory": 256 << 20}
+SMALL = files()["square"]
+
+
+@asynccontextmanager
+async def decoding(limit: int = 4, **options: Any) -> AsyncIterator[ImageDecoder]:
+    decoder = ImageDecoder(PROCESSOR, limit, TokenizerConfig(**{**LIMITS, **options}))
+    decoder.start()
+    await decoder.warm()
+    try:
+        yield decoder
+    finally:
+        workers = list(decoder._pool.workers)
+        decoder.close()
+        for worker in workers:
+            await worker.end()
+
+
+def file(data: bytes, detail: str = "auto") -> ImageFile:
+    return ImageFile(data=data, detail=detail, param="messages[0].content[1].image_url")
+
+
+def blank(width: int, height: int) -> bytes:
+    """A PNG of zeros, a thousandth of its pixels in bytes."""
+    found = b"\x89PNG\r\n\x1a\n"
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    packer = zlib.compressobj(1)
+    body = b"".join(packer.compress(bytes(1 + 3 * width)) for _ in range(height)) + packer.flush()
+    for name, content in ((b"IHDR", header), (b"IDAT", body), (b"IEND", b"")):
+        found += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    return found
+
+
+async def refused(decoder: ImageDecoder, data: bytes) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        await decoder.pictures((file(data),))
+    return caught.value
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+async def test_confined_workers_decode_every_kind() -> None:
+    """As this process does, whatever Pillow imports for it; the same picture twice is decoded once."""
+    async with decoding(limit=99, media_workers=2) as decoder:
+        named = {name: data for name, data in files().items() if name != "flat"}
+        found = await decoder.pictures(tuple(file(data, "low") for data in named.values()))
+        for (name, data), picture in zip(named.items(), found, strict=True):
+            assert picture == read_picture(data, "low", PROCESSOR, 1 << 24), name
+        assert await decoder.pictures(tuple(map(file, (SMALL, SMALL)))) == (found[4], found[4])
+        statistics = decoder.statistics()
+        assert (statistics.decoded, statistics.hits, statistics.refused) == (len(named) + 1, 1, 0)
+        assert statistics.waiting == 0
+        assert statistics.workers <= 3, "two at work, and a spare"
+
+
+async def test_refusals_name_the_field_and_harm_no_neighbour() -> None:
+    async with decoding(media_max_pixels=1 << 20) as decoder:
+        before = resident(os.getpid())
+        for data, message, code in (
+            (b"GIF89a", "it is a GIF; images are PNG, JPEG or WebP", "invalid_image_format"),
+            (SMALL[:300], "it is a PNG that is truncated or damaged", "image_parse_error"),
+            (
+                header(100_000, 100_000),
+                "it has 100000 x 100000 pixels; at most 1048576 are decoded (--media-max-pixels)", "image_too_large",
+            ),
+            (
+                write(noise(900, 3), "PNG"),
+                "it has 900 x 3 pixels; for this model one side may be at most 200 times the other", "image_too_small",
+            ),
+        ):  # fmt: skip
+            found, good = await asyncio.gather(refused(decoder, data), decoder.picture(file(SMALL)))
+            assert found.message == f"messages[0].content[1].image_url: {message}"
+            assert (found.param, found.code) == ("messages[0].content[1].image_url", code)
+            assert isinstance(good, Picture)
+        assert decoder.statistics().refused == 4
+        assert resident(os.getpid()) - before < 16 << 20
+        assert decoder._pool.replaced == 0
+
+
+def header(width: int, height: int) -> bytes:
+    return SMALL[:16] + struct.pack(">II", width, height) + SMALL[24:29] + zlib.crc32(
+        SMALL[12:16] + struct.pack(">II", width, height) + SMALL[24:29]
+    ).to_bytes(4, "big") + SMALL[33:]  # fmt: skip
+
+
+async def test_limits_are_named() -> None:
+    large = blank(6000, 6000)
+    async with decoding(media_timeout=0.05) as decoder:
+        found = await refused(decoder, large)
+        assert found.message.endswith("decoding it takes more than 0.05 s (--media-timeout)")
+        assert found.code == "image_too_complex"
+        assert isinstance(await decoder.picture(file(SMALL)), Picture)
+    async with decoding(media_memory=64 << 20) as decoder:
+        found = await refused(decoder, large)
+        assert found.message.endswith("decoding it takes more than 64 MiB (--media-memory)")
+        assert isinstance(await decoder.picture(file(SMALL)), Picture)
+        assert decoder._pool.replaced == 0, "the child died, and not the worker"
+
+
+async def test_more_images_than_allowed_are_refused_before_any_is_decoded() -> None:
+    async with decoding(limit=2) as decoder:
+        with pytest.raises(InvalidRequest) as caught:
+            await decoder.pictures((file(SMALL),) * 3)
+        assert caught.value.message == "a prompt may hold 2 images (--limit-mm-per-prompt), and this one holds 3"
+        assert caught.value.code == "limit_exceeded"
+        assert decoder.statistics().decoded == 0
+
+
+async def test_a_decoder_that_hangs_ends_its_request_alone() -> None:
+    async with decoding(media_timeout=0.1) as decoder:
+        (worker,) = decoder._pool.workers
+        os.kill(worker.pid, signal.SIGSTOP)
+        found = await refused(decoder, SMALL)
+        assert found.message.endswith("more than 0.1 s (--media-timeout)")
+        assert isinstance(await decoder.picture(file(SMALL)), Picture)
+        assert worker not in decoder._pool.workers
+
+
+async def test_a_worker_that_is_killed_costs_time_only() -> None:
+    async with decoding() as decoder:
+        (worker,) = decoder._pool.workers
+        os.kill(worker.pid, signal.SIGKILL)
+        assert isinstance(await decoder.picture(file(SMALL)), Picture)
+
+
+async def test_what_no_worker_answers_is_our_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with decoding() as decoder:
+
+        async def fails(*_: object) -> bytes:
+            raise EngineFailure("no worker")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(decoder._pool, "ask", fails)
+            with pytest.raises(EngineFailure):
+                await decoder.pictures((file(SMALL),))
+        monkeypatch.setattr(decoder._pool, "waiting", 1 << 20)
+        with pytest.raises(Overloaded):
+            await decoder.pictures((file(SMALL),))
+
+
+async def test_the_cache_is_bounded_and_keeps_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = 3 * 84 * 84 + image_decoder.ENTRY
+    monkeypatch.setattr(image_decoder, "MOST_BYTES", 3 * each)
+    async with decoding() as decoder:
+        data = [write(noise(84, 84, seed=number), "PNG") for number in range(4)]
+        for number in (0, 1, 2, 0, 3):
+            assert len((await decoder.picture(file(data[number]))).pixels) == each - image_decoder.ENTRY
+        assert list(decoder._cache) == [content_key(file(data[number])) for number in (2, 0, 3)]
+        assert decoder.statistics().bytes == 3 * each
+    assert content_key(file(b"x")) == content_key(file(b"x", "high")) != content_key(file(b"x", "low"))
+
+
+async def test_requests_for_one_picture_share_its_decoding() -> None:
+    async with decoding() as decoder:
+        found = await asyncio.gather(*(decoder.pictures((file(SMALL),)) for _ in range(5)))
+        assert len(set(found)) == 1
+        assert (decoder.statistics().decoded, decoder.statistics().hits) == (1, 4)
+
+
+def test_how_a_child_ended_is_told() -> None:
+    settings = ImageSettings(PROCESSOR, 1 << 20, 2.0, 64 << 20)
+    for code, text in (
+        (-signal.SIGPROF, "2 s (--media-timeout)"),
+        (-signal.SIGXCPU, "2 s (--media-timeout)"),
+        (-signal.SIGSEGV, "64 MiB (--media-memory)"),
+        (os.EX_UNAVAILABLE, "64 MiB (--media-memory)"),
+        (os.EX_SOFTWARE, "it cannot be decoded"),
+    ):
+        found = image_worker.limit_passed(code, settings)
+        assert isinstance(found, Refusal)
+        assert text in found.message
+
+
+def resident(pid: int) -> int:
+    """Bytes. Source: proc(5), statm."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
