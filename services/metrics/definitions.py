@@ -315,7 +315,7 @@ TEMPLATES: tuple[Metric[TemplateStatistics], ...] = (
     gauge("template_cache_bytes", "Sources of requests' templates that are cached", lambda s: s.remembered),
 )  # fmt: skip
 IMAGE_DECODER: tuple[Metric[ImageDecoderStatistics], ...] = (
-    counter("images", "Images of requests, by outcome; hit: they were decoded for another one",
+    counter("image_decodes", "Images decoded for requests, by outcome; hit: they were decoded for another one",
             lambda s: {"decoded": s.decoded, "refused": s.refused, "hit": s.hits}, "outcome"),
     gauge("image_workers", "Processes that decode images", lambda s: s.workers),
     gauge("image_waiting", "Images that wait for a process", lambda s: s.waiting),
