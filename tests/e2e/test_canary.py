@@ -57,7 +57,8 @@ async def test_on_other_paths(path: str, tmp_path: Path) -> None:
         assert texts(await ask_all(server.url)) == EXPECTED
 
 
-@pytest.mark.parametrize("form", ["fp8", "int4"])
+# tests/matrix/test_quantized_folders.py has every format, in one process.
+@pytest.mark.parametrize("form", [pytest.param("fp8", marks=pytest.mark.long), "int4"])
 async def test_quantized_folders_give_the_same_answers_though_the_executor_dies(form: str, tmp_path: Path) -> None:
     """They are transformers' with these folders, too, where each right token leads by 3.8 logits or more."""
     folder = format_folders.write(demo_folder(), tmp_path / "model", form)
