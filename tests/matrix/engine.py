@@ -14,6 +14,7 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.dummy_runs import warmup_steps
+from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.loading import load
@@ -21,10 +22,12 @@ from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import read_draft
 from penstock.engine_core.models.kv_cache import with_kv_cache
 from penstock.engine_core.models.layers import pack
-from penstock.engine_core.models.registry import build
+from penstock.engine_core.models.registry import build, build_tower
 from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.protocol.images import Image, ImageEncoded
 from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import StepPlan, StepResult
 
@@ -48,6 +51,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     ngram: int = 0  # drafts of a row by prompt lookup
     state_places: int = 8  # snapshots, where layers are recurrent
     state_host_places: int = 0
+    encoder_rows: int = 64  # where images are seen
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,19 +61,23 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Sampling
     n: int = 1
     prediction: tuple[int, ...] = ()  # of its output, which becomes drafts
+    images: tuple[Image, ...] = ()
 
 
 @cache
 def network(
     folder: Path, dtype: torch.dtype, device: str, group: Group = ALONE, draft: Path | None = None,
     kv_cache_dtype: str = "auto",
-) -> tuple[Decoder, ModelSpec]:  # fmt: skip
+) -> tuple[Decoder, ModelSpec, Tower | None]:  # fmt: skip
     spec = with_kv_cache(read_spec(folder), kv_cache_dtype)
     drafting = None if draft is None else read_draft("draft_model", draft, spec, None)
     model = build(spec, dtype, torch.device(device), 1024, group=group, draft=drafting)
-    load(model, folder, "auto", 0)
+    tower = build_tower(model)
+    load(model, folder, "auto", 0, tower)
     pack(model.destinations())
-    return model, model.spec
+    if tower is not None:
+        pack(tower.destinations())
+    return model, model.spec, tower
 
 
 class Engine:
@@ -89,12 +97,13 @@ class Engine:
         group: Group = ALONE,
     ) -> None:
         kv = cell.kv_cache_dtype
-        model, spec = network(folder, dtype, device, group, draft if cell.own_drafts else None, kv)
+        model, spec, tower = network(folder, dtype, device, group, draft if cell.own_drafts else None, kv)
+        self.encoder = None if tower is None else Encoder(tower, cell.encoder_rows)
         drafter = None
         if cell.own_drafts:
             assert draft is not None
             own = with_kv_cache(read_spec(draft), kv)
-            drafts = network(draft, dtype, device, kv_cache_dtype=kv) if group.ends else (None, own)
+            drafts = network(draft, dtype, device, kv_cache_dtype=kv)[:2] if group.ends else (None, own)
             drafter = Draft(*drafts, cell.own_drafts)
         self.cell = cell
         self.begun: list[tuple[int, int]] = []  # of each sequence that got a slot: positions computed, and its place
@@ -117,6 +126,7 @@ class Engine:
                 row_drafts=drafts,
                 state_places=places,
                 state_host_places=host,
+                encoder=self.encoder,
             ),
             drafter,
         )
@@ -145,10 +155,14 @@ class Engine:
                 recurrent=recurrent,
                 state_places=places,
                 state_host_places=host,
+                encoder_rows=0 if spec.vision is None else cell.encoder_rows,
+                image_token=-1 if spec.vision is None else spec.vision.token_id,
+                mutual=spec.vision is not None and spec.vision.mutual,
                 epoch=1,
             )
         )
         self.now = 0.0
+        self.encoded = 0  # images
 
     def answer(self, prompts: list[Prompt], *, together: bool = True) -> Answers:
         """Output tokens by (request, choice). `together` submits all at once, else one after another's end."""
@@ -176,6 +190,8 @@ class Engine:
                     break
                 self.begun += [(start.computed, start.state) for start in plan.starts]
                 launched.append(self.runner.launch(over_the_wire(plan)))
+            if self._encode():
+                continue
             if not launched:
                 break
             self.scheduler.apply(self.runner.collect(launched.popleft()), self.now)
@@ -183,6 +199,22 @@ class Engine:
             for message in self.scheduler.outputs(0):
                 assert not isinstance(message, Rejected), message
                 take(message, answers, ends)
+
+    def _encode(self) -> bool:
+        """Encode all that is asked for, and say so; whether anything was. Members without an encoder say it, too: their
+        plans are those of the others."""
+        waiting = self.scheduler.image_messages()
+        asked = [*waiting]
+        waiting.clear()
+        for message in asked:
+            if self.encoder is not None:
+                self.encoder.begin(message)
+                while not self.encoder.launch().last:
+                    pass
+                assert not self.encoder.trouble()
+            self.scheduler.image_encoded(ImageEncoded(message.number), 0, self.now)
+            self.encoded += 1
+        return bool(asked)
 
 
 def every_graph(cell: Cell, spec: ModelSpec) -> GraphSizes:
@@ -199,7 +231,8 @@ def submission(number: int, prompt: Prompt) -> SubmitTokens:
     ids = np.asarray(prompt.token_ids, np.int32)
     prediction = np.asarray(prompt.prediction, np.int32).tobytes()
     return SubmitTokens(
-        id=number, token_ids=ids.tobytes(), sampling=prompt.sampling, n=prompt.n, prediction=prediction
+        id=number, token_ids=ids.tobytes(), sampling=prompt.sampling, n=prompt.n, prediction=prediction,
+        images=prompt.images,
     )  # fmt: skip
 
 

@@ -1,0 +1,116 @@
+"""Images in cells of the matrix: the same tokens cut in pieces, behind cached prefixes, preempted, drafted, with fewer
+rows of the encoder cache than the requests need, over ranks. fp32 on a CPU; tiny random models."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import Gemma3Config
+
+from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.images.processor_spec import Size
+from penstock.engine_core.models.spec import read_spec
+from penstock.engine_core.models.vision_spec import VisionSpec
+from penstock.protocol.images import Image
+from penstock.protocol.messages import Sampling
+from tests.engine_core.models.vision import test_siglip as gemma
+from tests.engine_core.models.vision.test_qwen import CASES, PROCESSOR
+from tests.engine_core.models.vision.vision_folders import TEXT, write
+from tests.matrix.engine import Answers, Cell, Engine, Prompt
+from tests.ranks import Ranks
+
+CELLS = {
+    "pieces": Cell(depth=2, budget=24, prefix_caching=False, max_num_seqs=8),
+    "prefixes": Cell(depth=2, block_size=4, max_num_seqs=8),
+    "preemption": Cell(depth=2, block_size=4, blocks=40, budget=32, max_num_seqs=8, expected_share=0.0),
+    "few rows": Cell(depth=1, encoder_rows=32, max_num_seqs=8),
+    "drafts": Cell(depth=1, ngram=3, max_num_seqs=8),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for name in ("qwen3_vl", "qwen3_5", "gemma3"):
+        found[name] = tmp_path_factory.mktemp(name)
+        if name != "gemma3":
+            write(found[name], CASES[name], PROCESSOR)
+            continue
+        text = {**TEXT, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+        config = Gemma3Config(text_config=text, vision_config=gemma.VISION, mm_tokens_per_image=16, **gemma.TOKENS)
+        write(found[name], config, gemma.PROCESSOR)
+    return found
+
+
+def image(vision: VisionSpec, size: Size, seed: int, position: int) -> Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8).tobytes()
+    rows, digest = vision.rows(size), hashlib.blake2b(pixels, digest_size=16).digest()
+    return Image(
+        position=position, length=rows, rows=rows, width=size.width, height=size.height, digest=digest, pixels=pixels
+    )
+
+
+def prompt(vision: VisionSpec, parts: tuple[int | tuple[Size, int], ...], n: int = 1, seed: int = 0) -> Prompt:
+    """So many tokens of the same text, or a picture of a size and a seed, one behind the other."""
+    chance = np.random.default_rng(seed)
+    tokens: list[int] = []
+    images = []
+    for part in parts:
+        if isinstance(part, int):
+            tokens += chance.integers(10, TEXT["vocab_size"], part).tolist()
+        else:
+            images.append(image(vision, *part, len(tokens)))
+            tokens += [vision.token_id] * images[-1].rows
+    sampling = Sampling(temperature=0.0 if n == 1 else 0.8, seed=seed, max_tokens=10, ignore_eos=True)
+    return Prompt(token_ids=tuple(tokens), sampling=sampling, n=n, images=tuple(images))
+
+
+def asks(vision: VisionSpec) -> list[Prompt]:
+    """Shared prefixes with the same images, with another in the same place, and text."""
+    sizes = (Size(32, 32), Size(32, 32)) if vision.pooled else (Size(32, 32), Size(16, 40))
+    first, second, other = (sizes[0], 1), (sizes[1], 2), (sizes[0], 3)
+    return [
+        prompt(vision, (9, first, 8, second, 5)), prompt(vision, (9, first, 8, second, 12), n=2),
+        prompt(vision, (9, other, 8, second, 5)), prompt(vision, (20,)), prompt(vision, (first, 7), seed=4),
+        prompt(vision, (9, first, 8)),
+    ]  # fmt: skip
+
+
+def said(group: Group, folder: Path, cell: Cell, *, together: bool = True) -> tuple[Answers, int]:
+    """What is said, and how many images were encoded."""
+    engine = Engine(cell, folder, group=group)
+    spec = read_spec(folder)
+    assert spec.vision is not None
+    return engine.answer(asks(spec.vision), together=together), engine.encoded
+
+
+@pytest.fixture(scope="module")
+def alone(folders: dict[str, Path]) -> dict[str, Answers]:
+    cell = Cell(depth=1, prefix_caching=False, max_num_seqs=1)
+    return {name: said(ALONE, folder, cell)[0] for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3"])
+def test_cells(family: str, name: str, folders: dict[str, Path], alone: dict[str, Answers]) -> None:
+    found, encoded = said(ALONE, folders[family], CELLS[name])
+    assert found == alone[family]
+    assert encoded >= 3
+
+
+def test_prefix_hits_over_images_encode_nothing(folders: dict[str, Path], alone: dict[str, Answers]) -> None:
+    """One request behind another: of nine images four are encoded, though rows are there for two at a time."""
+    cell = Cell(block_size=4, encoder_rows=32)
+    found, encoded = said(ALONE, folders["qwen3_vl"], cell, together=False)
+    assert found == alone["qwen3_vl"]
+    assert encoded == 4
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_ranks(family: str, folders: dict[str, Path], alone: dict[str, Answers], ranks: Ranks) -> None:
+    """That the stages of a pipeline say the same: tests/engine_core/execution/test_images.py."""
+    for found, _ in ranks.run(2, said, folders[family], CELLS["pieces"]):
+        assert found == alone[family]
