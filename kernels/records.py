@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.states import StepStates
@@ -199,16 +200,23 @@ class SharedPrefixes(NamedTuple):
 
 
 class ImageRows(NamedTuple):
-    """Tokens of a step that are an image's: their embeddings are rows of the encoder cache. A row has the embedding,
+    """Which tokens of a step are an image's: their embeddings are rows of the encoder cache. A row has the embedding,
     then what each DeepStack level adds."""
 
-    tokens: Tensor  # int64 [image tokens], ascending: which of the step's they are
-    rows: Tensor  # int64 [image tokens], of the cache
+    rows: Tensor  # int32 [tokens], of the cache; below 0: the token is no image's
     cache: Tensor  # [rows, (1 + levels) * hidden]
 
-    def part(self, number: int, hidden: int) -> Tensor:
-        """Their embeddings (0), or what a level (1, 2, ..) adds: [image tokens, hidden]."""
-        return self.cache[:, number * hidden : (number + 1) * hidden].index_select(0, self.rows)
+    def instead(self, x: Tensor) -> Tensor:
+        """`x  # [tokens, hidden]`, but for tokens of images their embeddings."""
+        return torch.where(self.rows[:, None] >= 0, self._part(0, x.shape[1]), x)
+
+    def added(self, x: Tensor, level: int) -> Tensor:
+        """`x  # [tokens, hidden]`, for tokens of images with what a DeepStack level (1, 2, ..) adds."""
+        return torch.where(self.rows[:, None] >= 0, x + self._part(level, x.shape[1]), x)
+
+    def _part(self, number: int, hidden: int) -> Tensor:
+        part = self.cache[:, number * hidden : (number + 1) * hidden]
+        return part.index_select(0, self.rows.clamp(min=0))
 
 
 class RowSet(NamedTuple):

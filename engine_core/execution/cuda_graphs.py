@@ -20,7 +20,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.engine_core.execution.forward import Forward
+from penstock.engine_core.execution.forward import Forward, StepImages
+from penstock.engine_core.execution.image_slots import ImageSlots
 from penstock.engine_core.execution.input_batch import (
     Column,
     HostRows,
@@ -42,6 +43,7 @@ SMALL = (1, 2, 4, 8)  # decoding rows; larger sizes waste at most a third
 PREWARMED_SIZES = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # each may take kernels of its own
 DRAFT_SHARE = 4  # with all slots running, one row in four may have a draft within the graphs
 DRAFTED_MOST = 512  # entries of a sampling graph where every row may have drafts: each takes a row of logits
+SEEING = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens of graphs for steps that images change
 MIXED_MOST = 2048  # tokens; no model is so small that larger steps would wait for the host
 HOST_LAYER = 900e-6  # seconds that the host of an H200 took to launch one layer's kernels: 0.5 to 0.9 ms
 DEVICE_RATE = 600e12  # FLOP/s that a device reaches in a layer's products
@@ -113,54 +115,65 @@ class ForwardGraphs:
     """Graphs of the first half. Each gathers the hidden states of the step's first entries in `states`."""
 
     def __init__(
-        self, forward: Forward, wanted: Sequence[Shape], states: Tensor, sizes: GraphSizes, scratch: int, upload: Upload
-    ) -> None:
+        self, forward: Forward, wanted: Sequence[Shape], states: Tensor, sizes: GraphSizes, scratch: int,
+        upload: Upload, images: ImageSlots | None = None,
+    ) -> None:  # fmt: skip
         self._forward = forward
         self._states = states  # [entries, hidden]
         self._sizes = sizes
         self._scratch = scratch
         room = [max(lengths) for lengths in zip(*(shape.lengths for shape in wanted), strict=True)]
         self._columns = GraphColumns(room, upload)
-        # By `plain` and `adapted`, ascending.
-        self._captured: defaultdict[tuple[bool, bool], list[Shape]] = defaultdict(list)
+        self._images = images
+        count = 0 if images is None else len(images.padding)
+        self._image_columns = GraphColumns([max(sizes.seeing)] * count, upload) if sizes.seeing and count else None
+        # By `plain`, `adapted` and `seeing`, ascending.
+        self._captured: defaultdict[tuple[bool, bool, bool], list[Shape]] = defaultdict(list)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.replays = 0
 
     def capture(self, shape: Shape, memory: Memory, *, run: bool) -> None:
         """Capture the graph of one shape, in stream order; it overwrites `states`."""
         self._graphs[shape] = memory.capture(self.work(shape), run=run)
-        insort(self._captured[shape.plain, shape.adapted], shape, key=size_of)
+        insort(self._captured[shape.plain, shape.adapted, shape.seeing], shape, key=size_of)
 
     def work(self, shape: Shape) -> Callable[[], Tensor]:
         """The work of a shape's graph, over rows without tokens; it returns the hidden states of all tokens."""
         inputs = nobodys_inputs(self._columns.clear(shape.lengths), self._scratch)
         forward, states = self._forward, self._states[: shape.entries]
         max_query, max_context = 1 if shape.plain else shape.tokens, self._sizes.max_context
+        images: StepImages | None = None
+        if shape.seeing and self._images is not None and self._image_columns is not None:
+            lengths = (shape.tokens,) * len(self._images.padding)
+            images = self._images.placed(self._image_columns.clear(lengths))
 
         def run() -> Tensor:
             chunks = 0 if shape.plain else shape.rows
-            hidden = forward.run(inputs.rows, max_query, max_context, chunks, adapted=shape.adapted)
+            hidden = forward.run(inputs.rows, max_query, max_context, chunks, adapted=shape.adapted, images=images)
             torch.index_select(hidden, 0, inputs.last, out=states)
             return hidden
 
         return run
 
-    def fitting(self, rows: HostRows, *, adapted: bool = False) -> Shape | None:
+    def fitting(self, rows: HostRows, *, adapted: bool = False, seeing: bool = False) -> Shape | None:
         """The smallest captured shape that holds these rows. A recurrent layer does not take a chunk for a step. Graphs
-        absorb all queries, so long rows that see many keys are faster without one."""
+        absorb all queries, so long rows that see many keys are faster without one. seeing: images change the step."""
         if self._sizes.long_pairs and rows.long_pairs > self._sizes.long_pairs:
             return None
         chunks = self._forward.states is not None and rows.decoding < rows.rows
-        captured = self._captured[rows.plain and not chunks, adapted]
+        captured = self._captured[rows.plain and not (chunks or seeing), adapted, seeing]
         at = bisect_left(captured, rows.tokens, key=size_of)
         return captured[at] if at < len(captured) else None
 
-    def replay(self, rows: HostRows, shape: Shape) -> Tensor:
-        """Enqueue the forward pass: hidden states `[shape.tokens, hidden]`, valid until the next replay."""
+    def replay(self, rows: HostRows, shape: Shape, images: Sequence[Column] = ()) -> Tensor:
+        """Enqueue the forward pass: hidden states `[shape.tokens, hidden]`, valid until the next replay. images: as of
+        `ImageSlots.step`, where the shape is for them."""
         if not self._columns.hold(rows, shape.lengths):
             *columns, last = input_columns(rows)
             columns.append(last[: shape.entries])
             self._columns.put(rows, columns, shape.lengths, input_padding(rows, self._scratch))
+        if images and self._images is not None and self._image_columns is not None:
+            self._image_columns.put(None, images, (shape.tokens,) * len(images), self._images.padding)
         graph, hidden = self._graphs[shape]
         graph.replay()
         self.replays += 1
@@ -226,12 +239,13 @@ class Graphs:
         upload: Upload,
         *,
         samples: bool = True,
+        images: ImageSlots | None = None,
     ) -> None:
         wanted = shapes(sizes)
         most = max(sizes.entries)
         self.sizes = sizes
         self.states = states
-        self.forward = ForwardGraphs(forward, wanted, states, sizes, scratch, upload)
+        self.forward = ForwardGraphs(forward, wanted, states, sizes, scratch, upload, images)
         self.sampling = SamplingGraphs(sampler, most, states, scratch, upload)
         self.captures = Captures(wanted, sampling_shapes(sizes) if samples else ())
         self._memory, self._sampling_memory = Memory(upload.device), Memory(upload.device)
@@ -281,24 +295,27 @@ class GraphSizes:
     max_context: int
     adapters: bool = False  # each has a twin for steps in which a row has an adapter
     long_pairs: int = 0  # of queries of long rows and keys, in steps that have graphs; 0: any
+    seeing: tuple[int, ...] = ()  # of `mixed`, those with a twin for steps that images change
 
 
 def graph_sizes(
     layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int, drafts: int = 0, *,
-    adapters: bool = False, long_pairs: int = 0,
+    adapters: bool = False, long_pairs: int = 0, images: bool = False,
 ) -> GraphSizes:  # fmt: skip
     """For a model of so many layers and weights: steps with chunks or drafts have graphs up to the size at which an
     eager step no longer waits for the host. drafts: of a draft model for a row."""
     few, all_drafted = max_num_seqs + max_num_seqs // DRAFT_SHARE, max_num_seqs * (1 + drafts)
     tokens = int(layers * HOST_LAYER * DEVICE_RATE / (2 * weights))
+    mixed = mixed_sizes(min(tokens, MIXED_MOST, step_tokens))
     return GraphSizes(
         decode=decode_sizes(max_num_seqs),
-        mixed=mixed_sizes(min(tokens, MIXED_MOST, step_tokens)),
+        mixed=mixed,
         entries=decode_sizes(max(few, min(all_drafted, DRAFTED_MOST))),
         rows=max_num_seqs,
         max_context=max_context,
         adapters=adapters,
         long_pairs=long_pairs,
+        seeing=tuple(size for size in mixed if size in SEEING or size == mixed[-1]) if images else (),
     )
 
 
@@ -312,7 +329,7 @@ def absorbed_pairs(spec: ModelSpec, ranks: int) -> int:
 
 def kept_tokens(sizes: GraphSizes) -> int:
     """Tokens whose hidden states graphs keep permanently, besides those of the largest graphs."""
-    return (sum(sizes.decode[:-1]) + sum(sizes.mixed[:-1])) * (1 + sizes.adapters)
+    return (sum(sizes.decode[:-1]) + sum(sizes.mixed[:-1])) * (1 + sizes.adapters) + sum(sizes.seeing[:-1])
 
 
 def decode_sizes(most: int) -> tuple[int, ...]:
@@ -343,6 +360,7 @@ class Shape:
     entries: int  # rows that are gathered for the second half
     plain: bool  # one token a row
     adapted: bool = False  # a row may have an adapter
+    seeing: bool = False  # images change the step
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -355,7 +373,9 @@ def shapes(sizes: GraphSizes) -> tuple[Shape, ...]:
     most = max(sizes.entries)
     decode = [Shape(size, size, min(size, most), True) for size in sizes.decode]
     found = (*decode, *(Shape(size, min(size, sizes.rows), min(size, most), False) for size in sizes.mixed))
-    return (*found, *(replace(shape, adapted=True) for shape in found)) if sizes.adapters else found
+    twins = [replace(shape, adapted=True) for shape in found] if sizes.adapters else []
+    seeing = [replace(shape, seeing=True) for shape in found[len(decode) :] if shape.tokens in sizes.seeing]
+    return *found, *twins, *seeing
 
 
 @dataclass(frozen=True)
@@ -414,8 +434,8 @@ def capture_order(
     Small graphs are captured into memory that large ones have freed, so the largest decide how much there is.
     """
     kinds: list[list[Shape | SamplingShape]] = [
-        [shape for shape in wanted if (shape.plain, shape.adapted) == kind]
-        for kind in itertools.product((True, False), (False, True))
+        [shape for shape in wanted if (shape.plain, shape.adapted, shape.seeing) == kind]
+        for kind in itertools.product((True, False), (False, True), (False, True))
     ]
     kinds += [[shape for shape in sampling if shape.adapted is adapted] for adapted in (False, True)]
     largest, others = [kind[-1] for kind in kinds if kind], [what for kind in kinds for what in kind[:-1]]

@@ -50,7 +50,8 @@ class StepImages:
     """What images change in a step."""
 
     rows: ImageRows | None = None  # of the first stage
-    shifts: Tensor | None = None  # int64 [3, tokens], added to positions where queries and keys are turned (M-RoPE)
+    # int32 [tokens] each, added to positions where queries and keys are turned, by time, line and column (M-RoPE).
+    shifts: tuple[Tensor, ...] = ()
     limits: Tensor | None = None  # as of AttentionBatch
 
 
@@ -93,7 +94,7 @@ class Forward:
         some."""
         history, tables = self._history, self._block_tables[0]
         images = images or StepImages()
-        offsets = None if images.shifts is not None else self._rope_offsets
+        offsets = None if images.shifts else self._rope_offsets
         inputs = gather_inputs(rows, history.tokens, history.known, tables, self._block_size, offsets)
         others = tuple(
             (table, gather_inputs(rows, history.tokens, history.known, table, self._block_size).slot_mapping)
@@ -114,7 +115,7 @@ class Forward:
             else self.states.step(rows, inputs.context, len(inputs.input_ids), max_query, chunk_rows),
             limits=images.limits,
             images=images.rows,
-            rope_positions=inputs.rope_positions if images.shifts is None else inputs.positions + images.shifts,
+            rope_positions=torch.stack(images.shifts) + inputs.positions if images.shifts else inputs.rope_positions,
             long_rows=long_rows,
             others=others,
         )

@@ -6,7 +6,7 @@ other step needs nothing but the slots' offsets of rotary positions (M-RoPE), wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ from penstock.protocol.step_columns import image_table, integers
 from penstock.protocol.steps import SlotStart
 
 AXES = 3  # of M-RoPE: time, line, column
+NO_ROW = -1  # of the encoder cache: the token is no image's
 
 
 @dataclass(frozen=True)
@@ -94,30 +95,45 @@ class ImageSlots:
             at, values = self._upload.send((slots, offsets))
             self.rope_offsets.index_copy_(0, at, values)
 
-    def step(self, rows: HostRows) -> StepImages | None:
-        """What images change in a step; None: nothing but the offsets of slots. Behind the last image of its slot a
-        chunk is like any other."""
+    def step(self, rows: HostRows) -> tuple[Column, ...] | None:
+        """What images change in a step, as columns of a number for each token: rows of the encoder cache, M-RoPE's
+        shifts by axis, limits, as far as the model has them. None: nothing but the offsets of slots. Behind the last
+        image of its slot a chunk is like any other."""
         chunks = self._chunks(rows) if self._images else []
         if not chunks:
             return None
-        nothing = np.zeros(0, np.int64)
-        tokens, cache_rows = [nothing], [nothing]
+        cache_rows = np.full(rows.tokens, NO_ROW, np.int32)
         limits = np.zeros(rows.tokens, np.int32) if self._spec.mutual else None
-        shifts = self._slot_shifts(rows) if self._spec.mrope else None
+        shifts = self._slot_shifts(rows) if self._spec.mrope else np.zeros((0, rows.tokens), np.int32)
         for chunk in chunks:
             for image in chunk.images:
                 low, high = np.searchsorted(image.places, (chunk.first, chunk.first + chunk.count))
                 at = image.places[low:high] - chunk.first + chunk.token
                 if image.first_row >= 0:
-                    tokens.append(at)
-                    cache_rows.append(np.arange(low, high) + image.first_row)
+                    cache_rows[at] = np.arange(low, high) + image.first_row
                 if limits is not None and low < high:
                     limits[at] = image.places[-1]
-            if shifts is not None:
+            if len(shifts):
                 shifts[:, chunk.token : chunk.token + chunk.count] = rope_shifts(chunk)
-        if shifts is None and not sum(map(len, tokens)):
+        if not len(shifts) and cache_rows.max() == NO_ROW:
             return None
-        return self._send(np.concatenate(tokens), np.concatenate(cache_rows), shifts, limits)
+        return cache_rows, *shifts, *(() if limits is None else (limits,))
+
+    @property
+    def padding(self) -> tuple[int, ...]:
+        """Of each column of `step`, for tokens of no request."""
+        return NO_ROW, *([0] * (AXES * self._spec.mrope + self._spec.mutual))
+
+    def send(self, columns: Sequence[Column]) -> StepImages:
+        """What `step` found, on the device."""
+        return self.placed(self._upload.send(columns))
+
+    def placed(self, columns: Iterable[Tensor]) -> StepImages:
+        """Of the device's copies of the columns."""
+        rows, *others = columns
+        shifts = tuple(others[: AXES * self._spec.mrope])
+        held = None if self._cache is None else ImageRows(rows, self._cache)
+        return StepImages(held, shifts, others[-1] if self._spec.mutual else None)
 
     def _chunks(self, rows: HostRows) -> list[ImageChunk]:
         found = []
@@ -128,20 +144,10 @@ class ImageSlots:
                 found.append(ImageChunk(images, first, end - token, token))
         return found
 
-    def _slot_shifts(self, rows: HostRows) -> IntArray:
+    def _slot_shifts(self, rows: HostRows) -> Column:
         """Of tokens behind all images of their slots: [3, tokens]."""
         own = np.repeat(self._offsets[rows.slots], np.diff(rows.query_start))
-        return np.tile(own.astype(np.int64), (AXES, 1))
-
-    def _send(
-        self, tokens: IntArray, cache_rows: IntArray, shifts: IntArray | None, limits: Column | None
-    ) -> StepImages:
-        optional = (shifts, limits)
-        at, rows, *others = self._upload.send([tokens, cache_rows, *(each for each in optional if each is not None)])
-        held = None if self._cache is None else ImageRows(at, rows, self._cache)
-        sent = iter(others)
-        by_axis, last = (None if each is None else next(sent) for each in optional)
-        return StepImages(held, by_axis, last)
+        return np.tile(own.astype(np.int32), (AXES, 1))
 
 
 def rope_shifts(chunk: ImageChunk) -> IntArray:

@@ -173,7 +173,7 @@ class Runner:
             entries = torch.zeros(max(options.graphs.entries), spec.hidden, dtype=options.dtype, device=options.device)
             self._graphs = Graphs(
                 self._forward, self._sampler, options.graphs, entries, self.sizes.scratch, self._upload,
-                samples=group.ends,
+                samples=group.ends, images=self._images,
             )  # fmt: skip
         self._inputs: tuple[HostRows, StepInputs] | None = None  # of the last eager forward pass
         self._entries: tuple[HostRows, Entries] | None = None  # of the last eager sampling without masks
@@ -281,11 +281,11 @@ class Runner:
             began = self._mark()  # the step's own time, without the wait for other stages
         adapted = self.adapters is not None and self.adapters.serve(rows)
         images = None if self._images is None else self._images.step(rows)
-        graphs = self._graphs if images is None else None
-        shape = None if graphs is None else graphs.forward.fitting(rows, adapted=adapted)
+        graphs, seeing = self._graphs, images is not None
+        shape = None if graphs is None else graphs.forward.fitting(rows, adapted=adapted, seeing=seeing)
         last: Tensor | None = None
         if graphs is not None and shape is not None:
-            hidden = graphs.forward.replay(rows, shape)
+            hidden = graphs.forward.replay(rows, shape, images or ())
             if rows.entries > shape.entries:
                 (last,) = self._upload.send((rows.last,))
         else:
@@ -293,7 +293,8 @@ class Runner:
             sent = None if types is None else self._upload.send((types,))[0]
             hidden = self._forward.run(
                 inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent,
-                self._forward.long_rows(rows, self._upload), adapted=adapted, images=images,
+                self._forward.long_rows(rows, self._upload), adapted=adapted,
+                images=None if images is None or self._images is None else self._images.send(images),
             )  # fmt: skip
             last = inputs.last
         if self._states is not None and plan.keep:

@@ -283,7 +283,7 @@ class Decoder:
         """`[tokens] -> [tokens, hidden]`: rows of the vocabulary, and those of images as they are."""
         assert self.embedding is not None, "the first stage"
         found = self.embedding.forward(input_ids)
-        return found if images is None else found.index_copy(0, images.tokens, images.part(0, self.spec.hidden))
+        return found if images is None else images.instead(found)
 
     @property
     def deepstack(self) -> int:
@@ -364,9 +364,8 @@ class Decoder:
         return self.placement.dtype
 
 
-def add_level(delta: Tensor, residual: Tensor | None, images: ImageRows, number: int) -> tuple[Tensor, Tensor | None]:
+def add_level(delta: Tensor, residual: Tensor | None, images: ImageRows, level: int) -> tuple[Tensor, Tensor | None]:
     """A layer's result with what a DeepStack level adds to tokens of images. Of the two that are summed the stream
     takes it: it is the same on all ranks."""
-    stream = delta if residual is None else residual
-    stream = stream.index_add(0, images.tokens, images.part(number, stream.shape[1]))
+    stream = images.added(delta if residual is None else residual, level)
     return (stream, None) if residual is None else (delta, stream)

@@ -411,7 +411,10 @@ def choose_graphs(
     seqs, tokens = config.model.max_num_seqs, step_tokens(config.model, device)
     adapters = config.model.enable_lora
     pairs = 0 if config.model.batch_invariant else absorbed_pairs(spec, size)
-    return graph_sizes(spec.layers, used, seqs, tokens, length, drafts, adapters=adapters, long_pairs=pairs)
+    return graph_sizes(
+        spec.layers, used, seqs, tokens, length, drafts, adapters=adapters, long_pairs=pairs,
+        images=spec.vision is not None,
+    )  # fmt: skip
 
 
 def count_blocks(

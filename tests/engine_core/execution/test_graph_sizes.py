@@ -128,6 +128,19 @@ def test_steps_with_adapters_have_twins_of_both_halves() -> None:
     assert sampling_shapes(sizes)[3:5] == (SamplingShape(6), SamplingShape(1, adapted=True))
 
 
+def test_steps_with_images_have_twins_of_some_mixed_graphs() -> None:
+    sizes = graph_sizes(28, 600_000_000, 256, 8192, 1024, images=True)
+    assert set(sizes.seeing) <= set(sizes.mixed)
+    assert sizes.seeing[-1] == sizes.mixed[-1]
+    assert all(after <= 1.5 * before for before, after in pairwise(sizes.seeing))
+    assert graph_sizes(28, 600_000_000, 256, 8192, 1024).seeing == ()
+    small = replace(SIZES, seeing=(32,))
+    assert [shape for shape in shapes(small) if shape.seeing] == [Shape(32, 6, 6, False, seeing=True)]
+    largest, _ = capture_order(shapes(small), sampling_shapes(small))
+    assert [size_of(what) for what in largest] == [32, 32, 6, 6]
+    assert kept_tokens(replace(SIZES, seeing=(16, 32))) == kept_tokens(SIZES) + 16
+
+
 def test_nothing_is_captured_for_steps_that_have_no_graph() -> None:
     assert capture_order((Shape(2, 2, 2, True),), (SamplingShape(2),)) == ([Shape(2, 2, 2, True), SamplingShape(2)], [])
     assert capture_order((Shape(2, 2, 2, True),), ()) == ([Shape(2, 2, 2, True)], [])

@@ -39,7 +39,9 @@ def start(slot: int = 0, rows: tuple[int, int] = (30, 10), tokens: list[int] = P
 def step(slots: ImageSlots, *chunks: tuple[int, int, int], decoding: tuple[int, ...] = ()) -> StepImages | None:
     """Chunks of slot, first position and count behind decoding rows."""
     plan = StepPlan(step=1, epoch=0, chunks=b"".join(column(*chunk, 0) for chunk in chunks))
-    return slots.step(mixed_rows(np.array(decoding, np.int32), plan))
+    found = slots.step(mixed_rows(np.array(decoding, np.int32), plan))
+    assert found is None or len(found) == len(slots.padding)
+    return None if found is None else slots.send(found)
 
 
 def made(spec: VisionSpec, *starts: SlotStart, cache: torch.Tensor | None = CACHE) -> ImageSlots:
@@ -51,7 +53,7 @@ def made(spec: VisionSpec, *starts: SlotStart, cache: torch.Tensor | None = CACH
 def rows_of(found: StepImages | None) -> list[tuple[int, int]]:
     assert found is not None
     assert found.rows is not None
-    return list(zip(found.rows.tokens.tolist(), found.rows.rows.tolist(), strict=True))
+    return [(token, row) for token, row in enumerate(found.rows.rows.tolist()) if row >= 0]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +96,11 @@ def test_images_that_no_step_reads_have_positions_alone() -> None:
     found = step(made(VISION, start(rows=(-1, 10))), (0, 7, 5))
     assert rows_of(found) == [(2, 10), (3, 11)]
     assert found is not None
-    assert found.shifts is not None
+    assert len(found.shifts) == 3
     later = step(made(VISION, start(), cache=None), (0, 0, 13))
     assert later is not None
     assert later.rows is None, "a later stage embeds nothing"
-    assert later.shifts is not None
+    assert len(later.shifts) == 3
 
 
 def expected_positions() -> torch.Tensor:
@@ -123,8 +125,7 @@ def test_tokens_are_turned_where_transformers_turns_them(cuts: tuple[int, ...]) 
             assert slots.rope_offsets is not None
             found.append(positions + slots.rope_offsets[0])
         else:
-            assert images.shifts is not None
-            found.append(positions + images.shifts)
+            found.append(positions + torch.stack(images.shifts))
     assert torch.equal(torch.cat(found, dim=1), expected_positions())
 
 
@@ -136,7 +137,6 @@ def test_offsets_are_of_the_slots_last_request() -> None:
     assert slots.rope_offsets.tolist() == [0, offset, 0, 0]
     found = step(slots, (3, 0, 2), (1, 10, 1), (1, 11, 2), decoding=(1, 2))
     assert found is not None
-    assert found.shifts is not None
     assert found.shifts[0].tolist() == [offset, 0, 0, 0, 6 - 10, offset, offset]
     slots.start([replace(start(1), images=b"")])
     assert not slots.rope_offsets.any()

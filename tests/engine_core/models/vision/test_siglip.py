@@ -125,9 +125,7 @@ class Illustrated:
 
     def forward(self, ids: Tensor, positions: Tensor, batch: AttentionBatch, cache: Sequence[Pages]) -> Tensor:
         if int(positions[-1]) < len(self.limits):
-            rows = self.row_of[positions]
-            tokens = (rows >= 0).nonzero().flatten()
-            images = ImageRows(tokens, rows[tokens], self.rows)
+            images = ImageRows(self.row_of[positions], self.rows)
             batch = replace(batch, limits=self.limits[positions], images=images)
         return self.model.forward(ids, positions, batch, cache)
 
