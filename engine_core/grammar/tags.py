@@ -29,6 +29,7 @@ from penstock.protocol.errors import InvalidRequest
 DEEPEST = 32
 MOST_TAGS = 1000
 MOST_TOKENS = 1 << 24  # of free text that is bounded
+TERMINAL = "T"  # Lark tells a terminal from a rule by its first letter
 JSON = Mapping[str, Any]
 
 T = TypeVar("T")
@@ -91,7 +92,7 @@ class TagGrammar:
                 text = expect(found.get("grammar"), str, f"{path}.grammar")
                 return self._other({"lark_grammar": quoted_grammar(text)})
             case "regex":
-                return self._terminal(f"/{lark_regex(expect(found.get('pattern'), str, f'{path}.pattern'))}/")
+                return self._rule(f"/{lark_regex(expect(found.get('pattern'), str, f'{path}.pattern'))}/", TERMINAL)
             case "grammar":
                 return self._grammar(expect(found.get("grammar"), str, f"{path}.grammar"))
             case "any_text":
@@ -145,7 +146,7 @@ class TagGrammar:
             pieces.append(self._until(texts, content.get("max_tokens"), path))
         elif kind == "regex" and not is_quoted(content) and all(texts) and not any(map(self._special.search, texts)):
             pattern = lark_regex(expect(expect(content, dict, path).get("pattern"), str, f"{path}.content.pattern"))
-            pieces.append(self._terminal(f"/{pattern}/ ({' | '.join(map(quoted, texts))})"))
+            pieces.append(self._rule(f"/{pattern}/ ({' | '.join(map(quoted, texts))})", TERMINAL))
         else:
             if kind in ("any_text", "triggered_tags") and any(texts):
                 raise wrong(f"{path}.content", "free text needs an end that is not empty")
@@ -216,13 +217,8 @@ class TagGrammar:
             parts.append(quoted(text[place:]))
         return " ".join(parts)
 
-    def _rule(self, body: str) -> str:
-        name = f"rule_{len(self._rules)}"
-        self._rules.append(f"{name}: {body}")
-        return name
-
-    def _terminal(self, body: str) -> str:
-        name = f"T_{len(self._rules)}"
+    def _rule(self, body: str, kind: str = "rule") -> str:
+        name = f"{kind}_{len(self._rules)}"
         self._rules.append(f"{name}: {body}")
         return name
 

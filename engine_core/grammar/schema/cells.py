@@ -57,28 +57,19 @@ NEVER = AnyOf(())
 
 def all_of(*terms: Term) -> Term:
     """The conjunction, flat and without repetition, in the order given: the first names the order of keys."""
-    parts: dict[Term, None] = {}
-    for term in terms:
-        if isinstance(term, AllOf):
-            parts.update(dict.fromkeys(term.parts))
-        elif term == NEVER:
-            return NEVER
-        else:
-            parts[term] = None
-    return next(iter(parts)) if len(parts) == 1 else AllOf(tuple(parts))
+    return NEVER if NEVER in terms else _flat(AllOf, terms)
 
 
 def any_of(*terms: Term) -> Term:
     """The disjunction, flat and without repetition."""
+    return ANY if ANY in terms else _flat(AnyOf, terms)
+
+
+def _flat(kind: type[AllOf] | type[AnyOf], terms: tuple[Term, ...]) -> Term:
     parts: dict[Term, None] = {}
     for term in terms:
-        if isinstance(term, AnyOf):
-            parts.update(dict.fromkeys(term.parts))
-        elif term == ANY:
-            return ANY
-        else:
-            parts[term] = None
-    return next(iter(parts)) if len(parts) == 1 else AnyOf(tuple(parts))
+        parts.update(dict.fromkeys(term.parts if isinstance(term, kind) else (term,)))
+    return next(iter(parts)) if len(parts) == 1 else kind(tuple(parts))
 
 
 def negation(term: Term) -> Term:
