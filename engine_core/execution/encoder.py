@@ -17,8 +17,9 @@ from penstock.engine_core.execution.encoder_graphs import TowerGraphs
 from penstock.engine_core.execution.forward import zeros
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.images.processor_spec import Size
-from penstock.engine_core.models.memory_estimate import vision_bytes
+from penstock.engine_core.models.memory_estimate import GRAPH_PATCHES
 from penstock.engine_core.models.vision.tower import Tower
+from penstock.engine_core.models.vision_cost import tower_step_bytes
 from penstock.engine_core.models.vision_spec import COLORS
 from penstock.protocol.images import EncodeImage
 
@@ -88,7 +89,8 @@ class Encoder:
     @property
     def graph_bytes(self) -> int:
         """What graphs will hold: an estimate."""
-        return 0 if self._graphs is None else vision_bytes(self.tower.spec, 1, self.cache.itemsize).graphs
+        spec, item_bytes = self.tower.spec, self.cache.itemsize
+        return 0 if self._graphs is None else tower_step_bytes(spec, GRAPH_PATCHES, item_bytes)
 
     def dummy_run(self, size: Size) -> None:
         """Enqueue all of a black picture of this size. Its rows are not kept, nor is a graph made of it."""
