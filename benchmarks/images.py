@@ -142,22 +142,24 @@ def median_ttft(summary: Summary) -> float:
     return summary.ttft_ms.p50 if summary.ttft_ms else 0.0
 
 
-async def measure(server: Server, shape: Shape, vision: VisionSpec, side: int, seeds: Iterator[int]) -> Figures:
-    """Every figure of one size. Images come at half of the rate that was found."""
+async def measure(
+    server: Server, shape: Shape, vision: VisionSpec, side: int, seeds: Iterator[int], offered: float
+) -> Figures:
+    """Every figure of one size. `offered`: images a second beside streams."""
     found = Measurement(server, side, seeds)
     await found.load([with_image(file, 8, at) for at, file in enumerate(found.files(4))], 4)  # warm-up
     fresh, known, tokens = await found.first_tokens(8)
     text = await found.text(8, tokens)
     rate = await found.rate(96 if side < 800 else 48)
     alone = await found.streams(0.0)
-    beside = await found.streams(rate / 2)
+    beside = await found.streams(offered)
     chip = limits.chip(device(server))
     most = None if chip is None else chip.flops_per_second / tower_flops(vision, Size(side, side))
     return Figures(
         model=shape.name, pixels=side, tokens=tokens, file_bytes=len(picture(side, 0)),
         images_per_second=round(rate, 2), share_of_limit=None if most is None else round(rate / most, 4),
         ttft_ms=fresh, known_ttft_ms=known, text_ttft_ms=text, tpot_ms=alone, tpot_with_images_ms=beside,
-        offered=round(rate / 2, 2), price=round(100 * (beside / alone - 1), 2) if alone else 0.0, errors=found.errors,
+        offered=offered, price=round(100 * (beside / alone - 1), 2) if alone else 0.0, errors=found.errors,
     )  # fmt: skip
 
 
@@ -180,6 +182,7 @@ def parser() -> argparse.ArgumentParser:
                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
     found.add_argument("--shapes", default="qwen3-vl-2b,qwen3.5-9b-vision", help="with commas")
     found.add_argument("--sides", default="448,1024", help="pixels of an image's side, with commas")
+    found.add_argument("--offered", type=float, default=4.0, help="images a second beside streams of text")
     found.add_argument("--server-args", default="", help="further arguments of penstock serve, in one word")
     found.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the figures")
     found.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
@@ -201,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with serving(words) as server:
                 chip = device(server)
                 for side in map(int, options.sides.split(",")):
-                    figures.append(asyncio.run(measure(server, shape, vision, side, seeds)))
+                    figures.append(asyncio.run(measure(server, shape, vision, side, seeds, options.offered)))
                     print(table(figures[-1:]), flush=True)
                     results = {"chip": chip, "server_arguments": options.server_args, "figures": figures}
                     report.write(options.output, "images", results, arguments, options.commit)

@@ -259,7 +259,9 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     template_memory: Annotated[
         int, Option("bytes that rendering one request's own template may take; beyond it 400", 16 << 20, 1 << 40)
     ] = 512 << 20
-    media_workers: Annotated[int, Option("processes that decode images, per tokenizer", 1, 64)] = 2
+    media_workers: Annotated[
+        int, Option("processes that decode images, per tokenizer; 0: 1 to 4, by cores", 0, 64)
+    ] = 0
     media_timeout: Annotated[
         float, Option("seconds that fetching one image may take, and CPU seconds that decoding it may; beyond it 400",
                       0.1, 60.0)

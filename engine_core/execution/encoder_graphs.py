@@ -69,8 +69,10 @@ class TowerGraphs:
         elif size in self._met and held.x.device.type == "cuda":
             yield from self._capture(held, size)
         else:
-            yield from self._tower.layers(held)
-            self._met.add(size)
+            for rows in self._tower.layers(held):
+                if rows is not None:  # nobody asks for more behind the rows
+                    self._met.add(size)
+                yield rows
 
     def _capture(self, held: TowerInput, size: int) -> Iterator[Tensor | None]:
         """Make the graphs, and replay each as soon as it is made."""

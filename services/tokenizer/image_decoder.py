@@ -26,6 +26,7 @@ from penstock.services.tokenizer.image_protocol import DECODED, ImageJob, ImageS
 from penstock.services.tokenizer.worker_pool import MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import Refusal
 
+MOST_WORKERS = 4  # unless the operator says otherwise
 SLACK = 2.0  # seconds beyond the CPU limit: a large file and its pixels on their way
 MOST_BYTES = 256 << 20  # of cached pixels
 ENTRY = 512  # bytes of a cache entry besides its pixels
@@ -63,7 +64,7 @@ class ImageDecoder:
             "image", "images cannot be decoded at this time", "penstock.services.tokenizer.image_worker",
             (str(os.getpid()),), environment(os.environ), greeting=msgspec.msgpack.encode(settings), spare=1,
         )  # fmt: skip
-        self._pool = WorkerPool(kind, options.media_workers)
+        self._pool = WorkerPool(kind, options.media_workers or max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 4)))
 
     def start(self) -> None:
         self._pool.fill()
