@@ -120,6 +120,7 @@ class Words(ebnf.Words):
         return not (match["line"] or match["define"] or match["import"] or match["ignore"] or match["options"])
 
     def single(self) -> Node:
+        """As in EBNF, with Lark's literals."""
         match = self.now
         assert match is not None
         if match["name"]:

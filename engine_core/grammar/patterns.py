@@ -80,7 +80,7 @@ class Opaque:
 
 
 NOTHING = Chars(())  # no text at all
-Node: TypeAlias = "Chars | Edge | Sequence[Node] | Choice[Node] | Repeat[Node] | Ahead | Opaque"
+Node: TypeAlias = Chars | Edge | Sequence["Node"] | Choice["Node"] | Repeat["Node"] | Ahead | Opaque
 
 
 def united(*groups: Ranges) -> Ranges:

@@ -43,7 +43,7 @@ class Lexeme:
     part: Node
 
 
-Node: TypeAlias = "Text | Chars | Name | Sequence[Node] | Choice[Node] | Repeat[Node] | Lexeme"
+Node: TypeAlias = Text | Chars | Name | Sequence["Node"] | Choice["Node"] | Repeat["Node"] | Lexeme
 
 
 def names(node: Node) -> Iterator[str]:

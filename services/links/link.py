@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -68,7 +69,7 @@ class Left(msgspec.Struct, frozen=True):
     reason: str
 
 
-class SocketStatistics(msgspec.Struct):
+class SocketStatistics(msgspec.Struct, frozen=True):
     """Counters since the link was opened."""
 
     peers: int = 0
@@ -156,7 +157,7 @@ class Link:
         self._now = 0.0  # as of the last tick
         self._session = 0  # of a connector: how often it gave the binder up
         self._number = 0  # of a binder: sessions that it began
-        self._traffic = SocketStatistics()  # its counters; the rest is told by `statistics`
+        self._traffic: Counter[str] = Counter()  # by their names in SocketStatistics
 
     @classmethod
     def bind(
@@ -228,10 +229,10 @@ class Link:
         for peer in peers:
             if peer.credit > 0 and self._peers.get(peer.name) is peer and self._put(peer.name, payload):
                 peer.credit -= 1
-                self._traffic.messages_out += 1
-                self._traffic.bytes_out += len(payload)
+                self._traffic["messages_out"] += 1
+                self._traffic["bytes_out"] += len(payload)
             else:
-                self._traffic.refused_sends += 1
+                self._traffic["refused_sends"] += 1
                 sent = False
         return sent
 
@@ -279,11 +280,11 @@ class Link:
             self._say_hello()
 
     def statistics(self) -> SocketStatistics:
-        return msgspec.structs.replace(
-            self._traffic,
+        return SocketStatistics(
             peers=len(self._peers),
             unacknowledged=sum(self.spec.window - peer.credit for peer in self._peers.values()),
             refused_handshakes=0 if self._monitor is None else self._monitor.refused,
+            **self._traffic,
         )
 
     def close(self) -> None:
@@ -350,8 +351,8 @@ class Link:
             if name in self._peers:
                 self._dismiss(self._peers[name], "sent a malformed message", arrivals)
             return
-        self._traffic.messages_in += 1
-        self._traffic.bytes_in += len(payload)
+        self._traffic["messages_in"] += 1
+        self._traffic["bytes_in"] += len(payload)
         peer = self._peers.get(name)
         if peer is not None:
             peer.heard = self._now
