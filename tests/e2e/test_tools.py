@@ -324,7 +324,7 @@ def test_developer_messages_and_parts(client: openai.OpenAI) -> None:
         ({"extra_body": {"chat_template": "x"}}, "chat_template"),
         ({"extra_body": {"thinking_token_budget": 2, "max_thinking_tokens": 3}}, "max_thinking_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-         "messages[0].content[0].type"),
+         "messages[0].content[0]"),
     ],
 )  # fmt: skip
 def test_refusals_name_the_field(client: openai.OpenAI, words: dict[str, Any], param: str) -> None:
