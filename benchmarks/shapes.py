@@ -14,12 +14,11 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.vision_shapes import NINE_ROPE, NINE_TOWER, TWO_ROPE, TWO_TEXT, TWO_TOWER, see, seeing
 from penstock.engine_core.embedded import demo_folder
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPACE = "\u0120"  # how byte-level vocabularies spell a space
-MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")  # around an image, behind the embedded model's tokens
-REFUSAL = "{{- raise_exception('The demo model reads text only.') -}}"  # of its template, in place of an image
 COPIED = ("tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -302,88 +301,8 @@ QWEN_NINE = Shape(  # Qwen3.5-9B's text half: three layers of Gated DeltaNet to 
         "vocab_size": 248320,
     },
 )
-IMAGE_TOKENS = {"vision_start_token_id": 4096, "image_token_id": 4097, "vision_end_token_id": 4098}
-SEEING_NINE = Shape(  # the same with its tower
-    "qwen3.5-9b-vision",
-    "Qwen3.5-9B with images",
-    {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
-        "dtype": "bfloat16",
-        "tie_word_embeddings": False,
-        "vocab_size": QWEN_NINE.vocab,
-        **IMAGE_TOKENS,
-        "text_config": {
-            **{key: value for key, value in QWEN_NINE.config.items() if key != "architectures"},
-            "rope_parameters": {
-                **QWEN_NINE.config["rope_parameters"],
-                "mrope_interleaved": True,
-                "mrope_section": [11, 11, 10],
-            },
-        },
-        "vision_config": {
-            "model_type": "qwen3_5",
-            "deepstack_visual_indexes": [],
-            "depth": 27,
-            "hidden_act": "gelu_pytorch_tanh",
-            "hidden_size": 1152,
-            "in_channels": 3,
-            "intermediate_size": 4304,
-            "num_heads": 16,
-            "num_position_embeddings": 2304,
-            "out_hidden_size": 4096,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-        },
-    },
-)
-SEEING_TWO = Shape(  # Qwen3-VL-2B
-    "qwen3-vl-2b",
-    "Qwen3-VL-2B",
-    {
-        "architectures": ["Qwen3VLForConditionalGeneration"],
-        "model_type": "qwen3_vl",
-        "dtype": "bfloat16",
-        "tie_word_embeddings": True,
-        "vocab_size": 151936,
-        **IMAGE_TOKENS,
-        "text_config": {
-            "model_type": "qwen3_vl_text",
-            "attention_bias": False,
-            "dtype": "bfloat16",
-            "eos_token_id": 4089,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "max_position_embeddings": 262144,
-            "num_attention_heads": 16,
-            "num_hidden_layers": 28,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-06,
-            "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
-            "rope_theta": 5000000,
-            "tie_word_embeddings": True,
-            "vocab_size": 151936,
-        },
-        "vision_config": {
-            "model_type": "qwen3_vl",
-            "deepstack_visual_indexes": [5, 11, 17],
-            "depth": 24,
-            "hidden_act": "gelu_pytorch_tanh",
-            "hidden_size": 1024,
-            "in_channels": 3,
-            "intermediate_size": 4096,
-            "num_heads": 16,
-            "num_position_embeddings": 2304,
-            "out_hidden_size": 2048,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-        },
-    },
-)
+SEEING_NINE = Shape("qwen3.5-9b-vision", "Qwen3.5-9B with images", seeing(QWEN_NINE.config, NINE_TOWER, NINE_ROPE))
+SEEING_TWO = Shape("qwen3-vl-2b", "Qwen3-VL-2B", seeing(TWO_TEXT, TWO_TOWER, TWO_ROPE))
 QWEN_MIXED = Shape(  # Qwen3.6-35B-A3B's text half: the same layers with routed experts
     "qwen3.6-35b-a3b",
     "Qwen3.6-35B-A3B",
@@ -496,30 +415,6 @@ def make_folder(shape: Shape, place: Path) -> Path:
     widen(tokenizer, shape.vocab)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
     return folder
-
-
-def see(folder: Path, tokenizer: dict[str, Any], config: Mapping[str, Any]) -> None:
-    """What a folder has of images."""
-    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
-    for name, mark in zip(names, MARKS, strict=True):
-        token = {"id": config[name], "content": mark, "special": True}
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        tokenizer["added_tokens"].append({**token, **flags})
-    template = folder / "chat_template.jinja"
-    written = template.read_text()
-    assert REFUSAL in written, "the embedded model's template"
-    template.write_text(written.replace(REFUSAL, "{{- '" + "".join(MARKS) + "' -}}"))
-    vision = config["vision_config"]
-    processor = {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-        "merge_size": vision["spatial_merge_size"],
-        "patch_size": vision["patch_size"],
-        "size": {"shortest_edge": 65536, "longest_edge": 16777216},
-        "temporal_patch_size": vision["temporal_patch_size"],
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
 
 
 def widen(tokenizer: dict[str, Any], size: int) -> None:

@@ -5,8 +5,7 @@ one message on every link; its choices are identified by their index. Every (id,
 row (finish other than NONE) on each link, unless the whole request was answered with `Rejected`, which is terminal for
 all of its choices.
 
-Columns are little-endian arrays as raw bytes: int64 ids, uint16 choices, int32 counts and token ids, uint8 finish.
-`rows()` of a batch reads them.
+Columns are raw little-endian arrays that `rows()` reads: int64 ids, uint16 choices, int32 counts, uint8 finish.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from penstock.protocol.adapters import read_modules
 from penstock.protocol.config import ApiConfig, Config, fields
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.groups import check_groups
-from penstock.protocol.image_limit import read_image_limit
 from penstock.protocol.links import HostAddress, check_apart, ports_of, read_address
 from penstock.protocol.media import image_limit, read_domains
 from penstock.protocol.option import Field, words
@@ -62,7 +61,6 @@ def check(config: Config) -> Config:
     check_groups(model)
     check_links(config)
     check_parts(config)
-    read_image_limit(model.limit_mm_per_prompt)
     drafting = read_speculative(config.scheduler.speculative_config)
     if drafting.synthetic_acceptance is not None and not model.allow_wrong_output:
         why = "it makes the output wrong, for benchmarks alone: --allow-wrong-output serves it all the same"

@@ -47,7 +47,7 @@ from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.engine_core.models.vision_cost import tower_weights
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.image_limit import read_image_limit
+from penstock.protocol.media import image_limit
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import Effective
@@ -154,7 +154,7 @@ def plan(config: Config, gpu: str) -> Plan:
     total = gpu_bytes(gpu)
     path = folder.resolve(config.model.model, config.model.revision, folder.CONFIG)
     spec = read_spec(path, config.model.quantization)
-    spec = spec if read_image_limit(config.model.limit_mm_per_prompt) else spec.without_vision()
+    spec = spec if image_limit(config.model) else spec.without_vision()
     spec = with_kv_cache(spec, config.model.kv_cache_dtype)
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
     length = folder.model_length(spec, config.model)

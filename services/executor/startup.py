@@ -55,7 +55,7 @@ from penstock.kernels.triton_names import set_fp_fusion
 from penstock.protocol import groups
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.image_limit import read_image_limit
+from penstock.protocol.media import image_limit
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.step_columns import chunk_positions
 from penstock.protocol.steps import ExecutorReady
@@ -251,7 +251,7 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     ConfigError for a model that does not go with these options or cannot be split among so many executors."""
     asked = config.model.kv_cache_dtype
     spec = read_spec(path, config.model.quantization)
-    spec = spec if read_image_limit(config.model.limit_mm_per_prompt) else spec.without_vision()
+    spec = spec if image_limit(config.model) else spec.without_vision()
     spec = with_kv_cache(spec, asked)
     length = folder.model_length(spec, config.model)
     drafting = with_draft_cache(find_draft(config, path, spec, length), asked)

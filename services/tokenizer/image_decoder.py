@@ -18,8 +18,8 @@ from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import InvalidRequest, Overloaded
-from penstock.protocol.image_limit import FLAG
 from penstock.protocol.images import ImageFile
+from penstock.protocol.media import LIMIT
 from penstock.services.tokenizer.confinement import environment
 from penstock.services.tokenizer.grammar_compiler import forget
 from penstock.services.tokenizer.image_protocol import DECODED, ImageJob, ImageSettings, too_large, too_slow
@@ -64,7 +64,8 @@ class ImageDecoder:
             "image", "images cannot be decoded at this time", "penstock.services.tokenizer.image_worker",
             (str(os.getpid()),), environment(os.environ), greeting=msgspec.msgpack.encode(settings), spare=1,
         )  # fmt: skip
-        self._pool = WorkerPool(kind, options.media_workers or max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 4)))
+        by_cores = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 4))
+        self._pool = WorkerPool(kind, options.media_workers or by_cores)
 
     def start(self) -> None:
         self._pool.fill()
@@ -80,7 +81,7 @@ class ImageDecoder:
         EngineFailure.
         """
         if len(files) > self._limit:
-            message = f"a prompt may hold {self._limit} images ({FLAG}), and this one holds {len(files)}"
+            message = f"a prompt may hold {self._limit} images ({LIMIT}), and this one holds {len(files)}"
             raise InvalidRequest(message, param=files[self._limit].param or None, code="limit_exceeded")
         found = await asyncio.gather(*map(self.picture, files), return_exceptions=True)
         for each in found:

@@ -28,8 +28,8 @@ from penstock.engine_core.text.prompts import Prompter, PromptLimits
 from penstock.engine_core.text.template import read_template
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary, end_tokens, read_vocabulary
 from penstock.protocol.config import Config
-from penstock.protocol.image_limit import read_image_limit
 from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
+from penstock.protocol.media import image_limit
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Link
@@ -158,7 +158,7 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
 
 def image_decoder(config: Config, limits: PromptLimits) -> ImageDecoder | None:
     """The decoder of a model that sees images; None for others, and where the operator allows no image."""
-    most = read_image_limit(config.model.limit_mm_per_prompt)
+    most = image_limit(config.model)
     return ImageDecoder(limits.vision.processor, most, config.tokenizer) if limits.vision is not None and most else None
 
 

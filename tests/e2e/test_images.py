@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from benchmarks.shapes import IMAGE_TOKENS
+from benchmarks.vision_shapes import IMAGE_TOKENS
 from tests.e2e.server import LIMIT, Server, serving
 from tests.e2e.vision_models import SeeingModel, picture, png, write_qwen3_vl
 

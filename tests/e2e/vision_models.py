@@ -17,7 +17,8 @@ from PIL import Image
 from transformers import PreTrainedModel, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from benchmarks.shapes import COPIED, IMAGE_TOKENS, see, widen
+from benchmarks.shapes import COPIED, widen
+from benchmarks.vision_shapes import IMAGE_TOKENS, see
 from penstock.engine_core.embedded import demo_folder
 
 VOCABULARY = 4104
