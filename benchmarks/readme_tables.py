@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from benchmarks import images as pictures
 from benchmarks import rows, scaling, speculation_h200
 from benchmarks.relimit import RESULTS
 from benchmarks.rendered import Blocks, table
@@ -74,6 +77,22 @@ def together(folder: str) -> str:
         if any(cells):
             lines.append([row.name, rows.UNITS[row.figure], *cells])
     return table(["Row", "", *(SHAPES[shape].title for shape in shapes)], lines)
+
+
+def conversations() -> str:
+    """What a hybrid finds of conversations in its prefix cache, and what that is worth."""
+    found = result("h200/conversations_qwen3.5-9b.json")["figures"]
+    heads = ["repeated prompt tokens", "of those cached", "first token of a hit, ms", "of a cold one", "ratio"]
+    hit, cold = found["hit_ttft_ms"], found["cold_ttft_ms"]
+    cells = [f"{found['repeated_tokens']:,}", f"{100 * found['hit_rate']:.1f} %", f"{hit:.0f}", f"{cold:.0f}",
+             f"{hit / cold:.2f}"]  # fmt: skip
+    return table(heads, [cells])
+
+
+def images() -> str:
+    """What images cost a server."""
+    found = msgspec.convert(result("h200/images.json")["figures"], list[pictures.Figures])
+    return pictures.table(found)
 
 
 def format_scores() -> str:
@@ -334,6 +353,7 @@ BLOCKS: Blocks = {
     "scheduler": scheduler, "h200-serving": lambda: h200()[0],
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
     "formats": lambda: together("formats"), "hybrids": lambda: together("hybrids"),
+    "conversations": conversations, "images": images,
     "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
     "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
