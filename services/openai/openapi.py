@@ -86,7 +86,7 @@ def document(routes: Sequence[Route], options: ApiConfig, *, locked: bool) -> di
     for route in described:
         paths.setdefault(route.name, {})[route.method.lower()] = operation(route, locked)
     components: dict[str, Any] = {"schemas": schemas(described, options), "headers": {"request": REQUEST_ID}}
-    if locked or any(route.access is Access.OPERATOR for route in described):
+    if locked:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
@@ -103,7 +103,7 @@ def operation(route: Route, locked: bool) -> dict[str, Any]:
     if route.streams:
         content[STREAM] = {"schema": EVENT}
     responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
-    closed = (locked and route.access is Access.KEY) or route.access is Access.OPERATOR
+    closed = locked and route.access is Access.KEY
     for status in sorted({*route.statuses, *((401,) if closed else ())}):
         failure = failure_of(route)
         responses[str(status)] = {
@@ -143,6 +143,8 @@ def reference(kind: type) -> dict[str, str]:
 def schemas(routes: Sequence[Route], options: ApiConfig) -> dict[str, Any]:
     """Every struct that crosses HTTP. What is decoded in a second pass stands as it is decoded there."""
     components: dict[str, Any] = structs(routes)
+    if "ChatRequest" not in components:
+        return components  # the operator's
     messages = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
     arguments = {"anyOf": [{"type": "object"}, {"type": "null"}], "default": None}
     components["ChatRequest"]["properties"] |= {"messages": messages, "chat_template_kwargs": arguments}
