@@ -146,6 +146,9 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     operator_key_file: Annotated[
         str, Option("file with a key per line, as --api-key-file, for --admin-address", metavar="FILE")
     ] = ""
+    weights_dir: Annotated[
+        str, Option("directory whose folders may be read in place of the model's weights, by the operator's requests")
+    ] = ""
     allowed_media_domains: Annotated[
         str, Option("host names whose https images the server fetches for requests, *.NAME for those below; may be "
                     "repeated; empty: none, images come as data: URLs",

@@ -50,6 +50,12 @@ class AbortAll(Message, frozen=True):
     id: int
 
 
+class AskState(Message, frozen=True):
+    """Say how things stand, no more."""
+
+    id: int
+
+
 class UpdateWeights(Message, frozen=True):
     """Have the executors hold the weights of another folder. Requests go on behind it with the new ones."""
 
@@ -57,6 +63,7 @@ class UpdateWeights(Message, frozen=True):
     path: str
     version: str
     abort: bool = False  # requests end before
+    check_only: bool = False  # say whether it could be done, and do nothing
 
 
 class Controlled(Message, frozen=True):
@@ -65,6 +72,8 @@ class Controlled(Message, frozen=True):
     id: int
     error: str = ""
     requests: int = 0  # that have not ended: paused ones, or those that go on
+    paused: str = ""  # mode of a pause that holds; empty: there is none
+    version: str = FIRST_VERSION  # of the weights; of replicas that differ, each once with commas between
 
 
 class CheckWeights(Message, frozen=True):
@@ -89,4 +98,4 @@ class WeightsAnswer(Message, frozen=True):
     error: str = ""
 
 
-Control = Pause | Resume | FlushCache | AbortAll | UpdateWeights
+Control = Pause | Resume | FlushCache | AbortAll | AskState | UpdateWeights

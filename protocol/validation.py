@@ -116,6 +116,8 @@ def check_admin(api: ApiConfig) -> None:
         why = "the operator's routes need an address of their own: --admin-address, like 127.0.0.1:8001"
         raise ConfigError("--operator-key-file", api.operator_key_file, why)
     if found is None:
+        if api.weights_dir:
+            raise ConfigError("--weights-dir", api.weights_dir, "it needs --admin-address")
         return
     if found.file:
         if found.file == api.uds:

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
+from penstock.protocol.control import PauseMode
 from penstock.protocol.version import VERSION
 from penstock.services.http.routing import Access, Route
 from penstock.services.openai.errors import ErrorResponse, MessageError, concerns
@@ -47,6 +48,10 @@ PAGE_QUERY: tuple[Mapping[str, Any], ...] = (
     {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": PAGE}},
     {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"], "default": "desc"}},
     {"name": "after", "in": "query", "description": "id of an item", "schema": {"type": "string"}},
+)  # fmt: skip
+PAUSE_QUERY: tuple[Mapping[str, Any], ...] = (
+    {"name": "mode", "in": "query", "schema": {"enum": list(PauseMode), "default": PauseMode.ABORT}},
+    {"name": "clear_cache", "in": "query", "schema": {"type": "boolean", "default": True}},
 )  # fmt: skip
 EVENT: Mapping[str, Any] = {
     "description": "one event of the stream: `data` is a chunk or an error as JSON, and `[DONE]` at the end",

@@ -16,7 +16,7 @@ from penstock.services.http.routing import Access, Handler, Route, Router
 from penstock.services.http.security import Keys
 from penstock.services.http.server import admin_options
 from penstock.services.http.static_files import FILES, StaticFile
-from penstock.services.openai import errors
+from penstock.services.openai import errors, operator
 from penstock.services.openai.adapters import (
     LoadAdapterRequest,
     UnloadAdapterRequest,
@@ -36,7 +36,7 @@ from penstock.services.openai.messages.endpoint import count_message_tokens, cre
 from penstock.services.openai.messages.output import MessageAnswer, TokenCount
 from penstock.services.openai.messages.request import CountRequest, MessageRequest
 from penstock.services.openai.models import ModelAnswer, ModelList, models
-from penstock.services.openai.openapi import PAGE_QUERY, STREAM_QUERY, document
+from penstock.services.openai.openapi import PAGE_QUERY, PAUSE_QUERY, STREAM_QUERY, document
 from penstock.services.openai.responses.endpoint import (
     cancel_response,
     create_response,
@@ -163,7 +163,28 @@ ADAPTER_ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/unload_lora_adapter", unload_adapter, "Unload an adapter", Unloaded, UnloadAdapterRequest,
           statuses=(404,)),
 )  # fmt: skip
-OPERATOR_ROUTES: tuple[Route, ...] = (Route("GET", "/openapi.json", operator_openapi),)
+WEIGHT_ROUTES: tuple[Route, ...] = (
+    Route("POST", "/update_weights_from_disk", operator.update_weights_from_disk, "Update the weights from a folder",
+          operator.UpdateAnswer, operator.UpdateRequest, statuses=(404, 503)),
+)  # fmt: skip
+change = functools.partial(Route, "POST", statuses=(400, 503))
+OPERATOR_ROUTES: tuple[Route, ...] = (
+    change("/pause", operator.pause, "Pause", operator.PauseStatus, query=PAUSE_QUERY),
+    change("/resume", operator.resume, "Resume", operator.PauseStatus),
+    Route("GET", "/is_paused", operator.is_paused, "Whether a pause holds", operator.IsPaused, statuses=(503,)),
+    change("/pause_generation", operator.pause_generation, "Pause, by SGLang's path", operator.GenerationStatus,
+           operator.PauseRequest),
+    change("/continue_generation", operator.continue_generation, "Resume, by SGLang's path", operator.GenerationStatus,
+           operator.NoFields),
+    change("/flush_cache", operator.flush_cache, "Forget the prefix cache"),
+    Route("GET", "/flush_cache", operator.flush_cache, "Forget the prefix cache, asked with GET", statuses=(503,)),
+    change("/abort_request", operator.abort_request, "End all requests", None, operator.AbortRequest),
+    Route("GET", "/get_weight_version", operator.weight_version, "Version of the weights", operator.WeightVersion,
+          statuses=(503,)),
+    Route("GET", "/model_info", operator.model_info, "Name of the model and version of its weights",
+          operator.ModelInfoAnswer, statuses=(503,)),
+    Route("GET", "/openapi.json", operator_openapi),
+)  # fmt: skip
 
 # What --metrics-port answers. Host names are checked there as well, so that no page rebinds its own to it.
 METRICS_ROUTES = tuple(
@@ -202,7 +223,8 @@ def operator_application(app: AppState) -> ASGIApp:
 
 def operator_routes(options: ApiConfig) -> tuple[Route, ...]:
     """Those of --admin-address."""
-    return (*OPERATOR_ROUTES, *ADAPTER_ROUTES) if options.lora_dir else OPERATOR_ROUTES
+    adapters = ADAPTER_ROUTES if options.lora_dir else ()
+    return (*OPERATOR_ROUTES, *adapters, *(WEIGHT_ROUTES if options.weights_dir else ()))
 
 
 def middleware(app: AppState, routes: Sequence[Route], options: ApiConfig, keys: Keys) -> Middleware:

@@ -177,6 +177,8 @@ def check_api(options: ApiConfig) -> None:
         with address.named("--admin-address", options.admin_address):
             check_address(admin)
         Keys(options, OPERATOR)
+    if options.weights_dir and not Path(options.weights_dir).is_dir():
+        raise ConfigError("--weights-dir", options.weights_dir, "it must be a directory")
     tls(options)
     Keys(options)
 
