@@ -22,7 +22,7 @@ from tests.services.http.process import Tokenizer, api
 from tests.services.links.network import free_port
 
 KEY, CLIENT = {"authorization": "Bearer operator"}, {"authorization": "Bearer client"}
-EVERY = operator_routes(ApiConfig(lora_dir="x"))
+EVERY = operator_routes(ApiConfig(lora_dir="x", weights_dir="x"))
 ELSEWHERE = ("/v1/models", "/metrics", "/health", "/", "/nothing")
 PUBLIC = {route.path for route in ROUTES}
 
@@ -49,7 +49,7 @@ async def test_nothing_is_told_without_the_operators_key(tmp_path: Path, path: s
 
 @pytest.mark.parametrize("route", EVERY, ids=lambda route: route.path)
 async def test_nothing_of_it_is_on_the_clients_port(tmp_path: Path, route: Any) -> None:
-    async with client(server(tmp_path, lora_dir=str(tmp_path))) as http:
+    async with client(server(tmp_path, lora_dir=str(tmp_path), weights_dir=str(tmp_path))) as http:
         for headers in (KEY, CLIENT):
             answer = await http.request(route.method, f"http://127.0.0.1{route.path}", headers=headers)
             if route.path in PUBLIC:
@@ -75,6 +75,7 @@ async def test_pages_and_other_names_are_refused(tmp_path: Path) -> None:
         ({"operator_key_file": "k"}, "--operator-key-file: 'k' is not allowed; the operator's routes need an address"),
         ({"admin_address": "127.0.0.1:8000", "operator_key_file": "k"}, "another port than --port"),
         ({"admin_address": "127.0.0.1:9", "metrics_port": 9, "operator_key_file": "k"}, "another port than --port"),
+        ({"weights_dir": "/w"}, "--weights-dir: '/w' is not allowed; it needs --admin-address"),
         ({"admin_address": "unix:/a", "uds": "/a"}, "another socket than --uds"),
         *(({"admin_address": wrong}, "it must be like") for wrong in ("8001", "unix:", "a:b", "a:65536", "http://a:1")),
     ],
