@@ -148,7 +148,9 @@ class OutputCollector:
         now: float,
         name: str = "",
         field_names: Mapping[str, str] = OWN_NAMES,
+        tells_abort: bool = False,
     ) -> None:
+        """tells_abort: a choice that the operator ends is complete as it is, once it has begun."""
         self.n = n
         self.name = name  # the response's id, if it has one; set by its owner
         self._field_names = field_names
@@ -162,6 +164,7 @@ class OutputCollector:
         self.complete = False  # every choice has finished
         self.ended = False  # so it is, or an error or a disconnect ended them all
         self._open = len(self.choices)
+        self._tells_abort = tells_abort
         self.stream = stream
         self._timings = timings
         self._began = now
@@ -224,7 +227,7 @@ class OutputCollector:
                 self.fail(GrammarFailure(extra.error if extra and extra.error else "the structure cannot be followed"))
             elif finish == Finish.UNAVAILABLE:
                 self.fail(Unavailable(extra.error if extra and extra.error else "the server lost a part of itself"))
-            elif finish == Finish.ABORT:
+            elif finish == Finish.ABORT and not (self._tells_abort and choice.tokens):
                 self.fail(Unavailable("the server ended this request before it was complete", code="aborted"))
         if not choice.updated:
             choice.updated = True
