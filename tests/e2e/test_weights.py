@@ -182,3 +182,22 @@ def test_pauses(server: Server) -> None:
     assert operate(server, "/pause?mode=wait") == {"status": "paused"}
     assert found + [token for part in running for token in part] == old, "it ran to its end"
     assert operate(server, "/pause?mode=no")["error"]["param"] == "mode"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--tensor-parallel-size",
+        pytest.param("--pipeline-parallel-size", marks=pytest.mark.long),
+        pytest.param("--data-parallel-size", marks=pytest.mark.long),
+    ],
+)
+def test_every_rank_stage_and_replica_reads_its_share(option: str, tmp_path: Path, fresh: Server) -> None:
+    write_folder(tmp_path / "weights" / "new")
+    with serving(tmp_path, *options(tmp_path), option, "2") as server:
+        old = ids(server, PROMPT)
+        assert update(server)["success"]
+        new = [ids(server, PROMPT) for _ in range(2)]
+        assert version(server) == "1"
+    assert new == [ids(fresh, PROMPT)] * 2
+    assert old != new[0]
