@@ -161,8 +161,7 @@ class OutputCollector:
         self.request_ids: list[int] = []  # set by the engine client
         self.disconnected = False  # the client is gone
         self.operation: Operation | None = None  # if it is traced; set by the engine client
-        self.complete = False  # every choice has finished
-        self.ended = False  # so it is, or an error or a disconnect ended them all
+        self.ended = False  # it is complete, or an error or a disconnect ended them all
         self._open = len(self.choices)
         self._tells_abort = tells_abort
         self.stream = stream
@@ -172,6 +171,11 @@ class OutputCollector:
         self._timed: list[tuple[Choice, float]] = []  # choices with new tokens, and when these arrived
         self._sink: OutputSink | None = None  # while the task awaits `get`
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has finished."""
+        return not self._open
 
     @property
     def usage(self) -> Usage:
@@ -220,7 +224,7 @@ class OutputCollector:
             choice.finish = Finish(finish)
             self._open -= 1
             if not self._open:
-                self.complete = self.ended = True
+                self.ended = True
             if finish == Finish.ERROR:
                 self.fail(EngineFailure(extra.error if extra and extra.error else "the engine failed this request"))
             elif finish == Finish.GRAMMAR:
