@@ -19,6 +19,7 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
+from penstock.protocol.control import CheckWeights, WriteWeights
 from penstock.protocol.images import EncodeImage
 from penstock.protocol.message import Message
 from penstock.protocol.step_columns import chunk_positions, integers
@@ -28,6 +29,7 @@ from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.image_encoding import ImageEncoding
 from penstock.services.executor.peer_liveness import leave
 from penstock.services.executor.watchdog import Watchdog
+from penstock.services.executor.weight_updates import WeightUpdates
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import PART
 from penstock.services.supervisor import logs
@@ -61,6 +63,15 @@ class InFlight:
     waited: float  # before and between its parts
     drafting: float  # behind the step before
     positions: int
+
+
+@dataclass(slots=True)
+class Served:
+    """The scheduler whose plans are run."""
+
+    peer: Peer | None = None
+    last: int | None = None  # incarnation of the last one that joined
+    epoch: int = 0  # of its last plan
 
 
 @dataclass(slots=True)
@@ -136,6 +147,7 @@ class Steps:
         group: Group = ALONE,
         traces: ExecutorTraces | None = None,
         images: ImageEncoding | None = None,
+        weights: WeightUpdates | None = None,
     ) -> None:
         self._link = link
         self._runner = runner
@@ -144,9 +156,7 @@ class Steps:
         self._group = group
         self._traces = traces if traces is not None else ExecutorTraces(Tracer())
         self.decoding: set[int] = set()  # slots
-        self._scheduler: Peer | None = None
-        self._last_scheduler: int | None = None  # incarnation of the last scheduler that joined
-        self._epoch = 0
+        self._served = Served()
         self._plans: deque[StepPlan] = deque()
         self._masks: deque[StepMasks] = deque()  # of plans that have not been sampled, in their order
         self._begun: tuple[Begun, float] | None = None  # waits for its masks; with the seconds waited before it
@@ -155,6 +165,7 @@ class Steps:
         self._results: deque[StepResult] = deque()
         self.adapters = None if runner.adapters is None else AdapterLoader(runner.adapters)
         self._images = images  # required where ready has rows for them
+        self._weights = weights  # required where a scheduler asks for others
         self._times = LaunchTimes()
         self._counters = Counters()
 
@@ -170,6 +181,7 @@ class Steps:
             or self._results
             or (self.adapters and self.adapters.answers)
             or (self._images and self._images.busy)
+            or (self._weights and self._weights.busy)
         )
 
     @property
@@ -198,16 +210,19 @@ class Steps:
                 case DropAdapter() as dropped:
                     assert self.adapters is not None, "ready said that there are places"
                     self.adapters.drop(dropped, self._counters.plans + len(self._plans))
+                case CheckWeights() | WriteWeights() as asked:
+                    assert self._weights is not None, "there is a model"
+                    self._weights.ask(asked)
                 case EncodeImage() as image:
                     assert self._images is not None, "ready said that there are rows"
                     self._images.ask(image)
                 case Joined():
                     self._join(arrival.peer)
                 case Left(reason):
-                    if arrival.peer is self._scheduler:
+                    if arrival.peer is self._served.peer:
                         level = level_of(arrival.peer, reason)
                         logs.write(log, level, "scheduler_left", {"pid": arrival.peer.pid, "reason": reason})
-                        self._scheduler = None
+                        self._served.peer = None
                         self._forget()
 
     def iterate(self) -> None:
@@ -225,6 +240,10 @@ class Steps:
         if self.adapters is not None:
             self.adapters.collect(self._counters.plans)
             self._send(self.adapters.answers)
+        if self._weights is not None:
+            if not (self._plans or self._in_flight or self.awaits_masks) and self._weights.run() and self._images:
+                self._images.forget()  # what was begun is of the weights before
+            self._send(self._weights.answers)
         if self._images is not None:
             self._images.iterate(shared=self._decodes)
             self._send(self._images.answers)
@@ -247,19 +266,22 @@ class Steps:
     def _send(self, messages: deque[Answer]) -> int:
         """Send messages as far as there is credit. Returns how many."""
         count = 0
-        while messages and self._scheduler is not None and self._link.send(self._scheduler, messages[0]):
+        while messages and self._served.peer is not None and self._link.send(self._served.peer, messages[0]):
             messages.popleft()
             count += 1
         return count
 
     def _join(self, peer: Peer) -> None:
-        if self._group.several and peer.incarnation == self._last_scheduler:
+        if self._group.several and peer.incarnation == self._served.last:
             leave(reason="the scheduler lost us while it lived: the group is out of step")
         self._counters.schedulers += 1
-        self._scheduler, self._last_scheduler = peer, peer.incarnation
+        self._served.peer, self._served.last = peer, peer.incarnation
         self._forget()
         logs.info(log, "scheduler_joined", pid=peer.pid, epoch=peer.epoch)
         ready = msgspec.structs.replace(self._ready, epoch=peer.epoch, plans=self._counters.plans)
+        if self._weights is not None:
+            path, version = self._weights.path, self._weights.version
+            ready = msgspec.structs.replace(ready, weights_path=path, weight_version=version)
         sent = self._link.send(peer, ready)
         assert sent, "a peer that has just joined has credit"
 
@@ -280,7 +302,7 @@ class Steps:
         self._masks.clear()
         self._watched.watchdog.rest()
         self._reset()
-        for beside in (self.adapters, self._images):
+        for beside in (self.adapters, self._images, self._weights):
             if beside is not None:
                 beside.forget()
 
@@ -296,9 +318,9 @@ class Steps:
         self._traces.forget()
 
     def _begin(self, plan: StepPlan) -> None:
-        if plan.epoch != self._epoch:
+        if plan.epoch != self._served.epoch:
             self._reset()
-            self._epoch = plan.epoch
+            self._served.epoch = plan.epoch
         self._reports.plans.append(plan)
         self._watched.positions = self._count(plan)
         if plan.masked and not self._group.answers:  # a stage waits for the tokens sampled as many steps before

@@ -71,7 +71,9 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         customs=frozenset(custom.name for custom in submit.tool_use.customs) if submit.tool_use else frozenset(),
     )
     encoder = SSEEncoder(identity, chat=True, choices=n, usage=usage, told=told)
-    asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream, images=images)
+    asked = GenerateRequest(
+        id=identity.id, prompts=(submit,), n=n, stream=submit.stream, images=images, tells_abort=True
+    )
     return asked, encoder
 
 
