@@ -41,11 +41,14 @@ from penstock.protocol.messages import (
 from penstock.protocol.steps import (
     AdapterLoaded,
     DropAdapter,
+    ExecutorAsleep,
     ExecutorReady,
     LoadAdapter,
+    Sleep,
     StepMasks,
     StepPlan,
     StepResult,
+    Wake,
 )
 
 PROTOCOL_VERSION = 1
@@ -147,8 +150,8 @@ STEPS = LinkSpec(
     name="steps",
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
-    up=(ExecutorReady, StepResult, AdapterLoaded, ImageEncoded, MetricsSnapshots),
-    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage),
+    up=(ExecutorReady, ExecutorAsleep, StepResult, AdapterLoaded, ImageEncoded, MetricsSnapshots),
+    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage, Sleep, Wake),
     window=16,
     high_water=64,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge

@@ -492,6 +492,7 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     accepted_at: tuple[int, ...] = ()  # the same by place in the draft, from 0; the first ones
     draining: bool = False
     replica: int = 0  # whose scheduler this is
+    sleeping: bool = False  # its executors hold no device: the next request wakes them
 
 
 class MetricsSnapshots(Message, frozen=True):

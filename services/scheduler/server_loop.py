@@ -9,13 +9,13 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from penstock.engine_core.histogram import Histogram
-from penstock.engine_core.scheduling.executor_group import ExecutorGroup
+from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
@@ -24,7 +24,7 @@ from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, EngineStatus, MetricsSnapshots, Rejected, StopHit, SubmitTokens
-from penstock.protocol.steps import AdapterLoaded, ExecutorReady, StepResult
+from penstock.protocol.steps import AdapterLoaded, ExecutorAsleep, ExecutorReady, Sleep, StepResult, Wake
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.snapshot import RemoteSnapshots
@@ -53,6 +53,7 @@ NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep
 OUT_OF_STEP = "its group is out of step"
 STUCK = "others of its group do not become ready"
 LOST = "the engine lost its executor and it did not come back"
+DEAF = "it could not be told to sleep"
 
 
 class LoopStatistics(msgspec.Struct, frozen=True):
@@ -86,8 +87,9 @@ class SchedulerLoop:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.executors: ExecutorGroup[Peer] = ExecutorGroup(
-            group_size(config.model), steps.epoch, now, answering(0, config.model), config.model.tensor_parallel_size
-        )
+            group_size(config.model), steps.epoch, now, answering(0, config.model), config.model.tensor_parallel_size,
+            config.scheduler.idle_timeout,
+        )  # fmt: skip
         self.draining = False
         self.remote = RemoteSnapshots()  # of executors on other hosts
         self.lag = Histogram(LAG)
@@ -109,7 +111,7 @@ class SchedulerLoop:
 
     @property
     def ready(self) -> bool:
-        return self.executors.complete and not self.draining
+        return self.executors.serves and not self.draining
 
     @property
     def unfinished(self) -> int:
@@ -121,7 +123,7 @@ class SchedulerLoop:
         """Whether nothing that could still come is awaited."""
         if self._scheduler is None:
             return not self._clients.rejections
-        running = self.unfinished > 0 and self.executors.complete
+        running = self.unfinished > 0 and self.executors.serves
         return not (running or self._clients.rejections or self._scheduler.undelivered())
 
     def iterate(self, now: float, wall: float) -> float:
@@ -155,6 +157,7 @@ class SchedulerLoop:
                 reason = self.executors.crash_loop or LOST
                 logs.error(log, "gave_up", unfinished=self._scheduler.unfinished, reason=reason)
                 self._scheduler.fail(reason)
+            self._rest(self._scheduler, now)
             self._plan(self._scheduler, now)
             self._deliver(self._scheduler)
             self._traces.record(self._scheduler.stays())
@@ -188,6 +191,8 @@ class SchedulerLoop:
         self.executors.crash_loop = self._crash_loop_reason()
         if self.executors.stuck(now):
             self._disband(STUCK)
+        if self.executors.rest is Rest.WAKING and self.executors.given_up(now):
+            self.executors.awake(now)
 
     def _step_arrival(self, arrival: Arrival, now: float) -> None:
         peer = arrival.peer
@@ -219,12 +224,19 @@ class SchedulerLoop:
                 logs.info(log, "executor_ready", executor=peer.index, blocks=ready.blocks, device=ready.device,
                              dtype=ready.dtype, load_seconds=ready.load_seconds)  # fmt: skip
                 broke = peer in self.executors.peers and self.executors.complete
-                if self.executors.add(peer, ready, now) and not self.executors.in_step:
+                if self.executors.rest is Rest.ASLEEP:  # it has been started again, or has not heard
+                    self._send_to_sleep((peer,))
+                elif self.executors.add(peer, ready, now) and not self.executors.in_step:
                     self._disband(OUT_OF_STEP)
                 elif self.executors.complete:
                     self._begin(now)
                 elif broke:
                     self._steps.epoch = self.executors.epoch
+            case ExecutorAsleep():
+                if self.executors.fall_asleep(peer):
+                    self._steps.send(peer, Wake())
+                elif self.executors.all_asleep:
+                    logs.info(log, "asleep", seconds=now - self.executors.rest_since)
             case Left(reason):
                 self.remote.remove(peer)
                 fields: dict[str, object] = {"executor": peer.index, "pid": peer.pid, "reason": reason}
@@ -239,6 +251,32 @@ class SchedulerLoop:
         for member in self.executors.peers:
             self._steps.give_up(member, reason)
 
+    def _rest(self, scheduler: Scheduler, now: float) -> None:
+        """Have the executors sleep after a time without requests, and wake them for the next one."""
+        if self.unfinished or scheduler.in_flight or self.draining:
+            self.executors.busy(now)
+        elif self.executors.sleep_due(now):
+            self._sleep(now)
+        if self.unfinished and self.executors.rest is Rest.ASLEEP:
+            self._wake(now)
+
+    def _sleep(self, now: float) -> None:
+        logs.info(log, "sleeping", idle_seconds=self.executors.idle_for(now))
+        members = self.executors.sleep(now)
+        self._steps.epoch, self._status.due = self.executors.epoch, now
+        self._send_to_sleep(members)
+
+    def _send_to_sleep(self, members: Iterable[Peer]) -> None:
+        """One that cannot be told says that it is ready once more, and is told then."""
+        for member in members:
+            if not self._steps.send(member, Sleep()):
+                self._steps.give_up(member, DEAF)
+
+    def _wake(self, now: float) -> None:
+        logs.info(log, "waking", slept_seconds=now - self.executors.rest_since)
+        self._steps.send_each(self.executors.wake(now), Wake())
+        self._status.due = now
+
     def _begin(self, now: float) -> None:
         """The executor group is complete: the first one brings the scheduler, a later one a new epoch for it."""
         epoch, blocks = self.executors.epoch, self.executors.blocks
@@ -246,7 +284,12 @@ class SchedulerLoop:
         self._times.restart(now)
         self._bitmasks.renew(self.executors.mask_slots)
         if self._scheduler is not None:
-            logs.warning(log, "epoch", epoch=epoch, unfinished=self._scheduler.unfinished)
+            fields: dict[str, object] = {"epoch": epoch, "unfinished": self._scheduler.unfinished}
+            if self.executors.rest is Rest.WAKING:
+                logs.info(log, "awake", seconds=now - self.executors.rest_since, **fields)
+                self.executors.awake(now)
+            else:
+                logs.write(log, logging.WARNING, "epoch", fields)
             places, rows = self.executors.state_places, self.executors.encoder_rows
             self._scheduler.restart(epoch, now, blocks, places, rows)
             return
