@@ -155,6 +155,7 @@ def total(statuses: Sequence[EngineStatus]) -> EngineStatus:
         epoch=max(status.epoch for status in statuses),
         ready=bool(ready),
         draining=all(status.draining for status in statuses),
+        sleeping=all(status.sleeping for status in statuses),
         step_age=max(status.step_age for status in statuses),
         accepted_at=tuple(map(sum, zip(*accepted, strict=True))),
         replica=0,

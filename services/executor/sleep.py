@@ -1,8 +1,8 @@
 """An executor that sleeps: the same process with another program image, which holds no device and little memory.
 
 Nothing but its end frees all that a process has of a GPU, its context included. So an executor that is told to sleep
-replaces its image by that of a new interpreter (execve(2)), which waits at the link before it imports torch. The process
-stays: whatever supervises it, a launcher, systemd or supervisord, sees no end and starts nothing.
+replaces its image by that of a new interpreter (execve(2)), which waits at the link before it imports torch. The
+process stays: whatever supervises it, a launcher, systemd or supervisord, sees no end and starts nothing.
 """
 
 from __future__ import annotations
