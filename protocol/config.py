@@ -139,9 +139,15 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lora_dir: Annotated[
         str, Option("directory whose folders are adapters, each found by its name when it is first asked for")
     ] = ""
+    admin_address: Annotated[
+        str, Option("where the operator's routes are, on this address alone: needs --operator-key-file, but for a unix "
+                    "socket, which its owner alone may connect to; empty: nowhere", metavar="HOST:PORT|unix:FILE")
+    ] = ""
     operator_key_file: Annotated[
-        str, Option("file with a key per line for what the operator alone may do, as --api-key-file; empty: nobody may",
-                    metavar="FILE")
+        str, Option("file with a key per line, as --api-key-file, for --admin-address", metavar="FILE")
+    ] = ""
+    weights_dir: Annotated[
+        str, Option("directory whose folders may be read in place of the model's weights, by the operator's requests")
     ] = ""
     allowed_media_domains: Annotated[
         str, Option("host names whose https images the server fetches for requests, *.NAME for those below; may be "

@@ -20,6 +20,18 @@ from pathlib import Path
 import msgspec
 
 from penstock.protocol.config import LinksConfig
+from penstock.protocol.control import (
+    AbortAll,
+    AskState,
+    CheckWeights,
+    Controlled,
+    FlushCache,
+    Pause,
+    Resume,
+    UpdateWeights,
+    WeightsAnswer,
+    WriteWeights,
+)
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.message import Message
@@ -28,7 +40,6 @@ from penstock.protocol.messages import (
     Detokenize,
     Detokenized,
     EngineStatus,
-    MetricsSnapshots,
     Rejected,
     StopHit,
     SubmitText,
@@ -38,6 +49,7 @@ from penstock.protocol.messages import (
     Tokenize,
     Tokenized,
 )
+from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.protocol.steps import (
     AdapterLoaded,
     DropAdapter,
@@ -52,6 +64,7 @@ from penstock.protocol.steps import (
 )
 
 PROTOCOL_VERSION = 1
+CONTROL = (Pause, Resume, FlushCache, AbortAll, AskState, UpdateWeights)
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token
 # id is two bytes of a body and four here). A socket that meets more ends the connection and all that is on its way.
 MOST_BYTES = (1 << 32) - 1
@@ -136,22 +149,22 @@ TEXT = LinkSpec(
     name="text",
     binder=Role.TOKENIZER,
     connector=Role.API,
-    up=(SubmitText, Abort, Tokenize, Detokenize),
-    down=(TextBatch, Rejected, Tokenized, Detokenized, EngineStatus, MetricsSnapshots),
+    up=(SubmitText, Abort, Tokenize, Detokenize, *CONTROL),
+    down=(TextBatch, Rejected, Tokenized, Detokenized, Controlled, EngineStatus, MetricsSnapshots),
 )
 TOKENS = LinkSpec(
     name="tokens",
     binder=Role.SCHEDULER,
     connector=Role.TOKENIZER,
-    up=(SubmitTokens, Abort, StopHit),
-    down=(TokenBatch, Rejected, EngineStatus, MetricsSnapshots),
+    up=(SubmitTokens, Abort, StopHit, *CONTROL),
+    down=(TokenBatch, Rejected, Controlled, EngineStatus, MetricsSnapshots),
 )
 STEPS = LinkSpec(
     name="steps",
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
-    up=(ExecutorReady, ExecutorAsleep, StepResult, AdapterLoaded, ImageEncoded, MetricsSnapshots),
-    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage, Sleep, Wake),
+    up=(ExecutorReady, ExecutorAsleep, StepResult, AdapterLoaded, ImageEncoded, WeightsAnswer, MetricsSnapshots),
+    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage, CheckWeights, WriteWeights, Sleep, Wake),
     window=16,
     high_water=64,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge

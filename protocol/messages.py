@@ -16,6 +16,7 @@ import secrets
 import struct
 from collections.abc import Iterator
 
+from penstock.protocol.control import FIRST_VERSION
 from penstock.protocol.images import Image, ImageFile
 from penstock.protocol.message import Message, Part
 
@@ -493,9 +494,5 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     draining: bool = False
     replica: int = 0  # whose scheduler this is
     sleeping: bool = False  # its executors hold no device: the next request wakes them
-
-
-class MetricsSnapshots(Message, frozen=True):
-    """executor → scheduler → tokenizer → api, once a second between hosts: services/metrics/snapshot.py reads it."""
-
-    snapshots: bytes
+    paused: str = ""  # mode of the operator's pause
+    weight_version: str = FIRST_VERSION

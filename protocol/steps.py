@@ -54,6 +54,7 @@ has been applied.
 
 from __future__ import annotations
 
+from penstock.protocol.control import FIRST_VERSION
 from penstock.protocol.message import Message, Part
 from penstock.protocol.messages import Logprobs, Pooling, Sampling, TraceContext
 
@@ -202,6 +203,8 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     state_host_places: int = 0  # the same in the host's memory
     adapter_places: int = 0  # for LoRA adapters: 1 .. adapter_places; 0: it serves none
     encoder_rows: int = 0  # of the encoder cache; 0: the model sees no images
+    weights_path: str = ""  # folder of the weights that it has; empty: the one that it began with
+    weight_version: str = FIRST_VERSION
     plans: int = 0  # run since its group's generation began: equal for all members of a group that is in step
 
 

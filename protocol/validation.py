@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from penstock.protocol.adapters import read_modules
+from penstock.protocol.admin import read_admin_address
 from penstock.protocol.config import ApiConfig, Config, fields
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.groups import check_groups
@@ -108,12 +109,34 @@ def check_links(config: Config) -> None:
     check_apart(wanted)
 
 
+def check_admin(api: ApiConfig) -> None:
+    """Raise ConfigError for an operator's address that is none, that is the clients', or that anybody could use."""
+    found = read_admin_address(api.admin_address)
+    if api.operator_key_file and found is None:
+        why = "the operator's routes need an address of their own: --admin-address, like 127.0.0.1:8001"
+        raise ConfigError("--operator-key-file", api.operator_key_file, why)
+    if found is None:
+        if api.weights_dir:
+            raise ConfigError("--weights-dir", api.weights_dir, "it needs --admin-address")
+        return
+    if found.file:
+        if found.file == api.uds:
+            raise ConfigError("--admin-address", api.admin_address, "it must be another socket than --uds")
+        return
+    if not api.operator_key_file:
+        raise ConfigError("--admin-address", api.admin_address, "it needs --operator-key-file")
+    if found.port and found.port in (0 if api.uds else api.port, api.metrics_port):
+        why = "it must be another port than --port and --metrics-port"
+        raise ConfigError("--admin-address", api.admin_address, why)
+
+
 def check_listening(api: ApiConfig) -> None:
     """Raise ConfigError for combinations of the socket's options that are not allowed."""
     if api.uds and api.api_processes > 1:
         raise ConfigError("--uds", api.uds, f"one process listens at a file; --api-processes is {api.api_processes}")
     if api.metrics_port and api.metrics_port == api.port and not api.uds:
         raise ConfigError("--metrics-port", api.metrics_port, "it must be another port than --port")
+    check_admin(api)
     if api.uds and api.ssl_certfile:
         raise ConfigError("--uds", api.uds, "TLS is for addresses; leave out --ssl-certfile")
     if not api.ssl_certfile:

@@ -28,16 +28,18 @@ def read_checkpoint(
 
     leftover: names of tensors that may be there and are not read.
     """
-    wanted = {
-        name: WantedTensor(place.shape, place.stored_types, place.optional) for name, place in destinations.items()
-    }
-    files = check_tensors(folder, wanted, leftover)
+    files = check_tensors(folder, wanted_tensors(destinations), leftover)
     for name in (name for names in files.values() for name in names):
         place = destinations[name]
         if place.matrix is not None and place.role != "unread":
             place.matrix.expected.add(place.role)
     for path, names in files.items():
         read_file(path, names, destinations)
+
+
+def wanted_tensors(destinations: Mapping[str, Destination]) -> dict[str, WantedTensor]:
+    """What files must hold to fill them."""
+    return {name: WantedTensor(place.shape, place.stored_types, place.optional) for name, place in destinations.items()}
 
 
 def read_file(path: Path, names: Sequence[str], destinations: Mapping[str, Destination]) -> None:

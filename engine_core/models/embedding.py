@@ -40,6 +40,10 @@ class Embedding:
         """Add a copy for logits, laid out as products on a CPU want it."""
         self.operand = prepared(self.operand, self.weight.dtype)
 
+    def reopen(self) -> None:
+        """Let go of the copy, which `pack` makes of what is filled then."""
+        self.operand = self.weight
+
     def gather(self) -> None:
         """No matrix of it is quantized."""
 

@@ -64,6 +64,9 @@ class Expansion:
     def pack(self) -> None:
         """It stays as it is."""
 
+    def reopen(self) -> None:
+        """It can be filled again as it is."""
+
     @property
     def quantized_bytes(self) -> int:
         return 0 if self.matrix is None else self.weight.nbytes

@@ -142,6 +142,13 @@ def pack(destinations: Mapping[str, Destination]) -> None:
             owner.pack()
 
 
+def reopen(destinations: Mapping[str, Destination]) -> None:
+    """Have weights that were packed be filled once more, by destinations that are asked for anew."""
+    for owner in dict.fromkeys(found.owner for found in destinations.values()):
+        if owner is not None:
+            owner.reopen()
+
+
 def quantized(name: str, matrix: QuantizedMatrix) -> Destinations:
     """Of the tensors that stand for a quantized matrix of this name."""
     for stored in matrix.stored:
@@ -386,6 +393,15 @@ class Linear:
         self.operands = tuple(prepared(operand, self.weight.dtype) for operand in self.operands)
         if not self.matrices and self.operands[0] is not self.weight:
             self.weight = self.weight.to("meta")
+
+    def reopen(self) -> None:
+        """Have memory again where `pack` has given it back."""
+        if self.matrices:
+            self.operands = ()
+            return
+        if self.weight.is_meta:
+            self.weight = torch.zeros_like(self.weight, device="cpu")  # padding is read, too
+        self.operands = (self.weight,)
 
     @property
     def quantized_bytes(self) -> int:

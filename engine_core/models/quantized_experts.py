@@ -104,6 +104,10 @@ class QuantizedExperts:
         """Lay the experts out as kernels read them quickest."""
         self.gate_up, self.down = (prepared(weight, self.dtype) for weight in self.weights)
 
+    def reopen(self) -> None:
+        """Wait for all matrices once more."""
+        self.left, self.gate_up, self.down = len(self.matrices), None, None
+
     def destinations(self) -> Destinations:
         """By names within the MLP."""
         for name, form in self.spec.formats:

@@ -36,6 +36,10 @@ class Owner(Protocol):
     def pack(self) -> None:
         """Lay filled weights out as products want them. They can be read no more."""
 
+    def reopen(self) -> None:
+        """Be as before anything was filled or packed, so that weights can be filled once more. Those that were never
+        laid out otherwise keep their memory."""
+
     @property
     def quantized_bytes(self) -> int:
         """Memory of weights that are no destination's tensor."""

@@ -15,6 +15,7 @@ from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.images import ask_images, awaits_images, cut_at_images, reusable
 from penstock.engine_core.scheduling.late_masks import short_of_end
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix, cancel, lacks_adapter
+from penstock.engine_core.scheduling.pausing import plans
 from penstock.engine_core.scheduling.peak_estimate import PeakEstimate, new_estimate
 from penstock.engine_core.scheduling.preemption import leaving_blocks
 from penstock.engine_core.scheduling.recurrent_state import ask_leader, cut, enter_slot, waits, with_state
@@ -28,7 +29,7 @@ from penstock.protocol.steps import NO_STATE
 LOOKAHEAD = 256  # waiting sequences that one plan passes over
 HASHES = 2048  # blocks of theirs that one plan hashes, about 2 ms
 BLOCKED = 1024  # waiting sequences without their adapters or images that it passes over as well
-REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter", "image")
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter", "image", "pause")
 
 
 @dataclass(slots=True)
@@ -270,12 +271,16 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     """Waiting sequences by what they wait for. None overtakes, so all wait for what the first one lacks, except those
     that wait for a prefix which somebody else is computing, for their adapter, or for their images.
 
-    trial: one of those that executors may have died of runs alone. slot: --max-num-seqs run. blocks: there is no KV
-    cache for more. step: there is room, and the next step will have it, or the one after that.
+    pause: no step is planned, or not for these. trial: one of those that executors may have died of runs alone. slot:
+    --max-num-seqs run. blocks: there is no KV cache for more. step: there is room, and the next step will have it, or
+    the one after that.
     """
     waiting = len(state.queue)
+    if waiting and not plans(state):
+        return {"pause": waiting}
+    held = {"pause": len(state.steps.pause.held)} if state.steps.pause.held else {}
     if not waiting:
-        return {}
+        return held
     first = tuple(islice(state.queue, LOOKAHEAD))
     behind = sum(sequence.waits_for is not None for sequence in first)
     free = [sequence for sequence in first if sequence.waits_for is None]
@@ -289,7 +294,7 @@ def reasons(state: SchedulerState) -> dict[str, int]:
         reason = "blocks"
     else:
         reason = "step"
-    return {
+    return held | {
         name: count
         for name, count in (
             (reason, waiting - behind - lacking - blind), ("prefix", behind), ("adapter", lacking), ("image", blind),

@@ -141,6 +141,11 @@ class ExecutorGroup(Generic[M]):
         return min(self._ready[peer].encoder_rows for peer in self.encoding)
 
     @property
+    def readies(self) -> tuple[ExecutorReady, ...]:
+        """What the members say."""
+        return tuple(self._ready.values())
+
+    @property
     def first(self) -> ExecutorReady:
         return self._ready[min(self._ready, key=lambda peer: peer.index)]
 

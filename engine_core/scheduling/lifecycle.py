@@ -180,6 +180,8 @@ def cancel(state: SchedulerState, request: Request, finish: Finish, error: str |
         state.stats.totals.finishes[finish] += 1
     for sequence in tuple(request.sequences.values()):
         end_aside(state, sequence, finish, error)
+    if state.steps.pause.held.pop(request.message.id, None) is not None:
+        del state.requests[request.message.id]  # no sequence of it has begun
 
 
 def add(state: SchedulerState, request: Request) -> Sequence:

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
+from penstock.engine_core.scheduling import pausing
 from penstock.engine_core.scheduling.admission import reasons
 from penstock.engine_core.scheduling.lifecycle import (
     TOO_SMALL,
@@ -36,6 +37,7 @@ from penstock.engine_core.scheduling.validation import (
     rows_needed,
     submit,
 )
+from penstock.protocol.control import PauseMode
 from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
 from penstock.protocol.steps import AdapterLoaded, DropAdapter, LoadAdapter, StepPlan, StepResult
@@ -62,7 +64,7 @@ class Scheduler:
     @property
     def counts(self) -> tuple[int, int]:
         """Sequences that run and sequences that wait, as the statistics have them."""
-        return len(self._state.slots.occupied()), len(self._state.queue)
+        return len(self._state.slots.occupied()), len(self._state.queue) + len(self._state.steps.pause.held)
 
     @property
     def epoch(self) -> int:
@@ -117,9 +119,39 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
-        means that no sequence waits, but for its adapter or its images."""
+        means that no sequence waits, but for its adapter or its images, or that there is a pause."""
         self._state.stats.now = now
-        return plan(self._state)
+        return plan(self._state) if pausing.plans(self._state) else None
+
+    @property
+    def pause_mode(self) -> PauseMode | None:
+        """Of the operator's pause, whether it holds or has only begun."""
+        return self._state.steps.pause.mode
+
+    @property
+    def paused(self) -> bool:
+        """Whether the operator's pause holds: nothing runs, and nothing will before it is over."""
+        return pausing.holds(self._state)
+
+    def pause(self, mode: PauseMode | None, now: float) -> None:
+        """Begin a pause of this mode in place of any other one; None ends it."""
+        self._state.stats.now = now
+        pausing.pause(self._state, mode)
+
+    def abort_all(self, now: float) -> None:
+        """End every request."""
+        self._state.stats.now = now
+        pausing.abort_all(self._state)
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Plan no step while it is frozen, whatever the operator's pause is."""
+        self._state.steps.pause.frozen = frozen
+
+    def forget_computed(self, now: float, *, encoded: bool = False) -> None:
+        """Forget all that executors have computed, with `encoded` their images too: what runs is computed again from
+        its tokens. No step is in flight."""
+        self._state.stats.now = now
+        pausing.forget_computed(self._state, encoded=encoded)
 
     def follow(self, result: StepResult) -> None:
         """Advance the guides by the tokens of a result, which is all that masks of the next step wait for. `apply`
@@ -274,7 +306,7 @@ class Scheduler:
             step=state.steps.applied,
             in_flight=len(state.steps.in_flight),
             running=len(state.slots.occupied()),
-            waiting=len(state.queue),
+            waiting=len(state.queue) + len(state.steps.pause.held),
             reasons=reasons(state),
             slots=state.slots.count,
             pool=state.kv.pool.statistics(),

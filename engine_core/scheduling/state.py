@@ -32,6 +32,7 @@ from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.draft_model import DeviceDrafts
 from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
+from penstock.protocol.control import PauseMode
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import NO_STATE, keep_window
 
@@ -175,6 +176,15 @@ class SpeculationState:
 
 
 @dataclass(slots=True, eq=False)
+class PauseState:
+    """Why no step is planned; see pausing.py."""
+
+    mode: PauseMode | None = None  # the operator's
+    frozen: bool = False  # executors' weights, or what they have computed, are being changed
+    held: dict[int, Request] = field(default_factory=dict)  # by id: requests that came since, in mode wait
+
+
+@dataclass(slots=True, eq=False)
 class StepState:
     """Steps between their plan and their result."""
 
@@ -184,6 +194,7 @@ class StepState:
     wanted: list[Guide] = field(default_factory=list)  # whose next masks are to be made beside the steps
     long_mask: float = 0.0  # seconds of making one, from which on rows do not wait for it
     patience: Patience = field(default_factory=Patience)
+    pause: PauseState = field(default_factory=PauseState)
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken
     applied: int = 0  # last applied step

@@ -18,6 +18,7 @@ from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.poison_requests import signature
 from penstock.engine_core.scheduling.request import Request, Sequence, stop_token_ids
 from penstock.engine_core.scheduling.state import SchedulerState
+from penstock.protocol.control import PauseMode
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, RequestError, rejection
 from penstock.protocol.messages import Adapter, Finish, SubmitTokens
 
@@ -196,8 +197,10 @@ def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Gui
     )
     state.requests[message.id] = request
     state.stats.totals.prompt_tokens += request.prompt_tokens
-    if message.written:
+    if message.written:  # not new to the server
         resume(state, request)
+    elif state.steps.pause.mode is PauseMode.WAIT:
+        state.steps.pause.held[message.id] = request
     else:
         add(state, request)
 
@@ -207,7 +210,8 @@ def check_room(state: SchedulerState, message: SubmitTokens) -> None:
 
     An empty queue takes any, and one that goes on after a crash is not new to the server.
     """
-    most, waiting = state.options.max_queued_tokens, state.queue.tokens
+    most, held = state.options.max_queued_tokens, state.steps.pause.held
+    waiting = state.queue.tokens + (sum([request.prompt_tokens for request in held.values()]) if most and held else 0)
     if most and waiting and waiting + len(message.token_ids) // 4 > most and not message.written:
         told = f"prompts of {waiting} tokens are waiting; at most {most} are allowed to (--max-queued-tokens)"
         raise Overloaded(told, retry_after=retry_after(state))

@@ -20,12 +20,12 @@ from contextlib import contextmanager
 import msgspec
 
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests, text_signature
+from penstock.protocol.control import Control, Controlled
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable, error_of
 from penstock.protocol.messages import (
     Detokenize,
     Detokenized,
     EngineStatus,
-    MetricsSnapshots,
     Rejected,
     SubmitText,
     TextBatch,
@@ -33,6 +33,7 @@ from penstock.protocol.messages import (
     Tokenized,
 )
 from penstock.protocol.request_ids import COUNTER_MASK, request_id
+from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.client.replicas import ReplicaSet
 from penstock.services.client.request_state import Call, RequestState
@@ -187,10 +188,22 @@ class EngineClient:
 
         Raises Unavailable without a tokenizer, Overloaded when none accepts more, and the error of a rejection.
         """
-        self._check_open(self._tokenizer_trouble(), time.monotonic())
         self._check_poison(call, time.monotonic())
+        found = await self._call(call)
+        assert not isinstance(found, Controlled), "answers are of their calls' kind"
+        return found
+
+    async def control(self, message: Control) -> Controlled:
+        """Ask all schedulers for something that the operator wants, however long it takes. The answer says what they
+        have not done. Raises as `call` does."""
+        found = await self._call(message)
+        assert isinstance(found, Controlled), "answers are of their calls' kind"
+        return found
+
+    async def _call(self, call: Tokenize | Detokenize | Control) -> Tokenized | Detokenized | Controlled:
+        self._check_open(self._tokenizer_trouble(), time.monotonic())
         call = msgspec.structs.replace(call, id=self._new_id())
-        answer: asyncio.Future[Tokenized | Detokenized] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Tokenized | Detokenized | Controlled] = asyncio.get_running_loop().create_future()
         state = Call(call.id, call, answer)
         if len(self._calls) >= self._limit or not self._router.route(state, call):
             self._refused += 1
@@ -217,7 +230,7 @@ class EngineClient:
                     self.remote.receive(arrival.peer, snapshots)
                 case Rejected() as rejected:
                     self._rejected(rejected, now)
-                case Tokenized() | Detokenized() as answer:
+                case Tokenized() | Detokenized() | Controlled() as answer:
                     call = self._calls.get(answer.id)
                     if call is not None and not call.answer.done():
                         call.answer.set_result(answer)
@@ -316,7 +329,9 @@ class EngineClient:
         error = error_of(rejected)
         waiting = self._calls.get(rejected.id) or self._requests.get(rejected.id)
         if waiting is not None and waiting.deaths and rejected.code == POISON:
-            self._poison_requests.add(text_signature(waiting.message()), now)
+            message = waiting.message()
+            assert isinstance(message, SubmitText | Tokenize | Detokenize), "tokenizers pass on all others"
+            self._poison_requests.add(text_signature(message), now)
         call = self._calls.get(rejected.id)
         if call is not None and not call.answer.done():
             call.answer.set_exception(error)
@@ -357,7 +372,8 @@ class EngineClient:
                 if call.deaths <= MOST_DEATHS:
                     self._router.requeue(call)
                 elif not call.answer.done():
-                    self._poison_requests.add(text_signature(call.message()), now)
+                    if isinstance(call.request, Tokenize | Detokenize):
+                        self._poison_requests.add(text_signature(call.request), now)
                     call.answer.set_exception(EngineFailure(KILLED_TOKENIZERS))
 
     def _check_poison(self, message: SubmitText | Tokenize | Detokenize, now: float) -> None:

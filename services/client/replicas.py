@@ -37,6 +37,7 @@ class ReplicaHealth(msgspec.Struct, frozen=True):
     tokens_free: int
     prompt_tokens: int
     cached_tokens: int
+    weight_version: str
 
 
 class ReplicaSet:
@@ -118,6 +119,7 @@ class ReplicaSet:
                     tokens_free=status_tokens(status, free) if status else 0,
                     prompt_tokens=status.prompt_tokens if status else 0,
                     cached_tokens=status.cached_tokens if status else 0,
+                    weight_version=status.weight_version if status else "",
                 )
             )
         return tuple(found)
@@ -156,6 +158,7 @@ def total(statuses: Sequence[EngineStatus]) -> EngineStatus:
         ready=bool(ready),
         draining=all(status.draining for status in statuses),
         sleeping=all(status.sleeping for status in statuses),
+        paused=next((status.paused for status in statuses), "") if all(status.paused for status in statuses) else "",
         step_age=max(status.step_age for status in statuses),
         accepted_at=tuple(map(sum, zip(*accepted, strict=True))),
         replica=0,

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from penstock.protocol.control import Control, Controlled
 from penstock.protocol.messages import Detokenize, Detokenized, SubmitText, Tokenize, Tokenized, Written
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.links.link import Peer
@@ -39,14 +40,16 @@ class RequestState(msgspec.Struct, eq=False):
 
 
 class Call(msgspec.Struct, eq=False):
-    """A call to a tokenizer, which has one answer."""
+    """A call to a tokenizer, or to all schedulers behind it, which has one answer."""
 
     id: int
-    request: Tokenize | Detokenize
-    answer: asyncio.Future[Tokenized | Detokenized]
+    request: Tokenize | Detokenize | Control
+    answer: asyncio.Future[Tokenized | Detokenized | Controlled]
     peer: Peer | None = None  # None while no tokenizer has it
     deaths: int = 0  # of tokenizers that had it
 
-    def message(self) -> Tokenize | Detokenize:
+    def message(self) -> Tokenize | Detokenize | Control:
         """The call, marked if a tokenizer may have died of it."""
-        return msgspec.structs.replace(self.request, suspect=True) if self.deaths else self.request
+        if self.deaths and isinstance(self.request, Tokenize | Detokenize):
+            return msgspec.structs.replace(self.request, suspect=True)
+        return self.request

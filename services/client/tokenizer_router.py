@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.protocol.control import Control
 from penstock.protocol.messages import Abort, Detokenize, SubmitText, Tokenize
 from penstock.services.client.request_state import Call, RequestState
 from penstock.services.links.async_link import AsyncLink
@@ -49,7 +50,7 @@ class TokenizerRouter:
         """Tokenizers that are connected."""
         return sum(bool(link.peers) for link in self._links)
 
-    def route(self, state: RequestState | Call, message: SubmitText | Tokenize | Detokenize) -> bool:
+    def route(self, state: RequestState | Call, message: SubmitText | Tokenize | Detokenize | Control) -> bool:
         """Send `message`, or have it wait while there is no tokenizer; False when all are full."""
         if self.waiting or self.aborts:
             self.flush()
@@ -87,7 +88,7 @@ class TokenizerRouter:
             if not aborts:
                 del self.aborts[peer]
 
-    def _send(self, message: SubmitText | Tokenize | Detokenize) -> Peer | None:
+    def _send(self, message: SubmitText | Tokenize | Detokenize | Control) -> Peer | None:
         """Send to the tokenizer that the message's number selects, or the next one with credit; None without any."""
         first = affinity(message) if self._keep_conversations and isinstance(message, SubmitText) else message.id
         for links in (self._own, self._others):

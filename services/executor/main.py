@@ -123,6 +123,7 @@ def serve(
     from penstock.services.executor.image_encoding import ImageEncoding
     from penstock.services.executor.kernel_compilers import log_compilations
     from penstock.services.executor.steps import Steps
+    from penstock.services.executor.weight_updates import WeightUpdates
 
     replica = groups.place(index, config.model).replica
     network = network_of(context, config.links)
@@ -136,7 +137,8 @@ def serve(
     encoder = engine.runner.options.encoder
     images = None if encoder is None else ImageEncoding(encoder, config.executor.mm_encoder_budget)
     group, traces = engine.runner.options.group, ExecutorTraces(tracer)
-    steps = Steps(link, engine.runner, engine.ready, watchdog, reports, group, traces, images)
+    updates = None if engine.weights is None else WeightUpdates(engine.weights)
+    steps = Steps(link, engine.runner, engine.ready, watchdog, reports, group, traces, images, updates)
     lag = Histogram(LAG)
     exporter = Exporter(
         me, Path(config.run.run_dir), lag, partial(collect_executor, steps, link, engine.ready), tracer,

@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, encoder_ste
 from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.warmup import compile_steps, step_peak, used_memory
+from penstock.engine_core.loading.live import LiveWeights
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.decoder import Decoder
@@ -91,6 +93,7 @@ class Engine:
     runner: Runner
     ready: ExecutorReady
     warm: tuple[tuple[int, float], ...] = ()  # positions and seconds of each warm-up step
+    weights: LiveWeights | None = None  # required where they are to be updated
 
 
 def start(
@@ -176,7 +179,8 @@ def start(
     if (quantized := quantization_facts(spec)) is not None:
         logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
     log_notes(config, model, draft, path, device)
-    return Engine(runner, ready, warm)
+    dummy = config.model.load_format == "dummy"
+    return Engine(runner, ready, warm, LiveWeights(model, tower, path, partial(read_whole, config), dummy=dummy))
 
 
 def make_places(config: ModelConfig, model: Decoder, whole: ModelSpec) -> AdapterPlaces | None:
@@ -250,9 +254,7 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     """The model in a folder, the length of its longest sequence, and its draft model. Raises ModelError, and
     ConfigError for a model that does not go with these options or cannot be split among so many executors."""
     asked = config.model.kv_cache_dtype
-    spec = read_spec(path, config.model.quantization)
-    spec = spec if read_image_limit(config.model.limit_mm_per_prompt) else spec.without_vision()
-    spec = with_kv_cache(spec, asked)
+    spec = with_kv_cache(read_whole(config, path), asked)
     length = folder.model_length(spec, config.model)
     drafting = with_draft_cache(find_draft(config, path, spec, length), asked)
     spec = with_kv_groups(spec, length, config.model.block_size, drafting=drafting is not None)
@@ -260,6 +262,12 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
     check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
     return spec, length, drafting
+
+
+def read_whole(config: Config, path: Path) -> ModelSpec:
+    """What config.json says of the model, as far as it is served. Raises ModelError."""
+    spec = read_spec(path, config.model.quantization)
+    return spec if read_image_limit(config.model.limit_mm_per_prompt) else spec.without_vision()
 
 
 def put_steps_first(device: torch.device) -> None:

@@ -19,6 +19,7 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
+from penstock.protocol.control import CheckWeights, WriteWeights
 from penstock.protocol.images import EncodeImage
 from penstock.protocol.message import Message
 from penstock.protocol.step_columns import chunk_positions, integers
@@ -28,6 +29,7 @@ from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.image_encoding import ImageEncoding
 from penstock.services.executor.peer_liveness import leave
 from penstock.services.executor.watchdog import Watchdog
+from penstock.services.executor.weight_updates import WeightUpdates
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import PART
 from penstock.services.supervisor import logs
@@ -136,6 +138,7 @@ class Steps:
         group: Group = ALONE,
         traces: ExecutorTraces | None = None,
         images: ImageEncoding | None = None,
+        weights: WeightUpdates | None = None,
     ) -> None:
         self._link = link
         self._runner = runner
@@ -155,6 +158,7 @@ class Steps:
         self._results: deque[StepResult] = deque()
         self.adapters = None if runner.adapters is None else AdapterLoader(runner.adapters)
         self._images = images  # required where ready has rows for them
+        self._weights = weights  # required where a scheduler asks for others
         self._times = LaunchTimes()
         self._counters = Counters()
 
@@ -170,6 +174,7 @@ class Steps:
             or self._results
             or (self.adapters and self.adapters.answers)
             or (self._images and self._images.busy)
+            or (self._weights and self._weights.busy)
         )
 
     @property
@@ -198,6 +203,9 @@ class Steps:
                 case DropAdapter() as dropped:
                     assert self.adapters is not None, "ready said that there are places"
                     self.adapters.drop(dropped, self._counters.plans + len(self._plans))
+                case CheckWeights() | WriteWeights() as asked:
+                    assert self._weights is not None, "there is a model"
+                    self._weights.ask(asked)
                 case EncodeImage() as image:
                     assert self._images is not None, "ready said that there are rows"
                     self._images.ask(image)
@@ -225,6 +233,10 @@ class Steps:
         if self.adapters is not None:
             self.adapters.collect(self._counters.plans)
             self._send(self.adapters.answers)
+        if self._weights is not None:
+            if not (self._plans or self._in_flight or self.awaits_masks) and self._weights.run() and self._images:
+                self._images.forget()  # what was begun is of the weights before
+            self._send(self._weights.answers)
         if self._images is not None:
             self._images.iterate(shared=self._decodes)
             self._send(self._images.answers)
@@ -260,6 +272,9 @@ class Steps:
         self._forget()
         logs.info(log, "scheduler_joined", pid=peer.pid, epoch=peer.epoch)
         ready = msgspec.structs.replace(self._ready, epoch=peer.epoch, plans=self._counters.plans)
+        if self._weights is not None:
+            path, version = self._weights.path, self._weights.version
+            ready = msgspec.structs.replace(ready, weights_path=path, weight_version=version)
         sent = self._link.send(peer, ready)
         assert sent, "a peer that has just joined has credit"
 
@@ -280,7 +295,7 @@ class Steps:
         self._masks.clear()
         self._watched.watchdog.rest()
         self._reset()
-        for beside in (self.adapters, self._images):
+        for beside in (self.adapters, self._images, self._weights):
             if beside is not None:
                 beside.forget()
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol, cast
 import httptools
 import msgspec
 import uvicorn
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -195,8 +195,12 @@ class Connection(HttpToolsProtocol):
         encode_error: Callable[[RequestError], bytes],
         limits: ConnectionLimits | None = None,
         limiter: ConnectionLimiter | None = None,
+        application: ASGIApp | None = None,
     ) -> None:
+        """application: what the listener of this connection serves; None: the configuration's."""
         super().__init__(config, server_state, app_state, _loop)
+        if application is not None:
+            self.app = application
         self._encode_error = encode_error  # the body of a refusal, as the API has it
         self._requests = RequestParser(self)
         self.parser = cast(httptools.HttpRequestParser, self._requests)

@@ -79,12 +79,11 @@ class Middleware:
         dialects: Sequence[Dialect],
         *,
         tracer: Tracer,
-        operators: Keys | None = None,
         always: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         self._router = router
         self._state = state
-        self._keys, self._operators = keys, operators
+        self._keys = keys
         self._hosts = TrustedHosts(options)
         self._cors = Cors(options)
         self._traffic = traffic
@@ -139,11 +138,8 @@ class Middleware:
                 await context.start(204, allowed)
                 await context.send({"type": "http.response.body", "body": b""})
                 return
-            if access is Access.OPERATOR:
-                assert self._operators is not None
-                self._check_key(context, self._operators)
-            elif access is Access.KEY and self._keys.locked:
-                self._check_key(context, self._keys)
+            if access is Access.KEY and self._keys.locked:
+                self._check_key(context)
             if b"x-request-timeout" in context.headers:
                 context.set_timeout(context.header_timeout(), "X-Request-Timeout")
             route = methods.get("GET" if context.method == "HEAD" else context.method)
@@ -169,9 +165,9 @@ class Middleware:
         body = dialect.encode_error(refusal, context.id.decode())
         await context.send_json(body, refusal.status, error_headers(refusal))
 
-    def _check_key(self, context: RequestContext, keys: Keys) -> None:
+    def _check_key(self, context: RequestContext) -> None:
         given = key_of(context)
-        if given is None or not keys.accepts(given):
+        if given is None or not self._keys.accepts(given):
             what = "You didn't provide an API key" if given is None else "Incorrect API key provided"
             raise Unauthorized(f"{what}; send it as the header Authorization: Bearer KEY", code="invalid_api_key")
         context.tenant = digest(b"key:" + given)

@@ -21,7 +21,6 @@ class Access(enum.Enum):
     """Who may ask."""
 
     KEY = "key"  # clients with a key, on a server that has keys
-    OPERATOR = "operator"  # whoever has a key of --operator-key-file
     OPEN = "open"  # everybody: the answer is the same on every server
     PROBE = "probe"  # everybody, by any host name: the answer is yes or no
 

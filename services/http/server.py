@@ -22,6 +22,8 @@ from typing import cast
 import msgspec
 import uvicorn
 
+from penstock.protocol.admin import OPTION as ADMIN
+from penstock.protocol.admin import read_admin_address
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import ConfigError
 from penstock.services.supervisor import address, logs
@@ -56,6 +58,36 @@ def listen_for_metrics(options: ApiConfig) -> Socket | None:
         return None
     with address.named("--metrics-port", options.metrics_port):
         return listen_at_address(msgspec.structs.replace(options, port=options.metrics_port))
+
+
+def admin_options(options: ApiConfig) -> ApiConfig | None:
+    """What a listener at --admin-address goes by: one process, the operator's own pages, its owner's socket. None
+    without one."""
+    found = read_admin_address(options.admin_address)
+    if found is None:
+        return None
+    return msgspec.structs.replace(
+        options, host=found.host, port=found.port, uds=found.file, uds_mode="owner", api_processes=1,
+        allowed_origins="", allow_credentials=False,
+    )  # fmt: skip
+
+
+def listen_for_operator(options: ApiConfig) -> Socket | None:
+    """The same at --admin-address; None without one. Raises AddressError, and ConfigError for an address that others
+    reach without TLS."""
+    found = admin_options(options)
+    if found is None:
+        return None
+    check_admin_reach(found)
+    with address.named(ADMIN, options.admin_address):
+        return listen(found)
+
+
+def check_admin_reach(options: ApiConfig) -> None:
+    """Raise ConfigError unless `admin_options` are of a loopback address or a socket, or there is TLS: the operator's
+    key crosses no network as it is."""
+    if not (options.uds or options.ssl_certfile or address.only_here(options)):
+        raise ConfigError(ADMIN, options.admin_address, "other machines reach it: it needs --ssl-certfile, or loopback")
 
 
 def listen_at_address(options: ApiConfig) -> Socket:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.links import Role
-from penstock.protocol.messages import MetricsSnapshots
+from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Link

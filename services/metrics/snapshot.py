@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.engine_core.histogram import HistogramStatistics
 from penstock.protocol.links import Role
-from penstock.protocol.messages import MetricsSnapshots
+from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.links.link import Peer
 from penstock.services.metrics.definitions import Metric, S
 from penstock.services.supervisor import logs

@@ -1,8 +1,8 @@
 """POST /v1/load_lora_adapter and /v1/unload_lora_adapter, vLLM's paths, for the operator alone.
 
-A server has them where --operator-key-file and --lora-dir are given. Paths are relative to --lora-dir, and nothing
-outside of it is read. A name that is loaded again means what its folder holds then; requests that run go on with what
-they began with, also behind an unload.
+--admin-address has them where --lora-dir is given. Paths are relative to --lora-dir, and nothing outside of it is read.
+A name that is loaded again means what its folder holds then; requests that run go on with what they began with, also
+behind an unload.
 """
 
 from __future__ import annotations

@@ -9,15 +9,17 @@ import logging
 import math
 import os
 import signal
+import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import uvicorn
 import uvloop
 import zmq
+from starlette.types import ASGIApp
 
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.config import PRIORITY, Config
@@ -32,9 +34,11 @@ from penstock.services.http.server import (
     Server,
     Socket,
     accept,
+    admin_options,
     connection_limit,
     listen,
     listen_for_metrics,
+    listen_for_operator,
     raise_descriptor_limit,
     remove_file,
     tls,
@@ -53,7 +57,7 @@ from penstock.services.openai.health import hopeless
 from penstock.services.openai.media_fetcher import MediaFetcher
 from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
-from penstock.services.openai.routes import application
+from penstock.services.openai.routes import application, metrics_application, operator_application
 from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import engine_facts
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
@@ -66,12 +70,21 @@ log = logging.getLogger(__name__)
 WAITING = "waiting for the engine"
 LAST_WORDS = 2.0  # seconds beyond the drain limit for errors to reach the clients
 BACKLOG = 2048
+OPERATORS_PROCESS = 0  # index of the api process that listens at --admin-address
 TICK = 0.25  # seconds between looks at what is owed and at the end
 EAGER = 0.02  # seconds between looks until requests are taken
 KEYS_TICK = 1.0  # seconds between looks at the file of API keys
 GC_THRESHOLD = 50_000  # allocations between collections: a request's parts hold few cycles
 MIN_SILENCE = 5.0  # seconds without a heartbeat after which the engine counts as hung; a busy machine may cost some
 HEARTBEATS_MISSED = 10  # or so many of them, if that is longer
+
+
+class Listener(NamedTuple):
+    """A bound socket, and what it serves."""
+
+    socket: Socket
+    encryption: ssl.SSLContext | None
+    application: Callable[[AppState], ASGIApp]
 
 
 def run(config: Config, index: int) -> int:
@@ -90,11 +103,14 @@ async def serve(config: Config, index: int) -> ExitCode:
     stages = StartupPhases()
     model = read_model_info(config)
     keys = Keys(config.api)
-    operators = Keys(config.api, OPERATOR) if config.api.operator_key_file else None
+    operators = Keys(config.api, OPERATOR) if config.api.admin_address else None
     encryption = tls(config.api)
-    listeners = {listen(config.api): encryption}
+    listeners = [Listener(listen(config.api), encryption, application)]
     if (monitoring := listen_for_metrics(config.api)) is not None:
-        listeners[monitoring] = None
+        listeners.append(Listener(monitoring, None, metrics_application))
+    if index == OPERATORS_PROCESS and (admin := listen_for_operator(config.api)) is not None:
+        on_file = admin.family == socket.AF_UNIX
+        listeners.append(Listener(admin, None if on_file else encryption, operator_application))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     network = network_of(context, config.links)
     incarnation = new_incarnation()
@@ -132,7 +148,9 @@ async def serve(config: Config, index: int) -> ExitCode:
     try:
         return await answer(app, listeners, start)
     finally:
-        remove_file(config.api)
+        for options in (config.api, admin_options(config.api) if index == OPERATORS_PROCESS else None):
+            if options is not None:
+                remove_file(options)
         exporter.close()
         responses.close()
         for watch in watches:
@@ -141,7 +159,7 @@ async def serve(config: Config, index: int) -> ExitCode:
         tracer.close()
 
 
-async def answer(app: AppState, listeners: Mapping[Socket, ssl.SSLContext | None], start: Start) -> ExitCode:
+async def answer(app: AppState, listeners: Sequence[Listener], start: Start) -> ExitCode:
     """Run the HTTP server until a signal asks for the end and the drain is over; the exit code. The first of the
     listeners is the clients'."""
     options = app.config.api
@@ -165,9 +183,12 @@ async def answer(app: AppState, listeners: Mapping[Socket, ssl.SSLContext | None
         limiter=app.limiter,
     )  # fmt: skip
     for listener in listeners:
-        listener.listen(BACKLOG)
-    url = url_of(next(iter(listeners)), options)
+        listener.socket.listen(BACKLOG)
+    url = url_of(listeners[0].socket, options)
     logs.info(log, "listening", url=url, model=app.model.name)
+    for listener in listeners:
+        if listener.application is operator_application:
+            logs.info(log, "listening_for_operator", url=url_of(listener.socket, admin_options(options) or options))
     heartbeat = Heartbeat()
     heartbeat.tell(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
     start.phases.note(WAITING)
@@ -198,16 +219,22 @@ async def answer(app: AppState, listeners: Mapping[Socket, ssl.SSLContext | None
 
     if launcher is not None:
         loop.add_reader(launcher, on_orphaned)
-    loop.add_signal_handler(signal.SIGHUP, functools.partial(app.keys.refresh, always=True))
+    loop.add_signal_handler(signal.SIGHUP, functools.partial(refresh_keys, app))
     attendance = attend(app, server, start, heartbeat)
     work = (attendance, send_heartbeats(heartbeat), keep_exporting(app.exporter))
     tasks = [background_task(each, fail) for each in work]
     server.accepting = tuple([
-        background_task(accept(listener, app.limiter, make, encryption, limits.head_seconds), fail)
-        for listener, encryption in listeners.items()
+        background_task(
+            accept(
+                listener.socket, app.limiter, functools.partial(make, application=listener.application(app)),
+                listener.encryption, limits.head_seconds,
+            ),
+            fail,
+        )
+        for listener in listeners
     ])  # fmt: skip
     try:
-        await server.serve(sockets=list(listeners))
+        await server.serve(sockets=[listener.socket for listener in listeners])
         # Clients are gone; responses in the background have until the drain limit, at which `attend` fails them.
         await app.background.ended(app.config.run.drain_timeout + LAST_WORDS)
     finally:
@@ -224,6 +251,13 @@ async def answer(app: AppState, listeners: Mapping[Socket, ssl.SSLContext | None
     return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
 
 
+def refresh_keys(app: AppState, *, always: bool = True) -> None:
+    """Read the files of keys again if they have changed, or `always`."""
+    for keys in (app.keys, app.operators):
+        if keys is not None:
+            keys.refresh(always=always)
+
+
 async def attend(app: AppState, server: Server, start: Start, heartbeat: Heartbeat) -> None:
     """Say when requests are taken and when no more, and end those that outlast the drain limit."""
     announced = False
@@ -232,9 +266,7 @@ async def attend(app: AppState, server: Server, start: Start, heartbeat: Heartbe
     while not server.should_exit:
         if (now := time.monotonic()) - entered >= KEYS_TICK:
             entered = now
-            app.keys.refresh()
-            if app.operators is not None:
-                app.operators.refresh()
+            refresh_keys(app, always=False)
         ready = server.started and engine_client.ready(time.monotonic())
         engine_client.permanent_failure = "" if ready else hopeless(app)
         if ready and not announced:

@@ -35,5 +35,5 @@ class AppState:
     background: BackgroundWork
     media: MediaFetcher
     tracer: Tracer = field(default_factory=Tracer)
-    operators: Keys | None = None  # of --operator-key-file
+    operators: Keys | None = None  # of --operator-key-file; None without --admin-address
     limiter: ConnectionLimiter = field(default_factory=ConnectionLimiter)

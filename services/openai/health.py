@@ -65,6 +65,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[ReplicaHealth, ...]
     degraded: str = ""  # which replicas do not serve while others do, and why
     input_modalities: tuple[str, ...]  # as in /v1/models
+    paused: str  # mode of the operator's pause; empty: there is none
     adapters: int | None  # LoRA adapters that have been loaded by name; None without --enable-lora
     wrong_output: tuple[str, ...] = ()  # why what the server says is wrong: benchmarks' options
 
@@ -172,6 +173,7 @@ def health_of(app: AppState, now: float) -> Health:
         replicas=replicas.each(now, lost),
         degraded="" if trouble else replicas.degraded(now, lost),
         input_modalities=app.model.modalities,
+        paused="" if status is None else status.paused,
         adapters=None if app.model.adapters is None else len(app.model.adapters.names()),
         wrong_output=app.model.wrong_output,
     )

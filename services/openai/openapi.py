@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
+from penstock.protocol.control import PauseMode
 from penstock.protocol.version import VERSION
 from penstock.services.http.routing import Access, Route
 from penstock.services.openai.errors import ErrorResponse, MessageError, concerns
@@ -47,6 +48,10 @@ PAGE_QUERY: tuple[Mapping[str, Any], ...] = (
     {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": PAGE}},
     {"name": "order", "in": "query", "schema": {"enum": ["asc", "desc"], "default": "desc"}},
     {"name": "after", "in": "query", "description": "id of an item", "schema": {"type": "string"}},
+)  # fmt: skip
+PAUSE_QUERY: tuple[Mapping[str, Any], ...] = (
+    {"name": "mode", "in": "query", "schema": {"enum": list(PauseMode), "default": PauseMode.ABORT}},
+    {"name": "clear_cache", "in": "query", "schema": {"type": "boolean", "default": True}},
 )  # fmt: skip
 EVENT: Mapping[str, Any] = {
     "description": "one event of the stream: `data` is a chunk or an error as JSON, and `[DONE]` at the end",
@@ -86,7 +91,7 @@ def document(routes: Sequence[Route], options: ApiConfig, *, locked: bool) -> di
     for route in described:
         paths.setdefault(route.name, {})[route.method.lower()] = operation(route, locked)
     components: dict[str, Any] = {"schemas": schemas(described, options), "headers": {"request": REQUEST_ID}}
-    if locked or any(route.access is Access.OPERATOR for route in described):
+    if locked:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
@@ -103,7 +108,7 @@ def operation(route: Route, locked: bool) -> dict[str, Any]:
     if route.streams:
         content[STREAM] = {"schema": EVENT}
     responses: dict[str, Any] = {"200": {"description": "Success", "content": content}}
-    closed = (locked and route.access is Access.KEY) or route.access is Access.OPERATOR
+    closed = locked and route.access is Access.KEY
     for status in sorted({*route.statuses, *((401,) if closed else ())}):
         failure = failure_of(route)
         responses[str(status)] = {
@@ -143,6 +148,8 @@ def reference(kind: type) -> dict[str, str]:
 def schemas(routes: Sequence[Route], options: ApiConfig) -> dict[str, Any]:
     """Every struct that crosses HTTP. What is decoded in a second pass stands as it is decoded there."""
     components: dict[str, Any] = structs(routes)
+    if "ChatRequest" not in components:
+        return components  # the operator's
     messages = {"type": "array", "minItems": 1, "items": reference(ChatMessage)}
     arguments = {"anyOf": [{"type": "object"}, {"type": "null"}], "default": None}
     components["ChatRequest"]["properties"] |= {"messages": messages, "chat_template_kwargs": arguments}

@@ -1,4 +1,4 @@
-"""The api's routes: the one table that requests are routed by and openapi.json is made from."""
+"""The api's routes: the tables that requests are routed by and openapi.json is made from, one for each listener."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import functools
 from collections.abc import Sequence
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.http.middleware import Dialect, Middleware
 from penstock.services.http.request_context import RequestContext
 from penstock.services.http.routing import Access, Handler, Route, Router
+from penstock.services.http.security import Keys
+from penstock.services.http.server import admin_options
 from penstock.services.http.static_files import FILES, StaticFile
-from penstock.services.openai import errors
+from penstock.services.openai import errors, operator
 from penstock.services.openai.adapters import (
     LoadAdapterRequest,
     UnloadAdapterRequest,
@@ -34,7 +36,7 @@ from penstock.services.openai.messages.endpoint import count_message_tokens, cre
 from penstock.services.openai.messages.output import MessageAnswer, TokenCount
 from penstock.services.openai.messages.request import CountRequest, MessageRequest
 from penstock.services.openai.models import ModelAnswer, ModelList, models
-from penstock.services.openai.openapi import PAGE_QUERY, STREAM_QUERY, document
+from penstock.services.openai.openapi import PAGE_QUERY, PAUSE_QUERY, STREAM_QUERY, document
 from penstock.services.openai.responses.endpoint import (
     cancel_response,
     create_response,
@@ -97,9 +99,16 @@ async def openapi(app: AppState, context: RequestContext) -> None:
     await context.send_json(description(app.config.api, locked=app.keys.locked))
 
 
-@functools.lru_cache(maxsize=1)
-def description(options: ApiConfig, *, locked: bool) -> bytes:
-    return msgspec.json.encode(document(served_routes(options), options, locked=locked))
+async def operator_openapi(app: AppState, context: RequestContext) -> None:
+    """The same at --admin-address, of the operator's routes."""
+    assert app.operators is not None, "this listener has keys of its own"
+    await context.send_json(description(app.config.api, locked=app.operators.locked, operator=True))
+
+
+@functools.lru_cache(maxsize=2)
+def description(options: ApiConfig, *, locked: bool, operator: bool = False) -> bytes:
+    routes = operator_routes(options) if operator else ROUTES
+    return msgspec.json.encode(document(routes, options, locked=locked))
 
 
 generation = functools.partial(Route, "POST", streams=True, statuses=ENGINE_STATUSES)
@@ -147,12 +156,34 @@ ROUTES: tuple[Route, ...] = (
       for path, file in FILES.items()),
 )  # fmt: skip
 
-operators = functools.partial(Route, "POST", access=Access.OPERATOR)
+# What --admin-address answers, where there is a directory that bounds the adapters.
+ADAPTER_ROUTES: tuple[Route, ...] = (
+    Route("POST", "/v1/load_lora_adapter", load_adapter, "Load an adapter", ModelAnswer, LoadAdapterRequest,
+          statuses=(400,)),
+    Route("POST", "/v1/unload_lora_adapter", unload_adapter, "Unload an adapter", Unloaded, UnloadAdapterRequest,
+          statuses=(404,)),
+)  # fmt: skip
+WEIGHT_ROUTES: tuple[Route, ...] = (
+    Route("POST", "/update_weights_from_disk", operator.update_weights_from_disk, "Update the weights from a folder",
+          operator.UpdateAnswer, operator.UpdateRequest, statuses=(404, 503)),
+)  # fmt: skip
+change = functools.partial(Route, "POST", statuses=(400, 503))
 OPERATOR_ROUTES: tuple[Route, ...] = (
-    operators("/v1/load_lora_adapter", load_adapter, "Load an adapter as the operator", ModelAnswer,
-              LoadAdapterRequest, statuses=(400, 401)),
-    operators("/v1/unload_lora_adapter", unload_adapter, "Unload an adapter as the operator", Unloaded,
-              UnloadAdapterRequest, statuses=(401, 404)),
+    change("/pause", operator.pause, "Pause", operator.PauseStatus, query=PAUSE_QUERY),
+    change("/resume", operator.resume, "Resume", operator.PauseStatus),
+    Route("GET", "/is_paused", operator.is_paused, "Whether a pause holds", operator.IsPaused, statuses=(503,)),
+    change("/pause_generation", operator.pause_generation, "Pause, by SGLang's path", operator.GenerationStatus,
+           operator.PauseRequest),
+    change("/continue_generation", operator.continue_generation, "Resume, by SGLang's path", operator.GenerationStatus,
+           operator.NoFields),
+    change("/flush_cache", operator.flush_cache, "Forget the prefix cache"),
+    Route("GET", "/flush_cache", operator.flush_cache, "Forget the prefix cache, asked with GET", statuses=(503,)),
+    change("/abort_request", operator.abort_request, "End all requests", None, operator.AbortRequest),
+    Route("GET", "/get_weight_version", operator.weight_version, "Version of the weights", operator.WeightVersion,
+          statuses=(503,)),
+    Route("GET", "/model_info", operator.model_info, "Name of the model and version of its weights",
+          operator.ModelInfoAnswer, statuses=(503,)),
+    Route("GET", "/openapi.json", operator_openapi),
 )  # fmt: skip
 
 # What --metrics-port answers. Host names are checked there as well, so that no page rebinds its own to it.
@@ -172,30 +203,36 @@ DIALECTS = (
 
 
 def application(app: AppState) -> ASGIApp:
-    """The whole application: the routes, and those of --metrics-port for what comes to it."""
-    port, clients = app.config.api.metrics_port, middleware(app, served_routes(app.config.api))
-    if not port:
-        return clients
-    monitoring = middleware(app, METRICS_ROUTES)
-
-    async def by_port(scope: Scope, receive: Receive, send: Send) -> None:
-        server = scope.get("server")  # None at a unix socket
-        await (monitoring if server is not None and server[1] == port else clients)(scope, receive, send)
-
-    return by_port
+    """What clients ask, at --port or --uds."""
+    return middleware(app, ROUTES, app.config.api, app.keys)
 
 
-def served_routes(options: ApiConfig) -> tuple[Route, ...]:
-    """Those of --port: the operator's among them where there is a key for them and a directory that bounds them."""
-    return (*ROUTES, *OPERATOR_ROUTES) if options.operator_key_file and options.lora_dir else ROUTES
+def metrics_application(app: AppState) -> ASGIApp:
+    """What --metrics-port answers."""
+    return middleware(app, METRICS_ROUTES, app.config.api, app.keys)
 
 
-def middleware(app: AppState, routes: Sequence[Route]) -> Middleware:
-    """An application of these routes."""
-    options, wrong = app.config.api, wrong_output(app.model.wrong_output)
-    router = Router(routes, PREFIX)
-    return Middleware(router, app, options, app.keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer,
-                      operators=app.operators)  # fmt: skip
+def operator_application(app: AppState) -> ASGIApp:
+    """What --admin-address answers: nothing without a key of the operator's, where there are any."""
+    options = admin_options(app.config.api)
+    assert options is not None, "there is such a listener"
+    assert app.operators is not None, "with keys of its own"
+    assert app.operators.locked or options.uds, "but for a socket of its owner's"
+    return middleware(app, operator_routes(app.config.api), options, app.operators)
+
+
+def operator_routes(options: ApiConfig) -> tuple[Route, ...]:
+    """Those of --admin-address."""
+    adapters = ADAPTER_ROUTES if options.lora_dir else ()
+    return (*OPERATOR_ROUTES, *adapters, *(WEIGHT_ROUTES if options.weights_dir else ()))
+
+
+def middleware(app: AppState, routes: Sequence[Route], options: ApiConfig, keys: Keys) -> Middleware:
+    """An application of these routes, for who has these keys."""
+    wrong = wrong_output(app.model.wrong_output)
+    return Middleware(
+        Router(routes, PREFIX), app, options, keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer
+    )
 
 
 def wrong_output(reasons: Sequence[str]) -> list[tuple[bytes, bytes]]:

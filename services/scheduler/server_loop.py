@@ -19,11 +19,13 @@ from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
+from penstock.protocol.control import AbortAll, AskState, FlushCache, Pause, Resume, UpdateWeights, WeightsAnswer
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Abort, EngineStatus, MetricsSnapshots, Rejected, StopHit, SubmitTokens
+from penstock.protocol.messages import Abort, EngineStatus, Rejected, StopHit, SubmitTokens
+from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.protocol.steps import AdapterLoaded, ExecutorAsleep, ExecutorReady, Sleep, StepResult, Wake
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import LAG
@@ -31,6 +33,7 @@ from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller, BitmaskStatistics
 from penstock.services.scheduler.engine_status import StatusTimer, group_status, with_statistics
 from penstock.services.scheduler.grammar_queue import GrammarQueue, GrammarStatistics
+from penstock.services.scheduler.operator_queue import OperatorQueue
 from penstock.services.scheduler.options import ModelFacts, depth, scheduling_options
 from penstock.services.scheduler.step_times import StepTimes, StepTimeStatistics
 from penstock.services.scheduler.tokenizer_clients import TokenizerClients
@@ -103,6 +106,7 @@ class SchedulerLoop:
         self._grammars = grammars
         self._bitmasks = bitmasks
         self._depth = depth(config)
+        self._operator = OperatorQueue(self._clients, steps)
         self._scheduler: Scheduler | None = None  # from the first complete executor group on
         self._next_tick = now
         self._status = StatusTimer(config.scheduler.status_interval, now)
@@ -157,6 +161,7 @@ class SchedulerLoop:
                 reason = self.executors.crash_loop or LOST
                 logs.error(log, "gave_up", unfinished=self._scheduler.unfinished, reason=reason)
                 self._scheduler.fail(reason)
+            self._operator.advance(self._scheduler, self.executors, now)
             self._rest(self._scheduler, now)
             self._plan(self._scheduler, now)
             self._deliver(self._scheduler)
@@ -218,12 +223,16 @@ class SchedulerLoop:
                 if self._scheduler is not None and self.executors.complete:
                     self._scheduler.image_encoded(encoded, peer.index, now)
                     self._send_images(self._scheduler)  # the next one, however long the steps in flight are
+            case WeightsAnswer() as answer:
+                self._operator.answered(peer, answer)
             case MetricsSnapshots() as snapshots:
                 self.remote.receive(peer, snapshots)
             case ExecutorReady() as ready:
                 logs.info(log, "executor_ready", executor=peer.index, blocks=ready.blocks, device=ready.device,
                              dtype=ready.dtype, load_seconds=ready.load_seconds)  # fmt: skip
                 broke = peer in self.executors.peers and self.executors.complete
+                if broke:
+                    self._operator.lost(self._scheduler)
                 if self.executors.rest is Rest.ASLEEP:  # it has been started again, or has not heard
                     self._send_to_sleep((peer,))
                 elif self.executors.add(peer, ready, now) and not self.executors.in_step:
@@ -243,6 +252,7 @@ class SchedulerLoop:
                 logs.write(log, level_of(peer, reason), "executor_left", fields)
                 if self.executors.remove(peer, now):
                     self._steps.epoch = self.executors.epoch
+                    self._operator.lost(self._scheduler)
             case Joined():
                 logs.info(log, "executor_joined", executor=peer.index, pid=peer.pid)
 
@@ -292,9 +302,11 @@ class SchedulerLoop:
                 logs.write(log, logging.WARNING, "epoch", fields)
             places, rows = self.executors.state_places, self.executors.encoder_rows
             self._scheduler.restart(epoch, now, blocks, places, rows)
+            self._operator.begin(self._scheduler, self.executors)
             return
         options = scheduling_options(self._config, self._facts, self.executors, self._bitmasks.most)
         self._scheduler = Scheduler(msgspec.structs.replace(options, traced=self._traces.enabled))
+        self._operator.begin(self._scheduler, self.executors)
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -318,6 +330,9 @@ class SchedulerLoop:
             case StopHit() as hit:
                 if scheduler is not None:
                     scheduler.stop_hit(hit)
+            case Pause() | Resume() | FlushCache() | AbortAll() | AskState() | UpdateWeights() as asked:
+                self._operator.take(peer, asked, scheduler, now)
+                self._status.due = now
             case Joined():
                 self._clients.join(peer)
                 self._status.due = now
@@ -424,6 +439,9 @@ class SchedulerLoop:
         )
         if self._scheduler is None:
             return status
+        status = msgspec.structs.replace(
+            status, paused=self._scheduler.pause_mode or "", weight_version=self._operator.version
+        )
         return with_statistics(status, self._scheduler.statistics(), self._times.age(now))
 
 

@@ -6,6 +6,7 @@ import logging
 from collections import deque
 
 from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.protocol.control import Controlled
 from penstock.protocol.messages import EngineStatus, Rejected
 from penstock.services.links.link import Link, Peer
 from penstock.services.supervisor import logs
@@ -21,7 +22,7 @@ class TokenizerClients:
         self.refused = 0  # requests that came while nothing could serve them
         self._sources: dict[Peer, int] = {}
         self._joined = 0
-        self._rejections: deque[tuple[Peer, Rejected]] = deque()
+        self._rejections: deque[tuple[Peer, Rejected | Controlled]] = deque()
 
     @property
     def rejections(self) -> int:
@@ -48,8 +49,12 @@ class TokenizerClients:
     def reject(self, peer: Peer, rejected: Rejected) -> None:
         self._rejections.append((peer, rejected))
 
+    def answer(self, peer: Peer, controlled: Controlled) -> None:
+        """Tell what became of what the operator asked."""
+        self._rejections.append((peer, controlled))
+
     def send_rejections(self) -> None:
-        """As far as there is credit. Those of a tokenizer that has left are dropped."""
+        """And answers, as far as there is credit. Those of a tokenizer that has left are dropped."""
         for _ in range(len(self._rejections)):
             peer, rejected = self._rejections.popleft()
             if peer in self._sources and not self.link.send(peer, rejected):

@@ -29,8 +29,8 @@ from penstock.protocol.parts import ORDER, Parts, count
 from penstock.protocol.speculation import HEADS, WITH_MODEL, read_speculative
 from penstock.services.client.model_info import read_model_info
 from penstock.services.executor.device import Gpu, available_memory, find_gpus, foreign_accelerator
-from penstock.services.http.security import Keys
-from penstock.services.http.server import tls
+from penstock.services.http.security import OPERATOR, Keys
+from penstock.services.http.server import admin_options, check_admin_reach, tls
 from penstock.services.links.curve import read_keys
 from penstock.services.supervisor import address
 
@@ -168,15 +168,27 @@ def gib(size: int) -> str:
 
 def check_api(options: ApiConfig) -> None:
     """Raise ConfigError or AddressError for an address, a certificate or a key file that no api process could use."""
+    check_address(options)
+    if options.metrics_port:
+        with address.named("--metrics-port", options.metrics_port):
+            address.check(options.host, options.metrics_port)
+    if (admin := admin_options(options)) is not None:
+        check_admin_reach(admin)
+        with address.named("--admin-address", options.admin_address):
+            check_address(admin)
+        Keys(options, OPERATOR)
+    if options.weights_dir and not Path(options.weights_dir).is_dir():
+        raise ConfigError("--weights-dir", options.weights_dir, "it must be a directory")
+    tls(options)
+    Keys(options)
+
+
+def check_address(options: ApiConfig) -> None:
+    """Raise AddressError unless a process could listen there."""
     if options.uds:
         address.check_file(Path(options.uds))
     else:
         address.check(options.host, options.port)
-    if options.metrics_port:
-        with address.named("--metrics-port", options.metrics_port):
-            address.check(options.host, options.metrics_port)
-    tls(options)
-    Keys(options)
 
 
 def has_template(model: Path, given: str) -> bool:

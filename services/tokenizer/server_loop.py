@@ -23,6 +23,16 @@ from penstock.engine_core.text.image_prompt import check_place, unseen, without_
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import named
+from penstock.protocol.control import (
+    AbortAll,
+    AskState,
+    Control,
+    Controlled,
+    FlushCache,
+    Pause,
+    Resume,
+    UpdateWeights,
+)
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.message import Message
 from penstock.protocol.messages import (
@@ -30,16 +40,17 @@ from penstock.protocol.messages import (
     Automaton,
     Detokenize,
     EngineStatus,
-    MetricsSnapshots,
     Rejected,
     SubmitText,
     TokenBatch,
     Tokenize,
 )
+from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.supervisor import logs
+from penstock.services.tokenizer.control_calls import ControlCalls
 from penstock.services.tokenizer.grammar_compiler import GrammarCompiler
 from penstock.services.tokenizer.image_decoder import ImageDecoder
 from penstock.services.tokenizer.templates import Call, Templates
@@ -134,6 +145,7 @@ class TokenizerLoop:
         self._apis: dict[Peer, int] = {}  # the frontend's number of each connection
         self._joined = 0
         self._schedulers: list[Peer | None] = [None] * len(self._tokens)
+        self._controls = ControlCalls(len(self._tokens))
         self._short: deque[tuple[Peer, Call, float]] = deque()  # since when, in monotonic seconds
         self._next: asyncio.Handle | None = None
         self._work: set[asyncio.Task[None]] = set()
@@ -152,12 +164,15 @@ class TokenizerLoop:
                     self._frontend.abort(request_id)
                 case Tokenize() | Detokenize() as call:
                     self._take(peer, call)
+                case Pause() | Resume() | FlushCache() | AbortAll() | AskState() | UpdateWeights() as asked:
+                    self._control(peer, asked)
                 case Joined():
                     self._joined += 1
                     self._apis[peer] = self._joined
                     self._frontend.join_api(self._joined)
                     logs.info(log, "api_joined", index=peer.index, pid=peer.pid)
                 case Left(reason):
+                    self._controls.leave(peer)
                     self._frontend.leave_api(self._apis.pop(peer))
                     logs.info(log, "api_left", index=peer.index, reason=reason)
                 case other:
@@ -172,6 +187,9 @@ class TokenizerLoop:
                     self._traces.batch(batch, time.monotonic())
                 case Rejected() as rejected:
                     self._frontend.reject(rejected, replica)
+                case Controlled() as answer:
+                    if (done := self._controls.answered(replica, answer)) is not None:
+                        self._tell(*done)
                 case EngineStatus() as status:
                     self._frontend.report(status)
                 case MetricsSnapshots() as snapshots:
@@ -183,6 +201,8 @@ class TokenizerLoop:
                     self.remote.remove(arrival.peer)
                     self._schedulers[replica] = None
                     self._frontend.leave_scheduler(replica)
+                    for done in self._controls.lost(replica):
+                        self._tell(*done)
                     level = level_of(arrival.peer, reason)
                     logs.write(log, level, "scheduler_left", {"replica": replica, "reason": reason})
                 case other:
@@ -236,6 +256,20 @@ class TokenizerLoop:
                 handle.cancel()
         for work in self._work:
             work.cancel()
+
+    def _control(self, peer: Peer, asked: Control) -> None:
+        """Pass on what the operator asks, if it would reach every scheduler."""
+        missing = [replica for replica, scheduler in enumerate(self._schedulers) if scheduler is None]
+        if missing:
+            self._tell(peer, Controlled(asked.id, f"replica {missing[0]} has no scheduler now; ask again"))
+            return
+        self._controls.begin(peer, asked.id)
+        for upward in self._frontend.upward:
+            upward.append(asked)
+
+    def _tell(self, peer: Peer, answer: Controlled) -> None:
+        if peer in self._apis:
+            self._frontend.outbox(self._apis[peer]).post(answer)
 
     def _try_again(self) -> None:
         self._retry = None

@@ -7,11 +7,12 @@ import os
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -52,21 +53,26 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "keys").write_text("operator\n")
     with serving(
         folder, "--enable-lora", "--lora-modules", f"first={folder}/loras/a", "--lora-dir", str(folder / "loras"),
-        "--operator-key-file", str(folder / "keys"), "--max-loras", "1", "--max-cpu-loras", "2", "--device", "cpu",
-        "--dtype", "float32", "--api-processes", "2", "--max-num-seqs", "8",
+        "--admin-address", f"unix:{folder}/admin", "--operator-key-file", str(folder / "keys"), "--max-loras", "1",
+        "--max-cpu-loras", "2", "--device", "cpu", "--dtype", "float32", "--api-processes", "2", "--max-num-seqs", "8",
     ) as found:  # fmt: skip
         yield found
 
 
-def post(server: Server, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
-    request = urllib.request.Request(
-        server.url + path, json.dumps(body).encode(), {"content-type": "application/json", **(headers or {})}
-    )
+def post(server: Server, path: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(server.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=LIMIT) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         return {"status": error.code, **json.load(error)}
+
+
+def operate(server: Server, path: str, body: dict[str, Any], headers: Mapping[str, str] = KEY) -> Any:
+    """The same at --admin-address."""
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(server.log.parent / "admin")), timeout=LIMIT) as http:
+        answer = http.post(f"http://admin{path}", json=body, headers=headers)
+    return answer.json() if answer.is_success else {"status": answer.status_code, **answer.json()}
 
 
 def asked(model: str, number: int = 0) -> dict[str, Any]:
@@ -116,11 +122,11 @@ def test_banner_and_health_tell_of_adapters(server: Server) -> None:
 
 
 def test_an_unload_lets_streams_finish_and_a_load_means_what_is_there_then(server: Server) -> None:
-    loaded = post(server, "/v1/load_lora_adapter", {"lora_name": "new", "lora_path": "b"}, KEY)
+    loaded = operate(server, "/v1/load_lora_adapter", {"lora_name": "new", "lora_path": "b"})
     assert loaded["id"] == "new"
     running = stream(server, "new")
     pieces = [next(running)]
-    assert post(server, "/v1/unload_lora_adapter", {"lora_name": "new"}, KEY)["deleted"]
+    assert operate(server, "/v1/unload_lora_adapter", {"lora_name": "new"})["deleted"]
     for _ in range(4):  # whichever process answers
         assert post(server, "/v1/completions", asked("new"))["status"] == 404
     pieces += running
@@ -128,12 +134,13 @@ def test_an_unload_lets_streams_finish_and_a_load_means_what_is_there_then(serve
 
 
 def test_what_is_not_the_operators_and_what_is_broken(server: Server) -> None:
-    assert post(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "b"})["status"] == 401
-    assert post(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "../keys"}, KEY)["status"] == 400
+    assert post(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "b"})["status"] == 404
+    assert operate(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "b"}, {})["status"] == 401
+    assert operate(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "../keys"})["status"] == 400
     large = post(server, "/v1/completions", asked("large"))
     assert large["status"] == 400
     assert large["error"]["message"].startswith("the adapter 'large' cannot be served: adapter_config.json: r is 64")
-    cut = post(server, "/v1/load_lora_adapter", {"lora_name": "cut"}, KEY)
+    cut = operate(server, "/v1/load_lora_adapter", {"lora_name": "cut"})
     assert (cut["status"], cut["error"]["code"]) == (400, "adapter_failed")
     assert post(server, "/v1/completions", asked("nobody"))["status"] == 404
 

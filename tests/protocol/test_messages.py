@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.protocol import links, messages, steps
+from penstock.protocol import control, links, messages, snapshots, steps
 from penstock.protocol.columns import pack
 from penstock.protocol.links import LINKS, MALFORMED, LinkControl, LinkSpec, decoder
 from penstock.protocol.message import Message, Part
@@ -33,6 +33,8 @@ def strategy(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
         return st.tuples(*map(strategy, arguments))
     if arguments:
         return st.one_of(*map(strategy, arguments))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return st.sampled_from(list(kind))
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
         return st.builds(kind, **{field.name: strategy(hints[field.name]) for field in msgspec.structs.fields(kind)})
@@ -49,7 +51,7 @@ def strategy(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
 
 def all_structs() -> list[type[msgspec.Struct]]:
     found: list[type[msgspec.Struct]] = []
-    for module in (messages, steps, links):
+    for module in (control, messages, snapshots, steps, links):
         kinds = [value for value in vars(module).values() if isinstance(value, type)]
         found += [kind for kind in kinds if issubclass(kind, Message | Part) and kind not in (Message, Part)]
     return list(dict.fromkeys(found))

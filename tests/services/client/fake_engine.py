@@ -229,7 +229,7 @@ def app_state(
     background = BackgroundWork(engine_client, traffic)
     fetcher = MediaFetcher(config.api, media_timeout, traffic.images, **(media or {}))
     keys = Keys(config.api)
-    operators = Keys(config.api, OPERATOR) if config.api.operator_key_file else None
+    operators = Keys(config.api, OPERATOR) if config.api.admin_address else None
     return AppState(
         config, 0, model, engine_client, traffic, exporter, keys, responses, background, fetcher,
         limiter=limiter, operators=operators,
@@ -247,9 +247,11 @@ def request_context(
 
 
 @asynccontextmanager
-async def client(parts: AppState, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """An HTTP client of the application, in this process."""
-    transport = httpx.ASGITransport(application(parts), raise_app_exceptions=True)
+async def client(
+    parts: AppState, *, served: Callable[[AppState], Any] = application, **options: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """An HTTP client of the application, in this process; `served`: of another listener's."""
+    transport = httpx.ASGITransport(served(parts), raise_app_exceptions=True)
     asking = httpx.AsyncClient(transport=transport, base_url="http://api", **options)
     async with asyncio.timeout(LIMIT), asking as found:
         yield found

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
+from penstock.protocol.control import WeightsAnswer, WriteWeights
 from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.message import Message
 from penstock.protocol.messages import Sampling
@@ -22,6 +23,7 @@ from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.startup import Engine, start
 from penstock.services.executor.steps import Steps
 from penstock.services.executor.watchdog import Watchdog
+from penstock.services.executor.weight_updates import WeightUpdates
 from penstock.services.links.link import GOODBYE, UNREACHABLE, Arrival, Joined, Left, Peer, end_of
 from tests.services.executor.folder import write_folder
 
@@ -168,6 +170,35 @@ def test_nothing_of_a_lost_scheduler_reaches_the_next(steps: Steps, port: FakePo
     assert fresh[1].token_ids == b""  # the slot that decoded for the old one is empty
     assert len(fresh) == 2
     assert steps.statistics().dropped == 1
+
+
+class FakeWeights:
+    """Counts the results that were there before each folder was read."""
+
+    folder = Path("/began")
+
+    def __init__(self, port: FakePort) -> None:
+        self.port = port
+        self.read: list[tuple[str, int]] = []
+
+    def write(self, folder: Path) -> None:
+        self.read.append((str(folder), len(results(self.port))))
+
+
+def test_weights_are_read_behind_the_plans_before(port: FakePort, engine: Engine, tmp_path: Path) -> None:
+    """And the next scheduler learns which they are."""
+    weights = FakeWeights(port)
+    sink: Any = port
+    source: Any = weights
+    reports = Reports(tmp_path, "executor-0", engine.ready, prompts=False)
+    steps = Steps(sink, engine.runner, engine.ready, Watchdog(), reports, weights=WeightUpdates(source))
+    run(steps, peer(), Joined(), WriteWeights(1, "/new", "7"), first(1), then(2))
+    assert weights.read == [("/new", 2)]
+    assert [message for _, message in port.sent if isinstance(message, WeightsAnswer)] == [WeightsAnswer(1)]
+    run(steps, peer(2), Joined())
+    ready = port.sent[-1][1]
+    assert isinstance(ready, ExecutorReady)
+    assert (ready.weights_path, ready.weight_version) == ("/new", "7")
 
 
 def test_a_new_epoch_begins_with_empty_slots(steps: Steps, port: FakePort) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.links import LINKS, Role
-from penstock.protocol.messages import MetricsSnapshots
+from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.metrics.definitions import BY_ROLE, PART, Kind
 from penstock.services.metrics.snapshot import Snapshot, encode
 

@@ -21,7 +21,7 @@ from penstock.engine_core.text.prompts import PromptLimits
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.links import STEPS, Role, Welcome
 from penstock.protocol.message import Message
-from penstock.protocol.messages import MetricsSnapshots
+from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor.steps import StepsStatistics
 from penstock.services.links.handshake import Identity

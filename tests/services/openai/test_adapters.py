@@ -9,12 +9,12 @@ import pytest
 
 from penstock.protocol.messages import Finish, SubmitText
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.routes import OPERATOR_ROUTES
+from penstock.services.openai.routes import ADAPTER_ROUTES, operator_application
 from tests.services.client.adapter_folders import names_of, write_folder
 from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, client, words
 from tests.services.openai.shapes import check_error
 
-KEY, OTHER = {"authorization": "Bearer operator"}, {"authorization": "Bearer client"}
+KEY = {"authorization": "Bearer operator"}
 VECTOR = {"prompt_tokens": 1, "cached_tokens": 0, "vector": b"\0\0\x80?" * 4}
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -24,7 +24,8 @@ def server(folder: Path, link: FakeLink | None = None, **options: Any) -> AppSta
     if not loras.exists():
         write_folder(loras / "a")
     (folder / "keys").write_text("operator\n")
-    options = {"lora_dir": str(loras), "operator_key_file": str(folder / "keys"), **options}
+    operator = {"admin_address": "127.0.0.1:0", "operator_key_file": str(folder / "keys")}
+    options = {"lora_dir": str(loras), **operator, **options}
     return app_state(link or FakeLink(answering(words("x"))), adapters=names_of(folder, directory=loras), **options)
 
 
@@ -75,40 +76,39 @@ async def test_models_have_their_adapters_behind_them(tmp_path: Path) -> None:
 
 async def test_the_operator_loads_and_unloads(tmp_path: Path) -> None:
     link = FakeLink(answering(words("x")))
-    async with client(server(tmp_path, link)) as http:
-        loaded = await http.post("/v1/load_lora_adapter", json={"lora_name": "n", "lora_path": "a"}, headers=KEY)
+    app = server(tmp_path, link)
+    async with client(app) as http, client(app, served=operator_application, headers=KEY) as operator:
+        loaded = await operator.post("/v1/load_lora_adapter", json={"lora_name": "n", "lora_path": "a"})
         answer = await http.post("/v1/completions", json={"model": "n", "prompt": "x"})
-        gone = await http.post("/v1/unload_lora_adapter", json={"lora_name": "n"}, headers=KEY)
+        gone = await operator.post("/v1/unload_lora_adapter", json={"lora_name": "n"})
         unknown = await http.post("/v1/completions", json={"model": "n", "prompt": "x"})
-        again = await http.post("/v1/unload_lora_adapter", json={"lora_name": "n"}, headers=KEY)
-        wrong = await http.post("/v1/load_lora_adapter", json={"lora_path": "a"}, headers=KEY)
-        described = (await http.get("/openapi.json")).json()["paths"]
+        again = await operator.post("/v1/unload_lora_adapter", json={"lora_name": "n"})
+        wrong = await operator.post("/v1/load_lora_adapter", json={"lora_path": "a"})
+        described = (await operator.get("/openapi.json")).json()["paths"]
+        public = (await http.get("/openapi.json")).json()["paths"]
     assert (loaded.status_code, loaded.json()["id"], loaded.json()["parent"]) == (200, "n", "demo")
     assert answer.json()["model"] == "n"
     assert gone.json() == {"id": "n", "object": "model", "deleted": True}
     assert (unknown.status_code, again.status_code, wrong.status_code) == (404, 404, 400)
     check_error(again.json(), "not_found_error", "lora_name")
-    assert {route.path for route in OPERATOR_ROUTES} <= described.keys()
+    paths = {route.path for route in ADAPTER_ROUTES}
+    assert paths <= described.keys()
+    assert not paths & public.keys()
 
 
-@pytest.mark.parametrize("route", OPERATOR_ROUTES, ids=lambda route: route.path)
-async def test_nobody_but_the_operator(tmp_path: Path, route: Any) -> None:
+@pytest.mark.parametrize("route", ADAPTER_ROUTES, ids=lambda route: route.path)
+async def test_they_need_a_directory(tmp_path: Path, route: Any) -> None:
     body = {"lora_name": "a", "lora_path": "a"}
-    async with client(server(tmp_path, api_key="client")) as http:
-        refused = [await http.post(route.path, json=body, headers=headers) for headers in ({}, OTHER)]
-        inference = await http.post("/v1/completions", json={"model": "a", "prompt": "x"}, headers=KEY)
-    assert [answer.status_code for answer in refused] == [401, 401]
-    assert inference.status_code == 401, "the operator's key is for nothing else"
-    for missing in ("lora_dir", "operator_key_file"):
-        async with client(server(tmp_path, **{missing: ""})) as http:
-            assert (await http.post(route.path, json=body, headers=KEY)).status_code == 404
+    async with client(server(tmp_path, lora_dir=""), served=operator_application, headers=KEY) as operator:
+        assert (await operator.post(route.path, json=body)).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/etc", "..", "../keys", "a/../../loras2", "%2e%2e"])
 async def test_no_path_leaves_the_directory(tmp_path: Path, path: str) -> None:
     write_folder(tmp_path / "loras2")
-    async with client(server(tmp_path)) as http:
-        answer = await http.post("/v1/load_lora_adapter", json={"lora_name": "n", "lora_path": path}, headers=KEY)
+    app = server(tmp_path)
+    async with client(app) as http, client(app, served=operator_application, headers=KEY) as operator:
+        answer = await operator.post("/v1/load_lora_adapter", json={"lora_name": "n", "lora_path": path})
         listed = (await http.get("/v1/models")).json()["data"]
     assert answer.status_code == 400
     assert len(listed) == 2

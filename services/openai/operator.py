@@ -1,0 +1,271 @@
+"""What the operator does at --admin-address: pauses, the cache, the weights, by vLLM's paths and by SGLang's.
+
+Every route waits until what it asks holds in all replicas. Sources: vLLM, entrypoints/serve/rlhf/api_router.py; SGLang,
+srt/entrypoints/http_server.py and srt/managers/io_struct.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Literal, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from penstock.engine_core.models.weight_files import find_files
+from penstock.protocol.control import (
+    AbortAll,
+    AskState,
+    Control,
+    Controlled,
+    FlushCache,
+    Pause,
+    PauseMode,
+    Resume,
+    UpdateWeights,
+)
+from penstock.protocol.errors import InvalidRequest, ModelError, NotFound, Unavailable
+from penstock.services.http.request_context import RequestContext
+from penstock.services.openai.app_state import AppState
+from penstock.services.openai.validation import NO, YES, decode
+
+T = TypeVar("T")
+VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,199}")
+FORMATS = (None, "auto", "safetensors")
+CONFIG = "config.json"
+
+
+class PauseStatus(msgspec.Struct, frozen=True):
+    """Body of POST /pause and POST /resume, as vLLM has it."""
+
+    status: str
+
+
+class IsPaused(msgspec.Struct, frozen=True):
+    """Body of GET /is_paused."""
+
+    is_paused: bool
+
+
+class PauseRequest(msgspec.Struct, frozen=True):
+    """Body of POST /pause_generation. `retract` and `in_place` are one here: what an update makes stale is computed
+    again."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class NoFields(msgspec.Struct, frozen=True):
+    """A body that says nothing."""
+
+
+class GenerationStatus(msgspec.Struct, frozen=True):
+    """Body of POST /pause_generation and POST /continue_generation, as SGLang has it."""
+
+    message: str
+    status: str = "ok"
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    """Body of POST /abort_request."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class ModelInfoAnswer(msgspec.Struct, frozen=True):
+    """Body of GET /model_info, as far as trainers read it."""
+
+    model_path: str
+    weight_version: str
+
+
+class WeightVersion(msgspec.Struct, frozen=True):
+    """Body of GET /get_weight_version."""
+
+    weight_version: str
+
+
+class UpdateRequest(msgspec.Struct, frozen=True):
+    """Body of POST /update_weights_from_disk. What other servers tune beside it has no meaning here."""
+
+    model_path: str  # below --weights-dir
+    load_format: str | None = None
+    abort_all_requests: bool = False
+    weight_version: str | None = None  # None: the number that follows
+    flush_cache: bool = True
+    keep_pause: bool = False
+
+
+class UpdateAnswer(msgspec.Struct, frozen=True):
+    """Its answer, also where nothing was updated."""
+
+    success: bool
+    message: str
+    num_paused_requests: int = 0  # requests that go on with the new weights
+    weight_version: str = ""
+
+
+PAUSE = msgspec.json.Decoder(PauseRequest)
+NOTHING = msgspec.json.Decoder(NoFields)
+ABORT = msgspec.json.Decoder(AbortRequest)
+UPDATE = msgspec.json.Decoder(UpdateRequest)
+MODES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
+
+
+async def pause(app: AppState, context: RequestContext) -> None:
+    """Plan no more steps. mode=abort (requests end), wait (they run to their ends) or keep; clear_cache=false keeps the
+    prefix cache behind the first two."""
+    query = dict(parse_qsl(context.query))
+    waits = truth(query, "wait_for_inflight_requests", absent=False)
+    given = query.get("mode", "wait" if waits else "abort")
+    if given not in list(PauseMode):
+        raise InvalidRequest(f"mode: it must be one of {', '.join(PauseMode)}", param="mode", code="invalid_value")
+    clears = truth(query, "clear_cache", absent=True)
+    mode = PauseMode(given)
+    await ask(app, Pause(0, mode))
+    if clears and mode is not PauseMode.KEEP:
+        await ask(app, FlushCache(0))
+    await answer(context, PauseStatus("paused"))
+
+
+async def resume(app: AppState, context: RequestContext) -> None:
+    """Go on. A pause that does not hold yet is given up."""
+    await ask(app, Resume(0))
+    await answer(context, PauseStatus("resumed"))
+
+
+async def is_paused(app: AppState, context: RequestContext) -> None:
+    """Whether a pause holds, in all replicas."""
+    await answer(context, IsPaused(bool((await ask(app, AskState(0))).paused)))
+
+
+async def pause_generation(app: AppState, context: RequestContext) -> None:
+    """The same by SGLang's path."""
+    mode = MODES[(await optional(context, PAUSE, PauseRequest())).mode]
+    await ask(app, Pause(0, mode))
+    await answer(context, GenerationStatus("Generation paused successfully."))
+
+
+async def continue_generation(app: AppState, context: RequestContext) -> None:
+    await optional(context, NOTHING, NoFields())
+    await ask(app, Resume(0))
+    await answer(context, GenerationStatus("Generation continued successfully."))
+
+
+async def flush_cache(app: AppState, context: RequestContext) -> None:
+    """Forget the prefix cache. Requests that run are computed again."""
+    await ask(app, FlushCache(0))
+    await context.send_body(b"Cache flushed.\n", b"text/plain; charset=utf-8")
+
+
+async def abort_request(app: AppState, context: RequestContext) -> None:
+    """End all requests. One of them ends when its client closes the connection."""
+    if not (await optional(context, ABORT, AbortRequest())).abort_all:
+        why = "requests have no ids for others here: set abort_all, or close a request's connection"
+        raise InvalidRequest(why, param="rid", code="unsupported")
+    await ask(app, AbortAll(0))
+    await context.send_body(b"", b"text/plain; charset=utf-8")
+
+
+async def weight_version(app: AppState, context: RequestContext) -> None:
+    """The version of the weights, which GET /model_info tells as well."""
+    await answer(context, WeightVersion((await ask(app, AskState(0))).version))
+
+
+async def model_info(app: AppState, context: RequestContext) -> None:
+    """The model's name and the version of its weights."""
+    await answer(context, ModelInfoAnswer(app.model.name, (await ask(app, AskState(0))).version))
+
+
+async def update_weights_from_disk(app: AppState, context: RequestContext) -> None:
+    """Have the model's memory hold the weights of a folder below --weights-dir. Requests go on with them: what was
+    computed with the old ones is computed again, and no token is of both."""
+    request = decode(await context.read_json(), UPDATE)
+    if request.load_format not in FORMATS:
+        raise InvalidRequest("load_format: it must be auto", param="load_format", code="unsupported")
+    if not request.flush_cache:
+        why = "flush_cache: what old weights have computed is never used behind an update"
+        raise InvalidRequest(why, param="flush_cache", code="unsupported")
+    path = str(weights_folder(app.config.api.weights_dir, request.model_path))
+    version = request.weight_version
+    if version is None:
+        version = next_version((await ask(app, AskState(0))).version)
+    elif not VERSION.fullmatch(version):
+        why = "weight_version: it has letters, digits and . _ : @ / + -"
+        raise InvalidRequest(why, param="weight_version", code="invalid_value")
+    change = functools.partial(UpdateWeights, 0, path, version)
+    found = await app.engine_client.control(change(check_only=True))  # before one of several replicas has written
+    if not found.error:
+        if request.keep_pause:
+            await ask(app, Pause(0, PauseMode.KEEP))
+        found = await app.engine_client.control(change(abort=request.abort_all_requests))
+    told = UpdateAnswer(
+        success=not found.error,
+        message=found.error.replace(f"{path}/", "").replace(f"{path}: ", "") or "Succeeded to update model weights.",
+        num_paused_requests=found.requests,
+        weight_version=found.version,
+    )
+    await context.send_json(msgspec.json.encode(told), 400 if found.error else 200)
+
+
+def weights_folder(directory: str, path: str) -> Path:
+    """The folder that a request names, all of it below --weights-dir, whatever links say. Raises InvalidRequest, and
+    NotFound where there is none."""
+    within = Path(directory).resolve()
+    folder = (within / path).resolve()
+    outside = InvalidRequest("the folder and its files must be below --weights-dir", param="model_path",
+                             code="invalid_value")  # fmt: skip
+    if not folder.is_relative_to(within) or folder == within:
+        raise outside
+    if not folder.is_dir():
+        raise NotFound("model_path: there is no such folder below --weights-dir", param="model_path", code="not_found")
+    try:
+        files = [folder / CONFIG, *find_files(folder)]
+    except ModelError as error:
+        why = str(error).replace(f"{folder}/", "")
+        raise InvalidRequest(why, param="model_path", code="invalid_value") from None
+    if not all(file.resolve().is_relative_to(within) for file in files):
+        raise outside
+    return folder
+
+
+def next_version(current: str) -> str:
+    """The number behind the present one, or behind those of replicas that differ. Raises InvalidRequest where one is no
+    number."""
+    numbers = [int(each) for each in current.split(",") if each.isdecimal()]
+    if len(numbers) < len(current.split(",")):
+        why = f"weight_version: it must be given, since the present one is no number: {current}"
+        raise InvalidRequest(why, param="weight_version", code="missing_required_parameter")
+    return str(max(numbers) + 1)
+
+
+async def ask(app: AppState, message: Control) -> Controlled:
+    """Have all schedulers do it. Raises Unavailable with the reason of one that has not."""
+    found = await app.engine_client.control(message)
+    if found.error:
+        raise Unavailable(found.error, code="not_done")
+    return found
+
+
+async def answer(context: RequestContext, body: msgspec.Struct) -> None:
+    await context.send_json(msgspec.json.encode(body))
+
+
+async def optional(context: RequestContext, decoder: msgspec.json.Decoder[T], absent: T) -> T:
+    """The body, which may be empty."""
+    length = context.header(b"content-length")
+    if length in (None, b"0") and b"transfer-encoding" not in context.headers:
+        return absent
+    return decode(await context.read_json(), decoder)
+
+
+def truth(query: dict[str, str], name: str, *, absent: bool) -> bool:
+    """Raises InvalidRequest for what is neither yes nor no."""
+    given = query.get(name)
+    if given is None:
+        return absent
+    if given.lower() not in (*YES, *NO):
+        raise InvalidRequest(f"{name}: it must be true or false", param=name, code="invalid_value")
+    return given.lower() in YES

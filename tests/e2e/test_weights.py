@@ -1,0 +1,181 @@
+"""The operator's pauses and updates of weights in a real server, beside one that began with the new weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save_file
+
+from penstock.engine_core.embedded import demo_folder
+from tests.e2e.server import LIMIT, Server, serving
+
+PROMPT = "The people who live in this house are"
+TOKENS = 100
+ENDED = -1  # in place of a token: an error
+WEIGHTS = "model.safetensors"
+
+
+def write_folder(folder: Path) -> Path:
+    """The embedded model with what its norms weigh turned around: it says something else."""
+    shutil.copytree(demo_folder(), folder, ignore=shutil.ignore_patterns("SHA256SUMS", "self_test.json"))
+    tensors = load_file(folder / WEIGHTS)
+    turned = {name: tensor.flip(0).contiguous() if "norm" in name else tensor for name, tensor in tensors.items()}
+    save_file(turned, folder / WEIGHTS, {"format": "pt"})
+    return folder
+
+
+def options(folder: Path) -> tuple[str, ...]:
+    return (
+        "--admin-address", f"unix:{folder}/admin", "--weights-dir", str(folder / "weights"), "--device", "cpu",
+        "--dtype", "float32", "--max-num-seqs", "8",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With the new weights from its start."""
+    folder = tmp_path_factory.mktemp("fresh")
+    with serving(folder, "--device", "cpu", "--dtype", "float32", model=str(write_folder(folder / "new"))) as found:
+        yield found
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    write_folder(tmp_path / "weights" / "new")
+    with serving(tmp_path, *options(tmp_path)) as found:
+        yield found
+
+
+def operate(server: Server, path: str, body: Any = None, method: str = "POST") -> Any:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(server.log.parent / "admin")), timeout=LIMIT) as http:
+        answer = http.request(method, f"http://admin{path}", json=body)
+    return answer.json() if "json" in answer.headers["content-type"] else answer.text
+
+
+def asked(server: Server, prompt: Any, tokens: int) -> urllib.request.Request:
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+            "return_token_ids": True}  # fmt: skip
+    return urllib.request.Request(
+        server.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+
+
+def stream(server: Server, prompt: Any, tokens: int = TOKENS) -> Iterator[list[int]]:
+    with urllib.request.urlopen(asked(server, prompt, tokens), timeout=LIMIT) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                chunk = json.loads(line[6:])
+                yield chunk["choices"][0].get("token_ids") or [] if "choices" in chunk else [ENDED]
+
+
+def ids(server: Server, prompt: Any, tokens: int = TOKENS) -> list[int]:
+    return [token for part in stream(server, prompt, tokens) for token in part]
+
+
+def tokens_of(server: Server) -> list[int]:
+    request = urllib.request.Request(
+        server.url + "/tokenize", json.dumps({"prompt": PROMPT}).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=LIMIT) as answer:
+        return list(json.load(answer)["tokens"])
+
+
+def version(server: Server) -> str:
+    return str(operate(server, "/get_weight_version", method="GET")["weight_version"])
+
+
+def update(server: Server, path: str = "new", **more: Any) -> Any:
+    return operate(server, "/update_weights_from_disk", {"model_path": path, **more})
+
+
+def test_a_stream_goes_on_with_the_new_weights_and_no_token_is_of_both(server: Server, fresh: Server) -> None:
+    old, new, prompt = ids(server, PROMPT), ids(fresh, PROMPT), tokens_of(server)
+    assert old[:20] != new[:20]
+    running = stream(server, PROMPT)
+    found = [*next(running), *next(running), *next(running)]
+    assert update(server) == {
+        "success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 1,
+        "weight_version": "1",
+    }  # fmt: skip
+    found += [token for part in running for token in part]
+    before = next(at for at, (one, other) in enumerate(zip(found, old, strict=True)) if one != other)
+    assert len(found) == TOKENS
+    assert before > 0
+    assert found[before:] == ids(fresh, prompt + found[:before], TOKENS - before)
+    assert ids(server, PROMPT) == new, "what the old weights have cached is of no use"
+    assert (
+        version(server)
+        == server.until("/health", lambda found: found["replicas"][0]["weight_version"] == "1")["engine"][
+            "weight_version"
+        ]
+    )
+
+
+def test_an_executor_that_begins_anew_reads_what_it_should_have(server: Server, fresh: Server) -> None:
+    new = ids(fresh, PROMPT)
+    assert update(server, weight_version="step-7")["weight_version"] == "step-7"
+    running = stream(server, PROMPT)
+    found = next(running)
+    os.kill(server.children()["executor"], signal.SIGKILL)
+    assert found + [token for part in running for token in part] == new
+    assert version(server) == "step-7"
+    assert "weight_version: it must be given" in update(server)["error"]["message"]
+
+
+def test_folders_that_are_not_the_model_change_nothing(server: Server) -> None:
+    old, weights = ids(server, PROMPT, 20), server.log.parent / "weights"
+    shutil.copytree(weights / "new", weights / "cut")
+    (weights / "cut" / WEIGHTS).write_bytes((weights / "new" / WEIGHTS).read_bytes()[:-8])
+    shutil.copytree(weights / "new", weights / "other")
+    config = json.loads((weights / "new" / "config.json").read_text())
+    (weights / "other" / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
+    (weights / "out").mkdir()
+    for name in ("config.json", WEIGHTS):
+        (weights / "out" / name).symlink_to(demo_folder() / name)
+    told = {path: update(server, path) for path in ("cut", "other", "out", "..", "", "nothing", "/etc")}
+    assert told["cut"]["success"] is told["other"]["success"] is False
+    assert told["cut"]["message"].startswith(f"{WEIGHTS}: truncated or damaged")
+    assert told["other"]["message"] == "config.json: it describes another model than the one that is served"
+    for path in ("out", "..", "", "/etc"):
+        assert told[path]["error"]["message"] == "the folder and its files must be below --weights-dir"
+    assert told["nothing"]["error"]["code"] == "not_found"
+    assert (ids(server, PROMPT, 20), version(server)) == (old, "0")
+
+
+def test_pauses(server: Server) -> None:
+    old = ids(server, PROMPT)
+    running = stream(server, PROMPT)
+    found = next(running)
+    assert operate(server, "/pause?mode=keep") == {"status": "paused"}
+    assert operate(server, "/is_paused", method="GET") == {"is_paused": True}
+    health = server.until("/health", lambda found: found["paused"])
+    assert (health["paused"], health["ready"], health["engine"]["running"]) == ("keep", True, 1)
+    assert operate(server, "/resume") == {"status": "resumed"}
+    assert found + [token for part in running for token in part] == old
+    running = stream(server, PROMPT)
+    next(running)
+    assert operate(server, "/pause_generation", {"mode": "abort"})["status"] == "ok"
+    *_, last = running
+    assert last == [ENDED]
+    with ThreadPoolExecutor(1) as pool:
+        newcomer = pool.submit(ids, server, PROMPT)
+        server.until("/health", lambda found: found["engine"]["waiting"] == 1)
+        operate(server, "/continue_generation", {})
+        assert operate(server, "/is_paused", method="GET") == {"is_paused": False}
+        assert newcomer.result() == old
+    assert operate(server, "/flush_cache") == "Cache flushed.\n"
+    running = stream(server, PROMPT)
+    next(running)
+    assert operate(server, "/pause?mode=wait") == {"status": "paused"}
+    assert sum(map(len, running)) == TOKENS - 1, "it ran to its end"
+    assert operate(server, "/pause?mode=no")["error"]["param"] == "mode"

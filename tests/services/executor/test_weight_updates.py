@@ -1,0 +1,94 @@
+"""Weights are read between steps, and an executor that could not read them to their end is none any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.protocol.control import CheckWeights, WeightsAnswer, WriteWeights
+from penstock.protocol.errors import ModelError
+from penstock.services.executor.weight_updates import BrokenWeights, WeightUpdates
+
+
+class FakeWeights:
+    """Notes what it is told; fails where it should."""
+
+    def __init__(self, failing: Exception | None = None) -> None:
+        self.folder = Path("/began")
+        self.seen: list[tuple[str, Path]] = []
+        self.failing = failing
+
+    def check(self, folder: Path) -> None:
+        self._note("check", folder)
+
+    def write(self, folder: Path) -> None:
+        self._note("write", folder)
+
+    def _note(self, what: str, folder: Path) -> None:
+        self.seen.append((what, folder))
+        if self.failing is not None:
+            raise self.failing
+
+
+@pytest.fixture
+def made() -> Callable[..., tuple[WeightUpdates, FakeWeights]]:
+    def make(failing: Exception | None = None) -> tuple[WeightUpdates, FakeWeights]:
+        weights: Any = FakeWeights(failing)
+        return WeightUpdates(weights), weights
+
+    return make
+
+
+def test_one_thing_is_done_at_a_time(made: Callable[..., tuple[WeightUpdates, FakeWeights]]) -> None:
+    updates, weights = made()
+    updates.ask(CheckWeights(1, "/new"))
+    updates.ask(WriteWeights(2, "/new", "v2"))
+    assert updates.busy
+    assert not updates.run()
+    assert (weights.seen, updates.version) == ([("check", Path("/new"))], "0")
+    assert updates.run()
+    assert not updates.run()
+    assert weights.seen[1:] == [("write", Path("/new"))]
+    assert (updates.path, updates.version) == ("/new", "v2")
+    assert list(updates.answers) == [WeightsAnswer(1), WeightsAnswer(2)]
+
+
+def test_no_path_is_the_folder_of_the_start(made: Callable[..., tuple[WeightUpdates, FakeWeights]]) -> None:
+    updates, weights = made()
+    updates.ask(WriteWeights(1, "", "0"))
+    updates.run()
+    assert weights.seen == [("write", Path("/began"))]
+    assert updates.path == ""
+
+
+def test_what_is_refused_is_said(made: Callable[..., tuple[WeightUpdates, FakeWeights]]) -> None:
+    updates, _ = made(ModelError("it is another model"))
+    updates.ask(CheckWeights(1, "/new"))
+    updates.run()
+    assert list(updates.answers) == [WeightsAnswer(1, "it is another model")]
+
+
+@pytest.mark.parametrize("failure", [ModelError("truncated"), OSError(5, "Input/output error")])
+def test_what_breaks_off_ends_the_process(
+    failure: Exception, made: Callable[..., tuple[WeightUpdates, FakeWeights]]
+) -> None:
+    """Not as a mistake of the operator's, which would keep it from beginning anew."""
+    updates, _ = made(failure)
+    updates.ask(WriteWeights(1, "/new", "1"))
+    with pytest.raises(BrokenWeights, match="the weights are of neither folder"):
+        updates.run()
+    assert updates.version == "0"
+    assert not updates.answers
+
+
+def test_a_new_scheduler_is_told_of_what_it_asks_alone(made: Callable[..., tuple[WeightUpdates, FakeWeights]]) -> None:
+    updates, _ = made()
+    updates.ask(WriteWeights(1, "/new", "1"))
+    updates.run()
+    updates.ask(CheckWeights(2, "/other"))
+    updates.forget()
+    assert not updates.busy
+    assert (updates.path, updates.version) == ("/new", "1")
