@@ -28,7 +28,9 @@ from penstock.protocol.control import (
     FlushCache,
     Pause,
     Resume,
+    SleepEngine,
     UpdateWeights,
+    WakeEngine,
     WeightsAnswer,
     WriteWeights,
 )
@@ -64,7 +66,7 @@ from penstock.protocol.steps import (
 )
 
 PROTOCOL_VERSION = 1
-CONTROL = (Pause, Resume, FlushCache, AbortAll, AskState, UpdateWeights)
+CONTROL = (Pause, Resume, FlushCache, AbortAll, AskState, UpdateWeights, SleepEngine, WakeEngine)
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token
 # id is two bytes of a body and four here). A socket that meets more ends the connection and all that is on its way.
 MOST_BYTES = (1 << 32) - 1

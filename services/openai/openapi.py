@@ -53,6 +53,9 @@ PAUSE_QUERY: tuple[Mapping[str, Any], ...] = (
     {"name": "mode", "in": "query", "schema": {"enum": list(PauseMode), "default": PauseMode.ABORT}},
     {"name": "clear_cache", "in": "query", "schema": {"type": "boolean", "default": True}},
 )  # fmt: skip
+SLEEP_QUERY: tuple[Mapping[str, Any], ...] = (
+    {"name": "level", "in": "query", "schema": {"enum": [1, 2], "default": 1}},
+)
 EVENT: Mapping[str, Any] = {
     "description": "one event of the stream: `data` is a chunk or an error as JSON, and `[DONE]` at the end",
     "type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"],

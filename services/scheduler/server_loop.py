@@ -19,7 +19,7 @@ from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
-from penstock.protocol.control import AbortAll, AskState, FlushCache, Pause, Resume, UpdateWeights, WeightsAnswer
+from penstock.protocol.control import Control, WeightsAnswer
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
@@ -262,12 +262,15 @@ class SchedulerLoop:
             self._steps.give_up(member, reason)
 
     def _rest(self, scheduler: Scheduler, now: float) -> None:
-        """Have the executors sleep after a time without requests, and wake them for the next one."""
-        if self.unfinished or scheduler.in_flight or self.draining:
+        """Have the executors sleep after a time without requests, or when the operator asks for it, and wake them for
+        what comes. Requests that a pause holds wake nobody."""
+        asked = self._operator.rest(scheduler, self.executors, self.unfinished, now)
+        if self.unfinished or scheduler.in_flight or self.draining or self._operator.changing:
             self.executors.busy(now)
-        elif self.executors.sleep_due(now):
+        if asked is Rest.ASLEEP or self.executors.sleep_due(now):
             self._sleep(now)
-        if self.unfinished and self.executors.rest is Rest.ASLEEP:
+        wanted = self._operator.changing or (self.unfinished and not scheduler.paused)
+        if self.executors.rest is Rest.ASLEEP and (wanted or asked is Rest.WAKING):
             self._wake(now)
 
     def _sleep(self, now: float) -> None:
@@ -330,7 +333,7 @@ class SchedulerLoop:
             case StopHit() as hit:
                 if scheduler is not None:
                     scheduler.stop_hit(hit)
-            case Pause() | Resume() | FlushCache() | AbortAll() | AskState() | UpdateWeights() as asked:
+            case asked if isinstance(asked, Control):
                 self._operator.take(peer, asked, scheduler, now)
                 self._status.due = now
             case Joined():

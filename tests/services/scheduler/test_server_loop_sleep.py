@@ -9,6 +9,17 @@ import pytest
 
 from penstock.engine_core.scheduling.executor_group import MISSING_LIMIT
 from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
+from penstock.protocol.control import (
+    AskState,
+    Control,
+    Controlled,
+    FlushCache,
+    Pause,
+    PauseMode,
+    Resume,
+    SleepEngine,
+    WakeEngine,
+)
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
 from penstock.protocol.steps import ExecutorAsleep, Sleep, StepPlan, Wake
@@ -76,6 +87,13 @@ class Bench:
 
     def status(self) -> EngineStatus:
         return self.tokens.take(EngineStatus, self.tokenizer)[-1]
+
+    def operator(self, message: Control) -> None:
+        self.tokens.arrives(self.tokenizer, message)
+        self.iterate()
+
+    def answers(self) -> dict[int, Controlled]:
+        return {answer.id: answer for answer in self.tokens.take(Controlled, self.tokenizer)}
 
     def step(self) -> None:
         plans = [executor.collect() for executor in self.executors]
@@ -240,6 +258,87 @@ def test_a_request_that_waits_is_waited_for_at_the_end() -> None:
     bench.iterate()
     bench.run()
     assert bench.loop.drained
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_operator_has_them_sleep_and_wake(size: int) -> None:
+    bench = Bench(size, timeout=0.0)
+    bench.operator(SleepEngine(1))
+    assert bench.answers() == {}, "memory is not back yet"
+    assert all(bench.hear())
+    bench.iterate()
+    bench.iterate()
+    assert bench.answers() == {1: Controlled(1, asleep=True)}
+    bench.operator(AskState(2))
+    bench.operator(FlushCache(3))
+    assert {number: found.asleep for number, found in bench.answers().items()} == {2: True, 3: True}
+    bench.operator(WakeEngine(4))
+    assert all(bench.hear())
+    for executor in bench.executors[:-1]:
+        executor.loaded()
+    bench.iterate()
+    bench.operator(AskState(5))
+    assert {number: found.asleep for number, found in bench.answers().items()} == {5: False}
+    bench.executors[-1].loaded()
+    bench.iterate()
+    bench.iterate()
+    assert bench.answers() == {4: Controlled(4)}
+
+
+def test_the_operator_puts_no_request_aside() -> None:
+    bench = Bench(timeout=0.0)
+    bench.submit(1)
+    bench.iterate()
+    bench.operator(SleepEngine(1))
+    assert "1 requests" in bench.answers()[1].error
+    assert bench.hear() == [False]
+    bench.run()
+    assert bench.transcript.ends == {1: [Finish.LENGTH]}
+
+
+def test_requests_that_a_pause_holds_sleep_and_go_on_behind_it() -> None:
+    bench = Bench(timeout=0.0)
+    bench.submit(1, max_tokens=9)
+    bench.iterate()
+    bench.step()
+    said = len(bench.transcript.tokens[1])
+    assert 0 < said < 9
+    bench.operator(Pause(1, PauseMode.KEEP))
+    while bench.loop.unfinished and 1 not in bench.answers():
+        bench.step()
+    bench.operator(SleepEngine(2))
+    assert bench.hear() == [True]
+    bench.iterate()
+    bench.iterate(60.0)
+    assert bench.answers()[2].asleep
+    assert bench.hear() == [False]
+    bench.operator(Resume(3))
+    assert bench.hear() == [True]
+    bench.executors[0].loaded()
+    bench.iterate()
+    bench.run()
+    assert bench.transcript.ends == {1: [Finish.LENGTH]}
+    assert len(bench.transcript.tokens[1]) == 9
+
+
+def test_a_request_ends_a_sleep_of_the_operators() -> None:
+    bench = Bench(timeout=0.0)
+    bench.operator(SleepEngine(1))
+    bench.hear()
+    bench.iterate()
+    bench.submit(1)
+    bench.iterate()
+    assert bench.hear() == [True]
+
+
+def test_an_operator_who_wakes_in_vain_is_told() -> None:
+    bench = Bench()
+    bench.sleeps()
+    bench.operator(WakeEngine(1))
+    bench.hear()
+    bench.iterate(MISSING_LIMIT + 2.0)
+    bench.iterate()
+    assert bench.answers()[1].error
 
 
 @pytest.mark.parametrize("seed", range(20))
