@@ -80,6 +80,7 @@ STATUS_TEXTS: Mapping[int, str] = {
     408: "The body came too slowly; see --body-timeout",
     413: "The body is larger than --max-body-bytes",
     415: "The body is not JSON",
+    409: "It does not go with the state that the server is in",
     429: "Too many requests are unfinished; see Retry-After",
     500: "The engine failed on this request",
     503: "The server is loading, draining or missing a part",

@@ -19,6 +19,7 @@ import pytest
 from tests.e2e.chaos.groups import executors
 from tests.e2e.chaos.leftovers import ended
 from tests.e2e.server import LIMIT, Server, serving
+from tests.e2e.test_weights import operate, options, write_folder
 
 IDLE = ("--idle-timeout", "1", "--device", "cpu")
 SLEEPS, WAKES = "scheduler-0 sleeping", "scheduler-0 waking"
@@ -58,6 +59,7 @@ def test_memory_is_given_back_and_a_request_wakes_it(server: Server) -> None:
     assert awake > 3 * MOST
     sleeps(server)
     pid = server.children()["executor"]
+    server.logged("executor-0 asleep")
     asleep = resident(pid)
     assert server.get("/health")["ready"]
     assert server.get("/health/ready") == {"status": "ok"}
@@ -132,6 +134,23 @@ def test_one_that_is_stopped_while_it_sleeps_is_found(server: Server) -> None:
     server.logged("process_hangs process=executor-0")
     server.healthy()
     assert asked(server) == said
+
+
+def test_the_operator_has_it_sleep_and_wake_with_the_weights_of_an_update(tmp_path: Path) -> None:
+    write_folder(tmp_path / "weights" / "new")
+    with serving(tmp_path, *options(tmp_path)) as server:
+        before = asked(server)
+        operate(server, "/update_weights_from_disk", {"model_path": "new"})
+        said = asked(server)
+        assert said != before
+        assert operate(server, "/is_sleeping", method="GET") == {"is_sleeping": False}
+        assert operate(server, "/sleep?level=1") == ""
+        assert operate(server, "/is_sleeping", method="GET") == {"is_sleeping": True}
+        assert all(resident(pid) < MOST for pid in executors(server))
+        assert operate(server, "/wake_up") == ""
+        assert operate(server, "/is_sleeping", method="GET") == {"is_sleeping": False}
+        assert asked(server) == said
+        ended(server)
 
 
 def test_both_members_of_a_group_sleep_and_wake(tmp_path: Path) -> None:
