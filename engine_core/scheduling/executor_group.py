@@ -220,6 +220,6 @@ class ExecutorGroup(Generic[M]):
         self.rest, self.rest_since = Rest.WAKING, now
         return tuple(self._asleep)
 
-    def awake(self, now: float) -> None:
+    def end_wake(self, now: float) -> None:
         """The group is complete again, or has been given up: nothing is special about it any more."""
         self.rest, self.rest_since = Rest.AWAKE, now

@@ -197,7 +197,7 @@ class SchedulerLoop:
         if self.executors.stuck(now):
             self._disband(STUCK)
         if self.executors.rest is Rest.WAKING and self.executors.given_up(now):
-            self.executors.awake(now)
+            self.executors.end_wake(now)
 
     def _step_arrival(self, arrival: Arrival, now: float) -> None:
         peer = arrival.peer
@@ -300,7 +300,7 @@ class SchedulerLoop:
             fields: dict[str, object] = {"epoch": epoch, "unfinished": self._scheduler.unfinished}
             if self.executors.rest is Rest.WAKING:
                 logs.info(log, "awake", seconds=now - self.executors.rest_since, **fields)
-                self.executors.awake(now)
+                self.executors.end_wake(now)
             else:
                 logs.write(log, logging.WARNING, "epoch", fields)
             places, rows = self.executors.state_places, self.executors.encoder_rows

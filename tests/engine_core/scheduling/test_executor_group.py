@@ -183,7 +183,7 @@ def test_a_group_sleeps_and_wakes() -> None:
         group.add(loaded, said(), 505.0)
     assert group.complete
     assert group.epoch == 8
-    group.awake(505.0)
+    group.end_wake(505.0)
     assert not group.sleep_due(514.9)
     assert group.sleep_due(515.0)
 
@@ -201,13 +201,13 @@ def test_requests_wait_for_one_that_was_woken_as_long_as_its_like_took() -> None
     group.remove(members[0], 110.1)
     group.wake(200.0)
     group.add(members[0], structs.replace(said(), load_seconds=100.0), 300.0)
-    group.awake(300.0)
+    group.end_wake(300.0)
     group.sleep(310.0)
     group.wake(1000.0)
     limit = MISSING_LIMIT + LOADS * 100.0
     assert not group.given_up(1000.0 + limit - 0.1)
     assert group.given_up(1000.0 + limit)
-    group.awake(1000.0 + limit)
+    group.end_wake(1000.0 + limit)
     assert not group.serves
     group.crash_loop = "it fails"
     assert group.given_up(1000.0)
