@@ -148,7 +148,9 @@ class OutputCollector:
         now: float,
         name: str = "",
         field_names: Mapping[str, str] = OWN_NAMES,
+        tells_abort: bool = False,
     ) -> None:
+        """tells_abort: a choice that the operator ends is complete as it is, once it has begun."""
         self.n = n
         self.name = name  # the response's id, if it has one; set by its owner
         self._field_names = field_names
@@ -159,9 +161,9 @@ class OutputCollector:
         self.request_ids: list[int] = []  # set by the engine client
         self.disconnected = False  # the client is gone
         self.operation: Operation | None = None  # if it is traced; set by the engine client
-        self.complete = False  # every choice has finished
-        self.ended = False  # so it is, or an error or a disconnect ended them all
+        self.ended = False  # it is complete, or an error or a disconnect ended them all
         self._open = len(self.choices)
+        self._tells_abort = tells_abort
         self.stream = stream
         self._timings = timings
         self._began = now
@@ -169,6 +171,11 @@ class OutputCollector:
         self._timed: list[tuple[Choice, float]] = []  # choices with new tokens, and when these arrived
         self._sink: OutputSink | None = None  # while the task awaits `get`
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every choice has finished."""
+        return not self._open
 
     @property
     def usage(self) -> Usage:
@@ -217,14 +224,14 @@ class OutputCollector:
             choice.finish = Finish(finish)
             self._open -= 1
             if not self._open:
-                self.complete = self.ended = True
+                self.ended = True
             if finish == Finish.ERROR:
                 self.fail(EngineFailure(extra.error if extra and extra.error else "the engine failed this request"))
             elif finish == Finish.GRAMMAR:
                 self.fail(GrammarFailure(extra.error if extra and extra.error else "the structure cannot be followed"))
             elif finish == Finish.UNAVAILABLE:
                 self.fail(Unavailable(extra.error if extra and extra.error else "the server lost a part of itself"))
-            elif finish == Finish.ABORT:
+            elif finish == Finish.ABORT and not (self._tells_abort and choice.tokens):
                 self.fail(Unavailable("the server ended this request before it was complete", code="aborted"))
         if not choice.updated:
             choice.updated = True

@@ -179,8 +179,13 @@ def start(
     if (quantized := quantization_facts(spec)) is not None:
         logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
     log_notes(config, model, draft, path, device)
+    return Engine(runner, ready, warm, live_weights(config, model, tower, path))
+
+
+def live_weights(config: Config, model: Decoder, tower: Tower | None, path: Path) -> LiveWeights:
+    """The weights that were read from a folder, to be updated in place."""
     dummy = config.model.load_format == "dummy"
-    return Engine(runner, ready, warm, LiveWeights(model, tower, path, partial(read_whole, config), dummy=dummy))
+    return LiveWeights(model, tower, path, partial(read_whole, config), dummy=dummy)
 
 
 def make_places(config: ModelConfig, model: Decoder, whole: ModelSpec) -> AdapterPlaces | None:

@@ -66,6 +66,15 @@ class InFlight:
 
 
 @dataclass(slots=True)
+class Served:
+    """The scheduler whose plans are run."""
+
+    peer: Peer | None = None
+    last: int | None = None  # incarnation of the last one that joined
+    epoch: int = 0  # of its last plan
+
+
+@dataclass(slots=True)
 class Watched:
     """The watchdog, and what it is told."""
 
@@ -147,9 +156,7 @@ class Steps:
         self._group = group
         self._traces = traces if traces is not None else ExecutorTraces(Tracer())
         self.decoding: set[int] = set()  # slots
-        self._scheduler: Peer | None = None
-        self._last_scheduler: int | None = None  # incarnation of the last scheduler that joined
-        self._epoch = 0
+        self._served = Served()
         self._plans: deque[StepPlan] = deque()
         self._masks: deque[StepMasks] = deque()  # of plans that have not been sampled, in their order
         self._begun: tuple[Begun, float] | None = None  # waits for its masks; with the seconds waited before it
@@ -212,10 +219,10 @@ class Steps:
                 case Joined():
                     self._join(arrival.peer)
                 case Left(reason):
-                    if arrival.peer is self._scheduler:
+                    if arrival.peer is self._served.peer:
                         level = level_of(arrival.peer, reason)
                         logs.write(log, level, "scheduler_left", {"pid": arrival.peer.pid, "reason": reason})
-                        self._scheduler = None
+                        self._served.peer = None
                         self._forget()
 
     def iterate(self) -> None:
@@ -259,16 +266,16 @@ class Steps:
     def _send(self, messages: deque[Answer]) -> int:
         """Send messages as far as there is credit. Returns how many."""
         count = 0
-        while messages and self._scheduler is not None and self._link.send(self._scheduler, messages[0]):
+        while messages and self._served.peer is not None and self._link.send(self._served.peer, messages[0]):
             messages.popleft()
             count += 1
         return count
 
     def _join(self, peer: Peer) -> None:
-        if self._group.several and peer.incarnation == self._last_scheduler:
+        if self._group.several and peer.incarnation == self._served.last:
             leave(reason="the scheduler lost us while it lived: the group is out of step")
         self._counters.schedulers += 1
-        self._scheduler, self._last_scheduler = peer, peer.incarnation
+        self._served.peer, self._served.last = peer, peer.incarnation
         self._forget()
         logs.info(log, "scheduler_joined", pid=peer.pid, epoch=peer.epoch)
         ready = msgspec.structs.replace(self._ready, epoch=peer.epoch, plans=self._counters.plans)
@@ -311,9 +318,9 @@ class Steps:
         self._traces.forget()
 
     def _begin(self, plan: StepPlan) -> None:
-        if plan.epoch != self._epoch:
+        if plan.epoch != self._served.epoch:
             self._reset()
-            self._epoch = plan.epoch
+            self._served.epoch = plan.epoch
         self._reports.plans.append(plan)
         self._watched.positions = self._count(plan)
         if plan.masked and not self._group.answers:  # a stage waits for the tokens sampled as many steps before

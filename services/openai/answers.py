@@ -28,8 +28,10 @@ from penstock.services.openai.schema import CustomCall
 
 TokenIds = tuple[int, ...]
 
-# OpenAI's words. Aborted and failed choices end their response with an error instead.
-FINISH_REASONS: Mapping[Finish, str] = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls"}
+# OpenAI's words, and vLLM's for what the operator ended. Failed choices end their response with an error instead.
+FINISH_REASONS: Mapping[Finish, str] = {
+    Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CALLS: "tool_calls", Finish.ABORT: "abort",
+}  # fmt: skip
 
 
 class Identity(msgspec.Struct, frozen=True):

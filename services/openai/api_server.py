@@ -186,9 +186,6 @@ async def answer(app: AppState, listeners: Sequence[Listener], start: Start) -> 
         listener.socket.listen(BACKLOG)
     url = url_of(listeners[0].socket, options)
     logs.info(log, "listening", url=url, model=app.model.name)
-    for listener in listeners:
-        if listener.application is operator_application:
-            logs.info(log, "listening_for_operator", url=url_of(listener.socket, admin_options(options) or options))
     heartbeat = Heartbeat()
     heartbeat.tell(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
     start.phases.note(WAITING)
@@ -224,14 +221,7 @@ async def answer(app: AppState, listeners: Sequence[Listener], start: Start) -> 
     work = (attendance, send_heartbeats(heartbeat), keep_exporting(app.exporter))
     tasks = [background_task(each, fail) for each in work]
     server.accepting = tuple([
-        background_task(
-            accept(
-                listener.socket, app.limiter, functools.partial(make, application=listener.application(app)),
-                listener.encryption, limits.head_seconds,
-            ),
-            fail,
-        )
-        for listener in listeners
+        background_task(accept_at(listener, app, make, limits.head_seconds), fail) for listener in listeners
     ])  # fmt: skip
     try:
         await server.serve(sockets=[listener.socket for listener in listeners])
@@ -249,6 +239,18 @@ async def answer(app: AppState, listeners: Sequence[Listener], start: Start) -> 
         raise failures[0]
     logs.info(log, "ended", unfinished=app.engine_client.statistics().unfinished)
     return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
+
+
+async def accept_at(
+    listener: Listener, app: AppState, make: Callable[..., asyncio.Protocol], handshake: float
+) -> None:
+    """Accept connections for what the listener serves, until cancelled."""
+    if listener.application is operator_application:
+        options = admin_options(app.config.api)
+        assert options is not None, "it listens there"
+        logs.info(log, "listening_for_operator", url=url_of(listener.socket, options))
+    served = functools.partial(make, application=listener.application(app))
+    await accept(listener.socket, app.limiter, served, listener.encryption, handshake)
 
 
 def refresh_keys(app: AppState, *, always: bool = True) -> None:

@@ -71,7 +71,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         customs=frozenset(custom.name for custom in submit.tool_use.customs) if submit.tool_use else frozenset(),
     )
     encoder = SSEEncoder(identity, chat=True, choices=n, usage=usage, told=told)
-    asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream)
+    asked = GenerateRequest(id=identity.id, prompts=(submit,), n=n, stream=submit.stream, tells_abort=True)
     return asked, encoder
 
 

@@ -50,6 +50,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompts: tuple[SubmitText, ...]
     n: int = 1
     stream: bool = False
+    tells_abort: bool = False  # the API has a word for a choice that the operator ended
     field_names: Mapping[str, str] = OWN_NAMES  # what the API calls the fields that other processes name in errors
 
 
@@ -105,7 +106,7 @@ def submit(app: AppState, request: GenerateRequest, context: RequestContext) -> 
     now = time.monotonic()
     outputs = OutputCollector(
         len(request.prompts), request.n, stream=request.stream, timings=app.traffic.timings, now=now,
-        name=request.id, field_names=request.field_names,
+        name=request.id, field_names=request.field_names, tells_abort=request.tells_abort,
     )  # fmt: skip
     prompts = request.prompts
     if context.adapter is not None:

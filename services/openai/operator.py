@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 from urllib.parse import parse_qsl
@@ -120,7 +121,7 @@ PAUSE = msgspec.json.Decoder(PauseRequest)
 NOTHING = msgspec.json.Decoder(NoFields)
 ABORT = msgspec.json.Decoder(AbortRequest)
 UPDATE = msgspec.json.Decoder(UpdateRequest)
-MODES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
+MODES: Mapping[str, PauseMode] = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
 
 
 async def pause(app: AppState, context: RequestContext) -> None:

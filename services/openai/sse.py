@@ -90,7 +90,7 @@ class SSEEncoder:
             elif text:
                 encoded = ENCODE.encode(text) if text.isascii() else encode_text(text)
                 frames.append(self._heads[choice.index] + encoded + self._plain_tail)
-            if choice.finish in FINISH_REASONS:
+            if choice.finish in FINISH_REASONS and collector.error is None:
                 frames.append(self._finish(collector, choice))
         return b"".join(frames)
 

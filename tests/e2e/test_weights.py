@@ -21,7 +21,6 @@ from tests.e2e.server import LIMIT, Server, serving
 
 PROMPT = "The people who live in this house are"
 TOKENS = 100
-ENDED = -1  # in place of a token: an error
 WEIGHTS = "model.safetensors"
 
 
@@ -70,12 +69,15 @@ def asked(server: Server, prompt: Any, tokens: int) -> urllib.request.Request:
     )
 
 
-def stream(server: Server, prompt: Any, tokens: int = TOKENS) -> Iterator[list[int]]:
+def stream(server: Server, prompt: Any, tokens: int = TOKENS, reasons: list[str] | None = None) -> Iterator[list[int]]:
+    """Ids as they come; why it ended goes to `reasons`."""
     with urllib.request.urlopen(asked(server, prompt, tokens), timeout=LIMIT) as answer:
         for line in answer:
             if line.startswith(b"data: {"):
-                chunk = json.loads(line[6:])
-                yield chunk["choices"][0].get("token_ids") or [] if "choices" in chunk else [ENDED]
+                choice = json.loads(line[6:])["choices"][0]
+                if reasons is not None and choice["finish_reason"]:
+                    reasons.append(choice["finish_reason"])
+                yield choice.get("token_ids") or []
 
 
 def ids(server: Server, prompt: Any, tokens: int = TOKENS) -> list[int]:
@@ -162,11 +164,12 @@ def test_pauses(server: Server) -> None:
     assert (health["paused"], health["ready"], health["engine"]["running"]) == ("keep", True, 1)
     assert operate(server, "/resume") == {"status": "resumed"}
     assert found + [token for part in running for token in part] == old
-    running = stream(server, PROMPT)
+    said: list[str] = []
+    running = stream(server, PROMPT, reasons=said)
     next(running)
     assert operate(server, "/pause_generation", {"mode": "abort"})["status"] == "ok"
-    *_, last = running
-    assert last == [ENDED]
+    assert sum(map(len, running)) < TOKENS - 1
+    assert said[-1] == "abort"
     with ThreadPoolExecutor(1) as pool:
         newcomer = pool.submit(ids, server, PROMPT)
         server.until("/health", lambda found: found["engine"]["waiting"] == 1)
@@ -175,7 +178,26 @@ def test_pauses(server: Server) -> None:
         assert newcomer.result() == old
     assert operate(server, "/flush_cache") == "Cache flushed.\n"
     running = stream(server, PROMPT)
-    next(running)
+    found = next(running)
     assert operate(server, "/pause?mode=wait") == {"status": "paused"}
-    assert sum(map(len, running)) == TOKENS - 1, "it ran to its end"
+    assert found + [token for part in running for token in part] == old, "it ran to its end"
     assert operate(server, "/pause?mode=no")["error"]["param"] == "mode"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--tensor-parallel-size",
+        pytest.param("--pipeline-parallel-size", marks=pytest.mark.long),
+        pytest.param("--data-parallel-size", marks=pytest.mark.long),
+    ],
+)
+def test_every_rank_stage_and_replica_reads_its_share(option: str, tmp_path: Path, fresh: Server) -> None:
+    write_folder(tmp_path / "weights" / "new")
+    with serving(tmp_path, *options(tmp_path), option, "2") as server:
+        old = ids(server, PROMPT)
+        assert update(server)["success"]
+        new = [ids(server, PROMPT) for _ in range(2)]
+        assert version(server) == "1"
+    assert new == [ids(fresh, PROMPT)] * 2
+    assert old != new[0]

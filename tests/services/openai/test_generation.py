@@ -259,6 +259,24 @@ async def test_a_failure_before_the_first_token(finish: Finish) -> None:
         check_error(answer.json(), "server_error" if finish == Finish.ERROR else "service_unavailable", None)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, HELLO), ("/v1/completions", {"prompt": "a"})])
+async def test_what_the_operator_ends_is_complete_as_it_is(path: str, body: dict[str, Any], stream: bool) -> None:
+    rows = [[Row(text="a", extra={"prompt_tokens": 1, "cached_tokens": 0})], [Row(tokens=0, finish=Finish.ABORT)]]
+    async with client(app_state(FakeLink(answering(lambda request: rows)))) as http:
+        answer = await http.post(path, json=body | {"stream": stream})
+    assert answer.status_code == 200
+    assert '"finish_reason":"abort"' in answer.text.replace(" ", "")
+    assert "error" not in answer.text
+
+
+async def test_other_apis_have_no_word_for_it() -> None:
+    rows = [[Row(text="a", extra={"prompt_tokens": 1, "cached_tokens": 0})], [Row(tokens=0, finish=Finish.ABORT)]]
+    async with client(app_state(FakeLink(answering(lambda request: rows)))) as http:
+        answer = await http.post("/v1/messages", json={**HELLO, "max_tokens": 4})
+    assert answer.status_code == 503
+
+
 async def test_a_structure_that_cannot_be_followed_is_the_requests_own_fault() -> None:
     rows = [[Row(tokens=0, finish=Finish.GRAMMAR, extra={"error": "too many states"})]]
     for stream in (True, False):
