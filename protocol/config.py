@@ -341,6 +341,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int, Option("threads that fill the masks of structured output; 0: a core in four, at most 4", 0, 256)
     ] = 0
     status_interval: Annotated[float, Option("seconds between heartbeats", 0.05, 10.0)] = 0.5
+    idle_timeout: Annotated[
+        float,
+        Option("seconds without a request after which executors give their GPUs back, until the next request loads the "
+               "model again; 0: never", 0.0, limits.MAX_TIMEOUT)
+    ] = 0.0
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -66,6 +66,19 @@ class UpdateWeights(Message, frozen=True):
     check_only: bool = False  # say whether it could be done, and do nothing
 
 
+class SleepEngine(Message, frozen=True):
+    """Have the executors give their devices back. Answered once all have; refused while requests run or wait, unless a
+    pause holds them."""
+
+    id: int
+
+
+class WakeEngine(Message, frozen=True):
+    """Have them load the model again. Answered once it is loaded."""
+
+    id: int
+
+
 class Controlled(Message, frozen=True):
     """It has been done, or why not."""
 
@@ -74,6 +87,7 @@ class Controlled(Message, frozen=True):
     requests: int = 0  # that have not ended: paused ones, or those that go on
     paused: str = ""  # mode of a pause that holds; empty: there is none
     version: str = FIRST_VERSION  # of the weights; of replicas that differ, each once with commas between
+    asleep: bool = False  # the executors hold no device
 
 
 class CheckWeights(Message, frozen=True):
@@ -98,4 +112,4 @@ class WeightsAnswer(Message, frozen=True):
     error: str = ""
 
 
-Control = Pause | Resume | FlushCache | AbortAll | AskState | UpdateWeights
+Control = Pause | Resume | FlushCache | AbortAll | AskState | UpdateWeights | SleepEngine | WakeEngine

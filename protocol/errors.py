@@ -12,6 +12,7 @@
     │   ├── NotFound                 404 not_found_error
     │   ├── MethodNotAllowed         405 invalid_request_error
     │   ├── RequestTimeout           408 invalid_request_error
+    │   ├── Conflict                 409 invalid_request_error
     │   ├── PayloadTooLarge          413 invalid_request_error
     │   ├── UnsupportedMediaType     415 invalid_request_error
     │   ├── HeadTooLarge             431 invalid_request_error
@@ -138,6 +139,12 @@ class HeadTooLarge(RequestError):
     """Request line and headers; RFC 6585, section 5."""
 
     status, type = 431, "invalid_request_error"
+
+
+class Conflict(RequestError):
+    """What is asked does not go with the state that the server is in."""
+
+    status, type = 409, "invalid_request_error"
 
 
 class PayloadTooLarge(RequestError):

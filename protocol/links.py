@@ -28,7 +28,9 @@ from penstock.protocol.control import (
     FlushCache,
     Pause,
     Resume,
+    SleepEngine,
     UpdateWeights,
+    WakeEngine,
     WeightsAnswer,
     WriteWeights,
 )
@@ -53,15 +55,18 @@ from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.protocol.steps import (
     AdapterLoaded,
     DropAdapter,
+    ExecutorAsleep,
     ExecutorReady,
     LoadAdapter,
+    Sleep,
     StepMasks,
     StepPlan,
     StepResult,
+    Wake,
 )
 
 PROTOCOL_VERSION = 1
-CONTROL = (Pause, Resume, FlushCache, AbortAll, AskState, UpdateWeights)
+CONTROL = (Pause, Resume, FlushCache, AbortAll, AskState, UpdateWeights, SleepEngine, WakeEngine)
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token
 # id is two bytes of a body and four here). A socket that meets more ends the connection and all that is on its way.
 MOST_BYTES = (1 << 32) - 1
@@ -160,8 +165,8 @@ STEPS = LinkSpec(
     name="steps",
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
-    up=(ExecutorReady, StepResult, AdapterLoaded, ImageEncoded, WeightsAnswer, MetricsSnapshots),
-    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage, CheckWeights, WriteWeights),
+    up=(ExecutorReady, ExecutorAsleep, StepResult, AdapterLoaded, ImageEncoded, WeightsAnswer, MetricsSnapshots),
+    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage, CheckWeights, WriteWeights, Sleep, Wake),
     window=16,
     high_water=64,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge

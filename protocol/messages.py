@@ -493,5 +493,6 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     accepted_at: tuple[int, ...] = ()  # the same by place in the draft, from 0; the first ones
     draining: bool = False
     replica: int = 0  # whose scheduler this is
+    sleeping: bool = False  # its executors hold no device: the next request wakes them
     paused: str = ""  # mode of the operator's pause
     weight_version: str = FIRST_VERSION

@@ -170,6 +170,18 @@ class AdapterLoaded(Message, frozen=True):
     error: str = ""
 
 
+class Sleep(Message, frozen=True):
+    """scheduler → executors, while no step is in flight: give the device back and wait for `Wake`."""
+
+
+class Wake(Message, frozen=True):
+    """scheduler → executors that sleep: load the model."""
+
+
+class ExecutorAsleep(Message, frozen=True):
+    """executor → scheduler, on joining: it holds no device and waits for `Wake`."""
+
+
 class ExecutorReady(Message, frozen=True, kw_only=True):
     """executor → scheduler, once per epoch after the weights are loaded: what it can hold and how many plans it ran."""
 

@@ -1,13 +1,22 @@
-"""The executor group of one replica as a state machine: who joined, who is ready, since when a member is missing."""
+"""The executor group of one replica as a state machine: who joined, who is ready or asleep, since when a member is
+missing.
+
+A group sleeps once nothing has been asked of it for the idle timeout: its members give their devices back, and come
+again to wait. What comes next wakes them, and they load as at a start. The state says what is wanted of the group;
+members follow whenever they are heard of. One that is ready while the group sleeps is sent to sleep, and one that waits
+while it is awake is woken. So it does not matter which of them ends, or falls asleep late, in between.
+"""
 
 from __future__ import annotations
 
+import enum
 from typing import Generic, Protocol, TypeVar
 
 from penstock.protocol.steps import ExecutorReady
 
 MEMBERS_LIMIT = 30.0  # seconds between the first member of a group that is ready and the last
 MISSING_LIMIT = 60.0  # seconds that requests wait for a lost executor to come back
+LOADS = 2.0  # times as long as the slowest load so far that they wait beyond that for one that was woken
 
 
 class Member(Protocol):
@@ -20,22 +29,49 @@ class Member(Protocol):
 M = TypeVar("M", bound=Member)
 
 
+class Rest(enum.Enum):
+    """What is wanted of a group, and whether it has followed."""
+
+    AWAKE = enum.auto()
+    ASLEEP = enum.auto()
+    WAKING = enum.auto()  # it loads, and requests wait for it
+
+
 class ExecutorGroup(Generic[M]):
     """One replica's executors. Each time the group becomes complete a new epoch begins."""
 
-    def __init__(self, size: int, epoch: int, now: float, answering: int = 0, stage: int = 1) -> None:
+    def __init__(
+        self, size: int, epoch: int, now: float, answering: int = 0, stage: int = 1, idle_timeout: float = 0.0
+    ) -> None:
         self.epoch = epoch  # of the group that is complete, or of the next one
         self.missing_since = now  # monotonic seconds; holds while the group is not complete
         self.crash_loop = ""  # why no executor will come, as the launcher says
+        self.rest = Rest.AWAKE
+        self.rest_since = now  # monotonic seconds
+        self.known: ExecutorReady | None = None  # the first member of the group that was last complete
         self._size = size
         self._answering = answering  # place in the group of the member that samples
         self._stage = stage  # members of a stage
+        self._idle_timeout = idle_timeout  # seconds; 0: it never sleeps by itself
+        self._busy_at = now  # monotonic seconds
+        self._load_seconds = 0.0  # of the member that has taken longest
         self._ready: dict[M, ExecutorReady] = {}
+        self._asleep: set[M] = set()
         self._waited_since = float("inf")  # monotonic seconds, since when some members are ready and others are not
 
     @property
     def complete(self) -> bool:
         return len(self._ready) == self._size
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests are taken: a group that sleeps or wakes will run them."""
+        return self.complete or self.rest is not Rest.AWAKE
+
+    @property
+    def all_asleep(self) -> bool:
+        """Whether no member holds its device, and each has said so."""
+        return len(self._asleep) == self._size
 
     @property
     def in_step(self) -> bool:
@@ -59,8 +95,10 @@ class ExecutorGroup(Generic[M]):
 
     @property
     def devices(self) -> str:
-        """The device of a complete group's first member, and the number of members, in words."""
-        return self.first.device if self._size == 1 else f"{self._size} x {self.first.device}"
+        """The device of the first member, and the number of members, in words; empty before the group was complete."""
+        if self.known is None:
+            return ""
+        return self.known.device if self._size == 1 else f"{self._size} x {self.known.device}"
 
     @property
     def blocks(self) -> int:
@@ -113,18 +151,23 @@ class ExecutorGroup(Generic[M]):
 
     def add(self, peer: M, ready: ExecutorReady, now: float) -> bool:
         """An executor has loaded; whether the group is complete now. One that reports again has no slots left."""
+        assert self.rest is not Rest.ASLEEP, "it is sent to sleep"
         if peer in self._ready:
             self.remove(peer, now)
         for other in self.peers:
             assert other.index != peer.index, "the link loses a peer before another takes its index"
         self._ready[peer] = ready
+        self._load_seconds = max(self._load_seconds, ready.load_seconds)
         self._waited_since = float("inf") if self.complete else min(self._waited_since, now)
+        if self.complete:
+            self.known, self._busy_at = self.first, now
         return self.complete
 
     def remove(self, peer: M, now: float) -> bool:
         """An executor is gone; whether that broke a complete group. The next group has an epoch of its own."""
         broke = self.complete and peer in self._ready
         self._ready.pop(peer, None)
+        self._asleep.discard(peer)
         if broke:
             self.epoch += 1
             self.missing_since = self._waited_since = now
@@ -134,10 +177,49 @@ class ExecutorGroup(Generic[M]):
 
     def given_up(self, now: float) -> bool:
         """Whether executors have been missing for so long, or failed so often, that requests should not wait."""
-        late = now - self.missing_since >= MISSING_LIMIT
-        return not self.complete and (late or bool(self.crash_loop))
+        if self.complete or self.rest is Rest.ASLEEP:
+            return False
+        patience = LOADS * self._load_seconds if self.rest is Rest.WAKING else 0.0
+        return now - self.missing_since >= MISSING_LIMIT + patience or bool(self.crash_loop)
 
     def stuck(self, now: float) -> bool:
         """Whether the ready members have waited too long for the others. Members of one generation are ready at about
         the same time, because none is without the others: so one of them hangs in a step."""
         return not self.complete and now - self._waited_since >= MEMBERS_LIMIT
+
+    def busy(self, now: float) -> None:
+        """Requests run or wait."""
+        self._busy_at = now
+
+    def idle_for(self, now: float) -> float:
+        """Seconds since requests last ran or waited, or since the group became complete."""
+        return now - self._busy_at
+
+    def sleep_due(self, now: float) -> bool:
+        """Whether a complete group has had nothing to do for the idle timeout."""
+        return 0.0 < self._idle_timeout <= self.idle_for(now) and self.complete
+
+    def sleep(self, now: float) -> tuple[M, ...]:
+        """Let the members go, which are to be told. The next group has an epoch of its own."""
+        members = self.peers
+        self.epoch += 1
+        self._ready.clear()
+        self._waited_since = float("inf")
+        self.rest, self.rest_since = Rest.ASLEEP, now
+        return members
+
+    def fall_asleep(self, peer: M) -> bool:
+        """A member says that it sleeps; whether it is to be woken at once."""
+        self._asleep.add(peer)
+        return self.rest is not Rest.ASLEEP
+
+    def wake(self, now: float) -> tuple[M, ...]:
+        """The members that sleep so far, which are to be told; those that are yet to fall asleep are woken then."""
+        assert self.rest is Rest.ASLEEP
+        self.missing_since = now
+        self.rest, self.rest_since = Rest.WAKING, now
+        return tuple(self._asleep)
+
+    def end_wake(self, now: float) -> None:
+        """The group is complete again, or has been given up: nothing is special about it any more."""
+        self.rest, self.rest_since = Rest.AWAKE, now

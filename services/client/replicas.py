@@ -157,6 +157,7 @@ def total(statuses: Sequence[EngineStatus]) -> EngineStatus:
         epoch=max(status.epoch for status in statuses),
         ready=bool(ready),
         draining=all(status.draining for status in statuses),
+        sleeping=all(status.sleeping for status in statuses),
         paused=next((status.paused for status in statuses), "") if all(status.paused for status in statuses) else "",
         step_age=max(status.step_age for status in statuses),
         accepted_at=tuple(map(sum, zip(*accepted, strict=True))),

@@ -260,7 +260,7 @@ def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> Serve
     tokenizer = parts.get("tokenizer") or {}
     return ServerStatistics(
         model=str(after.health.get("model", "")),
-        status=str(after.health.get("status", "")),
+        status="sleeping" if after.total(f"{ENGINE}sleeping") == replicas > 0 else str(after.health.get("status", "")),
         ready=bool(after.health.get("ready")),
         version=str(after.health.get("version", "")),
         running=int(running),

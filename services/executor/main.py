@@ -1,4 +1,4 @@
-"""The executor process: loads a model, then runs the scheduler's plans until it is told to end."""
+"""The executor process: loads a model, then runs the scheduler's plans until it is told to end, or to sleep."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -23,8 +24,10 @@ from penstock.protocol import groups
 from penstock.protocol.config import Config
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
+from penstock.protocol.steps import Sleep
 from penstock.services.executor.device import begin_device, is_device_error, is_group_error, set_timer_slack
 from penstock.services.executor.peer_liveness import PeerLiveness, leave
+from penstock.services.executor.sleep import beating, fall_asleep, sleeps, wait_for_wake
 from penstock.services.executor.watchdog import WATCH_INTERVAL, Watchdog
 from penstock.services.links.curve import read_keys
 from penstock.services.links.handshake import Identity
@@ -57,41 +60,53 @@ BROKEN_SECONDS = 5.0  # between a failed step and the end of the member that cau
 
 def run(config: Config, index: int) -> int:
     """Execute plans until SIGTERM or SIGINT, and then until no plan runs, up to the drain limit: a scheduler on this
-    host has drained before, one elsewhere may drain now. Returns the exit code.
+    host has drained before, one elsewhere may drain now. Returns the exit code. An executor that is told to sleep goes
+    on as another image, which waits here first.
 
     Raises ModelError or ConfigError when the model cannot be served with these options, LinkError when the scheduler
     or the first member of the group refuses this process.
     """
-    stop, done, phases = Stop(), threading.Event(), StartupPhases()
-    if config.links.scheduler_address:
-        read_keys(config.links.link_keys)  # a mistake shows now, not when the model is loaded
-    if config.executor.device != "cpu":
-        # Importing torch takes longer than opening the GPU's driver, and finds it open.
-        Thread(target=begin_device, args=(index - config.executor.first_executor,), daemon=True).start()
-    generation, liveness = None, None
-    if groups.group_size(config.model) > 1:
-        from penstock.services.executor.rendezvous import choose, rendezvous
-
-        generation = rendezvous(config, groups.place(index, config.model)).meet(stop)
-        if generation is None:
+    stop, done, phases, heartbeat = Stop(), threading.Event(), StartupPhases(), None
+    if sleeps():
+        heartbeat = Heartbeat()
+        if not wait_for_wake(config, index, stop, heartbeat):
             return ExitCode.ORDERLY
-        liveness = generation.liveness
-        if not choose(liveness.address):
-            logs.warning(log, "no_interface", address=liveness.address)
-        Thread(target=liveness.watch, args=(stop, done), name="liveness", daemon=True).start()
-    from penstock.services.executor.startup import start
+        phases = StartupPhases(time.monotonic())
+    with ExitStack() as loading:
+        loading.enter_context(beating(heartbeat))
+        if config.links.scheduler_address:
+            read_keys(config.links.link_keys)  # a mistake shows now, not when the model is loaded
+        if config.executor.device != "cpu":
+            # Importing torch takes longer than opening the GPU's driver, and finds it open.
+            Thread(target=begin_device, args=(index - config.executor.first_executor,), daemon=True).start()
+        generation, liveness = None, None
+        if groups.group_size(config.model) > 1:
+            from penstock.services.executor.rendezvous import choose, rendezvous
 
-    try:
-        serve(config, index, start(config, index, generation, phases), stop, phases, liveness)
-    except PenstockError:
-        raise
-    except Exception as error:
-        end_with_group(error, liveness)
-        logs.exception(log, "executor_failed")
-        return ExitCode.DEVICE if is_device_error(error) else ExitCode.FAILED
-    finally:
-        done.set()
+            generation = rendezvous(config, groups.place(index, config.model)).meet(stop)
+            if generation is None:
+                return ExitCode.ORDERLY
+            liveness = generation.liveness
+            if not choose(liveness.address):
+                logs.warning(log, "no_interface", address=liveness.address)
+            Thread(target=liveness.watch, args=(stop, done), name="liveness", daemon=True).start()
+        from penstock.services.executor.startup import start
+
+        try:
+            engine = start(config, index, generation, phases)
+            loading.close()
+            asleep = serve(config, index, engine, stop, phases, liveness)
+        except PenstockError:
+            raise
+        except Exception as error:
+            end_with_group(error, liveness)
+            logs.exception(log, "executor_failed")
+            return ExitCode.DEVICE if is_device_error(error) else ExitCode.FAILED
+        finally:
+            done.set()
     leave_process(Role.EXECUTOR, index, config.run)
+    if asleep:
+        fall_asleep(stop)
     logging.shutdown()
     # At its exit torch may wait for members that have ended, or abort because one of its threads still runs.
     os._exit(ExitCode.ORDERLY)
@@ -99,8 +114,8 @@ def run(config: Config, index: int) -> int:
 
 def serve(
     config: Config, index: int, engine: Engine, stop: Stop, phases: StartupPhases, liveness: PeerLiveness | None = None
-) -> None:
-    """Connect to the scheduler, now or whenever it comes up, and run its plans."""
+) -> bool:
+    """Connect to the scheduler, now or whenever it comes up, and run its plans. Whether it said to sleep."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     tracer = tracer_of(config.trace, Role.EXECUTOR, index)
     me = Identity(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
@@ -142,7 +157,7 @@ def serve(
     done = threading.Event()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
     try:
-        run_until_stopped(steps, link, stop, exporter, lag, config.run.drain_timeout)
+        asleep = run_until_stopped(steps, link, stop, exporter, lag, config.run.drain_timeout, liveness)
     except PenstockError:
         raise
     except Exception as error:
@@ -157,6 +172,7 @@ def serve(
         tracer.close()
     statistics, counted = engine.runner.statistics(), steps.statistics()
     logs.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
+    return asleep
 
 
 def end_with_group(error: Exception, liveness: PeerLiveness | None) -> None:
@@ -185,9 +201,17 @@ def watch(watchdog: Watchdog, steps: Steps, reports: Reports, heartbeat: Heartbe
         before = now
 
 
-def run_until_stopped(steps: Steps, link: Link, stop: Stop, exporter: Exporter, lag: Histogram, drain: float) -> None:
+def run_until_stopped(
+    steps: Steps,
+    link: Link,
+    stop: Stop,
+    exporter: Exporter,
+    lag: Histogram,
+    drain: float,
+    liveness: PeerLiveness | None = None,
+) -> bool:
     """The process's loop. Once told to stop, it ends when nothing runs, the scheduler has gone, or `drain` seconds have
-    passed.
+    passed. Once told to sleep, by the scheduler or by another member that heard it, it ends and is true.
 
     Without work it sleeps in poll; while the device runs or a step waits for its masks, it looks every few
     microseconds. Garbage is collected while idle, or now and then if there is always work.
@@ -209,7 +233,7 @@ def run_until_stopped(steps: Steps, link: Link, stop: Stop, exporter: Exporter, 
                 notify("STOPPING=1", "STATUS=draining")
             stop.drain()
             if not link.peers or now - worked >= LEAVE_SECONDS or now >= end:
-                return
+                return False
         if now >= next_tick:
             lag.observe(now - next_tick)
             next_tick = now + TICK
@@ -218,9 +242,17 @@ def run_until_stopped(steps: Steps, link: Link, stop: Stop, exporter: Exporter, 
                 poller.unregister(polled)
                 polled = link.socket
                 poller.register(polled, zmq.POLLIN)
+            if liveness is not None and liveness.asleep:
+                liveness.say_sleep()
+                return True
             steps.tick(now)
             exporter.tick(now, time.time())
-        steps.take(link.receive())
+        arrivals = link.receive()
+        if any(isinstance(arrival.message, Sleep) for arrival in arrivals):
+            if liveness is not None:
+                liveness.say_sleep()
+            return True
+        steps.take(arrivals)
         if not steps.idle:  # before `iterate`, in which a CPU does all of a step
             worked = now
         steps.iterate()

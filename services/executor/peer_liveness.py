@@ -1,7 +1,8 @@
 """How the executors of a group notice that one of them has ended.
 
 The kernel closes a connection as soon as the process at its end is gone, whether that process's threads run, hang, or
-wait for a device. The end of one member is the end of the generation for all.
+wait for a device. The end of one member is the end of the generation for all, and so is its sleep: it says so first,
+for the scheduler may have been killed before it told the others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import os
 import select
 import socket
+from contextlib import suppress
 from threading import Event
 from typing import NoReturn
 
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1  # between looks at whether there is anything left to watch
 GRACE_SECONDS = 0.2  # after another member's end, in which this process may turn out to end, too
 DRAIN_SECONDS = 3.0  # the same where this process was told to end: what it still has to do may need the others
+SLEEP = b"s"  # all that members ever say
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))  # a lost host shows in 11 s
 
 
@@ -29,6 +32,7 @@ class PeerLiveness:
 
     def __init__(self, links: list[socket.socket]) -> None:
         self._links = links
+        self.asleep = False  # another member sleeps, or is about to; so does this one then
 
     @property
     def address(self) -> str:
@@ -36,7 +40,7 @@ class PeerLiveness:
         return str(self._links[0].getsockname()[0])
 
     def broken(self, seconds: float) -> bool:
-        """Whether another member has ended, or ends within this time. Nobody sends: readable means ended."""
+        """Whether another member has ended or sleeps, or does so within this time."""
         return bool(select.select(self._links, [], [], seconds)[0])
 
     def watch(self, stop: Stop, done: Event) -> None:
@@ -44,9 +48,24 @@ class PeerLiveness:
         time to do so, unless it waits for the others."""
         while not done.is_set():
             if self.broken(POLL_SECONDS):
+                if self._hears_sleep():
+                    self.asleep = True
+                    return
                 if not done.wait(DRAIN_SECONDS if stop.asked else GRACE_SECONDS):
                     leave(ExitCode.ORDERLY if stop.asked else ExitCode.GROUP)
                 return
+
+    def say_sleep(self) -> None:
+        """Tell the other members that this one's end is none."""
+        for link in self._links:
+            with suppress(OSError):  # it has ended, or sleeps
+                link.send(SLEEP, socket.MSG_NOSIGNAL)
+
+    def _hears_sleep(self) -> bool:
+        """Whether each of those that can be read has said so before its end."""
+        with suppress(OSError):
+            return all(link.recv(1) == SLEEP for link in select.select(self._links, [], [], 0.0)[0])
+        return False
 
     def close(self) -> None:
         for link in self._links:

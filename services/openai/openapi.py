@@ -53,6 +53,9 @@ PAUSE_QUERY: tuple[Mapping[str, Any], ...] = (
     {"name": "mode", "in": "query", "schema": {"enum": list(PauseMode), "default": PauseMode.ABORT}},
     {"name": "clear_cache", "in": "query", "schema": {"type": "boolean", "default": True}},
 )  # fmt: skip
+SLEEP_QUERY: tuple[Mapping[str, Any], ...] = (
+    {"name": "level", "in": "query", "schema": {"enum": [1, 2], "default": 1}},
+)
 EVENT: Mapping[str, Any] = {
     "description": "one event of the stream: `data` is a chunk or an error as JSON, and `[DONE]` at the end",
     "type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"],
@@ -77,6 +80,7 @@ STATUS_TEXTS: Mapping[int, str] = {
     408: "The body came too slowly; see --body-timeout",
     413: "The body is larger than --max-body-bytes",
     415: "The body is not JSON",
+    409: "It does not go with the state that the server is in",
     429: "Too many requests are unfinished; see Retry-After",
     500: "The engine failed on this request",
     503: "The server is loading, draining or missing a part",

@@ -1,7 +1,7 @@
-"""What the operator does at --admin-address: pauses, the cache, the weights, by vLLM's paths and by SGLang's.
+"""What the operator does at --admin-address: pauses, sleep, the cache, the weights, by vLLM's paths and by SGLang's.
 
-Every route waits until what it asks holds in all replicas. Sources: vLLM, entrypoints/serve/rlhf/api_router.py; SGLang,
-srt/entrypoints/http_server.py and srt/managers/io_struct.py.
+Every route waits until what it asks holds in all replicas. Sources: vLLM, entrypoints/serve/rlhf/api_router.py and
+serve/sleep/api_router.py; SGLang, srt/entrypoints/http_server.py and srt/managers/io_struct.py.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ from penstock.protocol.control import (
     Pause,
     PauseMode,
     Resume,
+    SleepEngine,
     UpdateWeights,
+    WakeEngine,
 )
-from penstock.protocol.errors import InvalidRequest, ModelError, NotFound, Unavailable
+from penstock.protocol.errors import Conflict, InvalidRequest, ModelError, NotFound, Unavailable
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.validation import NO, YES, decode
 
 T = TypeVar("T")
 VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]{0,199}")
+LEVELS = ("1", "2")
 FORMATS = (None, "auto", "safetensors")
 CONFIG = "config.json"
 
@@ -48,6 +51,12 @@ class IsPaused(msgspec.Struct, frozen=True):
     """Body of GET /is_paused."""
 
     is_paused: bool
+
+
+class IsSleeping(msgspec.Struct, frozen=True):
+    """Body of GET /is_sleeping."""
+
+    is_sleeping: bool
 
 
 class PauseRequest(msgspec.Struct, frozen=True):
@@ -140,6 +149,30 @@ async def resume(app: AppState, context: RequestContext) -> None:
 async def is_paused(app: AppState, context: RequestContext) -> None:
     """Whether a pause holds, in all replicas."""
     await answer(context, IsPaused(bool((await ask(app, AskState(0))).paused)))
+
+
+async def sleep(app: AppState, context: RequestContext) -> None:
+    """Have executors give their devices back, if no request runs or waits; those that a pause holds may. level=1 and
+    level=2 are the same: weights are read from their folder again. A request wakes the executors, unless it is held."""
+    level = dict(parse_qsl(context.query)).get("level", "1")
+    if level not in LEVELS:
+        raise InvalidRequest(f"level: it must be {' or '.join(LEVELS)}", param="level", code="invalid_value")
+    found = await app.engine_client.control(SleepEngine(0))
+    if found.error:
+        raise Conflict(found.error, code="not_done")
+    await context.send_body(b"", b"text/plain; charset=utf-8")
+
+
+async def wake_up(app: AppState, context: RequestContext) -> None:
+    """Load the model again. All of it, whatever `tags` there are."""
+    await ask(app, WakeEngine(0))
+    await context.send_body(b"", b"text/plain; charset=utf-8")
+
+
+async def is_sleeping(app: AppState, context: RequestContext) -> None:
+    """Whether executors hold no device, in all replicas, be it that the operator asked for it or that nobody asked for
+    anything."""
+    await answer(context, IsSleeping((await ask(app, AskState(0))).asleep))
 
 
 async def pause_generation(app: AppState, context: RequestContext) -> None:

@@ -36,7 +36,7 @@ from penstock.services.openai.messages.endpoint import count_message_tokens, cre
 from penstock.services.openai.messages.output import MessageAnswer, TokenCount
 from penstock.services.openai.messages.request import CountRequest, MessageRequest
 from penstock.services.openai.models import ModelAnswer, ModelList, models
-from penstock.services.openai.openapi import PAGE_QUERY, PAUSE_QUERY, STREAM_QUERY, document
+from penstock.services.openai.openapi import PAGE_QUERY, PAUSE_QUERY, SLEEP_QUERY, STREAM_QUERY, document
 from penstock.services.openai.responses.endpoint import (
     cancel_response,
     create_response,
@@ -172,6 +172,10 @@ OPERATOR_ROUTES: tuple[Route, ...] = (
     change("/pause", operator.pause, "Pause", operator.PauseStatus, query=PAUSE_QUERY),
     change("/resume", operator.resume, "Resume", operator.PauseStatus),
     Route("GET", "/is_paused", operator.is_paused, "Whether a pause holds", operator.IsPaused, statuses=(503,)),
+    change("/sleep", operator.sleep, "Have executors give their devices back", query=SLEEP_QUERY,
+           statuses=(400, 409, 503)),
+    change("/wake_up", operator.wake_up, "Load the model again"),
+    Route("GET", "/is_sleeping", operator.is_sleeping, "Whether executors sleep", operator.IsSleeping, statuses=(503,)),
     change("/pause_generation", operator.pause_generation, "Pause, by SGLang's path", operator.GenerationStatus,
            operator.PauseRequest),
     change("/continue_generation", operator.continue_generation, "Resume, by SGLang's path", operator.GenerationStatus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engine_core.kv.snapshots import SnapshotStatistics
-from penstock.engine_core.scheduling.executor_group import ExecutorGroup
+from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import ModelConfig
 from penstock.protocol.messages import EngineStatus
@@ -47,11 +47,12 @@ def group_status(
     executors: ExecutorGroup[Peer], model: ModelConfig, max_model_len: int, replica: int, wall: float, *, draining: bool
 ) -> EngineStatus:
     """What there is to say before the first group of executors is complete. `wall`: unix seconds."""
-    first = executors.first if executors.complete else None
+    first = executors.known if executors.serves else None
     return EngineStatus(
         time=wall,
         epoch=executors.epoch,
-        ready=executors.complete and not draining,
+        ready=executors.serves and not draining,
+        sleeping=executors.rest is Rest.ASLEEP,
         draining=draining,
         replica=replica,
         block_size=model.block_size,

@@ -4,6 +4,9 @@ Pauses and resumes take effect as they come; a pause is answered once it holds, 
 meanwhile. Changes are made one after the other, in the order in which they came: the scheduler is frozen, the steps in
 flight are applied, the change is made, and it goes on, whatever the operator's pause is.
 
+Sleep and wake are done in their order, too, behind the changes. The loop does them, since the time that passes without
+requests has executors sleep as well.
+
 Executors say which weights they have when they are ready. A group that begins with others than it should have, because
 an executor began anew, reads them before its first step. Where it cannot, it serves the weights that it started with.
 """
@@ -15,7 +18,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.engine_core.scheduling.executor_group import ExecutorGroup
+from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.control import (
     FIRST_VERSION,
@@ -27,7 +30,9 @@ from penstock.protocol.control import (
     FlushCache,
     Pause,
     Resume,
+    SleepEngine,
     UpdateWeights,
+    WakeEngine,
     WeightsAnswer,
     WriteWeights,
 )
@@ -42,6 +47,8 @@ SUPERSEDED = "another pause, or a resume, came before it held"
 LOST_BEFORE = "an executor ended before anything was written: the weights are what they were"
 LOST_WITHIN = "an executor ended while the weights were written: the weights are what they were before"
 GROUP_DIFFERS = "its weights are not its group's"
+NOT_WOKEN = "the executors do not become ready"
+REQUESTS = "{} requests have not ended: end them or hold them with POST /pause before"
 INTERNAL = -1  # id of a change that nobody asked for
 
 
@@ -78,6 +85,13 @@ class OperatorQueue:
         self.path = ""  # of the folder whose weights are served; empty: the one that the server started with
         self.version = FIRST_VERSION
         self._adopted = False  # executors have said what they have
+        self._rests: deque[tuple[Peer, SleepEngine | WakeEngine]] = deque()
+        self._asleep = False
+
+    @property
+    def changing(self) -> bool:
+        """Whether anything waits for executors that are awake."""
+        return bool(self._changes)
 
     def take(self, peer: Peer, message: Control, scheduler: Scheduler | None, now: float) -> None:
         """A message of the operator's, perhaps for the second time by another way."""
@@ -98,6 +112,9 @@ class OperatorQueue:
                 self._answer(peer, message.id, scheduler)
             case AskState():
                 self._answer(peer, message.id, scheduler)
+            case SleepEngine() | WakeEngine():
+                self._rests = deque(one for one in self._rests if one[1].id != message.id)
+                self._rests.append((peer, message))
             case FlushCache() | UpdateWeights():
                 again = next((change for change in self._changes if change.message.id == message.id), None)
                 if again is not None:
@@ -111,10 +128,38 @@ class OperatorQueue:
             for peer, message in self._pauses:
                 self._answer(peer, message.id, scheduler)
             self._pauses.clear()
+        self._asleep = executors.rest is Rest.ASLEEP
+        while self._changes and self._asleep and isinstance(self._changes[0].message, FlushCache):
+            flushed = self._changes.popleft()  # they hold nothing
+            if flushed.peer is not None:
+                self._answer(flushed.peer, flushed.message.id, scheduler)
         while self._changes and executors.complete and self._step(self._changes[0], scheduler, executors, now):
             change = self._changes.popleft()
             if change.peer is not None:
                 self._answer(change.peer, change.message.id, scheduler, change.error)
+
+    def rest(self, scheduler: Scheduler, executors: ExecutorGroup[Peer], unfinished: int, now: float) -> Rest | None:
+        """Whether the executors are to sleep now, or to wake; what holds already is answered. `unfinished` requests
+        have not ended. Called behind `advance`."""
+        while self._rests and not self._changes:
+            peer, message = self._rests[0]
+            self._asleep, error = executors.rest is Rest.ASLEEP, ""
+            if isinstance(message, SleepEngine) and not self._asleep:
+                if not unfinished or scheduler.paused:
+                    return None if scheduler.in_flight else Rest.ASLEEP
+                error = REQUESTS.format(unfinished)
+            elif isinstance(message, SleepEngine):
+                if not executors.all_asleep:
+                    return None
+            elif self._asleep:
+                return Rest.WAKING
+            elif not executors.complete:
+                if not executors.given_up(now):
+                    return None
+                error = NOT_WOKEN
+            self._answer(peer, message.id, scheduler, error)
+            self._rests.popleft()
+        return None
 
     def answered(self, peer: Peer, message: WeightsAnswer) -> None:
         """An executor has looked at a folder, or read it."""
@@ -149,7 +194,8 @@ class OperatorQueue:
 
     def _answer(self, peer: Peer, number: int, scheduler: Scheduler, error: str = "") -> None:
         paused = (scheduler.pause_mode or "") if scheduler.paused else ""
-        self._clients.answer(peer, Controlled(number, error, scheduler.unfinished, paused, self.version))
+        told = Controlled(number, error, scheduler.unfinished, paused, self.version, self._asleep)
+        self._clients.answer(peer, told)
 
     def _supersede(self, number: int) -> None:
         """Answer the pauses that are awaited; one that came before with this number is the same."""

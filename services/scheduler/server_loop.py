@@ -9,24 +9,24 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
 from penstock.engine_core.histogram import Histogram
-from penstock.engine_core.scheduling.executor_group import ExecutorGroup
+from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
-from penstock.protocol.control import AbortAll, AskState, FlushCache, Pause, Resume, UpdateWeights, WeightsAnswer
+from penstock.protocol.control import Control, WeightsAnswer
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, EngineStatus, Rejected, StopHit, SubmitTokens
 from penstock.protocol.snapshots import MetricsSnapshots
-from penstock.protocol.steps import AdapterLoaded, ExecutorReady, StepResult
+from penstock.protocol.steps import AdapterLoaded, ExecutorAsleep, ExecutorReady, Sleep, StepResult, Wake
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.snapshot import RemoteSnapshots
@@ -56,6 +56,7 @@ NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep
 OUT_OF_STEP = "its group is out of step"
 STUCK = "others of its group do not become ready"
 LOST = "the engine lost its executor and it did not come back"
+DEAF = "it could not be told to sleep"
 
 
 class LoopStatistics(msgspec.Struct, frozen=True):
@@ -89,8 +90,9 @@ class SchedulerLoop:
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.executors: ExecutorGroup[Peer] = ExecutorGroup(
-            group_size(config.model), steps.epoch, now, answering(0, config.model), config.model.tensor_parallel_size
-        )
+            group_size(config.model), steps.epoch, now, answering(0, config.model), config.model.tensor_parallel_size,
+            config.scheduler.idle_timeout,
+        )  # fmt: skip
         self.draining = False
         self.remote = RemoteSnapshots()  # of executors on other hosts
         self.lag = Histogram(LAG)
@@ -113,7 +115,7 @@ class SchedulerLoop:
 
     @property
     def ready(self) -> bool:
-        return self.executors.complete and not self.draining
+        return self.executors.serves and not self.draining
 
     @property
     def unfinished(self) -> int:
@@ -125,7 +127,7 @@ class SchedulerLoop:
         """Whether nothing that could still come is awaited."""
         if self._scheduler is None:
             return not self._clients.rejections
-        running = self.unfinished > 0 and self.executors.complete
+        running = self.unfinished > 0 and self.executors.serves
         return not (running or self._clients.rejections or self._scheduler.undelivered())
 
     def iterate(self, now: float, wall: float) -> float:
@@ -160,6 +162,7 @@ class SchedulerLoop:
                 logs.error(log, "gave_up", unfinished=self._scheduler.unfinished, reason=reason)
                 self._scheduler.fail(reason)
             self._operator.advance(self._scheduler, self.executors, now)
+            self._rest(self._scheduler, now)
             self._plan(self._scheduler, now)
             self._deliver(self._scheduler)
             self._traces.record(self._scheduler.stays())
@@ -193,6 +196,8 @@ class SchedulerLoop:
         self.executors.crash_loop = self._crash_loop_reason()
         if self.executors.stuck(now):
             self._disband(STUCK)
+        if self.executors.rest is Rest.WAKING and self.executors.given_up(now):
+            self.executors.end_wake(now)
 
     def _step_arrival(self, arrival: Arrival, now: float) -> None:
         peer = arrival.peer
@@ -228,12 +233,19 @@ class SchedulerLoop:
                 broke = peer in self.executors.peers and self.executors.complete
                 if broke:
                     self._operator.lost(self._scheduler)
-                if self.executors.add(peer, ready, now) and not self.executors.in_step:
+                if self.executors.rest is Rest.ASLEEP:  # it has been started again, or has not heard
+                    self._send_to_sleep((peer,))
+                elif self.executors.add(peer, ready, now) and not self.executors.in_step:
                     self._disband(OUT_OF_STEP)
                 elif self.executors.complete:
                     self._begin(now)
                 elif broke:
                     self._steps.epoch = self.executors.epoch
+            case ExecutorAsleep():
+                if self.executors.fall_asleep(peer):
+                    self._steps.send(peer, Wake())
+                elif self.executors.all_asleep:
+                    logs.info(log, "asleep", seconds=now - self.executors.rest_since)
             case Left(reason):
                 self.remote.remove(peer)
                 fields: dict[str, object] = {"executor": peer.index, "pid": peer.pid, "reason": reason}
@@ -249,6 +261,35 @@ class SchedulerLoop:
         for member in self.executors.peers:
             self._steps.give_up(member, reason)
 
+    def _rest(self, scheduler: Scheduler, now: float) -> None:
+        """Have the executors sleep after a time without requests, or when the operator asks for it, and wake them for
+        what comes. Requests that a pause holds wake nobody."""
+        asked = self._operator.rest(scheduler, self.executors, self.unfinished, now)
+        if self.unfinished or scheduler.in_flight or self.draining or self._operator.changing:
+            self.executors.busy(now)
+        if asked is Rest.ASLEEP or self.executors.sleep_due(now):
+            self._sleep(now)
+        wanted = self._operator.changing or (self.unfinished and not scheduler.paused)
+        if self.executors.rest is Rest.ASLEEP and (wanted or asked is Rest.WAKING):
+            self._wake(now)
+
+    def _sleep(self, now: float) -> None:
+        logs.info(log, "sleeping", idle_seconds=self.executors.idle_for(now))
+        members = self.executors.sleep(now)
+        self._steps.epoch, self._status.due = self.executors.epoch, now
+        self._send_to_sleep(members)
+
+    def _send_to_sleep(self, members: Iterable[Peer]) -> None:
+        """One that cannot be told says that it is ready once more, and is told then."""
+        for member in members:
+            if not self._steps.send(member, Sleep()):
+                self._steps.give_up(member, DEAF)
+
+    def _wake(self, now: float) -> None:
+        logs.info(log, "waking", slept_seconds=now - self.executors.rest_since)
+        self._steps.send_each(self.executors.wake(now), Wake())
+        self._status.due = now
+
     def _begin(self, now: float) -> None:
         """The executor group is complete: the first one brings the scheduler, a later one a new epoch for it."""
         epoch, blocks = self.executors.epoch, self.executors.blocks
@@ -256,7 +297,12 @@ class SchedulerLoop:
         self._times.restart(now)
         self._bitmasks.renew(self.executors.mask_slots)
         if self._scheduler is not None:
-            logs.warning(log, "epoch", epoch=epoch, unfinished=self._scheduler.unfinished)
+            fields: dict[str, object] = {"epoch": epoch, "unfinished": self._scheduler.unfinished}
+            if self.executors.rest is Rest.WAKING:
+                logs.info(log, "awake", seconds=now - self.executors.rest_since, **fields)
+                self.executors.end_wake(now)
+            else:
+                logs.write(log, logging.WARNING, "epoch", fields)
             places, rows = self.executors.state_places, self.executors.encoder_rows
             self._scheduler.restart(epoch, now, blocks, places, rows)
             self._operator.begin(self._scheduler, self.executors)
@@ -287,7 +333,7 @@ class SchedulerLoop:
             case StopHit() as hit:
                 if scheduler is not None:
                     scheduler.stop_hit(hit)
-            case Pause() | Resume() | FlushCache() | AbortAll() | AskState() | UpdateWeights() as asked:
+            case asked if isinstance(asked, Control):
                 self._operator.take(peer, asked, scheduler, now)
                 self._status.due = now
             case Joined():

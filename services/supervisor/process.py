@@ -185,8 +185,9 @@ class StartupPhase(msgspec.Struct, frozen=True):
 class StartupPhases:
     """The phases of this process's start so far."""
 
-    def __init__(self) -> None:
-        self.all = [StartupPhase(IMPORTS, time.monotonic() - age())]
+    def __init__(self, began: float | None = None) -> None:
+        """`began`: monotonic seconds; None: when the process was created."""
+        self.all = [StartupPhase(IMPORTS, time.monotonic() - age() if began is None else began)]
 
     def begin(self, name: str) -> None:
         """A phase that may take long; it is reported to the supervisor."""

@@ -59,5 +59,6 @@ def joined(answers: list[Controlled]) -> Controlled:
         error=answers[0].error if len(answers) == 1 else "; ".join(told),
         requests=sum(answer.requests for answer in answers),
         paused=modes.pop() if len(modes) == 1 else "",
+        asleep=all(answer.asleep for answer in answers),
         version=",".join(dict.fromkeys(answer.version for answer in answers)),
     )

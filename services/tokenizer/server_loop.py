@@ -23,16 +23,7 @@ from penstock.engine_core.text.image_prompt import check_place, unseen, without_
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import named
-from penstock.protocol.control import (
-    AbortAll,
-    AskState,
-    Control,
-    Controlled,
-    FlushCache,
-    Pause,
-    Resume,
-    UpdateWeights,
-)
+from penstock.protocol.control import Control, Controlled
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.message import Message
 from penstock.protocol.messages import (
@@ -164,7 +155,7 @@ class TokenizerLoop:
                     self._frontend.abort(request_id)
                 case Tokenize() | Detokenize() as call:
                     self._take(peer, call)
-                case Pause() | Resume() | FlushCache() | AbortAll() | AskState() | UpdateWeights() as asked:
+                case asked if isinstance(asked, Control):
                     self._control(peer, asked)
                 case Joined():
                     self._joined += 1

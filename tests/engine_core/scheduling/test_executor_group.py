@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from penstock.engine_core.scheduling.executor_group import MEMBERS_LIMIT, ExecutorGroup
+from penstock.engine_core.scheduling.executor_group import LOADS, MEMBERS_LIMIT, MISSING_LIMIT, ExecutorGroup
 from penstock.protocol.links import Hello, Role
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.links.link import Peer
@@ -141,3 +141,73 @@ def test_places_for_states_are_those_of_every_member_that_has_any():
     dense = ExecutorGroup(1, 0, 0.0)
     dense.add(peer(), said(), 0.0)
     assert dense.state_places == (0, 0)
+
+
+def complete(idle_timeout: float = 10.0, size: int = 1) -> tuple[ExecutorGroup[Peer], list[Peer]]:
+    """A group that became complete at 100 s, and its members."""
+    group: ExecutorGroup[Peer] = ExecutorGroup(size, 7, 90.0, idle_timeout=idle_timeout)
+    members = [peer(index) for index in range(size)]
+    for one in members:
+        group.add(one, said(), 100.0)
+    return group, members
+
+
+def test_sleep_is_due_after_the_idle_timeout_alone() -> None:
+    group, _ = complete()
+    assert not group.sleep_due(109.9)
+    assert group.sleep_due(110.0)
+    group.busy(109.0)
+    assert not group.sleep_due(118.9)
+    assert group.sleep_due(119.0)
+    never, _ = complete(0.0)
+    assert not never.sleep_due(1e9)
+    loading: ExecutorGroup[Peer] = ExecutorGroup(1, 7, 0.0, idle_timeout=10.0)
+    assert not loading.sleep_due(1e9), "there is nothing to give back"
+
+
+def test_a_group_sleeps_and_wakes() -> None:
+    group, members = complete(size=2)
+    assert group.sleep(110.0) == tuple(members)
+    assert (group.complete, group.serves, group.epoch, group.devices) == (False, True, 8, "2 x cpu")
+    assert not group.remove(members[0], 110.1), "its epoch has been given up already"
+    waiting = peer(0), peer(1)
+    assert not group.fall_asleep(waiting[0])
+    assert not group.all_asleep
+    assert not group.fall_asleep(waiting[1])
+    assert group.all_asleep
+    assert not group.given_up(1e9)
+    assert set(group.wake(500.0)) == set(waiting)
+    assert group.serves
+    for one, loaded in zip(waiting, members, strict=True):
+        group.remove(one, 500.1)
+        group.add(loaded, said(), 505.0)
+    assert group.complete
+    assert group.epoch == 8
+    group.end_wake(505.0)
+    assert not group.sleep_due(514.9)
+    assert group.sleep_due(515.0)
+
+
+def test_one_that_falls_asleep_late_is_woken_at_once() -> None:
+    group, _ = complete()
+    group.sleep(110.0)
+    assert group.wake(110.001) == ()
+    assert group.fall_asleep(peer(0))
+
+
+def test_requests_wait_for_one_that_was_woken_as_long_as_its_like_took() -> None:
+    group, members = complete()
+    group.sleep(110.0)
+    group.remove(members[0], 110.1)
+    group.wake(200.0)
+    group.add(members[0], structs.replace(said(), load_seconds=100.0), 300.0)
+    group.end_wake(300.0)
+    group.sleep(310.0)
+    group.wake(1000.0)
+    limit = MISSING_LIMIT + LOADS * 100.0
+    assert not group.given_up(1000.0 + limit - 0.1)
+    assert group.given_up(1000.0 + limit)
+    group.end_wake(1000.0 + limit)
+    assert not group.serves
+    group.crash_loop = "it fails"
+    assert group.given_up(1000.0)

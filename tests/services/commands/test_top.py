@@ -56,6 +56,15 @@ PROCESSES = {
 }  # fmt: skip
 
 
+def test_a_server_that_sleeps_says_so() -> None:
+    look = looked(10.0)
+    look.samples["penstock_engine_sleeping", ()] = 0.0
+    assert view(look, look, ()).status == "ok"
+    look.samples["penstock_engine_sleeping", ()] = 1.0
+    found = view(look, look, ())
+    assert (found.status, found.ready) == ("sleeping", True)
+
+
 def with_processes(look: Snapshot, seconds: float = 0.0) -> Snapshot:
     """Two processes that tell of themselves, after so many more seconds of processor time."""
     samples = dict(look.samples)

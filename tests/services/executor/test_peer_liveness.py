@@ -137,3 +137,16 @@ def test_the_end_of_a_host_is_looked_for() -> None:
         assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         idle, interval, count = (link.getsockopt(socket.IPPROTO_TCP, option) for option, _ in module.KEEPALIVE)
         assert idle + interval * count <= 11
+
+
+def test_a_member_that_sleeps_takes_the_others_along(monkeypatch: pytest.MonkeyPatch, stop: Told, pair) -> None:
+    ours, theirs = pair
+    liveness = PeerLiveness([ours])
+    thread, _, left = watched(liveness, stop, monkeypatch)
+    other = PeerLiveness([theirs])
+    other.say_sleep()
+    other.close()
+    thread.join(SECONDS)
+    assert liveness.asleep
+    assert left == []
+    liveness.say_sleep()  # to one that has gone

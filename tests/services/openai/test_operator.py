@@ -20,7 +20,9 @@ from penstock.protocol.control import (
     Pause,
     PauseMode,
     Resume,
+    SleepEngine,
     UpdateWeights,
+    WakeEngine,
 )
 from penstock.protocol.message import Message
 from penstock.services.openai.operator import next_version
@@ -64,6 +66,9 @@ PAUSED: list[tuple[str, Any, list[Message]]] = [
     ("/continue_generation", {"torch_empty_cache": True}, [Resume(0)]),
     ("/flush_cache", None, [FlushCache(0)]),
     ("/abort_request", {"rid": "", "abort_all": True}, [AbortAll(0)]),
+    ("/sleep", None, [SleepEngine(0)]),
+    ("/sleep?level=2", None, [SleepEngine(0)]),
+    ("/wake_up?tags=weights", None, [WakeEngine(0)]),
 ]
 
 
@@ -73,7 +78,16 @@ async def test_what_is_asked(path: str, body: Any, messages: list[Message]) -> N
     assert (status, sent) == (200, messages)
 
 
+async def test_sleep_that_would_disturb_requests_is_refused() -> None:
+    status, body, _ = await asked(FakeLink(answering(error="3 requests have not ended")), "/sleep")
+    assert (status, body["error"]["message"]) == (409, "3 requests have not ended")
+    status, body, sent = await asked(FakeLink(answering()), "/sleep?level=0")
+    assert (status, body["error"]["param"], sent) == (400, "level", [])
+
+
 async def test_what_is_told() -> None:
+    assert (await asked(FakeLink(answering(asleep=True)), "/is_sleeping", "GET"))[1] == {"is_sleeping": True}
+    assert (await asked(FakeLink(answering()), "/is_sleeping", "GET"))[1] == {"is_sleeping": False}
     state = answering(paused="keep", version="4")
     assert (await asked(FakeLink(state), "/is_paused", "GET"))[1] == {"is_paused": True}
     assert (await asked(FakeLink(answering()), "/is_paused", "GET"))[1] == {"is_paused": False}

@@ -1,0 +1,163 @@
+"""Executors that sleep: what they give back, that a request wakes them, and that no request is lost whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.chaos.groups import executors
+from tests.e2e.chaos.leftovers import ended
+from tests.e2e.server import LIMIT, Server, serving
+from tests.e2e.test_weights import operate, options, write_folder
+
+IDLE = ("--idle-timeout", "1", "--device", "cpu")
+SLEEPS, WAKES = "scheduler-0 sleeping", "scheduler-0 waking"
+BODY = {"prompt": "The water", "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+MIB = 1 << 20
+MOST = 80 * MIB  # bytes that a process which waits may have
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path, *IDLE) as made:
+        yield made
+        ended(made)
+
+
+def asked(server: Server) -> dict[str, Any]:
+    request = urllib.request.Request(
+        server.url + "/v1/completions", json.dumps(BODY).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=LIMIT) as answer:
+        choice: dict[str, Any] = json.load(answer)["choices"][0]
+    return choice
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def sleeps(server: Server) -> None:
+    """Wait until all executors sleep, and hold no more than they need for that."""
+    server.until("/health", lambda found: found["engine"]["sleeping"])
+    server.until("/health", lambda _: (pids := executors(server)) and all(resident(pid) < MOST for pid in pids))
+
+
+def test_memory_is_given_back_and_a_request_wakes_it(server: Server) -> None:
+    said, awake = asked(server), resident(server.children()["executor"])
+    assert awake > 3 * MOST
+    sleeps(server)
+    pid = server.children()["executor"]
+    server.logged("executor-0 asleep")
+    asleep = resident(pid)
+    assert server.get("/health")["ready"]
+    assert server.get("/health/ready") == {"status": "ok"}
+    began = time.monotonic()
+    assert asked(server) == said
+    print(f"\nasleep {asleep / MIB:.0f} MiB were {awake / MIB:.0f}; woken in {time.monotonic() - began:.1f} s")
+    assert server.children()["executor"] == pid, "its supervisor has seen nothing"
+    assert not server.get("/health")["engine"]["sleeping"]
+
+
+def struck(server: Server, words: str, strike: Callable[[], None]) -> None:
+    """Send a request to a server that sleeps, and strike once these words have been logged once more."""
+    sleeps(server)
+    before = server.log.read_text().count(words)
+    answers: list[dict[str, Any]] = []
+    client = threading.Thread(target=lambda: answers.append(asked(server)))
+    client.start()
+    server.logged(words, before + 1)
+    strike()
+    client.join(LIMIT)
+    server.healthy()
+    assert answers[0] == asked(server)
+
+
+def kill(server: Server, *roles: str) -> None:
+    for role in roles:
+        while (pid := server.children().get(role)) is None:  # its command line is empty while it changes its image
+            select.select([], [], [], 0.02)
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "roles",
+    [
+        ("executor",),
+        pytest.param(("scheduler",), marks=pytest.mark.long),
+        pytest.param(("tokenizer",), marks=pytest.mark.long),
+        pytest.param(("scheduler", "executor"), marks=pytest.mark.long),
+    ],
+)
+def test_whoever_is_killed_while_it_wakes(server: Server, roles: tuple[str, ...]) -> None:
+    struck(server, WAKES, lambda: kill(server, *roles))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("roles", [("executor",), ("scheduler",), ("scheduler", "executor"), ("api",)])
+def test_whoever_is_killed_while_it_sleeps(server: Server, roles: tuple[str, ...]) -> None:
+    said = asked(server)
+    sleeps(server)
+    kill(server, *roles)
+    server.logged("serving_again")
+    server.healthy()
+    assert asked(server) == said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["executor", "scheduler"])
+def test_whoever_is_killed_while_it_falls_asleep(server: Server, role: str) -> None:
+    said = asked(server)
+    server.logged(SLEEPS)
+    kill(server, role)
+    server.logged("serving_again")
+    server.healthy()
+    assert asked(server) == said
+
+
+@pytest.mark.long
+def test_one_that_is_stopped_while_it_sleeps_is_found(server: Server) -> None:
+    said = asked(server)
+    sleeps(server)
+    os.kill(server.children()["executor"], signal.SIGSTOP)
+    server.logged("process_hangs process=executor-0")
+    server.healthy()
+    assert asked(server) == said
+
+
+def test_the_operator_has_it_sleep_and_wake_with_the_weights_of_an_update(tmp_path: Path) -> None:
+    write_folder(tmp_path / "weights" / "new")
+    with serving(tmp_path, *options(tmp_path)) as server:
+        before = asked(server)
+        operate(server, "/update_weights_from_disk", {"model_path": "new"})
+        said = asked(server)
+        assert said != before
+        assert operate(server, "/is_sleeping", method="GET") == {"is_sleeping": False}
+        assert operate(server, "/sleep?level=1") == ""
+        assert operate(server, "/is_sleeping", method="GET") == {"is_sleeping": True}
+        assert all(resident(pid) < MOST for pid in executors(server))
+        assert operate(server, "/wake_up") == ""
+        assert operate(server, "/is_sleeping", method="GET") == {"is_sleeping": False}
+        assert asked(server) == said
+        ended(server)
+
+
+def test_both_members_of_a_group_sleep_and_wake(tmp_path: Path) -> None:
+    with serving(tmp_path, *IDLE, "--tensor-parallel-size", "2", "--max-num-seqs", "8") as server:
+        said, pids = asked(server), executors(server)
+        sleeps(server)
+        assert asked(server) == said
+        assert executors(server) == pids
+        assert "group_broken" not in server.log.read_text()
+        ended(server)
