@@ -89,6 +89,7 @@ class QwenTower(Tower):
         }
 
     def prepare(self, pixels: Tensor) -> TowerInput:
+        """See `Tower`. With windows cells stand window by window."""
         spec = self.spec
         height, width = (side // spec.patch for side in pixels.shape[:2])
         lines = torch.arange(height, device=pixels.device)[:, None].expand(height, width)
