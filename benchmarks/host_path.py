@@ -52,6 +52,7 @@ from penstock.services.metrics.exporter import Exporter
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.errors import encode
+from penstock.services.openai.media_fetcher import MediaFetcher
 from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application
@@ -230,7 +231,8 @@ class Host:
         exporter = Exporter(me, run_dir, Histogram(LAG), lambda into: None, Tracer())
         traffic, responses = Traffic(), ResponseStore(run_dir, 0, 1, config.api)
         app = AppState(config, 0, model, self.engine_client, traffic, exporter, Keys(config.api), responses,
-                       BackgroundWork(self.engine_client, traffic))  # fmt: skip
+                       BackgroundWork(self.engine_client, traffic),
+                       MediaFetcher(config.api, config.tokenizer.media_timeout, traffic.images))  # fmt: skip
         self._server = uvicorn.Config(application(app), ws="none", lifespan="off", log_config=None,
                                       access_log=False, server_header=False, proxy_headers=False)  # fmt: skip
         self._server.load()

@@ -123,7 +123,9 @@ def test_all_of_them_give_the_same_text_and_a_scrape_counts_them_all(several: Se
         every_api(kept[0], name, lambda told: sum(told.values()) - before == 12 * 8)
 
 
-SELDOM = {"engine_ended", "engine_accepted_tokens_by_position", "rejected_requests"}  # once there are any
+IMAGES = ("images", "refused_images", "image_decodings", "image_workers", "image_waiting", "image_cache_bytes")
+# Once there are any, and where images are seen.
+SELDOM = {"engine_ended", "engine_accepted_tokens_by_position", "rejected_requests", *IMAGES}
 CPU = "penstock_process_cpu_seconds_total"
 
 

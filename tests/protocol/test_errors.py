@@ -44,6 +44,7 @@ def test_every_status_has_an_openai_type():
         404: "not_found_error",
         405: "invalid_request_error",
         408: "invalid_request_error",
+        409: "invalid_request_error",
         413: "invalid_request_error",
         415: "invalid_request_error",
         429: "rate_limit_error",
