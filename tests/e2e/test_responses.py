@@ -176,6 +176,7 @@ def test_in_the_background(client: openai.OpenAI, server: Server) -> None:
         max_output_tokens=4000,
         extra_body={"min_tokens": 4000, "ignore_eos": True},
     )
+    server.until("/health", lambda found: found["engine"]["running"])  # before, no engine would have to end it
     assert client.responses.cancel(long.id).status == "cancelled"
     assert client.responses.retrieve(long.id).status == "cancelled"
     server.until("/health", lambda _: server.aborted() > before)  # the output did not end by itself
