@@ -184,7 +184,7 @@ def test_a_process_that_keeps_failing_makes_the_server_say_so(tmp_path: Path) ->
 def test_a_slow_reader_holds_up_nobody_and_hears_everything(tmp_path: Path) -> None:
     """Beyond what the socket takes its deltas are merged; the engine is done with it long before it reads on."""
     place = tmp_path / "http.sock"
-    body = {**LONG, "max_tokens": 80, "n": 4, "logprobs": 20, "temperature": 1, "seed": 5, "return_token_ids": True}
+    body = {**LONG, "max_tokens": 200, "n": 4, "logprobs": 20, "temperature": 1, "seed": 5, "return_token_ids": True}
     asking = httpx.Client(transport=httpx.HTTPTransport(uds=str(place)), base_url="http://x", timeout=LIMIT)
     with serving(tmp_path, "--uds", str(place)) as server, asking as http:
         expected = http.post(COMPLETIONS, json=body).json()["choices"]
