@@ -8,7 +8,9 @@ from typing import Any
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.vision_spec import COLORS
 
-MOST = 1024  # pixels or patches of a side
+MOST = 1024  # pixels, patches or frames of a side
+THETA = 10000.0  # the base of rotary positions, where a file is silent
+ROPE = "rope_parameters"
 IMAGE_TOKENS = ("image_token_index", "image_token_id")  # older files have the first
 
 
@@ -26,6 +28,23 @@ def read_sizes(file: ConfigFile) -> dict[str, Any]:
         "heads": heads,
         "width": file.integer("intermediate_size"),
     }
+
+
+def check_head_dim(file: ConfigFile, head_dim: int) -> None:
+    """Raises ModelError where a file says another size of heads than their share of the hidden size."""
+    if file.get("head_dim") not in (None, head_dim):
+        raise file.error("head_dim", f"Penstock serves what the heads' share of hidden_size is, {head_dim}")
+
+
+def read_theta(file: ConfigFile, default: float = THETA) -> float:
+    """The base of axial rotary positions, which transformers 5 has among `rope_parameters`. Raises ModelError."""
+    given = file.get(ROPE) or {}
+    if not isinstance(given, dict):
+        raise file.error(ROPE, "an object is expected")
+    rope = ConfigFile(file.path, given)
+    if rope.get("rope_type") not in (None, "default", "axial"):
+        raise rope.error("rope_type", "Penstock serves axial in vision encoders")
+    return rope.number("rope_theta", default, low=2.0)
 
 
 def read_token(outer: ConfigFile, default: int) -> int:

@@ -8,7 +8,15 @@ from typing import Any
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.layer_spec import NormSpec
 from penstock.engine_core.models.reading import read_activation, read_norm
-from penstock.engine_core.models.vision_config import MOST, read_sizes, read_token, text_settings
+from penstock.engine_core.models.vision_config import (
+    MOST,
+    THETA,
+    check_head_dim,
+    read_sizes,
+    read_theta,
+    read_token,
+    text_settings,
+)
 from penstock.engine_core.models.vision_kinds import (
     BlockNames,
     Processor,
@@ -63,8 +71,7 @@ def read(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpe
     head_dim = sizes["hidden"] // sizes["heads"]
     if head_dim % 4:
         raise file.error("num_attention_heads", f"heads are of {head_dim} numbers, and a multiple of 4 is expected")
-    if file.get("head_dim") not in (None, head_dim):
-        raise file.error("head_dim", f"Penstock serves what the heads' share of hidden_size is, {head_dim}")
+    check_head_dim(file, head_dim)
     text = text_settings(outer, {"hidden_size": HIDDEN})
     eps = EPS.get(str(text.get("model_type")), EPS["mistral"])
     return VisionSpec(
@@ -78,7 +85,7 @@ def read(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpe
         gated=True,
         norm=NORM,
         bias=False,
-        theta=read_theta(file),
+        theta=read_theta(file, file.number("rope_theta", THETA, low=2.0)),  # where transformers 4 has it
         taken=read_taken(outer, sizes["layers"]),
         outputs=text.integer("hidden_size"),
         projection=ProjectionSpec(
@@ -87,17 +94,6 @@ def read(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpe
             bias=outer.flag("multimodal_projector_bias"),
         ),
     )
-
-
-def read_theta(file: ConfigFile) -> float:
-    """The base of rotary positions: transformers 5 has it among `rope_parameters`."""
-    given = file.get("rope_parameters") or {}
-    if not isinstance(given, dict):
-        raise file.error("rope_parameters", "an object is expected")
-    rope = ConfigFile(file.path, given)
-    if rope.get("rope_type") not in (None, "default", "axial"):
-        raise rope.error("rope_type", "Penstock serves axial in vision encoders")
-    return rope.number("rope_theta", file.number("rope_theta", 10000.0, low=2.0), low=2.0)
 
 
 def read_taken(outer: ConfigFile, layers: int) -> int:

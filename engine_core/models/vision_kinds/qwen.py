@@ -9,12 +9,11 @@ from typing import Any
 from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.layer_spec import NormSpec
 from penstock.engine_core.models.reading import read_activation
+from penstock.engine_core.models.vision_config import MOST, check_head_dim, read_theta
 from penstock.engine_core.models.vision_kinds import BlockNames, Processor, Shapes, VisionKind, block, linear, norm
 from penstock.engine_core.models.vision_spec import COLORS, VisionSpec
 
 RMS = NormSpec(eps=1e-6)
-THETA = 10000.0
-MOST = 1024  # pixels, patches or frames of a side
 PATCHES = "patch_embed.proj"
 GATED = BlockNames("norm1", ("attn.qkv",), "attn.proj", "norm2", ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj")
 PLAIN = BlockNames("norm1", ("attn.qkv",), "attn.proj", "norm2", ("mlp.linear_fc1",), "mlp.linear_fc2")
@@ -89,15 +88,9 @@ def read_common(
     hidden, heads = file.integer("hidden_size"), file.integer("num_heads")
     if hidden % heads or hidden // heads % 4:
         raise file.error("num_heads", f"heads must share the hidden_size of {hidden} in multiples of 4 numbers")
-    if file.get("head_dim") not in (None, hidden // heads):
-        raise file.error("head_dim", f"Penstock serves what the heads' share of hidden_size is, {hidden // heads}")
+    check_head_dim(file, hidden // heads)
     if file.integer("in_channels", COLORS) != COLORS:
         raise file.error("in_channels", "Penstock serves images of three")
-    if not isinstance(values := file.get("rope_parameters") or {}, dict):
-        raise file.error("rope_parameters", "it must be an object")
-    rope = ConfigFile(file.path, values)
-    if rope.get("rope_type") not in (None, "default", "axial"):
-        raise rope.error("rope_type", "Penstock serves axial in vision encoders")
     return {
         "kind": "qwen",
         "token_id": outer.integer("image_token_id", file.get("image_token_id"), low=0),
@@ -111,7 +104,7 @@ def read_common(
         "width": file.integer("intermediate_size"),
         "activation": read_activation(file, served=activations),
         "outputs": file.integer("out_hidden_size"),
-        "theta": rope.number("rope_theta", THETA, low=2.0),
+        "theta": read_theta(file),
         "mrope": True,
     }
 
