@@ -13,9 +13,10 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine_core.models.config_file import read_json
-from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.protocol.config import ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
+from penstock.protocol.media import image_limit
 from penstock.protocol.speculation import IN_FOLDERS, SpeculativeConfig
 
 EMBEDDED = "penstock-demo"  # the name of the model that Penstock brings along
@@ -151,6 +152,13 @@ def read_generation(folder: Path) -> Generation:
         repetition_penalty=number("repetition_penalty", 1e-3, 1e3),
         max_new_tokens=None if file.get("max_new_tokens") is None else file.integer("max_new_tokens"),
     )
+
+
+def served_spec(folder: Path, config: ModelConfig) -> ModelSpec:
+    """What config.json says of the model, without a vision encoder where no images are served. Raises ModelError, and
+    ConfigError for the number of images."""
+    spec = read_spec(folder, config.quantization)
+    return spec if image_limit(config) else spec.without_vision()
 
 
 def model_length(spec: ModelSpec, config: ModelConfig) -> int:

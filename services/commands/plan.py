@@ -43,11 +43,10 @@ from penstock.engine_core.models.memory_estimate import (
     weights,
 )
 from penstock.engine_core.models.sharding import check_ranks, held_bytes, part_spec, stage_spec
-from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.vision_cost import tower_weights
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.media import image_limit
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.commands.progress import fitted
 from penstock.services.supervisor.options import Effective
@@ -153,9 +152,7 @@ def plan(config: Config, gpu: str) -> Plan:
     """
     total = gpu_bytes(gpu)
     path = folder.resolve(config.model.model, config.model.revision, folder.CONFIG)
-    spec = read_spec(path, config.model.quantization)
-    spec = spec if image_limit(config.model) else spec.without_vision()
-    spec = with_kv_cache(spec, config.model.kv_cache_dtype)
+    spec = with_kv_cache(folder.served_spec(path, config.model), config.model.kv_cache_dtype)
     dtype = spec.dtype if config.model.dtype == "auto" else config.model.dtype
     length = folder.model_length(spec, config.model)
     tokens = config.model.max_num_batched_tokens or max(STEP_TOKENS, config.model.max_num_seqs)

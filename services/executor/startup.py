@@ -48,7 +48,7 @@ from penstock.engine_core.models.memory_estimate import (
 )
 from penstock.engine_core.models.quantized_matrix import multiplies_float8
 from penstock.engine_core.models.sharding import check_ranks, part_spec, rank_spec, stage_layers
-from penstock.engine_core.models.spec import ModelSpec, read_spec
+from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.tensors import unread_tensors
 from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.models.weight_files import read_names
@@ -57,7 +57,6 @@ from penstock.kernels.triton_names import set_fp_fusion
 from penstock.protocol import groups
 from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
 from penstock.protocol.errors import ConfigError
-from penstock.protocol.media import image_limit
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.step_columns import chunk_positions
 from penstock.protocol.steps import ExecutorReady
@@ -185,7 +184,7 @@ def start(
 def live_weights(config: Config, model: Decoder, tower: Tower | None, path: Path) -> LiveWeights:
     """The weights that were read from a folder, to be updated in place."""
     dummy = config.model.load_format == "dummy"
-    return LiveWeights(model, tower, path, partial(read_whole, config), dummy=dummy)
+    return LiveWeights(model, tower, path, partial(folder.served_spec, config=config.model), dummy=dummy)
 
 
 def make_places(config: ModelConfig, model: Decoder, whole: ModelSpec) -> AdapterPlaces | None:
@@ -259,7 +258,7 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     """The model in a folder, the length of its longest sequence, and its draft model. Raises ModelError, and
     ConfigError for a model that does not go with these options or cannot be split among so many executors."""
     asked = config.model.kv_cache_dtype
-    spec = with_kv_cache(read_whole(config, path), asked)
+    spec = with_kv_cache(folder.served_spec(path, config.model), asked)
     length = folder.model_length(spec, config.model)
     drafting = with_draft_cache(find_draft(config, path, spec, length), asked)
     spec = with_kv_groups(spec, length, config.model.block_size, drafting=drafting is not None)
@@ -267,12 +266,6 @@ def read_model(config: Config, path: Path) -> tuple[ModelSpec, int, DraftSpec | 
     stage_layers(spec, config.model.pipeline_parallel_size, drafting, ranks)
     check_ranks(spec, ranks, expert_parallel=config.model.expert_parallel)
     return spec, length, drafting
-
-
-def read_whole(config: Config, path: Path) -> ModelSpec:
-    """What config.json says of the model, as far as it is served. Raises ModelError."""
-    spec = read_spec(path, config.model.quantization)
-    return spec if image_limit(config.model) else spec.without_vision()
 
 
 def put_steps_first(device: torch.device) -> None:
