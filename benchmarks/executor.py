@@ -33,7 +33,7 @@ from penstock.engine_core.models import registry
 from penstock.engine_core.models.kv_cache import with_kv_cache
 from penstock.engine_core.models.memory_estimate import idle_weights, weights
 from penstock.engine_core.models.spec import read_spec
-from penstock.protocol.config import KV_AUTO, KV_FP8
+from penstock.protocol.engine_config import KV_AUTO, KV_FP8
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan
 

@@ -32,7 +32,8 @@ from benchmarks.load.executor import BLOCKS, STEP_TOKENS, Device
 from benchmarks.shapes import SHAPES, make_folder
 from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
-from penstock.protocol.config import Config, ModelConfig, RunConfig
+from penstock.protocol.config import Config, RunConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import STEPS, TEXT, TOKENS, Hello, LinkSpec, Role, decoder
 from penstock.protocol.message import Message
 from penstock.protocol.steps import ExecutorReady, StepMasks, StepPlan, StepResult

@@ -38,7 +38,8 @@ from penstock.engine_core.grammar.sources import source_of
 from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.tokenizer.vocabulary import read_vocabulary
-from penstock.protocol.config import Config, ModelConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
 from penstock.protocol.message import Message
 from penstock.protocol.messages import Automaton, Grammar, Sampling, SubmitTokens

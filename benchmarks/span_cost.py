@@ -25,7 +25,8 @@ from benchmarks.tracing import collecting
 from penstock.engine_core.scheduling.tracing import PrefillChunk, Stay, StepFacts
 from penstock.engine_core.text.prompts import Prepared
 from penstock.protocol.config import TraceConfig
-from penstock.protocol.messages import Finish, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext
+from penstock.protocol.messages import Finish, Sampling, SubmitText, SubmitTokens, TraceContext
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import SlotStart, StepPlan, StepResult
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings

@@ -33,7 +33,8 @@ from penstock.engine_core.models.weight_files import stored_names
 from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
-from penstock.protocol.messages import Adapter, Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Adapter, Automaton, Finish, Rejected, Sampling, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.speculation import HEADS, WITH_MODEL
 from penstock.protocol.steps import AdapterLoaded, LoadAdapter, StepMasks, StepPlan
 

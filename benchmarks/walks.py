@@ -38,9 +38,12 @@ from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
-from penstock.protocol.config import ApiConfig, Config, ModelConfig, RunConfig
+from penstock.protocol.config import ApiConfig, Config, RunConfig
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import TEXT, Role, shared_hash
-from penstock.protocol.messages import EngineStatus, Finish, Sampling, SubmitText, SubmitTokens, TextBatch, TextExtra
+from penstock.protocol.messages import Finish, Sampling, SubmitText, SubmitTokens
+from penstock.protocol.outputs import TextBatch, TextExtra
 from penstock.protocol.steps import StepPlan
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.handshake import Identity

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.engine_core.models.config_file import read_json
 from penstock.engine_core.models.spec import ModelSpec, read_spec
-from penstock.protocol.config import ModelConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.media import image_limit
 from penstock.protocol.speculation import IN_FOLDERS, SpeculativeConfig

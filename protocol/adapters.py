@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from penstock.protocol.config import ModelConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError
 
 FLAG = "--lora-modules"

@@ -1,4 +1,4 @@
-"""What the operator asks of the engine, and its answer.
+"""What the operator asks of the engine, its answer, and the state that the engine tells by itself.
 
 api → tokenizer → every scheduler: the tokenizer passes a message on as it is and answers once all schedulers have. Each
 may come twice, with the same id, where a process between was lost: asking again changes nothing.
@@ -113,3 +113,54 @@ class WeightsAnswer(Message, frozen=True):
 
 
 Control = Pause | Resume | FlushCache | AbortAll | AskState | UpdateWeights | SleepEngine | WakeEngine
+
+
+class EngineStatus(Message, frozen=True, kw_only=True):
+    """scheduler → tokenizer → api, every status interval and when readiness changes: heartbeat and counters."""
+
+    time: float  # unix seconds at the scheduler
+    epoch: int
+    ready: bool
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    device: str = ""
+    dtype: str = ""
+    kv_cache_dtype: str = ""  # of keys and values; empty: the same
+    step: int = 0  # steps applied
+    step_age: float = 0.0  # seconds since the last apply, 0 when idle
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    blocks_free: int = 0  # never used or given up
+    blocks_idle: int = 0  # free, content still cached
+    state_places: int = 0  # for snapshots of recurrent states
+    state_snapshots: int = 0  # held there
+    state_host_places: int = 0  # the same in the executors' host memory
+    state_host_snapshots: int = 0
+    adapter_places: int = 0  # for LoRA adapters on the device
+    adapters_placed: int = 0  # held there
+    adapters_held: int = 0  # in the executors' host memory
+    encoder_rows: int = 0  # image tokens whose embeddings there is room for
+    encoder_rows_held: int = 0  # of those, the ones that running requests need
+    windows: tuple[int, ...] = (0,)  # of each KV group, in tokens; 0: it holds every key
+    group_blocks: tuple[int, ...] = ()  # in the tables of running requests, of each KV group; shared ones count in each
+    prompt_tokens: int = 0  # the rest are totals since start, but for the rate
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    failed: int = 0
+    preemptions: int = 0
+    drain_rate: float = 0.0  # requests finished per second, recent
+    drafts: int = 0  # rows of steps that carried any
+    draft_tokens: int = 0
+    accepted_tokens: int = 0  # of those, the ones that stand in an output
+    images_encoded: int = 0
+    image_hits: int = 0  # images that a request found encoded, or being encoded, for another
+    accepted_at: tuple[int, ...] = ()  # the same by place in the draft, from 0; the first ones
+    draining: bool = False
+    replica: int = 0  # whose scheduler this is
+    sleeping: bool = False  # its executors hold no device: the next request wakes them
+    paused: str = ""  # mode of the operator's pause
+    weight_version: str = FIRST_VERSION

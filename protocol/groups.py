@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.protocol.config import MOST_EXECUTORS, ModelConfig
+from penstock.protocol.engine_config import MOST_EXECUTORS, ModelConfig
 from penstock.protocol.errors import ConfigError
 
 

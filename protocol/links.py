@@ -25,6 +25,7 @@ from penstock.protocol.control import (
     AskState,
     CheckWeights,
     Controlled,
+    EngineStatus,
     FlushCache,
     Pause,
     Resume,
@@ -41,16 +42,14 @@ from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
-    EngineStatus,
     Rejected,
     StopHit,
     SubmitText,
     SubmitTokens,
-    TextBatch,
-    TokenBatch,
     Tokenize,
     Tokenized,
 )
+from penstock.protocol.outputs import TextBatch, TokenBatch
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.protocol.steps import (
     AdapterLoaded,

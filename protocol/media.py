@@ -7,7 +7,8 @@ import re
 import idna
 import msgspec
 
-from penstock.protocol.config import ApiConfig, ModelConfig
+from penstock.protocol.config import ApiConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.option import words
 

@@ -56,7 +56,8 @@ from __future__ import annotations
 
 from penstock.protocol.control import FIRST_VERSION
 from penstock.protocol.message import Message, Part
-from penstock.protocol.messages import Logprobs, Pooling, Sampling, TraceContext
+from penstock.protocol.messages import Pooling, Sampling, TraceContext
+from penstock.protocol.outputs import Logprobs
 
 REJECTED = -2  # token of an entry after a rejected draft
 NO_MICROBATCH = -1  # micro-batch of a step that runs chunks alone

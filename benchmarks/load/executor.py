@@ -17,7 +17,8 @@ from pathlib import Path
 import zmq
 
 from penstock.engine_core.models.spec import read_spec
-from penstock.protocol.config import ModelConfig, TraceConfig
+from penstock.protocol.config import TraceConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
 from penstock.services.links.handshake import Identity

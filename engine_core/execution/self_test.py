@@ -15,7 +15,8 @@ import numpy as np
 
 from penstock.engine_core.execution.model_runner import Runner
 from penstock.protocol.errors import ModelError
-from penstock.protocol.messages import Logprobs, Pooling, Sampling
+from penstock.protocol.messages import Pooling, Sampling
+from penstock.protocol.outputs import Logprobs
 from penstock.protocol.steps import SlotStart, StepPlan
 
 FILE = "self_test.json"

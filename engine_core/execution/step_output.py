@@ -18,7 +18,8 @@ from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.models.decoder import Decoder
 from penstock.kernels.logprobs import token_logprobs
 from penstock.kernels.records import TokenLogprobs
-from penstock.protocol.messages import Logprobs, Pooling
+from penstock.protocol.messages import Pooling
+from penstock.protocol.outputs import Logprobs
 from penstock.protocol.step_columns import chunk_table
 from penstock.protocol.steps import RowLogprobs, RowVector, SlotStart, StepPlan
 

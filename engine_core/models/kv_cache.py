@@ -7,7 +7,7 @@ import msgspec
 from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.quantization.weight_format import FLOAT8_CAPABILITY
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.protocol.config import KV_AUTO, KV_FP8, KV_MODEL
+from penstock.protocol.engine_config import KV_AUTO, KV_FP8, KV_MODEL
 from penstock.protocol.errors import ConfigError
 
 OPTION = "--kv-cache-dtype"

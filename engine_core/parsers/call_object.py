@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from penstock.engine_core.parsers.scanning import BLANKS, ValueEnd, content
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 # Up to the arguments, in the order that models are taught; from there on they are passed on as they come.
 HEAD = re.compile(

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Every beginning of a head, the empty one included.

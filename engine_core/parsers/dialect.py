@@ -19,7 +19,8 @@ from penstock.engine_core.parsers.scanning import CallParser, content
 from penstock.engine_core.parsers.tagged import TaggedParser, Tags, Types
 from penstock.engine_core.parsers.values import Kinds
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 AUTO, NONE = "auto", "none"
 THINK = Markers("<think>", "</think>")

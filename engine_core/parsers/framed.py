@@ -22,7 +22,8 @@ import msgspec
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
 from penstock.engine_core.parsers.scanning import BLANKS, CallParser, Lead, Prose, ValueEnd, content
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 LONGEST_NAME = 256  # characters from the marker to the arguments
 

@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from penstock.engine_core.parsers.scanning import CallParser, FreeText, Lead, ValueEnd
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

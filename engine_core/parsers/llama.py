@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from penstock.engine_core.parsers.call_object import CallObject, Stage
 from penstock.engine_core.parsers.scanning import BLANKS, CallParser, FreeText, Lead, content
-from penstock.protocol.messages import Piece
+from penstock.protocol.outputs import Piece
 
 MARKER = "<|python_tag|>"
 BETWEEN = BLANKS + ";"

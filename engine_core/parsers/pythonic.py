@@ -15,7 +15,8 @@ from typing import ClassVar
 
 from penstock.engine_core.parsers.scanning import PYTHON_SIGNS, CallParser, Lead, ValueEnd, content
 from penstock.engine_core.parsers.values import keywords_json
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 OPENING, CLOSING = "<|python_start|>", "<|python_end|>"
 NAME = re.compile(r"[A-Za-z_][\w.-]*")

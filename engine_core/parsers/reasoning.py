@@ -8,7 +8,8 @@ import enum
 import msgspec
 
 from penstock.engine_core.parsers.scanning import BLANKS, FreeText, Lead
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 
 class Markers(msgspec.Struct, frozen=True):

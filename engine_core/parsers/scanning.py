@@ -12,7 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 BLANKS = " \t\r\n"
 MOST_BLANKS = 64  # characters before a marker that belong to it

@@ -28,7 +28,8 @@ import msgspec
 
 from penstock.engine_core.parsers.scanning import CallParser, Lead, Prose, blanks_before, content, partial_end
 from penstock.engine_core.parsers.values import ANY, TEXT, Kinds, value_of
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 BARE, BARE_END = "<function=", "</function>"  # of a call without markers
 MOST_HELD = 1 << 18  # characters of a call

@@ -31,7 +31,7 @@ from collections.abc import Sequence, Set
 
 import msgspec
 
-from penstock.protocol.messages import EngineStatus
+from penstock.protocol.control import EngineStatus
 
 RATIO = 2
 SLACK = 8  # choices

@@ -32,7 +32,7 @@ from penstock.engine_core.speculation.jump_forward import Gain, JumpForward
 from penstock.engine_core.speculation.ngram import PromptLookup
 from penstock.engine_core.speculation.step_cost import draft_lengths
 from penstock.protocol.errors import EngineFailure, GrammarFailure
-from penstock.protocol.messages import TokenExtra
+from penstock.protocol.outputs import TokenExtra
 from penstock.protocol.steps import OWN_DRAFT, StepResult
 
 Counts = npt.NDArray[np.int32]

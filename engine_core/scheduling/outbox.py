@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocol.messages import Finish, Logprobs, Rejected, TokenBatch, TokenExtra
+from penstock.protocol.messages import Finish, Rejected
+from penstock.protocol.outputs import Logprobs, TokenBatch, TokenExtra
 
 NOTHING = TokenExtra(row=0)
 MERGE_AT = 64  # undelivered steps of one source before they are merged into one

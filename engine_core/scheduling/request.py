@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.speculation.drafter import Drafter
-from penstock.protocol.messages import Adapter, Finish, Logprobs, Sampling, SubmitTokens
+from penstock.protocol.messages import Adapter, Finish, Sampling, SubmitTokens
+from penstock.protocol.outputs import Logprobs
 
 Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, sequence: smaller goes first
 

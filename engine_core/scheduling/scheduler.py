@@ -39,7 +39,8 @@ from penstock.engine_core.scheduling.validation import (
 )
 from penstock.protocol.control import PauseMode
 from penstock.protocol.images import EncodeImage, ImageEncoded
-from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import AdapterLoaded, DropAdapter, LoadAdapter, StepPlan, StepResult
 
 UNLIMITED = 1 << 30

@@ -26,7 +26,8 @@ from penstock.engine_core.scheduling.state import Chunk, InFlightStep, Scheduler
 from penstock.engine_core.scheduling.tracing import PrefillChunk
 from penstock.engine_core.scheduling.windows import release_behind
 from penstock.protocol.errors import EngineFailure, GrammarFailure
-from penstock.protocol.messages import Finish, Logprobs, TokenExtra
+from penstock.protocol.messages import Finish
+from penstock.protocol.outputs import Logprobs, TokenExtra
 from penstock.protocol.steps import REJECTED, StepResult
 
 MOST_CACHED = 64  # decoded blocks cached in one apply; the others follow later

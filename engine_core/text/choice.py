@@ -12,7 +12,8 @@ from penstock.engine_core.parsers.scanning import content, leading_text
 from penstock.engine_core.text.detokenizer import Detokenizer, positions
 from penstock.engine_core.text.stops import Match, StopScanner
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
-from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenExtra
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.protocol.outputs import Piece, PositionLogprobs, TextExtra, TokenExtra
 
 
 class Delta(msgspec.Struct, frozen=True):

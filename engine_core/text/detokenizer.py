@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from penstock.engine_core.tokenizer.vocabulary import Shape, Vocabulary
 from penstock.protocol.columns import unpack, unpack_floats
-from penstock.protocol.messages import Logprobs, PositionLogprobs, TokenLogprob
+from penstock.protocol.outputs import Logprobs, PositionLogprobs, TokenLogprob
 
 RUN_LIMIT = 32  # bytes of a byte-fallback run that are held
 WINDOW_KEPT = 4  # tokens that stay as context when a window slides

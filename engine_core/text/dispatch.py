@@ -20,8 +20,9 @@ from penstock.engine_core.kv.prefix_index import extend, root_of
 from penstock.engine_core.placement.placement import Asked, Placement, PlacementStatistics
 from penstock.engine_core.text.choice import Choice
 from penstock.engine_core.text.request import Request
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.message import Message
-from penstock.protocol.messages import Abort, EngineStatus, SubmitTokens
+from penstock.protocol.messages import Abort, SubmitTokens
 
 AHEAD = 2  # tokens of a choice that were in flight when executors died: beyond them it has got further
 

@@ -26,21 +26,11 @@ from penstock.engine_core.text.prompts import Prepared, Prompter
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import Kept, Request, named
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.errors import Overloaded, RequestError, Unavailable, rejection
 from penstock.protocol.message import Message
-from penstock.protocol.messages import (
-    Abort,
-    Detokenize,
-    EngineStatus,
-    Finish,
-    Rejected,
-    StopHit,
-    SubmitText,
-    TextExtra,
-    TokenBatch,
-    TokenExtra,
-    Tokenize,
-)
+from penstock.protocol.messages import Abort, Detokenize, Finish, Rejected, StopHit, SubmitText, Tokenize
+from penstock.protocol.outputs import TextExtra, TokenBatch, TokenExtra
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ import msgspec
 from penstock.engine_core.parsers.scanning import content, merged
 from penstock.engine_core.text.choice import Delta
 from penstock.protocol.columns import pack
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.message import Message
-from penstock.protocol.messages import EngineStatus, ParsedRow, Piece, TextBatch, TextExtra
+from penstock.protocol.outputs import ParsedRow, Piece, TextBatch, TextExtra
 
 VECTOR_BYTES = 4 << 20  # of a message, well within what a link takes
 

@@ -15,12 +15,7 @@ from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.stops import StopScanner, compile_stops
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.columns import pack, unpack
-from penstock.protocol.messages import (
-    SubmitText,
-    SubmitTokens,
-    TraceContext,
-    Written,
-)
+from penstock.protocol.messages import SubmitText, SubmitTokens, TraceContext, Written
 
 
 def named(number: int, trace: TraceContext | None = None, **more: object) -> dict[str, object]:

@@ -20,18 +20,10 @@ from contextlib import contextmanager
 import msgspec
 
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests, text_signature
-from penstock.protocol.control import Control, Controlled
+from penstock.protocol.control import Control, Controlled, EngineStatus
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable, error_of
-from penstock.protocol.messages import (
-    Detokenize,
-    Detokenized,
-    EngineStatus,
-    Rejected,
-    SubmitText,
-    TextBatch,
-    Tokenize,
-    Tokenized,
-)
+from penstock.protocol.messages import Detokenize, Detokenized, Rejected, SubmitText, Tokenize, Tokenized
+from penstock.protocol.outputs import TextBatch
 from penstock.protocol.request_ids import COUNTER_MASK, request_id
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.client.output_collector import OutputCollector

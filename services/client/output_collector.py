@@ -16,7 +16,8 @@ from typing import Protocol
 import msgspec
 
 from penstock.protocol.errors import EngineFailure, GrammarFailure, RequestError, Unavailable
-from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.protocol.outputs import Piece, PositionLogprobs, TextExtra
 from penstock.services.metrics.requests import Timings
 from penstock.services.tracing.tracer import Operation
 

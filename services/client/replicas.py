@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from penstock.engine_core.kv.block_layout import capacity_tokens
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.links import Role
-from penstock.protocol.messages import EngineStatus
 from penstock.services.metrics.definitions import STATUS
 from penstock.services.metrics.snapshot import Snapshot
 

@@ -55,7 +55,8 @@ from penstock.engine_core.models.weight_files import read_names
 from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.triton_names import set_fp_fusion
 from penstock.protocol import groups
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, wrong_output
+from penstock.protocol.config import Config, wrong_output
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.step_columns import chunk_positions

@@ -26,18 +26,12 @@ import zmq
 
 from penstock.engine_core import folder
 from penstock.protocol.columns import pack, unpack
-from penstock.protocol.config import PRIORITY, Config, fields
+from penstock.protocol.config import Config, fields
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.engine_config import PRIORITY
 from penstock.protocol.errors import ConfigError, ModelError, Overloaded, PenstockError, RequestError, Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
-from penstock.protocol.messages import (
-    Detokenize,
-    Detokenized,
-    EngineStatus,
-    SubmitText,
-    Tokenize,
-    Tokenized,
-    TraceContext,
-)
+from penstock.protocol.messages import Detokenize, Detokenized, SubmitText, Tokenize, Tokenized, TraceContext
 from penstock.protocol.option import Field
 from penstock.services.client.engine_client import EngineClient, EngineClientStatistics
 from penstock.services.client.model_info import ModelInfo, read_model_info

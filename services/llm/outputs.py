@@ -10,7 +10,8 @@ import msgspec
 
 from penstock.protocol.columns import unpack
 from penstock.protocol.errors import RequestError
-from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.protocol.outputs import PositionLogprobs
 from penstock.services.client.output_collector import Choice, OutputCollector, Segment
 from penstock.services.llm.params import RequestOutputKind
 from penstock.services.llm.prompts import Request

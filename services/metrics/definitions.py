@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from penstock.engine_core.histogram import HistogramStatistics
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.links import Role
-from penstock.protocol.messages import EngineStatus, Finish
+from penstock.protocol.messages import Finish
 
 if TYPE_CHECKING:
     from penstock.engine_core.placement.placement import PlacementStatistics

@@ -14,7 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.protocol.messages import Finish, PositionLogprobs, TokenLogprob
+from penstock.protocol.messages import Finish
+from penstock.protocol.outputs import PositionLogprobs, TokenLogprob
 from penstock.services.client.output_collector import (
     Choice,
     OutputCollector,

@@ -22,7 +22,8 @@ import zmq
 from starlette.types import ASGIApp
 
 from penstock.engine_core.histogram import Histogram
-from penstock.protocol.config import PRIORITY, Config
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import PRIORITY
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
 from penstock.services.client.engine_client import EngineClient

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from penstock.protocol import groups
-from penstock.protocol.config import ModelConfig
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.links import Role
-from penstock.protocol.messages import EngineStatus
 from penstock.protocol.version import VERSION
 from penstock.services.client.replicas import ReplicaHealth, status_tokens
 from penstock.services.http.request_context import RequestContext

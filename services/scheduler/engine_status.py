@@ -7,8 +7,8 @@ import msgspec
 from penstock.engine_core.kv.snapshots import SnapshotStatistics
 from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
-from penstock.protocol.config import ModelConfig
-from penstock.protocol.messages import EngineStatus
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.engine_config import ModelConfig
 from penstock.services.links.link import Peer
 
 STATUS_DELAY = 0.05  # seconds for which the numbers of sequences may have changed without a heartbeat

@@ -10,7 +10,8 @@ from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.engine_core.scheduling.executor_group import ExecutorGroup
 from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
 from penstock.protocol.adapters import host_adapters
-from penstock.protocol.config import ON, Config
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ON
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.links.link import Peer

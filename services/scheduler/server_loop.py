@@ -19,12 +19,12 @@ from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
-from penstock.protocol.control import Control, WeightsAnswer
+from penstock.protocol.control import Control, EngineStatus, WeightsAnswer
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Abort, EngineStatus, Rejected, StopHit, SubmitTokens
+from penstock.protocol.messages import Abort, Rejected, StopHit, SubmitTokens
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.protocol.steps import AdapterLoaded, ExecutorAsleep, ExecutorReady, Sleep, StepResult, Wake
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of

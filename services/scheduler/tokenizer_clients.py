@@ -6,8 +6,8 @@ import logging
 from collections import deque
 
 from penstock.engine_core.scheduling.scheduler import Scheduler
-from penstock.protocol.control import Controlled
-from penstock.protocol.messages import EngineStatus, Rejected
+from penstock.protocol.control import Controlled, EngineStatus
+from penstock.protocol.messages import Rejected
 from penstock.services.links.link import Link, Peer
 from penstock.services.supervisor import logs
 

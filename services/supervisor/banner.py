@@ -16,8 +16,8 @@ from penstock.engine_core.models.memory_estimate import quantization_facts
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.adapters import host_adapters, read_modules
 from penstock.protocol.config import ApiConfig, Config, wrong_output
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.media import LIMIT, image_limit
-from penstock.protocol.messages import EngineStatus
 from penstock.protocol.option import words
 from penstock.services.supervisor import address
 

@@ -1,6 +1,6 @@
 """The effective configuration: defaults, then the config file, then the environment, then the command line.
 
-Made from the fields of `protocol/config.py`; an option is written there and nowhere else.
+Made from the fields of `protocol/config.py` and `engine_config.py`; an option is written there and nowhere else.
 """
 
 from __future__ import annotations

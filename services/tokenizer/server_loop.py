@@ -23,19 +23,11 @@ from penstock.engine_core.text.image_prompt import check_place, unseen, without_
 from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.text.request import named
-from penstock.protocol.control import Control, Controlled
+from penstock.protocol.control import Control, Controlled, EngineStatus
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.message import Message
-from penstock.protocol.messages import (
-    Abort,
-    Automaton,
-    Detokenize,
-    EngineStatus,
-    Rejected,
-    SubmitText,
-    TokenBatch,
-    Tokenize,
-)
+from penstock.protocol.messages import Abort, Automaton, Detokenize, Rejected, SubmitText, Tokenize
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from penstock.engine_core.text.prompts import Prepared
 from penstock.protocol.columns import unpack
-from penstock.protocol.messages import Rejected, SubmitText, TokenBatch, TraceContext
+from penstock.protocol.messages import Rejected, SubmitText, TraceContext
+from penstock.protocol.outputs import TokenBatch
 from penstock.services.tracing import names
 from penstock.services.tracing.tracer import Attributes, Tracer
 

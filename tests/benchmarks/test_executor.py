@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from benchmarks.load.executor import BLOCKS, Device, FakeExecutor
-from penstock.protocol.config import ModelConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.message import Message
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult

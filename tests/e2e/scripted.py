@@ -14,7 +14,8 @@ import msgspec
 import uvicorn
 
 from penstock.protocol.message import Message
-from penstock.protocol.messages import Abort, Finish, Piece, PieceKind, SubmitText
+from penstock.protocol.messages import Abort, Finish, PieceKind, SubmitText
+from penstock.protocol.outputs import Piece
 from penstock.services.openai.routes import application
 from tests.services.client.fake_engine import LIMIT, FakeLink, Row, app_state, batch, status
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from penstock.engine_core.folder import Generation, model_length, read_generation, resolve, served_names
-from penstock.protocol.config import ModelConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from tests.engine_core.models.specs import small_spec
 

@@ -28,7 +28,8 @@ from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.images import Image, ImageEncoded
-from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import StepPlan, StepResult
 
 Answers = dict[tuple[int, int], list[int]]

@@ -23,7 +23,7 @@ from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_plans import plans_of
-from penstock.protocol.config import KV_FP8
+from penstock.protocol.engine_config import KV_FP8
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import SlotStart, StepPlan
 from tests.matrix.engine import Answers, Cell, Engine, Prompt

@@ -12,7 +12,7 @@ import torch
 from benchmarks.structured_engine import Cell, Engine
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
-from penstock.protocol.config import KV_FP8
+from penstock.protocol.engine_config import KV_FP8
 from tests.engine_core.grammar.vocabulary import tokens
 from tests.matrix.test_speculation import Outputs, asks, outputs
 from tests.ranks import Ranks, Size

@@ -17,7 +17,8 @@ import torch
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
-from penstock.protocol.messages import Finish, Pooling, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Finish, Pooling, Sampling, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import StepResult
 from tests.matrix.engine import Cell, Engine, over_the_wire
 from tests.sim.idle import is_idle

@@ -19,7 +19,8 @@ from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.protocol.messages import Logprobs, Pooling, Sampling
+from penstock.protocol.messages import Pooling, Sampling
+from penstock.protocol.outputs import Logprobs
 from penstock.protocol.steps import StepPlan, StepResult
 from tests.engine_core.execution.harness import LENGTH, Life, block_tables, decode, prefill, tiny_spec
 from tests.engine_core.models.specs import resized, small_experts

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.config import Config, ExecutorConfig, LinksConfig, ModelConfig, TokenizerConfig, fields
+from penstock.protocol.config import Config, LinksConfig, TokenizerConfig, fields
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.option import Field, number
 from penstock.protocol.validation import check, check_value

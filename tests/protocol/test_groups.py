@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
 from penstock.protocol.groups import (
     MOST_EXECUTORS,
     Place,

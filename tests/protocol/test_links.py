@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol import links
-from penstock.protocol.config import Config, LinksConfig, ModelConfig, fields
+from penstock.protocol.config import Config, LinksConfig, fields
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import (
     LINKS,
@@ -24,7 +26,7 @@ from penstock.protocol.links import (
     ports_of,
     shared_hash,
 )
-from penstock.protocol.messages import Abort, EngineStatus, Rejected
+from penstock.protocol.messages import Abort, Rejected
 
 
 def test_the_table_joins_every_role():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.protocol.config import ApiConfig, Config, ModelConfig
+from penstock.protocol.config import ApiConfig, Config
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.media import Domain, dns_name, image_limit, read_domains
 from penstock.protocol.validation import check

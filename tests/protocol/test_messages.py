@@ -14,7 +14,8 @@ from penstock.protocol import control, links, messages, snapshots, steps
 from penstock.protocol.columns import pack
 from penstock.protocol.links import LINKS, MALFORMED, LinkControl, LinkSpec, decoder
 from penstock.protocol.message import Message, Part
-from penstock.protocol.messages import Finish, SubmitText, TextBatch, TokenBatch
+from penstock.protocol.messages import Finish, SubmitText
+from penstock.protocol.outputs import TextBatch, TokenBatch
 from penstock.protocol.request_ids import api_index, request_id
 from penstock.protocol.steps import choice_seed
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol import groups
-from penstock.protocol.config import Config, ExecutorConfig, LinksConfig, ModelConfig, RunConfig
+from penstock.protocol.config import Config, LinksConfig, RunConfig
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import ORDER, Part, check_parts, count, missing, parts_of, read_parts, spelled

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, wrong_output
+from penstock.protocol.config import Config, wrong_output
+from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.validation import check
 

@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 from penstock.engine_core.kv.prefix_index import IDENTITY_BYTES, extend, root
 from penstock.engine_core.models.weight_files import find_files
-from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, LinksConfig, fields
+from penstock.protocol.config import ApiConfig, Config, LinksConfig, fields
+from penstock.protocol.engine_config import ExecutorConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.links import LINKS, TEXT, LinkSpec, address, decoder
 from penstock.protocol.messages import SubmitText

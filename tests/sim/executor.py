@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine_core.kv.block_layout import BlockLayout, first_column
-from penstock.protocol.messages import Logprobs, Pooling, Sampling
+from penstock.protocol.messages import Pooling, Sampling
+from penstock.protocol.outputs import Logprobs
 from penstock.protocol.steps import (
     HOST_PLACES,
     NO_MICROBATCH,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.engine_core.scheduling.lifecycle import KILLER
-from penstock.protocol.messages import Finish, Logprobs, Pooling, Rejected, TokenBatch
+from penstock.protocol.messages import Finish, Pooling, Rejected
+from penstock.protocol.outputs import Logprobs, TokenBatch
 from penstock.protocol.steps import choice_seed
 from tests.sim.grammar import FakeGuide
 from tests.sim.lives import Life, World

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.engine_core.models.quantization.rules import Quantization, Rule, Selector
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
-from penstock.protocol.config import QUANTIZATIONS
+from penstock.protocol.engine_config import QUANTIZATIONS
 
 GROUP = 128
 LEAST_GROUP = 16

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.protocol.messages import Finish, PieceKind, PositionLogprobs
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.protocol.outputs import PositionLogprobs
 from penstock.services.client.output_collector import Usage
 from penstock.services.openai.answers import ChatTokenLogprob, Remarks, chat_logprobs
 from penstock.services.openai.output_blocks import Block

@@ -16,7 +16,8 @@ from penstock.engine_core.execution import step_output as prompts
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.models.decoder import Decoder
 from penstock.kernels.records import AttentionBatch
-from penstock.protocol.messages import Logprobs, Sampling
+from penstock.protocol.messages import Sampling
+from penstock.protocol.outputs import Logprobs
 from penstock.protocol.steps import StepPlan
 from tests.engine_core.execution.harness import (
     GREEDY,

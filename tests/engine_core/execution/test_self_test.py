@@ -12,7 +12,7 @@ import torch
 
 from penstock.engine_core.execution.self_test import BEST, FILE, PROMPT_TOKENS, Probe, judged, read_probe, trouble
 from penstock.protocol.errors import ModelError
-from penstock.protocol.messages import Logprobs
+from penstock.protocol.outputs import Logprobs
 from tests.engine_core.execution.harness import LENGTH, VOCABULARY, Life, prefill, tiny_model, tiny_runner
 
 PROBE = Probe((5, 6, 7, 8), 4)

@@ -14,7 +14,8 @@ from penstock.engine_core.parsers.formats import FORMS, CallFormat
 from penstock.engine_core.parsers.harmony import HarmonyParser
 from penstock.engine_core.parsers.reasoning import ReasoningParser
 from penstock.engine_core.parsers.scanning import merged
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 NAMES = frozenset(("f", "get_weather", "a.b-c"))
 TEXTS = st.text(st.sampled_from("ab {}[]()<>\"'\\\n,:;=/|_tol"), max_size=12)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine_core.parsers.call_object import LONGEST_TAIL, MOST_HELD, CallObject, Stage
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 CALL, ARGUMENTS, CONTENT = PieceKind.CALL, PieceKind.ARGUMENTS, PieceKind.CONTENT
 

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from penstock.engine_core.parsers.custom import CustomInputs
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 TEXT = 'one "two"\n\\three\t\x07 ü 😀 /'
 

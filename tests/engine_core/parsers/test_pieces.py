@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from penstock.engine_core.parsers.scanning import content, leading_text, merged
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 
 C, R, CALL, A = PieceKind.CONTENT, PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine_core.parsers.scanning import Prose
-from penstock.protocol.messages import Piece
+from penstock.protocol.outputs import Piece
 
 
 def texts(pieces: list[Piece]) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.engine_core.parsers.dialect import ANSWER, BRACKETS, GEMMA, PROSE, RESPONSE, SEED, THINK, OutputParser
 from penstock.engine_core.parsers.reasoning import Markers, ReasoningParser
-from penstock.protocol.messages import Piece
+from penstock.protocol.outputs import Piece
 from tests.engine_core.parsers.outputs import content_of, cut, parsed, parser, reasoning_of
 
 

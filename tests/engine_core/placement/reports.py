@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 from penstock.engine_core.kv.prefix_index import extend, root
-from penstock.protocol.messages import EngineStatus
+from penstock.protocol.control import EngineStatus
 
 BLOCK = 16
 

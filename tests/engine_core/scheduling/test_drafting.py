@@ -10,7 +10,8 @@ import pytest
 
 from penstock.engine_core.scheduling.lifecycle import preempt
 from penstock.engine_core.scheduling.options import SpeculationOptions
-from penstock.protocol.messages import Finish, Sampling, StopHit, TokenBatch
+from penstock.protocol.messages import Finish, Sampling, StopHit
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import REJECTED, StepPlan, StepResult
 from tests.sim.executor import ints
 from tests.sim.idle import is_idle

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine_core.scheduling.outbox import MERGE_AT, Outbox, Rows, end_row, joined, merged, merged_extras
-from penstock.protocol.messages import Finish, Logprobs, Rejected, TokenBatch, TokenExtra
+from penstock.protocol.messages import Finish, Rejected
+from penstock.protocol.outputs import Logprobs, TokenBatch, TokenExtra
 
 Key = tuple[int, int]
 ROWS = st.dictionaries(

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.engine_core.scheduling.scheduler import Scheduler
-from penstock.protocol.messages import Finish, Pooling, TokenBatch
+from penstock.protocol.messages import Finish, Pooling
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import StepPlan
 from tests.sim.executor import ints
 from tests.sim.idle import is_idle

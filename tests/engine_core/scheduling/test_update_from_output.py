@@ -10,7 +10,8 @@ import pytest
 from penstock.engine_core.scheduling.outbox import joined
 from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep
 from penstock.engine_core.scheduling.update_from_output import attach_logprobs, collect_prompt_logprobs
-from penstock.protocol.messages import Finish, Logprobs, TokenBatch, TokenExtra
+from penstock.protocol.messages import Finish
+from penstock.protocol.outputs import Logprobs, TokenBatch, TokenExtra
 from penstock.protocol.steps import RowLogprobs, StepResult, choice_seed
 from tests.sim.idle import is_idle
 from tests.sim.model import EOS, VOCAB, Nature, rollout

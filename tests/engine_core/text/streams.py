@@ -13,18 +13,10 @@ from penstock.engine_core.text.frontend import Frontend
 from penstock.engine_core.text.prompts import Prompter, PromptLimits
 from penstock.engine_core.text.template import ChatTemplate
 from penstock.protocol.columns import pack, unpack
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.message import Message
-from penstock.protocol.messages import (
-    EngineStatus,
-    Finish,
-    Rejected,
-    Sampling,
-    SubmitText,
-    TextBatch,
-    TextExtra,
-    TokenBatch,
-    TokenExtra,
-)
+from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitText
+from penstock.protocol.outputs import TextBatch, TextExtra, TokenBatch, TokenExtra
 from tests.engine_core.tokenizer.vocabularies import CHAT_TEMPLATE, vocabulary
 
 API = 1

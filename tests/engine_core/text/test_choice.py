@@ -15,7 +15,8 @@ from penstock.engine_core.text.detokenizer import detokenizer
 from penstock.engine_core.text.outbox import merge_extras
 from penstock.engine_core.text.stops import StopScanner, compile_stops
 from penstock.protocol.columns import pack
-from penstock.protocol.messages import Finish, Logprobs, TextExtra, TokenExtra
+from penstock.protocol.messages import Finish
+from penstock.protocol.outputs import Logprobs, TextExtra, TokenExtra
 from tests.engine_core.text.test_stops import expected
 from tests.engine_core.tokenizer.vocabularies import CORPUS, vocabulary
 

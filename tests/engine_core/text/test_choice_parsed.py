@@ -17,7 +17,8 @@ from penstock.engine_core.text.detokenizer import detokenizer
 from penstock.engine_core.text.outbox import Outbox, Seat
 from penstock.engine_core.text.request import Kept
 from penstock.engine_core.text.stops import StopScanner, compile_stops
-from penstock.protocol.messages import Finish, Piece, PieceKind, TextBatch
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.protocol.outputs import Piece, TextBatch
 from tests.engine_core.grammar.vocabulary import END, ids, vocabulary
 from tests.engine_core.parsers.outputs import SOUPS, calls_of, content_of, reasoning_of
 

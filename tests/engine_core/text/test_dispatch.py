@@ -14,18 +14,9 @@ from penstock.engine_core.text.dispatch import Dispatch, DispatchStatistics
 from penstock.engine_core.text.frontend import Frontend
 from penstock.protocol import messages
 from penstock.protocol.columns import pack, unpack
-from penstock.protocol.messages import (
-    Abort,
-    EngineStatus,
-    Finish,
-    Pooling,
-    Rejected,
-    Sampling,
-    StopHit,
-    SubmitTokens,
-    TokenExtra,
-    Written,
-)
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.messages import Abort, Finish, Pooling, Rejected, Sampling, StopHit, SubmitTokens, Written
+from penstock.protocol.outputs import TokenExtra
 from tests.engine_core.text.streams import STATUS, Client, batch, make_frontend, submit
 from tests.engine_core.tokenizer.vocabularies import tokenizer
 from tests.sim.images import Illustrated

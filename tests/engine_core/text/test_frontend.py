@@ -20,9 +20,9 @@ from penstock.protocol.messages import (
     StopHit,
     SubmitText,
     SubmitTokens,
-    TokenExtra,
     Tokenize,
 )
+from penstock.protocol.outputs import TokenExtra
 from tests.engine_core.text.streams import API, STATUS, Client, batch, make_frontend, submit
 from tests.engine_core.tokenizer.vocabularies import tokenizer, vocabulary
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine_core.text.detokenizer import LOWEST, positions, prompt_positions
 from penstock.protocol.columns import pack
-from penstock.protocol.messages import Logprobs
+from penstock.protocol.outputs import Logprobs
 from tests.engine_core.tokenizer.vocabularies import vocabulary
 
 

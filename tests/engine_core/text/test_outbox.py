@@ -5,7 +5,8 @@ from __future__ import annotations
 from penstock.engine_core.text.choice import Delta
 from penstock.engine_core.text.outbox import VECTOR_BYTES, Outbox, Seat, merge_extras
 from penstock.protocol.columns import unpack
-from penstock.protocol.messages import Finish, PositionLogprobs, Rejected, TextBatch, TextExtra, TokenLogprob
+from penstock.protocol.messages import Finish, Rejected
+from penstock.protocol.outputs import PositionLogprobs, TextBatch, TextExtra, TokenLogprob
 from tests.engine_core.text.streams import STATUS
 
 REJECTED = Rejected(id=9, status=400, message="no")

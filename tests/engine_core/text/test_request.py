@@ -10,16 +10,8 @@ from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.request import Kept, Request
 from penstock.protocol.columns import pack
 from penstock.protocol.images import Image
-from penstock.protocol.messages import (
-    Finish,
-    PositionLogprobs,
-    Sampling,
-    SubmitText,
-    SubmitTokens,
-    TextExtra,
-    TokenLogprob,
-    Written,
-)
+from penstock.protocol.messages import Finish, Sampling, SubmitText, SubmitTokens, Written
+from penstock.protocol.outputs import PositionLogprobs, TextExtra, TokenLogprob
 from tests.engine_core.tokenizer.vocabularies import vocabulary
 
 FOUND = vocabulary("byte_level")

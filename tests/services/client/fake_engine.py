@@ -17,24 +17,11 @@ import msgspec
 from penstock.engine_core.folder import Generation
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.config import ApiConfig, Config
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.links import TEXT, Role, Welcome
 from penstock.protocol.message import Message
-from penstock.protocol.messages import (
-    Abort,
-    Detokenize,
-    Detokenized,
-    EngineStatus,
-    Finish,
-    ParsedRow,
-    Piece,
-    PositionLogprobs,
-    SubmitText,
-    TextBatch,
-    TextExtra,
-    Tokenize,
-    Tokenized,
-    TokenLogprob,
-)
+from penstock.protocol.messages import Abort, Detokenize, Detokenized, Finish, SubmitText, Tokenize, Tokenized
+from penstock.protocol.outputs import ParsedRow, Piece, PositionLogprobs, TextBatch, TextExtra, TokenLogprob
 from penstock.services.client.adapters import AdapterNames
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.model_info import ModelInfo

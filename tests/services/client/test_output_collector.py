@@ -15,7 +15,8 @@ from penstock.protocol.errors import (
     RequestError,
     Unavailable,
 )
-from penstock.protocol.messages import Finish, TextExtra
+from penstock.protocol.messages import Finish
+from penstock.protocol.outputs import TextExtra
 from penstock.services.client.output_collector import Choice, OutputCollector
 from penstock.services.metrics.requests import Timings
 

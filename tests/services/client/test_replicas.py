@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.links import Role
-from penstock.protocol.messages import EngineStatus
 from penstock.services.client.replicas import UNHEARD, ReplicaSet, total
 from penstock.services.metrics.snapshot import Snapshot
 from tests.services.client.fake_engine import status

@@ -16,7 +16,8 @@ from penstock.engine_core.models.memory_estimate import StepShape, block_bytes, 
 from penstock.engine_core.models.sharding import held_bytes, part_spec, stage_layers
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.vision_cost import tower_weights
-from penstock.protocol.config import Config, ModelConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.services import cli
 from penstock.services.commands.plan import GPUS, Plan, gpu_bytes, lengths, plan, stage_share, text

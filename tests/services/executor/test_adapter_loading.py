@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from safetensors.torch import save_file
 
 from penstock.engine_core.models.adapter_folder import adapter_version
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.steps import AdapterLoaded, DropAdapter, LoadAdapter, StepPlan
 from penstock.services.executor import adapter_loading
 from penstock.services.executor.adapter_loading import AdapterLoader

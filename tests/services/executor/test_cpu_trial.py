@@ -12,7 +12,8 @@ import torch
 
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.models.spec import read_spec
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, RunConfig
+from penstock.protocol.config import Config, RunConfig
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.services.executor import cpu_trial
 from penstock.services.executor.cpu_trial import Times, best, choose, own_cores, physical_cores, thread_counts
 

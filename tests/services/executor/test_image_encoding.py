@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.engine_core.execution.encoder import Encoder
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.messages import Sampling
 from penstock.protocol.steps import StepPlan

@@ -16,7 +16,8 @@ from penstock.engine_core.embedded import demo_folder, draft_folder
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.spec import read_spec
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, SchedulerConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.services.executor.loading import check_agreed, check_draft, find_draft, load_draft
 from penstock.services.executor.startup import start

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.loading.checksums import SUMS
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ModelError
 from penstock.services.executor import startup as starting
 from penstock.services.executor.startup import start

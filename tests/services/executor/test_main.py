@@ -20,7 +20,7 @@ import pytest
 import zmq
 
 from penstock.engine_core.histogram import Histogram
-from penstock.protocol.config import ModelConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import STEPS, Role, shared_hash
 from penstock.protocol.message import Message
 from penstock.protocol.messages import Sampling

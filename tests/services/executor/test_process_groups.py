@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.protocol.config import Config, ExecutorConfig, LinksConfig, ModelConfig, RunConfig
+from penstock.protocol.config import Config, LinksConfig, RunConfig
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.groups import group_size, place
 from penstock.services.executor.process_groups import begin
 from penstock.services.executor.rendezvous import rendezvous

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from penstock.protocol.config import ModelConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import shared_hash
 from penstock.protocol.steps import ExecutorAsleep, ExecutorReady, Sleep, Wake
 from penstock.services.executor.sleep import ASLEEP, beating, sleeps

@@ -11,7 +11,8 @@ from msgspec import structs
 
 from penstock.engine_core.models.memory_estimate import snapshot_bytes
 from penstock.engine_core.models.spec import read_spec
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.services.executor.startup import (
     choose_device,

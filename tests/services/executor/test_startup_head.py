@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from penstock.engine_core import folder
 from penstock.engine_core.embedded import demo_folder, draft_folder, eagle_folder
 from penstock.engine_core.models.spec import read_spec
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig, SchedulerConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.errors import ModelError
 from penstock.protocol.links import Role
 from penstock.services.executor.startup import start

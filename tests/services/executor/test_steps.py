@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
+from penstock.protocol.config import Config
 from penstock.protocol.control import WeightsAnswer, WriteWeights
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.message import Message
 from penstock.protocol.messages import Sampling

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import zmq
 
-from penstock.protocol.config import ModelConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import TEXT, Role, shared_hash
 from penstock.protocol.message import Message
 from penstock.services.links.async_link import AsyncLink

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.errors import InvalidRequest, MethodNotAllowed, Overloaded, RequestError, Unavailable
-from penstock.protocol.messages import EngineStatus
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http import middleware
 from tests.services.client.fake_engine import FakeLink, answering, app_state, client, silent, words

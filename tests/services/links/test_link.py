@@ -14,10 +14,11 @@ import msgspec
 import pytest
 import zmq
 
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.errors import LinkError
 from penstock.protocol.limits import MAX_BODY_BYTES
 from penstock.protocol.links import TEXT, TOKENS, Credit, Goodbye, LinkSpec, Role, Welcome
-from penstock.protocol.messages import Abort, EngineStatus, Rejected, Sampling, SubmitText
+from penstock.protocol.messages import Abort, Rejected, Sampling, SubmitText
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.handshake import Identity, pid_namespace
 from penstock.services.links.link import (

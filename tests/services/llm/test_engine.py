@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocol.config import Config, ModelConfig, fields
+from penstock.protocol.config import Config, fields
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.services.llm.engine import configured
 

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from penstock import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
-from penstock.protocol.config import Config, ModelConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import InvalidRequest, ModelError
 from penstock.services.client.model_info import read_model_info
 from penstock.services.llm.engine import ABSENT, configured, load_tokenizer

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.protocol.columns import pack
 from penstock.protocol.errors import EngineFailure
-from penstock.protocol.messages import Finish, Piece, PieceKind, PositionLogprobs, TextExtra, TokenLogprob
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.protocol.outputs import Piece, PositionLogprobs, TextExtra, TokenLogprob
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.llm.outputs import CompletionOutput, Logprob, OutputBuilder, position
 from penstock.services.llm.params import RequestOutputKind, SamplingParams

@@ -19,7 +19,8 @@ import msgspec
 import openai
 import pytest
 
-from penstock.protocol.messages import Abort, Finish, SubmitText, TextBatch
+from penstock.protocol.messages import Abort, Finish, SubmitText
+from penstock.protocol.outputs import TextBatch
 from penstock.services.http.connection import ConnectionLimits
 from penstock.services.supervisor.process import ExitCode
 from tests.services.client.fake_engine import LIMIT, Row, answering, batch, silent, words

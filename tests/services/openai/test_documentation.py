@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks.readme_figures import pages
-from penstock.protocol.config import ApiConfig, SchedulerConfig, fields
+from penstock.protocol.config import ApiConfig, fields
+from penstock.protocol.engine_config import SchedulerConfig
 from penstock.protocol.option import Field
 from penstock.services.openai import embeddings
 from penstock.services.openai.cohere import EmbedRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.protocol.messages import PositionLogprobs, TokenLogprob
+from penstock.protocol.outputs import PositionLogprobs, TokenLogprob
 from penstock.services.openai.answers import (
     LEAST,
     CompletionLogprobs,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 from penstock.services.client.output_collector import Segment, Segments
 from penstock.services.openai.output_blocks import Block, Blocks, Happening, blocks_of
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.protocol.messages import Piece, PieceKind
+from penstock.protocol.messages import PieceKind
+from penstock.protocol.outputs import Piece
 from penstock.services.client.output_collector import Segment, Segments, parsed_output
 
 C, R, CALL, A = PieceKind.CONTENT, PieceKind.REASONING, PieceKind.CALL, PieceKind.ARGUMENTS

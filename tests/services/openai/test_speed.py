@@ -10,7 +10,8 @@ import msgspec
 from starlette.types import Message
 
 from penstock.protocol.links import TEXT, decoder
-from penstock.protocol.messages import Finish, Sampling, SubmitText, TextBatch, TextExtra
+from penstock.protocol.messages import Finish, Sampling, SubmitText
+from penstock.protocol.outputs import TextBatch, TextExtra
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import STREAM_WRITER
 from penstock.services.openai.answers import Identity

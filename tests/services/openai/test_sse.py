@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.protocol.errors import EngineFailure
-from penstock.protocol.messages import Finish, TextExtra
+from penstock.protocol.messages import Finish
+from penstock.protocol.outputs import TextExtra
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.answers import Identity, ResponseOptions, chat_answer, completion_answer

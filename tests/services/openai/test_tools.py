@@ -12,7 +12,8 @@ import openai.types.chat as chat
 import pytest
 
 from penstock.protocol import limits
-from penstock.protocol.messages import CustomInput, Finish, Piece, PieceKind, SubmitText, ToolUse
+from penstock.protocol.messages import CustomInput, Finish, PieceKind, SubmitText, ToolUse
+from penstock.protocol.outputs import Piece
 from penstock.services.openai.structured_output import FORMS
 from tests.services.client.fake_engine import FakeLink, Row, answering, app_state, client, position, silent, words
 from tests.services.openai.shapes import check, check_chat_chunks, check_error, events

@@ -7,7 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from penstock.protocol.messages import Finish, Piece, PieceKind, TextExtra
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.protocol.outputs import Piece, TextExtra
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.generation import ResponseEncoder

@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock.protocol.links import PROTOCOL_VERSION, Hello, Role
 from penstock.protocol.message import Message
-from penstock.protocol.messages import Finish, TokenBatch
+from penstock.protocol.messages import Finish
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
 from penstock.services.links.link import Arrival, Joined, Left, Peer, SocketStatistics
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller

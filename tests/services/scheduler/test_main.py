@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 import zmq
 
-from penstock.protocol.config import ModelConfig
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import STEPS, TOKENS, LinkSpec, Role, new_incarnation, shared_hash
-from penstock.protocol.messages import EngineStatus, Finish, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Finish, Sampling, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan, StepResult
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Joined, Left, Link

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.protocol.config import Config, ModelConfig
+from penstock.protocol.config import Config
 from penstock.protocol.control import (
     AbortAll,
     AskState,
     CheckWeights,
     Controlled,
+    EngineStatus,
     FlushCache,
     Pause,
     PauseMode,
@@ -19,9 +20,11 @@ from penstock.protocol.control import (
     WeightsAnswer,
     WriteWeights,
 )
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.links import Role
 from penstock.protocol.message import Message
-from penstock.protocol.messages import EngineStatus, Finish, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Finish, Sampling, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan
 from penstock.services.scheduler.operator_queue import LOST_BEFORE, LOST_WITHIN, NOT_READY, SUPERSEDED
 from penstock.services.scheduler.options import ModelFacts

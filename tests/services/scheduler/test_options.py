@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
 from penstock.services.scheduler.options import ahead, depth
 
 

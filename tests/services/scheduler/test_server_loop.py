@@ -5,18 +5,12 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.scheduling.executor_group import MEMBERS_LIMIT, MISSING_LIMIT
-from penstock.protocol.config import Config, ModelConfig, RunConfig, SchedulerConfig
+from penstock.protocol.config import Config, RunConfig
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
 from penstock.protocol.links import Role
-from penstock.protocol.messages import (
-    Abort,
-    EngineStatus,
-    Finish,
-    Rejected,
-    Sampling,
-    StopHit,
-    SubmitTokens,
-    TokenBatch,
-)
+from penstock.protocol.messages import Abort, Finish, Rejected, Sampling, StopHit, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import StepResult
 from penstock.services.links.link import UNREACHABLE, end_of
 from penstock.services.scheduler.engine_status import PLACES, STATUS_DELAY

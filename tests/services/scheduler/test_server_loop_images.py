@@ -8,11 +8,13 @@ import pytest
 
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.engine_core.models.vision_spec import VisionSpec
-from penstock.protocol.config import Config, ModelConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.images import EncodeImage, Image, ImageEncoded
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Sampling, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import RESERVED, SchedulerLoop

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.scheduling.executor_group import MISSING_LIMIT
-from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Abort, Finish, Rejected, Sampling, StopHit, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Abort, Finish, Rejected, Sampling, StopHit, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import StepPlan
 from penstock.services.links.link import Peer
 from penstock.services.scheduler.options import ModelFacts

@@ -7,9 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Abort, Automaton, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Abort, Automaton, Finish, Rejected, Sampling, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import REJECTED, StepMasks, StepPlan, StepResult
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller
 from penstock.services.scheduler.grammar_queue import GrammarQueue

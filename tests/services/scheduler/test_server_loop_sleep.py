@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from penstock.engine_core.scheduling.executor_group import MISSING_LIMIT
-from penstock.protocol.config import Config, ModelConfig, SchedulerConfig
+from penstock.protocol.config import Config
 from penstock.protocol.control import (
     AskState,
     Control,
     Controlled,
+    EngineStatus,
     FlushCache,
     Pause,
     PauseMode,
@@ -20,8 +21,10 @@ from penstock.protocol.control import (
     SleepEngine,
     WakeEngine,
 )
+from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Abort, EngineStatus, Finish, Rejected, Sampling, SubmitTokens, TokenBatch
+from penstock.protocol.messages import Abort, Finish, Rejected, Sampling, SubmitTokens
+from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import ExecutorAsleep, Sleep, StepPlan, Wake
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.protocol.config import ApiConfig, Config, ModelConfig, wrong_output
-from penstock.protocol.messages import EngineStatus
+from penstock.protocol.config import ApiConfig, Config, wrong_output
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.engine_config import ModelConfig
 from penstock.services.supervisor import banner
 from penstock.services.supervisor.banner import Serving, curl
 from tests.engine_core.models.specs import online_spec, small_spec

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocol.config import Config, ModelConfig, RunConfig
+from penstock.protocol.config import Config, RunConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError, LinkError
 from penstock.services.supervisor import run_directory
 from penstock.services.supervisor.launcher import engine

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocol.config import ApiConfig, Config, ModelConfig
+from penstock.protocol.config import ApiConfig, Config
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import AddressError
 from penstock.services.supervisor.preflight import check_api, has_template, resolved
 from tests.model_folder import linked

@@ -17,7 +17,8 @@ from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.sharding import part_spec
 from penstock.engine_core.models.spec import read_spec
-from penstock.protocol.config import ApiConfig, Config, ExecutorConfig, ModelConfig
+from penstock.protocol.config import ApiConfig, Config
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.parts import parts_of
 from penstock.services.client.model_info import read_model_info

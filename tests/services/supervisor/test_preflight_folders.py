@@ -21,7 +21,8 @@ from penstock.engine_core.models.families import families
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import tensor_shapes
 from penstock.engine_core.models.weight_files import INDEX, SINGLE
-from penstock.protocol.config import Config, ExecutorConfig, ModelConfig
+from penstock.protocol.config import Config
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.parts import parts_of
 from penstock.services.executor.device import Gpu

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.protocol.config import (
-    ApiConfig,
-    Config,
-    ExecutorConfig,
-    LinksConfig,
-    ModelConfig,
-    RunConfig,
-    TokenizerConfig,
-)
+from penstock.protocol.config import ApiConfig, Config, LinksConfig, RunConfig, TokenizerConfig
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import AddressError, ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import parts_of

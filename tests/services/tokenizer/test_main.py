@@ -17,25 +17,25 @@ import zmq
 
 from penstock.engine_core.text.prompts import PromptLimits
 from penstock.protocol.columns import pack, unpack
-from penstock.protocol.config import Config, ModelConfig, SchedulerConfig, TokenizerConfig
+from penstock.protocol.config import Config, TokenizerConfig
+from penstock.protocol.control import EngineStatus
+from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
 from penstock.protocol.links import TEXT, TOKENS, Role, shared_hash
 from penstock.protocol.message import Message
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
-    EngineStatus,
     Finish,
     Rejected,
     Sampling,
     StopHit,
     SubmitText,
     SubmitTokens,
-    TextBatch,
-    TokenBatch,
     Tokenize,
     Tokenized,
 )
+from penstock.protocol.outputs import TextBatch, TokenBatch
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Link
 from penstock.services.supervisor.sd_notify import NoticeSocket

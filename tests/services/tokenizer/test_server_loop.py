@@ -12,20 +12,20 @@ import pytest_asyncio
 
 from penstock.engine_core.text.frontend import Frontend
 from penstock.protocol.columns import unpack
+from penstock.protocol.control import EngineStatus
 from penstock.protocol.message import Message
 from penstock.protocol.messages import (
     Abort,
     Detokenize,
-    EngineStatus,
     Finish,
     Rejected,
     Sampling,
     SubmitText,
     SubmitTokens,
-    TextBatch,
     Tokenize,
     Tokenized,
 )
+from penstock.protocol.outputs import TextBatch
 from penstock.services.links.link import GOODBYE, UNREACHABLE, Arrival, Joined, Left, end_of
 from penstock.services.tokenizer import server_loop
 from penstock.services.tokenizer.server_loop import LONG_PROMPT, TokenizerLoop, Workers, length

@@ -18,10 +18,10 @@ from penstock.protocol.messages import (
     Sampling,
     SubmitText,
     SubmitTokens,
-    TextBatch,
     Tokenize,
     Tokenized,
 )
+from penstock.protocol.outputs import TextBatch
 from penstock.services.links.link import Joined
 from penstock.services.tokenizer.server_loop import Workers
 from penstock.services.tokenizer.worker_protocol import Done

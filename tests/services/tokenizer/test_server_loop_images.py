@@ -16,17 +16,8 @@ from penstock.engine_core.text.frontend import Frontend
 from penstock.engine_core.text.rendering import Rendered
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.images import ImageFile
-from penstock.protocol.messages import (
-    Abort,
-    Finish,
-    Rejected,
-    Sampling,
-    SubmitText,
-    SubmitTokens,
-    TextBatch,
-    Tokenize,
-    Tokenized,
-)
+from penstock.protocol.messages import Abort, Finish, Rejected, Sampling, SubmitText, SubmitTokens, Tokenize, Tokenized
+from penstock.protocol.outputs import TextBatch
 from penstock.services.links.link import Joined
 from penstock.services.tokenizer.server_loop import Workers
 from tests.engine_core.text.sighted import FAMILIES

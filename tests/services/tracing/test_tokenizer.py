@@ -6,7 +6,8 @@ import struct
 from typing import Any
 
 from penstock.engine_core.text.prompts import Prepared
-from penstock.protocol.messages import Rejected, Sampling, SubmitText, SubmitTokens, TokenBatch, TraceContext, Written
+from penstock.protocol.messages import Rejected, Sampling, SubmitText, SubmitTokens, TraceContext, Written
+from penstock.protocol.outputs import TokenBatch
 from penstock.services.tracing import names
 from penstock.services.tracing.tokenizer import PRUNE_AT, TokenizerTraces
 from tests.services.tracing.tracing import SAMPLED, UNSAMPLED, Bench, named

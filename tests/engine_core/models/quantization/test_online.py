@@ -5,7 +5,7 @@ import pytest
 
 from penstock.engine_core.models.quantization.online import NONE, ONLINE, fitted, online
 from penstock.engine_core.models.quantization.weight_format import WeightFormat
-from penstock.protocol.config import QUANTIZATIONS
+from penstock.protocol.engine_config import QUANTIZATIONS
 
 
 def test_every_format_of_the_option_is_known() -> None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from penstock.protocol.errors import EngineFailure
-from penstock.protocol.messages import Finish, Piece, PieceKind
+from penstock.protocol.messages import Finish, PieceKind
+from penstock.protocol.outputs import Piece
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.answers import Identity

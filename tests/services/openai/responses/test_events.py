@@ -17,7 +17,8 @@ from pydantic import TypeAdapter
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import EngineFailure
-from penstock.protocol.messages import Finish, Piece, PieceKind, Sampling
+from penstock.protocol.messages import Finish, PieceKind, Sampling
+from penstock.protocol.outputs import Piece
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.metrics.requests import Timings
 from penstock.services.openai.responses.endpoint import REQUEST
