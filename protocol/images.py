@@ -25,7 +25,7 @@ class Image(Part, frozen=True, kw_only=True):
     rows: int
     width: int  # pixels
     height: int
-    digest: bytes  # 16 bytes: equal for equal pixels alone, so it names them in caches and block hashes
+    digest: bytes  # 16 bytes: of its file, so it names its pixels in caches and block hashes
     pixels: bytes  # uint8 [height, width, 3], RGB
 
 

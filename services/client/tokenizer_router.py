@@ -2,7 +2,7 @@
 
 The tokenizers are shared out among the api processes, so that a step's text arrives in few messages; a process turns to
 the others when its own accept no more. With several replicas a conversation keeps to one tokenizer instead, which knows
-the replica that has its prefix cached.
+the replica that has its prefix cached. Without replicas a request goes where its first image was decoded before.
 """
 
 from __future__ import annotations
@@ -90,8 +90,13 @@ class TokenizerRouter:
 
     def _send(self, message: SubmitText | Tokenize | Detokenize | Control) -> Peer | None:
         """Send to the tokenizer that the message's number selects, or the next one with credit; None without any."""
-        first = affinity(message) if self._keep_conversations and isinstance(message, SubmitText) else message.id
-        for links in (self._own, self._others):
+        first, own, others = message.id, self._own, self._others
+        if isinstance(message, SubmitText):
+            if self._keep_conversations:
+                first = affinity(message)
+            elif message.images:
+                first, own, others = zlib.crc32(message.images[0].data), self._links, ()
+        for links in (own, others):
             candidates = [(link, peer) for link in links for peer in link.peers]
             for step in range(len(candidates)):
                 link, peer = candidates[(first + step) % len(candidates)]

@@ -5,8 +5,6 @@ process."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import math
 import os
 import resource
@@ -14,10 +12,9 @@ import signal
 from collections.abc import Callable, Mapping
 
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.worker_protocol import TIME_SIGNAL, limit_memory, lower
+from penstock.services.tokenizer.worker_protocol import TIME_SIGNAL, enlarge, limit_memory, lower
 
 MOST_ANSWER = 256 << 20  # bytes of one child's answer
-PIPE = 1 << 20  # bytes that it may be ahead of its reader: pixels are megabytes, and the default is 64 kB
 OUT_OF_MEMORY = os.EX_UNAVAILABLE
 TIME_CODES = (-TIME_SIGNAL, -signal.SIGXCPU)
 # Of a process whose memory or stack ran out; the first is our own exit code for it.
@@ -28,8 +25,7 @@ def in_child(work: Callable[[], bytes], seconds: float, memory: int) -> tuple[by
     """What `work` returns in a child process with `seconds` of CPU time and `memory` bytes, and the child's exit code:
     EX_OK where it completed. Called by processes with one thread."""
     reader, writer = os.pipe()
-    with contextlib.suppress(PermissionError):  # a user has a share of the system's pipe buffers
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE)
+    enlarge(writer)
     own = os.getpid()
     child = os.fork()
     if child == 0:

@@ -10,11 +10,10 @@ import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from hashlib import blake2b
 
 import msgspec
 
-from penstock.engine_core.images.picture import Picture
+from penstock.engine_core.images.picture import Picture, digest_of
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import InvalidRequest, Overloaded
@@ -30,6 +29,8 @@ MOST_WORKERS = 4  # unless the operator says otherwise
 SLACK = 2.0  # seconds beyond the CPU limit: a large file and its pixels on their way
 MOST_BYTES = 256 << 20  # of cached pixels
 ENTRY = 512  # bytes of a cache entry besides its pixels
+# A child that decodes touches megabytes of new memory, page by page otherwise. Source: glibc's manual, tunables.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class ImageDecoderStatistics(msgspec.Struct, frozen=True):
@@ -62,7 +63,7 @@ class ImageDecoder:
         )
         kind = WorkerKind(
             "image", "images cannot be decoded at this time", "penstock.services.tokenizer.image_worker",
-            (str(os.getpid()),), environment(os.environ), greeting=msgspec.msgpack.encode(settings), spare=1,
+            (str(os.getpid()),), {**environment(os.environ), **HUGE_PAGES}, msgspec.msgpack.encode(settings), spare=1,
         )  # fmt: skip
         by_cores = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 4))
         self._pool = WorkerPool(kind, options.media_workers or by_cores)
@@ -92,7 +93,7 @@ class ImageDecoder:
     async def picture(self, file: ImageFile) -> Picture:
         """One file as the model sees it. Raises InvalidRequest with the file's field, Overloaded, EngineFailure."""
         loop = asyncio.get_running_loop()
-        key = await loop.run_in_executor(None, content_key, file)  # large files take milliseconds to hash
+        key = await loop.run_in_executor(None, digest_of, file.data, file.detail)  # large files take milliseconds
         found = self._cache.get(key)
         if found is not None:
             self._cache.move_to_end(key)
@@ -157,10 +158,3 @@ class ImageDecoder:
         while self._bytes > MOST_BYTES:
             _, oldest = self._cache.popitem(last=False)
             self._bytes -= ENTRY + len(oldest.pixels)
-
-
-def content_key(file: ImageFile) -> bytes:
-    """The same for files that become the same picture. BLAKE2b with its 64 bytes: no two files have one."""
-    found = blake2b(b"low\0" if file.detail == "low" else b"full")
-    found.update(file.data)
-    return found.digest()

@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.protocol.errors import EngineFailure
 from penstock.services.supervisor import logs
-from penstock.services.tokenizer.worker_protocol import LENGTH, TIME_SIGNAL
+from penstock.services.tokenizer.worker_protocol import LENGTH, PIPE, TIME_SIGNAL, enlarge
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         lower_priority(process, nice)
-        loop, answers = asyncio.get_running_loop(), asyncio.StreamReader()
+        loop, answers = asyncio.get_running_loop(), asyncio.StreamReader(PIPE)
         outward, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(answers), process.stdout)
         inward, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
         worker = cls(process, answers, (outward, inward))
@@ -283,12 +283,16 @@ def begin(kind: WorkerKind) -> subprocess.Popen[bytes]:
     """A worker's process. Started on this thread, because it ends with it, and not by uvloop, whose fork would stop
     every stream for 20 ms."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", kind.module, *kind.arguments],
         bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if kind.complains else subprocess.DEVNULL,
         env={**kind.environment, "PYTHONPATH": paths},
     )  # fmt: skip
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        enlarge(pipe.fileno())
+    return process
 
 
 def lower_priority(process: subprocess.Popen[bytes], nice: int) -> None:

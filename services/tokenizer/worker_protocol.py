@@ -6,7 +6,9 @@ that it is ready, and then answers one frame at a time until its input ends.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import resource
 import signal
 import struct
@@ -20,6 +22,7 @@ from penstock.protocol.errors import InvalidRequest
 
 LENGTH = struct.Struct("<I")  # before each frame
 TIME_SIGNAL = signal.SIGPROF  # of ITIMER_PROF, which limits a worker's CPU time; it ends the process
+PIPE = 1 << 20  # bytes that a writer may be ahead of its reader: pixels are megabytes, and the default is 64 kB
 
 
 class Refusal(msgspec.Struct, frozen=True, tag=True):
@@ -67,8 +70,15 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def write_frame(stream: BinaryIO, body: bytes) -> None:
-    stream.write(LENGTH.pack(len(body)) + body)
+    stream.write(LENGTH.pack(len(body)))
+    stream.write(body)
     stream.flush()
+
+
+def enlarge(pipe: int) -> None:
+    """Let a pipe hold PIPE bytes, as far as this user's share of the system's buffers allows."""
+    with contextlib.suppress(PermissionError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
 
 
 def limit_memory(more: int, *, for_good: bool = False) -> None:

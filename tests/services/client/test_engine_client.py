@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable
+from penstock.protocol.images import ImageFile
 from penstock.protocol.messages import (
     Abort,
     Client,
@@ -114,6 +115,19 @@ def test_tokenizers_are_shared_out_among_api_processes(tokenizers: int, processe
             submit(made)
         found.append("".join(str(number) for number, port in enumerate(ports) if port.of(SubmitText)))
     assert found == shares
+
+
+def test_an_image_goes_to_the_tokenizer_that_decoded_it_whichever_process_has_it() -> None:
+    found: dict[bytes, set[int]] = {}
+    for index in range(4):
+        for data in (b"a", b"b", b"c", b"d"):
+            ports = [FakeLink(silent, number) for number in range(4)]
+            made = engine_client(*ports, limit=64, index=index, processes=4)
+            request = SubmitText(prompt="a", sampling=Sampling(), client=OWNER, images=(ImageFile(data=data),))
+            made.submit([request], collector(), NOW)
+            found.setdefault(data, set()).update(at for at, port in enumerate(ports) if port.of(SubmitText))
+    assert all(len(ports) == 1 for ports in found.values())
+    assert len(set.union(*found.values())) > 1
 
 
 def test_another_share_is_used_when_its_own_takes_no_more() -> None:
