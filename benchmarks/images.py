@@ -2,8 +2,8 @@
 
 For each shape and size of image, over HTTP with data: URLs of JPEG files that are all different: images a second with
 16 requests open, time to the first token of one request with one image, the same again once the image is known, and
-what streams without images pay while images come. The share of the limit counts the tower's products alone, at the
-measured rate of large ones.
+what streams without images pay while images come, and while prompts of as many tokens of text come instead. The share
+of the limit counts the tower's products alone, at the measured rate of large ones.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ RESULTS = report.ROOT / "benchmarks" / "results" / "h200" / "images.json"
 OPEN = 16  # requests with images at once
 STREAMS = 32  # without images, whose tokens are timed
 STREAM_TOKENS = 512
+LONGEST = 6.0  # seconds of what comes beside streams; what is left when they end is not waited for
 COARSE = 16  # pixels of what is enlarged to an image: files of photographs' sizes, not of noise
 ROW_LIMIT = 60.0  # seconds
 
@@ -58,8 +59,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     text_ttft_ms: float  # of a prompt of as many tokens of text
     tpot_ms: float  # of streams alone
     tpot_with_images_ms: float
-    offered: float  # images a second meanwhile
-    price: float  # percent
+    tpot_with_text_ms: float  # beside as many prompts of as many tokens of text
+    offered: float  # images, or prompts, a second meanwhile
+    price: float  # percent, of images
+    text_price: float  # of text
     errors: dict[str, int]
 
 
@@ -114,27 +117,27 @@ class Measurement:
 
     async def text(self, count: int, tokens: int) -> float:
         """The same of text: random words, about so many tokens."""
-        words = [f"{next(self._seeds)} " + "water " * max(1, tokens - 12) for _ in range(count)]
-        return median_ttft(await self.load([asked(text, 1, index) for index, text in enumerate(words)], 1))
+        return median_ttft(
+            await self.load([asked(text, 1, at) for at, text in enumerate(self.texts(count, tokens))], 1)
+        )
+
+    def texts(self, count: int, tokens: int) -> list[str]:
+        return [f"{next(self._seeds)} " + "water " * max(1, tokens - 12) for _ in range(count)]
 
     async def rate(self, count: int) -> float:
         """Images a second with OPEN requests."""
         requests = [with_image(file, 1, index) for index, file in enumerate(self.files(count))]
         return (await self.load(requests, OPEN)).requests_per_second
 
-    async def streams(self, offered: float) -> float:
-        """Milliseconds per token of streams of text, while so many images a second come."""
+    async def streams(self, beside: Sequence[Request] = ()) -> float:
+        """Milliseconds per token of streams of text, while the requests `beside` come."""
         words = [asked(f"Stream {next(self._seeds)}: go on.", STREAM_TOKENS, at) for at in range(STREAMS)]
         streams = asyncio.create_task(self.load(words, STREAMS))
-        coming: list[asyncio.Task[Summary]] = []
-        if offered:
-            files = self.files(int(offered * 3) + 1)  # longer than the streams: the rest is not waited for
-            requests = [with_image(file, 1, at, 0.3 + at / offered) for at, file in enumerate(files)]
-            coming.append(asyncio.create_task(self.load(requests, 0)))
+        coming = asyncio.create_task(self.load(beside, 0)) if beside else None
         summary = await streams
-        for task in coming:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        if coming is not None:
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
         return summary.tpot_ms.p50 if summary.tpot_ms else 0.0
 
 
@@ -151,20 +154,39 @@ async def measure(
     fresh, known, tokens = await found.first_tokens(8)
     text = await found.text(8, tokens)
     rate = await found.rate(96 if side < 800 else 48)
-    alone = await found.streams(0.0)
-    beside = await found.streams(offered)
+    count = int(offered * LONGEST) + 1
+    coming = [with_image(file, 1, at, 0.3 + at / offered) for at, file in enumerate(found.files(count))]
+    texts = [asked(words, 1, at, 0.3 + at / offered) for at, words in enumerate(found.texts(count, tokens))]
+    alone, beside, beside_text = await found.streams(), await found.streams(coming), await found.streams(texts)
     chip = limits.chip(device(server))
     most = None if chip is None else chip.flops_per_second / tower_flops(vision, Size(side, side))
     return Figures(
         model=shape.name, pixels=side, tokens=tokens, file_bytes=len(picture(side, 0)),
         images_per_second=round(rate, 2), share_of_limit=None if most is None else round(rate / most, 4),
         ttft_ms=fresh, known_ttft_ms=known, text_ttft_ms=text, tpot_ms=alone, tpot_with_images_ms=beside,
-        offered=offered, price=round(100 * (beside / alone - 1), 2) if alone else 0.0, errors=found.errors,
+        tpot_with_text_ms=beside_text, offered=offered, price=price(beside, alone),
+        text_price=price(beside_text, alone), errors=found.errors,
     )  # fmt: skip
 
 
+def price(beside: float, alone: float) -> float:
+    """Percent."""
+    return round(100 * (beside / alone - 1), 2) if alone else 0.0
+
+
 def table(figures: Sequence[Figures]) -> str:
-    head = ["Model", "image", "images/s", "limit", "first token, ms", "known", "as text", "a token beside, ms", "price"]
+    head = [
+        "Model",
+        "image",
+        "images/s",
+        "limit",
+        "first token, ms",
+        "known",
+        "as text",
+        "a token beside, ms",
+        "price",
+        "of text",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for one in figures:
         share = "" if one.share_of_limit is None else f"{one.share_of_limit:.0%}"
@@ -172,7 +194,8 @@ def table(figures: Sequence[Figures]) -> str:
             f"| {SHAPES[one.model].title} | {one.pixels} x {one.pixels}, {one.tokens} tokens "
             f"| {one.images_per_second:.0f} | {share} "
             f"| {one.ttft_ms:.1f} | {one.known_ttft_ms:.1f} | {one.text_ttft_ms:.1f} "
-            f"| {one.tpot_ms:.2f} → {one.tpot_with_images_ms:.2f} at {one.offered:.0f}/s | {one.price:+.1f} % |"
+            f"| {one.tpot_ms:.2f} → {one.tpot_with_images_ms:.2f} at {one.offered:.0f}/s "
+            f"| {one.price:+.1f} % | {one.text_price:+.1f} % |"
         )
     return "\n".join(lines)
 

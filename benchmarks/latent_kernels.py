@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import report
 from benchmarks.kernels import replayed
 from penstock.engine_core.execution.compilation import compile_kernels, prewarm
 from penstock.engine_core.execution.long_rows import find_long_rows
@@ -38,6 +41,7 @@ from penstock.kernels.latent_expansion import (
 )
 from penstock.kernels.records import AttentionBatch, AttentionOptions
 
+RESULTS = report.ROOT / "benchmarks" / "results" / "h200" / "latent_kernels.json"
 BLOCK_SIZE = 16
 DTYPE = torch.bfloat16
 BOUND = 6e-3  # of an error's norm, beside that of the result: rounded to bfloat16 it is 2e-3
@@ -202,17 +206,39 @@ def flops(model: Model, count: int, context: int) -> int:
     return 2 * pairs * model.heads * (model.nope + model.dim + model.value)
 
 
-def line(model: Model, count: int, context: int, memory: int, shortest: int) -> str:
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer's attention for one chunk. Times in microseconds."""
+
+    model: str
+    queries: int
+    keys: int
+    absorbed: float
+    expanded: float
+    attention: float  # the part of `expanded` that is not expansion
+    tflops: float  # of `attention`
+    error: float  # of `expanded`, against fp64
+
+
+def measure(model: Model, count: int, context: int, memory: int, shortest: int) -> Figures:
     step = Step(model, [(count, context)], shortest)
     absorbed, expanded = timed(step.all_absorbed), timed(lambda: step.mixed(memory))
     alone = timed(step.attention())
     error = step.error(step.mixed(memory))
     assert error < BOUND, f"{model.name}, {count} of {context}: {error}"
-    rate = flops(model, count, context) / alone / 1e6
-    return (
-        f"{model.name:16} {count:6} of {context:6} {absorbed:10.0f} {expanded:10.0f} {absorbed / expanded:6.2f}"
-        f" {alone:10.0f} {rate:8.0f} {error:9.1e}"
-    )
+    return Figures(
+        model=model.name, queries=count, keys=context, absorbed=round(absorbed, 1), expanded=round(expanded, 1),
+        attention=round(alone, 1), tflops=round(flops(model, count, context) / alone / 1e6, 1), error=error,
+    )  # fmt: skip
+
+
+def table(figures: Sequence[Figures]) -> str:
+    heads = ["model", "queries", "keys", "absorbed, us", "expanded, us", "times", "attention, us", "TFLOP/s", "error"]
+    rows = [
+        f"| {one.model} | {one.queries:,} | {one.keys:,} | {one.absorbed:,.0f} | {one.expanded:,.0f} "
+        f"| {one.absorbed / one.expanded:.1f} | {one.attention:,.0f} | {one.tflops:.0f} | {one.error:.1e} |"
+        for one in figures
+    ]
+    return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *rows])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -220,9 +246,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="models whose name begins so")
     parser.add_argument("--memory", type=int, default=MEMORY >> 20, help="MiB of expanded keys and values")
     parser.add_argument("--bounds", action="store_true", help="short chunks alone, all of which are expanded")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the figures")
+    parser.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
-    began, lines, memory = time.perf_counter(), [], options.memory << 20
+    figures, memory = [], options.memory << 20
     cases = [(count, count) for count in CHUNKS] + [(count, CACHED + count) for count in CHUNKS]
     shortest = LONG
     if options.bounds:
@@ -234,13 +262,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for model in models:
         absorbed, expanded = check(model)
         print(f"{model.name}: errors {absorbed:.1e} absorbed, {expanded:.1e} expanded", flush=True)
-        for count, context in cases:
-            lines.append(line(model, count, context, memory, shortest))
-            print(lines[-1], flush=True)
-    print(f"\n{torch.cuda.get_device_name()}, {options.memory} MiB, {time.perf_counter() - began:.0f} s")
-    print(f"{'':16} {'chunk':>6}    {'keys':>6} {'absorbed':>10} {'expanded':>10} {'times':>6} {'attention':>10}"
-          f" {'TFLOP/s':>8} {'error':>9}")  # fmt: skip
-    print(*lines, sep="\n")
+        figures += [measure(model, count, context, memory, shortest) for count, context in cases]
+    report.write(options.output, "latent_kernels", {"memory": memory, "figures": figures}, arguments, options.commit)
+    print(table(figures))
     return 0
 
 
