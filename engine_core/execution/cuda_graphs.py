@@ -124,9 +124,9 @@ class ForwardGraphs:
         self._scratch = scratch
         room = [max(lengths) for lengths in zip(*(shape.lengths for shape in wanted), strict=True)]
         self._columns = GraphColumns(room, upload)
-        self._images = images
-        count = 0 if images is None else len(images.padding)
-        self._image_columns = GraphColumns([max(sizes.seeing)] * count, upload) if sizes.seeing and count else None
+        self._images: tuple[ImageSlots, GraphColumns] | None = None
+        if images is not None and images.padding and sizes.seeing:
+            self._images = images, GraphColumns([max(sizes.seeing)] * len(images.padding), upload)
         # By `plain`, `adapted` and `seeing`, ascending.
         self._captured: defaultdict[tuple[bool, bool, bool], list[Shape]] = defaultdict(list)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -143,9 +143,9 @@ class ForwardGraphs:
         forward, states = self._forward, self._states[: shape.entries]
         max_query, max_context = 1 if shape.plain else shape.tokens, self._sizes.max_context
         images: StepImages | None = None
-        if shape.seeing and self._images is not None and self._image_columns is not None:
-            lengths = (shape.tokens,) * len(self._images.padding)
-            images = self._images.placed(self._image_columns.clear(lengths))
+        if shape.seeing and self._images is not None:
+            slots, columns = self._images
+            images = slots.placed(columns.clear((shape.tokens,) * len(slots.padding)))
 
         def run() -> Tensor:
             chunks = 0 if shape.plain else shape.rows
@@ -172,8 +172,9 @@ class ForwardGraphs:
             *columns, last = input_columns(rows)
             columns.append(last[: shape.entries])
             self._columns.put(rows, columns, shape.lengths, input_padding(rows, self._scratch))
-        if images and self._images is not None and self._image_columns is not None:
-            self._image_columns.put(None, images, (shape.tokens,) * len(images), self._images.padding)
+        if images and self._images is not None:
+            slots, image_columns = self._images
+            image_columns.put(None, images, (shape.tokens,) * len(images), slots.padding)
         graph, hidden = self._graphs[shape]
         graph.replay()
         self.replays += 1
