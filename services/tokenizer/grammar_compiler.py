@@ -11,21 +11,19 @@ import hashlib
 import os
 import resource
 import sys
-from collections import OrderedDict
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.config import TokenizerConfig
-from penstock.protocol.errors import InvalidRequest, Overloaded
+from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar
-from penstock.services.tokenizer.worker_pool import ATTEMPTS, MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
+from penstock.services.tokenizer.outcome_cache import OutcomeCache
+from penstock.services.tokenizer.worker_pool import ATTEMPTS, PATIENCE, End, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import COMPILED, Done, Refusal
 
-T = TypeVar("T")
 ENTRY = 512  # bytes of a cache entry besides its texts
 LONG = 16 << 10  # bytes of a source that takes 0.1 ms to hash
 MOST_BYTES = 64 << 20  # of cached sources and refusals
@@ -52,9 +50,6 @@ class GrammarCompiler:
 
     def __init__(self, folder: Path, options: TokenizerConfig) -> None:
         self._options = options
-        self._cache: OrderedDict[bytes, Done | Refusal] = OrderedDict()  # least recently used first
-        self._bytes = 0
-        self._compiling: dict[bytes, asyncio.Task[Done | Refusal]] = {}
         limits = (str(options.grammar_compile_timeout), str(options.grammar_compile_memory))
         kind = WorkerKind(
             "compile", f"{ATTEMPTS} compile workers ended without an answer; the server's log says why",
@@ -62,7 +57,10 @@ class GrammarCompiler:
             spare=1, complains=True,
         )  # fmt: skip
         self._pool = WorkerPool(kind, options.grammar_workers)
-        self._compiled = self._refused = self._hits = 0
+        self._cache: OutcomeCache[Done | Refusal] = OutcomeCache(
+            self._pool, "grammars wait to be compiled", size_of, MOST_BYTES, options.grammar_cache_entries
+        )
+        self._compiled = self._refused = 0
         self._slowest = 0.0
         self._seconds = Histogram(COMPILE)
 
@@ -80,19 +78,13 @@ class GrammarCompiler:
             message = f"{grammar.param} is longer than {most} characters (--grammar-max-bytes)"
             raise InvalidRequest(message, param=grammar.param, code="grammar_too_complex")
         key = await self._key(grammar)
-        found = self._cache.get(key)
-        if found is not None:
-            self._cache.move_to_end(key)
-            self._hits += 1
-        else:
-            found = await asyncio.shield(self._shared(key, grammar))
+        found = await self._cache.get(key, partial(self._compile, key, grammar))
         if isinstance(found, Refusal):
             raise InvalidRequest(f"{grammar.param}: {found.message}", param=grammar.param, code=found.code)
         return found
 
     def close(self) -> None:
-        for task in self._compiling.values():
-            task.cancel()
+        self._cache.close()
         self._pool.close()
 
     def statistics(self) -> GrammarCompilerStatistics:
@@ -100,10 +92,10 @@ class GrammarCompiler:
             workers=len(self._pool.workers),
             waiting=self._pool.waiting,
             remembered=len(self._cache),
-            bytes=self._bytes,
+            bytes=self._cache.bytes,
             compiled=self._compiled,
             refused=self._refused,
-            hits=self._hits,
+            hits=self._cache.hits,
             replaced=self._pool.replaced,
             slowest=self._slowest,
             seconds=self._seconds.statistics(),
@@ -115,18 +107,6 @@ class GrammarCompiler:
             return content_key(grammar)
         return await asyncio.get_running_loop().run_in_executor(None, content_key, grammar)
 
-    def _shared(self, key: bytes, grammar: Grammar) -> asyncio.Task[Done | Refusal]:
-        """The compilation of this grammar in progress, started if there is none."""
-        task = self._compiling.get(key)
-        if task is not None:
-            self._hits += 1
-            return task
-        if self._pool.waiting >= MOST_WAITING:
-            raise Overloaded("too many grammars wait to be compiled")
-        task = self._compiling[key] = asyncio.get_running_loop().create_task(self._compile(key, grammar))
-        task.add_done_callback(forget(self._compiling, key))
-        return task
-
     async def _compile(self, key: bytes, grammar: Grammar) -> Done | Refusal:
         found = await self._outcome(msgspec.msgpack.encode(grammar))
         if isinstance(found, Done):
@@ -135,7 +115,7 @@ class GrammarCompiler:
             self._seconds.observe(found.seconds)
         else:
             self._refused += 1
-        self._keep(key, found)
+        self._cache.keep(key, found)
         return found
 
     async def _outcome(self, body: bytes) -> Done | Refusal:
@@ -149,13 +129,6 @@ class GrammarCompiler:
             case _:
                 limit = memory_limit(options)
         return Refusal(f"compiling it takes more than {limit}", "grammar_too_complex")
-
-    def _keep(self, key: bytes, found: Done | Refusal) -> None:
-        self._cache[key] = found
-        self._bytes += size_of(found)
-        while len(self._cache) > self._options.grammar_cache_entries or self._bytes > MOST_BYTES:
-            _, oldest = self._cache.popitem(last=False)
-            self._bytes -= size_of(oldest)
 
 
 def content_key(grammar: Grammar) -> bytes:
@@ -176,15 +149,3 @@ def memory_limit(options: TokenizerConfig) -> str:
 def size_of(found: Done | Refusal) -> int:
     texts = (found.source, found.unique, *found.approximations) if isinstance(found, Done) else (found.message,)
     return ENTRY + sum(map(sys.getsizeof, texts))
-
-
-def forget(running: dict[bytes, asyncio.Task[T]], key: bytes) -> Callable[[object], None]:
-    """A callback that removes a finished task and retrieves its exception."""
-
-    def done(task: object) -> None:
-        del running[key]
-        assert isinstance(task, asyncio.Task)
-        if not task.cancelled():
-            task.exception()
-
-    return done

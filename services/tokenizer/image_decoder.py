@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from penstock.engine_core.images.picture import Picture, digest_of
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.protocol.config import TokenizerConfig
-from penstock.protocol.errors import InvalidRequest, Overloaded
+from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.images import ImageFile
 from penstock.protocol.media import LIMIT
 from penstock.services.tokenizer.confinement import environment
-from penstock.services.tokenizer.grammar_compiler import forget
 from penstock.services.tokenizer.image_protocol import DECODED, ImageJob, ImageSettings, too_large, too_slow
-from penstock.services.tokenizer.worker_pool import MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
+from penstock.services.tokenizer.outcome_cache import OutcomeCache
+from penstock.services.tokenizer.worker_pool import PATIENCE, End, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import Refusal
 
 MOST_WORKERS = 4  # unless the operator says otherwise
@@ -30,7 +30,7 @@ SLACK = 2.0  # seconds beyond the CPU limit: a large file and its pixels on thei
 MOST_BYTES = 256 << 20  # of cached pixels
 ENTRY = 512  # bytes of a cache entry besides its pixels
 # A child that decodes touches megabytes of new memory, page by page otherwise. Source: glibc's manual, tunables.
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+HUGE_PAGES: Mapping[str, str] = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class ImageDecoderStatistics(msgspec.Struct, frozen=True):
@@ -51,10 +51,7 @@ class ImageDecoder:
         """`limit`: images of one prompt."""
         self._options = options
         self._limit = limit
-        self._cache: OrderedDict[bytes, Picture] = OrderedDict()  # least recently used first
-        self._bytes = 0
-        self._decoding: dict[bytes, asyncio.Task[Picture | Refusal]] = {}
-        self._decoded = self._refused = self._hits = 0
+        self._decoded = self._refused = 0
         settings = ImageSettings(
             processor=processor,
             most_pixels=options.media_max_pixels,
@@ -67,6 +64,9 @@ class ImageDecoder:
         )  # fmt: skip
         by_cores = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 4))
         self._pool = WorkerPool(kind, options.media_workers or by_cores)
+        self._cache: OutcomeCache[Picture | Refusal] = OutcomeCache(
+            self._pool, "images wait to be decoded", size_of, MOST_BYTES
+        )
 
     def start(self) -> None:
         self._pool.fill()
@@ -94,43 +94,25 @@ class ImageDecoder:
         """One file as the model sees it. Raises InvalidRequest with the file's field, Overloaded, EngineFailure."""
         loop = asyncio.get_running_loop()
         key = await loop.run_in_executor(None, digest_of, file.data, file.detail)  # large files take milliseconds
-        found = self._cache.get(key)
-        if found is not None:
-            self._cache.move_to_end(key)
-            self._hits += 1
-            return found
-        outcome = await asyncio.shield(self._shared(key, file))
+        outcome = await self._cache.get(key, partial(self._decode, key, file))
         if isinstance(outcome, Refusal):
             field = file.param or "image"
             raise InvalidRequest(f"{field}: {outcome.message}", param=file.param or None, code=outcome.code)
         return outcome
 
     def close(self) -> None:
-        for task in self._decoding.values():
-            task.cancel()
+        self._cache.close()
         self._pool.close()
 
     def statistics(self) -> ImageDecoderStatistics:
         return ImageDecoderStatistics(
             workers=len(self._pool.workers),
             waiting=self._pool.waiting,
-            bytes=self._bytes,
+            bytes=self._cache.bytes,
             decoded=self._decoded,
             refused=self._refused,
-            hits=self._hits,
+            hits=self._cache.hits,
         )
-
-    def _shared(self, key: bytes, file: ImageFile) -> asyncio.Task[Picture | Refusal]:
-        """The decoding of this file in progress, started if there is none."""
-        task = self._decoding.get(key)
-        if task is not None:
-            self._hits += 1
-            return task
-        if self._pool.waiting >= MOST_WAITING:
-            raise Overloaded("too many images wait to be decoded")
-        task = self._decoding[key] = asyncio.get_running_loop().create_task(self._decode(key, file))
-        task.add_done_callback(forget(self._decoding, key))
-        return task
 
     async def _decode(self, key: bytes, file: ImageFile) -> Picture | Refusal:
         found = await self._outcome(msgspec.msgpack.encode(ImageJob(file.data, file.detail)))
@@ -138,7 +120,7 @@ class ImageDecoder:
             self._refused += 1
         else:
             self._decoded += 1
-            self._keep(key, found)
+            self._cache.keep(key, found)
         return found
 
     async def _outcome(self, body: bytes) -> Picture | Refusal:
@@ -152,9 +134,7 @@ class ImageDecoder:
             case _:
                 return too_large(options.media_memory)
 
-    def _keep(self, key: bytes, picture: Picture) -> None:
-        self._cache[key] = picture
-        self._bytes += ENTRY + len(picture.pixels)
-        while self._bytes > MOST_BYTES:
-            _, oldest = self._cache.popitem(last=False)
-            self._bytes -= ENTRY + len(oldest.pixels)
+
+def size_of(outcome: Picture | Refusal) -> int:
+    assert isinstance(outcome, Picture), "a refusal is not kept: its file is decoded again"
+    return ENTRY + len(outcome.pixels)

@@ -21,7 +21,7 @@ from penstock.engine_core.embedded import demo_folder
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.messages import Grammar
-from penstock.services.tokenizer import grammar_compiler, worker_pool
+from penstock.services.tokenizer import grammar_compiler, outcome_cache, worker_pool
 from penstock.services.tokenizer.grammar_compiler import GrammarCompiler, content_key
 from penstock.services.tokenizer.worker_pool import NICE, last_line
 
@@ -236,16 +236,16 @@ async def test_memory_is_bounded_in_number_and_in_bytes(monkeypatch: pytest.Monk
             await compiler.compile(regex(letter))
         assert compiler.statistics().remembered == 3
         assert 3 * grammar_compiler.ENTRY < compiler.statistics().bytes < 6 * grammar_compiler.ENTRY
-        monkeypatch.setattr(grammar_compiler, "MOST_BYTES", 1)
+        monkeypatch.setattr(compiler._cache, "_most", (1, 3))
         await compiler.compile(regex("g"))
         assert compiler.statistics().remembered == 0
-        assert compiler._bytes == 0
+        assert compiler.statistics().bytes == 0
 
 
 async def test_a_queue_that_is_full_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     async with compiling() as compiler:
         found = await compiler.compile(regex("a"))
-        monkeypatch.setattr(grammar_compiler, "MOST_WAITING", 0)
+        monkeypatch.setattr(outcome_cache, "MOST_WAITING", 0)
         with pytest.raises(Overloaded):
             await compiler.compile(regex("b"))
         assert await compiler.compile(regex("a")) is found

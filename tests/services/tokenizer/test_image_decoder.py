@@ -175,7 +175,7 @@ async def test_the_cache_is_bounded_and_keeps_what_is_used(monkeypatch: pytest.M
         data = [write(noise(84, 84, seed=number), "PNG") for number in range(4)]
         for number in (0, 1, 2, 0, 3):
             assert len((await decoder.picture(file(data[number]))).pixels) == each - image_decoder.ENTRY
-        assert list(decoder._cache) == [digest_of(data[number], "auto") for number in (2, 0, 3)]
+        assert list(decoder._cache._kept) == [digest_of(data[number], "auto") for number in (2, 0, 3)]
         assert decoder.statistics().bytes == 3 * each
 
 
