@@ -257,7 +257,10 @@ def build(
     used = weights(spec) - idle_weights(spec)
     graphs = None
     if where.type == "cuda" and not eager:
-        graphs = graph_sizes(spec.layers, used, SLOTS, STEP_TOKENS, max_model_len, long_pairs=absorbed_pairs(spec, 1))
+        graphs = graph_sizes(
+            spec.layers, used, SLOTS, STEP_TOKENS, max_model_len, recurrent=len(spec.recurrences),
+            long_pairs=absorbed_pairs(spec, 1),
+        )  # fmt: skip
     options = RunnerOptions(
         device=where, dtype=dtype, blocks=blocks, block_size=BLOCK, max_model_len=max_model_len, max_num_seqs=SLOTS,
         graphs=graphs,

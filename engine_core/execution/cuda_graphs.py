@@ -43,10 +43,11 @@ SMALL = (1, 2, 4, 8)  # decoding rows; larger sizes waste at most a third
 PREWARMED_SIZES = frozenset((1, 2, 8, 16, 32, 64, 128, 512))  # each may take kernels of its own
 DRAFT_SHARE = 4  # with all slots running, one row in four may have a draft within the graphs
 DRAFTED_MOST = 512  # entries of a sampling graph where every row may have drafts: each takes a row of logits
-SEEING = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)  # tokens of graphs for steps that images change
+SEEING = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 2048)  # tokens of graphs where images change a step
 MIXED_MOST = 2048  # tokens; no model is so small that larger steps would wait for the host
 HOST_LAYER = 900e-6  # seconds that the host of an H200 took to launch one layer's kernels: 0.5 to 0.9 ms
-DEVICE_RATE = 600e12  # FLOP/s that a device reaches in a layer's products
+HOST_RECURRENCE = 1400e-6  # and those of a recurrent layer
+DEVICE_RATE = 700e12  # FLOP/s that a device reaches in a layer's products
 ABSORBED_RATE = 100e12  # and in attention by absorbed queries: what a prompt of 8,192 on an H200 comes to
 
 
@@ -301,12 +302,13 @@ class GraphSizes:
 
 def graph_sizes(
     layers: int, weights: int, max_num_seqs: int, step_tokens: int, max_context: int, drafts: int = 0, *,
-    adapters: bool = False, long_pairs: int = 0, images: bool = False,
+    recurrent: int = 0, adapters: bool = False, long_pairs: int = 0, images: bool = False,
 ) -> GraphSizes:  # fmt: skip
-    """For a model of so many layers and weights: steps with chunks or drafts have graphs up to the size at which an
-    eager step no longer waits for the host. drafts: of a draft model for a row."""
+    """For a model of so many layers, of which some are recurrent, and weights: steps with chunks or drafts have graphs
+    up to the size at which an eager step no longer waits for the host. drafts: of a draft model for a row."""
     few, all_drafted = max_num_seqs + max_num_seqs // DRAFT_SHARE, max_num_seqs * (1 + drafts)
-    tokens = int(layers * HOST_LAYER * DEVICE_RATE / (2 * weights))
+    launching = (layers - recurrent) * HOST_LAYER + recurrent * HOST_RECURRENCE
+    tokens = int(launching * DEVICE_RATE / (2 * weights))
     mixed = mixed_sizes(min(tokens, MIXED_MOST, step_tokens))
     return GraphSizes(
         decode=decode_sizes(max_num_seqs),

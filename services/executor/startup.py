@@ -419,8 +419,8 @@ def choose_graphs(
     adapters = config.model.enable_lora
     pairs = 0 if config.model.batch_invariant else absorbed_pairs(spec, size)
     return graph_sizes(
-        spec.layers, used, seqs, tokens, length, drafts, adapters=adapters, long_pairs=pairs,
-        images=spec.vision is not None,
+        spec.layers, used, seqs, tokens, length, drafts, recurrent=len(spec.recurrences), adapters=adapters,
+        long_pairs=pairs, images=spec.vision is not None,
     )  # fmt: skip
 
 

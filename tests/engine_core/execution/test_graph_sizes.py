@@ -73,6 +73,8 @@ def test_a_model_that_keeps_the_device_busy_has_graphs_for_small_steps_alone() -
     tiny = graph_sizes(4, 3_000_000, 256, 8192, 1024)
     assert large.mixed[-1] == 1024
     assert small.mixed[-1] == tiny.mixed[-1] == MIXED_MOST
+    hybrid = graph_sizes(32, 8_400_000_000, 256, 8192, 40960, recurrent=24)
+    assert hybrid.mixed[-1] == 1536, "an H200 took 31 ms for so many tokens of Qwen3.5-9B, its host 40 to launch them"
     assert large.decode == small.decode == decode_sizes(256)
     assert small.entries == decode_sizes(320)
     assert set(decode_sizes(256)) < set(small.entries), "steps without drafts are padded no further"
