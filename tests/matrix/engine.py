@@ -17,19 +17,21 @@ from penstock.engine_core.execution.dummy_runs import warmup_steps
 from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.step_output import Launched
-from penstock.engine_core.loading import load
+from penstock.engine_core.loading import load, load_head
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.draft_spec import read_draft
+from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.kv_cache import with_kv_cache
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build, build_tower
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from penstock.engine_core.models.vision.tower import Tower
+from penstock.engine_core.models.weight_files import stored_names
 from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.images import Image, ImageEncoded
 from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
+from penstock.protocol.speculation import HEADS
 from penstock.protocol.steps import StepPlan, StepResult
 
 Answers = dict[tuple[int, int], list[int]]
@@ -46,7 +48,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     max_model_len: int = 512
     graphs: bool = False  # on a GPU alone
-    own_drafts: int = 0  # that a draft model makes for a row
+    own_drafts: int = 0  # that a draft model or head makes for a row
+    method: str = "draft_model"  # or "mtp"
     expected_share: float = 1.0  # of what each request may still write; 0.0 admits too many and has to preempt
     kv_cache_dtype: str = "auto"
     ngram: int = 0  # drafts of a row by prompt lookup
@@ -68,10 +71,10 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def network(
     folder: Path, dtype: torch.dtype, device: str, group: Group = ALONE, draft: Path | None = None,
-    kv_cache_dtype: str = "auto",
+    kv_cache_dtype: str = "auto", method: str = "draft_model",
 ) -> tuple[Decoder, ModelSpec, Tower | None]:  # fmt: skip
     spec = with_kv_cache(read_spec(folder), kv_cache_dtype)
-    drafting = None if draft is None else read_draft("draft_model", draft, spec, None)
+    drafting = None if draft is None else read_method(method, draft, spec)
     model = build(spec, dtype, torch.device(device), 1024, group=group, draft=drafting)
     tower = build_tower(model)
     load(model, folder, "auto", 0, tower)
@@ -79,6 +82,12 @@ def network(
     if tower is not None:
         pack(tower.destinations())
     return model, model.spec, tower
+
+
+def read_method(method: str, draft: Path, spec: ModelSpec) -> DraftSpec:
+    found = read_draft(method, draft, spec, stored_names(draft) if method in HEADS else None)
+    assert found is not None
+    return found
 
 
 class Engine:
@@ -98,14 +107,20 @@ class Engine:
         group: Group = ALONE,
     ) -> None:
         kv = cell.kv_cache_dtype
-        model, spec, tower = network(folder, dtype, device, group, draft if cell.own_drafts else None, kv)
+        model, spec, tower = network(folder, dtype, device, group, draft if cell.own_drafts else None, kv, cell.method)
         self.encoder = None if tower is None else Encoder(tower, cell.encoder_rows)
         drafter = None
         if cell.own_drafts:
             assert draft is not None
-            own = with_kv_cache(read_spec(draft), kv)
-            drafts = network(draft, dtype, device, kv_cache_dtype=kv)[:2] if group.ends else (None, own)
-            drafter = Draft(*drafts, cell.own_drafts)
+            if cell.method in HEADS:
+                drafting = read_method(cell.method, draft, read_spec(folder))
+                assert drafting.head is not None
+                head = load_head(draft, model, 1024, "auto", 1, drafting.head)
+                drafter = Draft(head, drafting.layers, cell.own_drafts, aux_layers=drafting.aux_layers)
+            else:
+                own = with_kv_cache(read_spec(draft), kv)
+                drafts = network(draft, dtype, device, kv_cache_dtype=kv)[:2] if group.ends else (None, own)
+                drafter = Draft(*drafts, cell.own_drafts)
         self.cell = cell
         self.begun: list[tuple[int, int]] = []  # of each sequence that got a slot: positions computed, and its place
         recurrent = bool(spec.recurrences)
@@ -145,7 +160,7 @@ class Engine:
                 policy="fcfs",
                 expected_share=cell.expected_share,
                 speculation=SpeculationOptions(
-                    method="draft_model" if cell.own_drafts else "ngram" if cell.ngram else "none",
+                    method=cell.method if cell.own_drafts else "ngram" if cell.ngram else "none",
                     num_speculative_tokens=max(1, drafts),
                     adaptive=not cell.ngram,  # by nothing that is measured
                     max_row_drafts=drafts if recurrent else UNBOUNDED,

@@ -4,18 +4,25 @@ rows of the encoder cache than the requests need, over ranks. fp32 on a CPU; tin
 from __future__ import annotations
 
 import hashlib
+import json
+import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from transformers import Gemma3Config
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Gemma3Config, LlamaConfig
 
 from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.images.processor_spec import Size
+from penstock.engine_core.models.families.qwen_next import HEAD
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.protocol.images import Image
 from penstock.protocol.messages import Sampling
+from tests.engine_core.models.parity import write_checkpoint
 from tests.engine_core.models.vision import test_siglip as gemma
 from tests.engine_core.models.vision.test_qwen import CASES, PROCESSOR
 from tests.engine_core.models.vision.vision_folders import TEXT, write
@@ -79,12 +86,16 @@ def asks(vision: VisionSpec) -> list[Prompt]:
     ]  # fmt: skip
 
 
-def said(group: Group, folder: Path, cell: Cell, *, together: bool = True) -> tuple[Answers, int]:
+def said(
+    group: Group, folder: Path, cell: Cell, *, together: bool = True, draft: Path | None = None
+) -> tuple[Answers, int]:
     """What is said, and how many images were encoded."""
-    engine = Engine(cell, folder, group=group)
+    engine = Engine(cell, folder, group=group, draft=draft)
     spec = read_spec(folder)
     assert spec.vision is not None
-    return engine.answer(asks(spec.vision), together=together), engine.encoded
+    found = engine.answer(asks(spec.vision), together=together)
+    assert bool(engine.scheduler.statistics().draft_tokens) == bool(cell.ngram or cell.own_drafts)
+    return found, engine.encoded
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +118,46 @@ def test_prefix_hits_over_images_encode_nothing(folders: dict[str, Path], alone:
     found, encoded = said(ALONE, folders["qwen3_vl"], cell, together=False)
     assert found == alone["qwen3_vl"]
     assert encoded == 4
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5", "gemma3"])
+def test_drafts_of_a_model_without_eyes(
+    family: str, folders: dict[str, Path], alone: dict[str, Answers], tmp_path: Path
+) -> None:
+    """It reads the placeholders of images as tokens."""
+    config = LlamaConfig(**{**TEXT, "num_attention_heads": 2, "num_key_value_heads": 2})
+    write_checkpoint(tmp_path, config)
+    cell = Cell(depth=2, block_size=4, own_drafts=2, max_num_seqs=8)
+    found, encoded = said(ALONE, folders[family], cell, draft=tmp_path)
+    assert found == alone[family]
+    assert encoded >= 3
+
+
+@pytest.mark.parametrize("name", ["pieces", "preemption"])
+def test_drafts_of_a_head(name: str, folders: dict[str, Path], alone: dict[str, Answers], tmp_path: Path) -> None:
+    """Of multi-token prediction, behind states of a layer that saw images."""
+    headed = tmp_path / "headed"
+    shutil.copytree(folders["qwen3_5"], headed)
+    path = headed / "model.safetensors"
+    tensors, chance = load_file(path), torch.Generator().manual_seed(5)
+    last = max((name for name in tensors if "self_attn.q_proj" in name), key=len).partition("self_attn")[0]
+    block = {name: tensor for name, tensor in tensors.items() if name.startswith(last)}
+    head = {
+        HEAD.place + HEAD.block + name.removeprefix(last): torch.randn(tensor.shape, generator=chance) * 0.1
+        for name, tensor in block.items()
+    }
+    hidden = TEXT["hidden_size"]
+    for norm in (HEAD.embedding_norm, HEAD.state_norm, HEAD.norm):
+        head[f"{HEAD.place}{norm}.weight"] = torch.randn(hidden, generator=chance) * 0.1
+    head[f"{HEAD.place}{HEAD.projection}.weight"] = torch.randn(hidden, 2 * hidden, generator=chance) * 0.1
+    save_file({**tensors, **head}, path, {"format": "pt"})
+    config = json.loads((headed / "config.json").read_text())
+    config["text_config"]["mtp_num_hidden_layers"] = 1
+    (headed / "config.json").write_text(json.dumps(config))
+    cell = msgspec.structs.replace(CELLS[name], own_drafts=2, method="mtp")
+    found, encoded = said(ALONE, headed, cell, draft=headed)
+    assert found == alone["qwen3_5"]
+    assert encoded >= 3
 
 
 @pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
