@@ -27,7 +27,7 @@ from penstock.kernels.chip import CHIPS
 from penstock.protocol.config import ApiConfig, Config, fields
 from penstock.protocol.option import Field
 from penstock.services.metrics.definitions import METRICS, Kind
-from penstock.services.metrics.exposition import VLLM
+from penstock.services.metrics.exposition import VLLM, VLLM_INFO
 from penstock.services.openai.openapi import document
 from penstock.services.openai.routes import ROUTES
 from penstock.services.supervisor.foreign_flags import read_table
@@ -186,6 +186,8 @@ def aliases() -> str:
     for theirs, (ours, text) in VLLM.items():
         total = "_total" if METRICS[ours].kind is Kind.COUNTER else ""
         rows.append([code(theirs + total), code(f"penstock_{ours}{total}"), cell(sentence(text))])
+    for theirs, (several, text) in VLLM_INFO.items():
+        rows.append([code(theirs), " ".join(code(f"penstock_{ours}") for ours in several), cell(sentence(text))])
     return table(["vLLM's name", "Metric", "Meaning"], rows)
 
 

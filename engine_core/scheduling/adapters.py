@@ -12,6 +12,7 @@ them. For another one the longest unused goes of those that have a place or that
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
@@ -29,7 +30,8 @@ class AdapterStatistics(msgspec.Struct, frozen=True):
 
     places: int
     placed: int  # adapters in them
-    used: int  # of those, the ones that running sequences have
+    running: dict[str, int]  # running sequences by their adapter's name
+    waiting: dict[str, int]  # the first waiting ones
     held: int  # in the host's memory
     memory: int  # that it has room for
     loading: int
@@ -159,12 +161,15 @@ class AdapterPlaces:
         self.messages.clear()
         self._places = [None] * len(self._places)
 
-    def statistics(self) -> AdapterStatistics:
+    def statistics(self, waiting: dict[str, int]) -> AdapterStatistics:
+        """Those who wait are the queue's to count. An adapter whose folder changed has its name in several places."""
         placed = [holding for holding in self._places if holding is not None]
-        used = sum(holding.users > 0 for holding in placed)
+        running: Counter[str] = Counter()
+        for holding in placed:
+            running[holding.adapter.name] += holding.users
         return AdapterStatistics(
-            len(self._places), len(placed), used, self._held(), self._memory, len(self._loading), self._loads,
-            self._failures, self._copies,
+            len(self._places), len(placed), dict(+running), waiting, self._held(), self._memory, len(self._loading),
+            self._loads, self._failures, self._copies,
         )  # fmt: skip
 
     def _held(self) -> int:

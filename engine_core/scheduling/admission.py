@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -301,3 +302,11 @@ def reasons(state: SchedulerState) -> dict[str, int]:
         )
         if count
     }
+
+
+def waiting_adapters(state: SchedulerState) -> dict[str, int]:
+    """The first waiting sequences that have an adapter, by its name."""
+    if not state.options.adapter_places:
+        return {}
+    first = (sequence.request.adapter for sequence in islice(state.queue, LOOKAHEAD))
+    return dict(Counter(adapter.name for adapter in first if adapter is not None))

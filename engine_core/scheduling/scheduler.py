@@ -12,7 +12,7 @@ import numpy as np
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
 from penstock.engine_core.scheduling import pausing
-from penstock.engine_core.scheduling.admission import reasons
+from penstock.engine_core.scheduling.admission import reasons, waiting_adapters
 from penstock.engine_core.scheduling.lifecycle import (
     TOO_SMALL,
     cancel,
@@ -315,7 +315,7 @@ class Scheduler:
             pool=state.kv.pool.statistics(),
             prefix=state.kv.prefix.statistics(),
             snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
-            adapters=state.adapters.statistics(),
+            adapters=state.adapters.statistics(waiting_adapters(state)),
             encoder=state.encoder_cache.statistics(),
             group_blocks=state.slots.group_blocks(),
             forecast=state.forecast.statistics(len(state.slots.occupied())),

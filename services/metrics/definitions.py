@@ -93,6 +93,11 @@ def step_parts(read: Callable[[S], Mapping[str, HistogramStatistics]]) -> Metric
     return histogram("step_part_seconds", "Time of the parts of a step", read, "part")
 
 
+def by_state(**states: Mapping[str, int]) -> dict[tuple[str, str], int]:
+    """Counts by the keyword and a name."""
+    return {(state, name): count for state, counts in states.items() for name, count in counts.items()}
+
+
 def about(subject: Subject, *rows: Metric[S]) -> tuple[Metric[S], ...]:
     return tuple(replace(row, subject=subject) for row in rows)
 
@@ -159,6 +164,7 @@ STATUS: tuple[Metric[EngineStatus], ...] = about(
     gauge("engine_running", "Requests in the engine's slots", lambda s: s.running),
     gauge("engine_waiting", "Requests waiting for a slot", lambda s: s.waiting),
     gauge("engine_slots", "Most requests that run at once", lambda s: s.max_num_seqs),
+    gauge("engine_block_size", "Tokens of a KV block", lambda s: s.block_size),
     gauge("engine_blocks", "KV blocks in total", lambda s: s.blocks),
     gauge("engine_blocks_free", "Empty KV blocks", lambda s: s.blocks_free),
     gauge("engine_blocks_idle", "KV blocks that are cached and not in use", lambda s: s.blocks_idle),
@@ -238,7 +244,9 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
                 lambda s: s.snapshots.spilled if s.snapshots else 0),
         gauge("engine_lora_places", "Places for LoRA adapters on the device", lambda s: s.adapters.places),
         gauge("engine_lora_placed", "Adapters in places", lambda s: s.adapters.placed),
-        gauge("engine_lora_running", "Adapters that running requests have", lambda s: s.adapters.used),
+        gauge("engine_lora_running", "Adapters that running requests have", lambda s: len(s.adapters.running)),
+        gauge("engine_lora_requests", "Requests with an adapter, of those that run and the first 256 that wait",
+              lambda s: by_state(running=s.adapters.running, waiting=s.adapters.waiting), "state", "adapter"),
         gauge("engine_lora_held", "Adapters in the executors' host memory", lambda s: s.adapters.held),
         counter("engine_lora_loads", "Adapters read into the executors' host memory", lambda s: s.adapters.loads),
         counter("engine_lora_load_failures", "Adapters that an executor could not read", lambda s: s.adapters.failures),

@@ -17,8 +17,8 @@ from penstock.services.metrics import definitions
 from penstock.services.metrics.definitions import METRICS, Kind, Subject
 from penstock.services.metrics.snapshot import Snapshot
 
-# Metrics under vLLM's names (`--metrics-alias vllm`), for dashboards that know them; only those with the same meaning.
-# Source: vLLM's documentation, "Production metrics".
+# Metrics under vLLM's names (`--metrics-alias vllm`), for dashboards and load balancers that know them; only those with
+# the same meaning. Source: vLLM's documentation, "Production metrics".
 LABELS = ("model_name", "engine")
 FRONT = 0  # the engine of what api processes measure; it stands for all replicas
 VLLM: Mapping[str, tuple[str, str]] = {  # name of ours, and help
@@ -46,7 +46,25 @@ VLLM: Mapping[str, tuple[str, str]] = {  # name of ours, and help
     "vllm:request_inference_time_seconds": ("engine_inference_seconds", "First step to the end"),
     "vllm:request_prompt_tokens": ("engine_request_prompt_tokens", "Prompt tokens of a request"),
     "vllm:request_generation_tokens": ("engine_request_output_tokens", "Tokens sampled for a request"),
+    # Names of vLLM's earlier releases, which vLLM's production stack and older dashboards read.
+    "vllm:time_per_output_token_seconds": ("inter_token_latency_seconds", "Gap between deltas, of streams"),
+    "vllm:gpu_cache_usage_perc": ("engine_kv_used_ratio", "KV blocks in use, 1 is all of them"),
+    "vllm:gpu_prefix_cache_queries": ("engine_prompt_tokens", "Prompt tokens looked up"),
+    "vllm:gpu_prefix_cache_hits": ("engine_cached_tokens", "Prompt tokens found"),
 }  # fmt: skip
+# What vLLM tells in labels: the metrics of ours that they are made of, and help. The endpoint picker of Kubernetes'
+# inference gateway reads both. Source: Gateway API Inference Extension, proposal 003, "Model Server Protocol".
+CACHE_INFO, LORA_INFO = "vllm:cache_config_info", "vllm:lora_requests_info"
+VLLM_INFO: Mapping[str, tuple[tuple[str, ...], str]] = {
+    CACHE_INFO: (
+        ("engine_block_size", "engine_blocks"),
+        "1; tokens of a KV block (block_size), KV blocks (num_gpu_blocks)",
+    ),
+    LORA_INFO: (
+        ("engine_lora_places", "engine_lora_requests"),
+        "Unix time; places for adapters (max_lora), names of the adapters of running and waiting requests",
+    ),
+}
 VLLM_LABELS: Mapping[str, str] = {"finish": "finished_reason"}
 NO_SUCCESS = ("error", "grammar", "unavailable")  # finish reasons that vLLM does not count
 
@@ -122,6 +140,30 @@ def vllm(snapshots: Sequence[Snapshot], model: str) -> Iterator[Metric]:
                 sample.labels[VLLM_LABELS[label]] = sample.labels.pop(label)
         if several:
             yield found
+    yield from vllm_info(engines, model)
+
+
+def vllm_info(engines: Sequence[Snapshot], model: str) -> Iterator[Metric]:
+    """How large the KV cache is, and which adapters are in use, as vLLM says it."""
+    cache = GaugeMetricFamily(CACHE_INFO, VLLM_INFO[CACHE_INFO][1], labels=[*LABELS, "block_size", "num_gpu_blocks"])
+    states = ("running", "waiting")
+    lora = GaugeMetricFamily(
+        LORA_INFO,
+        VLLM_INFO[LORA_INFO][1],
+        labels=[*LABELS, "max_lora", *(f"{state}_lora_adapters" for state in states)],
+    )
+    for engine in engines:
+        size, blocks, places = (
+            int(engine.values.get(name, {}).get((), 0))
+            for name in ("engine_block_size", "engine_blocks", "engine_lora_places")
+        )
+        if blocks:
+            cache.add_metric([model, str(engine.index), str(size), str(blocks)], 1)
+        if places:
+            used = sorted(engine.values.get("engine_lora_requests", {}))
+            names = [",".join(name for its, name in used if its == state) for state in states]
+            lora.add_metric([model, str(engine.index), str(places), *names], engine.time)
+    yield from (found for found in (cache, lora) if found.samples)
 
 
 def family(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -55,6 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         folder, "--enable-lora", "--lora-modules", f"first={folder}/loras/a", "--lora-dir", str(folder / "loras"),
         "--admin-address", f"unix:{folder}/admin", "--operator-key-file", str(folder / "keys"), "--max-loras", "1",
         "--max-cpu-loras", "2", "--device", "cpu", "--dtype", "float32", "--api-processes", "2", "--max-num-seqs", "8",
+        "--metrics-alias", "vllm",
     ) as found:  # fmt: skip
         yield found
 
@@ -119,6 +122,23 @@ def test_banner_and_health_tell_of_adapters(server: Server) -> None:
     health = server.until("/health", lambda found: found["engine"]["adapters_held"])
     assert health["adapters"] == len(server.get("/v1/models")["data"]) - 1
     assert (health["engine"]["adapter_places"], health["engine"]["adapters_placed"]) == (1, 1)
+
+
+def test_an_endpoint_picker_sees_which_adapters_are_in_use(server: Server) -> None:
+    """A request runs, and one waits for the only place, while the operator's pause keeps both where they are."""
+    running, deadline = stream(server, "b"), time.monotonic() + LIMIT
+    next(running)
+    operate(server, "/pause?mode=keep", {})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(said, server, "c")
+        labels = 'max_lora="1",model_name="penstock-demo",running_lora_adapters="b",waiting_lora_adapters="c"'
+        told = f'vllm:lora_requests_info{{engine="0",{labels}}} '
+        while told not in (text := httpx.get(server.url + "/metrics").text):
+            assert time.monotonic() < deadline, text
+            select.select([], [], [], 0.05)
+        operate(server, "/resume", {})
+        running.close()
+        assert waiting.result()
 
 
 def test_an_unload_lets_streams_finish_and_a_load_means_what_is_there_then(server: Server) -> None:

@@ -33,4 +33,4 @@ def test_every_life_has_its_own_adapters_tokens(name: str, seed: int) -> None:
     found = run.run().statistics.adapters
     assert found.copies > found.places, "places were used again"
     assert found.loads > WORLDS[name].adapter_memory, "memory was used again"
-    assert (found.used, found.failures) == (0, 0)
+    assert (found.running, found.waiting, found.failures) == ({}, {}, 0)

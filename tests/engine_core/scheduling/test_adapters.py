@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from penstock.engine_core.scheduling.adapters import LOADS, PATIENCE
+from penstock.engine_core.scheduling.adapters import LOADS, PATIENCE, AdapterPlaces
 from penstock.engine_core.scheduling.admission import BLOCKED
 from penstock.protocol.messages import Finish
 from penstock.protocol.step_columns import adapter_table
@@ -221,6 +221,34 @@ def test_a_folder_that_changed_is_another_adapter() -> None:
     finish(made, made.submit([1, 2, 3, 4, 5, 6, 7, 8], adapter="a"))
     assert made.scheduler._state.adapters.lacks(msgspec.structs.replace(named("a"), version="1"))
     assert not made.scheduler._state.adapters.lacks(named("a"))
+
+
+def test_running_and_waiting_requests_are_told_by_adapter() -> None:
+    made = server(adapter_places=1)
+    running = [made.submit([1], adapter="a", max_tokens=8) for _ in range(2)]
+    made.load()
+    made.step()
+    made.submit([1], adapter="b")
+    made.submit([1])
+    made.deliver()
+    found = statistics(made)
+    assert (found.running, found.waiting) == ({"a": 2}, {"b": 1})
+    for number in running:
+        finish(made, number)
+    made.load()
+    made.run()
+    found = statistics(made)
+    assert (found.running, found.waiting, found.placed) == ({}, {}, 1)
+
+
+def test_two_versions_of_a_name_are_one_adapter_in_the_counts() -> None:
+    places = AdapterPlaces(2, 2, 1)
+    for number, version in enumerate(("0", "1"), 1):
+        one = msgspec.structs.replace(named("a"), version=version)
+        places.prefetch(one)
+        places.loaded(number, 0, "")
+        places.enter(one)
+    assert places.statistics({}).running == {"a": 2}
 
 
 def test_a_server_without_places_refuses() -> None:

@@ -16,6 +16,8 @@ VALUES = {
     "finish": ("stop", "length", "abort", "error"),
     "position": ("0", "1"),
     "group": ("0", "1"),
+    "state": ("running", "waiting"),
+    "adapter": ("sql",),
     "outcome": ("done", "refused"),
     "to": ("0",),
     "source": ("data", "url"),

@@ -52,7 +52,7 @@ from tests.services.metrics.snapshots import every, message
 from tests.services.scheduler.test_server_loop import Bench
 from tests.services.tokenizer.test_server_loop import Neighbour, new_loop
 
-SELDOM = {"engine_accepted_tokens_by_position"}  # exported once there is something to tell
+SELDOM = {"engine_accepted_tokens_by_position", "engine_lora_requests"}  # exported once there is something to tell
 READY = ExecutorReady(
     epoch=1, blocks=8, block_size=16, step_tokens=64, device="cpu", dtype="float32", weight_bytes=1000,
     cache_bytes=2000, load_seconds=0.5,

@@ -6,10 +6,11 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.protocol.config import ApiConfig
+from penstock.protocol.config import ApiConfig, Config
 from penstock.protocol.links import Role
 from penstock.services.metrics import exposition
 from penstock.services.metrics.definitions import METRICS, Kind, Subject
+from penstock.services.metrics.snapshot import Snapshot
 from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
 from tests.services.metrics.snapshots import every, message
 
@@ -48,7 +49,8 @@ async def test_aliases_are_off_unless_asked_for() -> None:
 
 
 def test_every_name_of_ours_is_in_the_catalogue() -> None:
-    assert {ours for ours, _ in exposition.VLLM.values()} <= set(METRICS)
+    several = {ours for names, _ in exposition.VLLM_INFO.values() for ours in names}
+    assert several | {ours for ours, _ in exposition.VLLM.values()} <= set(METRICS)
 
 
 def test_ends_are_told_by_their_reasons_and_errors_are_no_success() -> None:
@@ -72,6 +74,43 @@ def test_aliases_of_several_processes_are_one_series() -> None:
     assert {"model_name": "m", "engine": "0"} in [
         sample.labels for sample in families["vllm:num_requests_running"].samples
     ]
+
+
+def engine(index: int, time: float, blocks: int, places: int, **names: tuple[str, ...]) -> Snapshot:
+    found = every(Role.SCHEDULER, index, time, engine_blocks=blocks, engine_block_size=16, engine_lora_places=places)
+    found.values["engine_lora_requests"] = {(state, name): 2.0 for state, several in names.items() for name in several}
+    return found
+
+
+def test_an_endpoint_picker_reads_the_cache_and_the_adapters() -> None:
+    """Each gauge with the labels that the model server protocol has, as a text that Prometheus' parser takes."""
+    engines = [
+        engine(0, 1700000000.5, 4096, 4, running=("sql", "chat"), waiting=("law/v2",)),
+        engine(1, 1700000001.5, 2048, 4),
+    ]
+    config = Config(api=ApiConfig(metrics_alias="vllm"))
+    text = exposition.ServerCollector(config, engines, "m").text().decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    cache, lora = families["vllm:cache_config_info"], families["vllm:lora_requests_info"]
+    assert cache.type == lora.type == "gauge"
+    assert [(sample.labels, sample.value) for sample in cache.samples] == [
+        ({"model_name": "m", "engine": "0", "block_size": "16", "num_gpu_blocks": "4096"}, 1),
+        ({"model_name": "m", "engine": "1", "block_size": "16", "num_gpu_blocks": "2048"}, 1),
+    ]
+    labels = {"max_lora": "4", "running_lora_adapters": "chat,sql", "waiting_lora_adapters": "law/v2"}
+    assert [(sample.labels, sample.value) for sample in lora.samples] == [
+        ({"model_name": "m", "engine": "0", **labels}, 1700000000.5),
+        ({"model_name": "m", "engine": "1", **dict.fromkeys(labels, ""), "max_lora": "4"}, 1700000001.5),
+    ]
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc", "gpu_cache_usage_perc"):
+        assert families[f"vllm:{name}"].type == "gauge"
+        assert [sample.labels["engine"] for sample in families[f"vllm:{name}"].samples] == ["0", "1"]
+
+
+def test_what_an_engine_does_not_have_is_not_told() -> None:
+    """Neither adapters without --enable-lora, nor a cache before the executors are ready."""
+    families = {family.name for family in exposition.vllm([engine(0, 1.0, 0, 0)], "m")}
+    assert not families & set(exposition.VLLM_INFO)
 
 
 def test_without_processes_there_is_nothing_to_tell() -> None:
