@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -20,7 +19,7 @@ from penstock.services.supervisor import options
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-YAML = tuple(sorted(path for pattern in ("*.yaml", "*.yml") for path in DEPLOY.rglob(pattern)))
+YAML = tuple(path for path in sorted(DEPLOY.rglob("*.yaml")) if path.parent.name != "templates")  # those are Helm's
 HEALTH = {"/health/live", "/health/ready"}
 
 
@@ -33,11 +32,8 @@ def documents(name: str) -> dict[str, Any]:
 
 
 def pods(name: str) -> list[dict[str, Any]]:
-    """The pods' specifications that a file's manifests make: one, or a leader's and a worker's."""
-    manifests = documents(name)
-    if "Deployment" in manifests:
-        return [manifests["Deployment"]["spec"]["template"]["spec"]]
-    group = manifests["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    """The specifications of a leader's and a worker's pod."""
+    group = documents(name)["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
     return [group["leaderTemplate"]["spec"], group["workerTemplate"]["spec"]]
 
 
@@ -132,11 +128,10 @@ def test_the_images_user_is_the_pods() -> None:
     user, group = re.search(r"useradd --uid (\d+)", text), re.search(r"groupadd --gid (\d+)", text)
     assert user is not None
     assert group is not None
-    for name in ("kubernetes/penstock.yaml", "kubernetes/hosts/penstock.yaml"):
-        for pod in pods(name):
-            context = pod["securityContext"]
-            assert context["runAsUser"] == int(user[1])
-            assert context["runAsGroup"] == context["fsGroup"] == int(group[1])
+    for pod in pods("kubernetes/hosts/penstock.yaml"):
+        context = pod["securityContext"]
+        assert context["runAsUser"] == int(user[1])
+        assert context["runAsGroup"] == context["fsGroup"] == int(group[1])
 
 
 def test_compose_brings_what_watches_a_server() -> None:
@@ -171,25 +166,6 @@ def test_grafana_finds_its_sources_and_its_dashboard() -> None:
     assert any(path.startswith(board["options"]["path"]) for path in mounted)
 
 
-def test_a_pod_is_probed_drained_and_closed_in() -> None:
-    manifests = documents("kubernetes/penstock.yaml")
-    pod = manifests["Deployment"]["spec"]["template"]["spec"]
-    container = pod["containers"][0]
-    assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"
-    assert container["readinessProbe"]["httpGet"]["path"] == "/health/ready"
-    assert container["startupProbe"]["httpGet"]["path"] in HEALTH
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
-    }  # fmt: skip
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["automountServiceAccountToken"] is False
-    asked, most = container["resources"]["requests"], container["resources"]["limits"]
-    assert asked["nvidia.com/gpu"] == most["nvidia.com/gpu"] == "1"
-    mounts = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounts == {volume["name"] for volume in pod["volumes"]}
-    assert "/dev/shm" in {mount["mountPath"] for mount in container["volumeMounts"]}, "NCCL's, for pods of several GPUs"
-
-
 def test_prometheus_asks_at_the_port_that_needs_no_key_and_is_not_published() -> None:
     services = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]
     scraped = yaml.safe_load((DEPLOY / "prometheus/prometheus.yaml").read_text())["scrape_configs"][0]
@@ -201,65 +177,14 @@ def test_prometheus_asks_at_the_port_that_needs_no_key_and_is_not_published() ->
     assert "authorization" not in scraped
 
 
-@pytest.mark.parametrize(
-    ("file", "kind", "template"),
-    [
-        ("kubernetes/penstock.yaml", "Deployment", ("template",)),
-        ("kubernetes/hosts/penstock.yaml", "LeaderWorkerSet", ("leaderWorkerTemplate", "leaderTemplate")),
-    ],
-)
-def test_a_cluster_scrapes_the_port_that_needs_no_key(file: str, kind: str, template: tuple[str, ...]) -> None:
-    manifests = documents(file)
-    pod = manifests[kind]["spec"]
-    for key in template:
-        pod = pod[key]
+def test_a_group_of_pods_is_scraped_at_the_port_that_needs_no_key() -> None:
+    manifests = documents("kubernetes/hosts/penstock.yaml")
+    pod = manifests["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]["leaderTemplate"]
     port = tomllib.loads(manifests["ConfigMap"]["data"]["penstock.toml"])["api"]["metrics_port"]
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port)
     assert {"name": "metrics", "containerPort": port} in pod["spec"]["containers"][0]["ports"]
     rules = [rule for rule in manifests["NetworkPolicy"]["spec"]["ingress"] if "metrics" in str(rule.get("ports"))]
     assert [rule["from"] for rule in rules] == [[{"namespaceSelector": {}}]], "pods of the cluster alone"
-
-
-def test_a_pod_has_the_time_that_it_drains() -> None:
-    manifests = documents("kubernetes/penstock.yaml")
-    pod = manifests["Deployment"]["spec"]["template"]["spec"]
-    settings = tomllib.loads(manifests["ConfigMap"]["data"]["penstock.toml"])
-    pause = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-    wait = float(re.search(r", (\d+)\)", pause[-1])[1])  # type: ignore[index]
-    assert pod["terminationGracePeriodSeconds"] == wait + settings["run"]["drain_timeout"] + 10
-    assert settings["api"]["port"] == pod["containers"][0]["ports"][0]["containerPort"]
-
-
-def test_manifests_mean_one_another() -> None:
-    manifests = documents("kubernetes/penstock.yaml")
-    labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
-    assert manifests["Deployment"]["spec"]["selector"]["matchLabels"] == labels
-    assert manifests["Service"]["spec"]["selector"] == labels
-    assert manifests["Service"]["spec"]["sessionAffinity"] == "ClientIP"
-    assert manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
-    assert manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
-    volumes = manifests["Deployment"]["spec"]["template"]["spec"]["volumes"]
-    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]
-    assert claims == [manifests["PersistentVolumeClaim"]["metadata"]["name"]]
-
-
-def test_the_pods_options_are_options(tmp_path: Path) -> None:
-    manifests = documents("kubernetes/penstock.yaml")
-    (tmp_path / "penstock.toml").write_text(manifests["ConfigMap"]["data"]["penstock.toml"])
-    words = manifests["Deployment"]["spec"]["template"]["spec"]["containers"][0]["args"]
-    words = [str(tmp_path / "penstock.toml") if word.endswith(".toml") else word for word in words]
-    config = options.effective(options.parse(cli.parser_of(words[0]), words[1:]), {}).config
-    assert config.run.run_dir == "/run/penstock/server"
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-@pytest.mark.parametrize("folder", ["kubernetes", "kubernetes/hosts"])
-def test_kustomize_takes_the_manifests(folder: str) -> None:
-    command = ["kubectl", "kustomize", str(DEPLOY / folder)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    kinds = {document["kind"] for document in yaml.safe_load_all(ran.stdout)}
-    assert kinds == set(documents(f"{folder}/penstock.yaml"))
 
 
 def directives() -> list[list[str]]:
