@@ -14,6 +14,7 @@ import yaml
 
 from penstock.protocol.adapters import read_modules
 from penstock.protocol.config import Config
+from penstock.protocol.version import VERSION
 from penstock.services.http.routing import Access
 from penstock.services.metrics.definitions import METRICS, Kind
 from penstock.services.openai.routes import ROUTES
@@ -331,6 +332,18 @@ def test_names_are_short_enough_and_say_things_once() -> None:
     names = [key.split("/")[1] for key in manifests(found)]
     assert max(map(len, names)) <= 63
     assert not any(name.endswith("-") for name in names)
+
+
+def test_the_chart_is_of_this_release() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["version"] == about["appVersion"] == VERSION
+
+
+def test_the_page_sets_values_that_there_are() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    named = re.findall(r"([\w.]+)(?:\[0\]\.\w+)?=[^,\s]+", " ".join(re.findall(r"--set '?(\S+)", page)))
+    assert len(named) == 7
+    assert set(named) <= {".".join(path) for path in PATHS}
 
 
 def test_the_image_is_a_tag_or_a_digest() -> None:
