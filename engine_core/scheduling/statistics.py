@@ -26,6 +26,7 @@ SAMPLE = 0.25
 FINISHED = (Finish.STOP, Finish.LENGTH)  # as their clients wanted
 # Seconds: from a lone short prompt on a fast device to what an overloaded server does to a long one.
 PHASE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+PER_TOKEN = (0.0005, 0.001, 0.002, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 5.0)
 TOKENS = (
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6,
 )  # fmt: skip
@@ -113,6 +114,7 @@ class SequenceStatistics(msgspec.Struct, frozen=True):
     prefill: HistogramStatistics  # first step to first token, or to the vector
     decode: HistogramStatistics  # first token to the end
     inference: HistogramStatistics  # first step to the end
+    per_token: HistogramStatistics  # decode, by the tokens behind the first
     prompt_tokens: HistogramStatistics
     output_tokens: HistogramStatistics  # what makes a vector has none
 
@@ -124,6 +126,7 @@ class SequenceHistograms:
 
     def __init__(self) -> None:
         self._queue, self._prefill, self._decode, self._inference = (Histogram(PHASE) for _ in range(4))
+        self._per_token = Histogram(PER_TOKEN)
         self._prompt_tokens, self._output_tokens = Histogram(TOKENS), Histogram(TOKENS)
         self._entered: dict[Sequence, float] = {}  # when a sequence first had a slot
         self._began: dict[Sequence, float] = {}  # when its first token came
@@ -153,10 +156,15 @@ class SequenceHistograms:
             self._prefill.observe(now - entered)
         else:
             self._decode.observe(now - began)
+            if sequence.outputs > 1:
+                self._per_token.observe((now - began) / (sequence.outputs - 1))
         self._inference.observe(now - entered)
 
     def statistics(self) -> SequenceStatistics:
-        every = (self._queue, self._prefill, self._decode, self._inference, self._prompt_tokens, self._output_tokens)
+        every = (
+            self._queue, self._prefill, self._decode, self._inference, self._per_token, self._prompt_tokens,
+            self._output_tokens,
+        )  # fmt: skip
         return SequenceStatistics(*[histogram.statistics() for histogram in every])
 
 

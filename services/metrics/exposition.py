@@ -43,6 +43,9 @@ VLLM: Mapping[str, tuple[str, str]] = {  # name of ours, and help
     "vllm:request_queue_time_seconds": ("engine_queue_seconds", "Arrival at the scheduler to first step"),
     "vllm:request_prefill_time_seconds": ("engine_prefill_seconds", "First step to first token"),
     "vllm:request_decode_time_seconds": ("engine_decode_seconds", "First token to the end"),
+    "vllm:request_time_per_output_token_seconds": (
+        "engine_time_per_output_token_seconds", "First token to the end, by the tokens behind the first",
+    ),
     "vllm:request_inference_time_seconds": ("engine_inference_seconds", "First step to the end"),
     "vllm:request_prompt_tokens": ("engine_request_prompt_tokens", "Prompt tokens of a request"),
     "vllm:request_generation_tokens": ("engine_request_output_tokens", "Tokens sampled for a request"),
@@ -65,7 +68,6 @@ VLLM_INFO: Mapping[str, tuple[tuple[str, ...], str]] = {
         "Unix time; places for adapters (max_lora), names of the adapters of running and waiting requests",
     ),
 }
-VLLM_LABELS: Mapping[str, str] = {"finish": "finished_reason"}
 NO_SUCCESS = ("error", "grammar", "unavailable")  # finish reasons that vLLM does not count
 
 
@@ -136,8 +138,8 @@ def vllm(snapshots: Sequence[Snapshot], model: str) -> Iterator[Metric]:
         found = family(metric, several, name, text, LABELS, lambda snapshot: (model, str(snapshot.index)))
         found.samples = [sample for sample in found.samples if sample.labels.get("finish") not in NO_SUCCESS]
         for sample in found.samples:
-            for label in VLLM_LABELS.keys() & sample.labels.keys():
-                sample.labels[VLLM_LABELS[label]] = sample.labels.pop(label)
+            if "finish" in sample.labels:
+                sample.labels["finished_reason"] = sample.labels.pop("finish")
         if several:
             yield found
     yield from vllm_info(engines, model)

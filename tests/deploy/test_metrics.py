@@ -33,7 +33,7 @@ async def exported() -> list[Metric]:
     port = FakeLink(answering(words("a", "b", "c")))
     parts = app_state(port, metrics_alias="vllm")
     async with client(parts) as http:
-        port.arrive(message(*server()))
+        port.arrive(message(*server(engine_blocks=8, engine_lora_places=4)))
         await http.post("/v1/chat/completions", json={})
         await http.post(
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hello"}], "stream": True}

@@ -43,6 +43,7 @@ def test_each_phase_ends_where_the_next_begins() -> None:
     assert [seen(each) for each in (found.queue, found.prefill, found.decode, found.inference)] == [
         (1, 1.0), (1, 2.0), (1, 5.0), (1, 7.0)
     ]  # fmt: skip
+    assert seen(found.per_token) == (1, 2.5), "two tokens came behind the first"
 
 
 def test_one_token_is_a_decode_of_no_time() -> None:
@@ -51,6 +52,7 @@ def test_one_token_is_a_decode_of_no_time() -> None:
     step(server, 0.25, 0.5)
     found = durations(server)
     assert (seen(found.prefill), seen(found.decode), seen(found.inference)) == ((1, 0.25), (1, 0.0), (1, 0.25))
+    assert seen(found.per_token) == (0, 0.0)
 
 
 def test_who_waits_for_a_slot_is_in_the_queue() -> None:

@@ -12,7 +12,7 @@ from penstock.services.metrics import exposition
 from penstock.services.metrics.definitions import METRICS, Kind, Subject
 from penstock.services.metrics.snapshot import Snapshot
 from tests.services.client.fake_engine import FakeLink, answering, app_state, client, words
-from tests.services.metrics.snapshots import every, message
+from tests.services.metrics.snapshots import every, message, server
 
 SAME = {  # of an engine, without labels of their own
     theirs: found for theirs, found in exposition.VLLM.items()
@@ -28,6 +28,29 @@ def samples(families: list[Metric]) -> dict[tuple[str, ...], float]:
         for family in families
         for s in family.samples
     }
+
+
+# What the dashboards of vLLM and of its production stack, the stack's router and endpoint pickers read.
+READ = """
+e2e_request_latency_seconds_bucket time_to_first_token_seconds_bucket inter_token_latency_seconds_bucket
+time_per_output_token_seconds_sum request_time_per_output_token_seconds_bucket request_queue_time_seconds_sum
+request_prefill_time_seconds_sum request_decode_time_seconds_sum request_inference_time_seconds_sum
+request_prompt_tokens_bucket request_generation_tokens_bucket request_success_total prompt_tokens_total
+generation_tokens_total num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc
+prefix_cache_queries_total prefix_cache_hits_total gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total
+num_preemptions_total spec_decode_num_drafts_total spec_decode_num_draft_tokens_total
+spec_decode_num_accepted_tokens_total spec_decode_num_accepted_tokens_per_pos_total cache_config_info
+lora_requests_info
+"""
+
+
+async def test_every_name_that_others_read_is_there() -> None:
+    port = FakeLink(answering(words("a")))
+    async with client(app_state(port, metrics_alias="vllm")) as http:
+        port.arrive(message(*server(engine_blocks=8, engine_lora_places=4)))
+        text = (await http.get("/metrics")).text
+    found = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert {f"vllm:{name}" for name in READ.split()} <= found
 
 
 async def test_aliases_say_what_ours_say() -> None:
