@@ -1,12 +1,14 @@
-"""Host time between a step's result and the masks of the next one, with an executor that answers at once.
+"""Host time of the scheduler's turn with constrained rows, with an executor that answers at once.
 
     python -m benchmarks.mask_cpu --out result.json
 
-All rows follow one JSON schema over a vocabulary of 128,256 tokens and say any allowed token. The scheduler's loop runs
-as in a server, at depth 2, with its thread of masks and without sockets. Per step, in microseconds (median, p99,
-least): the CPU time of each part in the thread that does it, and the wall time of the whole path, from the turn that
-takes the result until the masks of the next step are encoded. `turn` is the CPU time of the loop's own thread for the
-step, `process` that of all threads. The parts of native fills are in `process` alone.
+Rows follow one JSON schema over the vocabulary of a shape, beside free ones (`--loads 32+32`: so many of each). They
+say any allowed token, or what a model that was trained would say: the text of an array, as `json.dumps` writes it. The
+scheduler's loop runs as in a server, at depth 2, with its thread of masks and without sockets. Per step, in
+microseconds (median, mean, p99, least): `turn`, the CPU time of the loop's own thread, `process`, that of all threads,
+and `path`, the wall time from the turn that takes the result until the masks of the next step are encoded. A second run
+takes the turn apart, with the CPU time of each part in the thread that does it; its clocks are part of what it shows.
+The parts of native fills are in `process` alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,6 @@ import numpy.typing as npt
 
 from benchmarks import report
 from benchmarks.shapes import SHAPES, make_folder
-from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.masks import MaskStore
 from penstock.engine_core.grammar.sources import source_of
 from penstock.engine_core.grammar.tokens import GrammarTokens, read_tokens
@@ -52,35 +53,45 @@ from penstock.services.scheduler.main import SWITCH
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
 
-PROMPT, BLOCK, WINDOW, STEP = 128, 16, 1 << 30, 0.005
+PROMPT, BLOCK, WINDOW = 128, 16, 1 << 30
 ROW = {"id": {"type": "integer", "minimum": 0, "maximum": 99_999}, "name": {"type": "string", "maxLength": 12},
        "ok": {"type": "boolean"}}  # fmt: skip
 SCHEMA = {"type": "array", "minItems": 200, "maxItems": 300, "items": {
     "type": "object", "properties": ROW, "required": list(ROW), "additionalProperties": False}}  # fmt: skip
+SAYS = ("anything", "text")
 PARTS: dict[str, tuple[type[Any], str]] = {
     "apply": (Scheduler, "apply"),
     "follow": (Scheduler, "follow"),
-    "advance": (Guide, "advance"),
-    "forced": (Guide, "forced"),
     "work": (Scheduler, "mask_work"),
+    "known": (MaskStore, "known"),
     "fill": (MaskStore, "_fill"),
-    "place": (MaskStore, "_place"),
     "plan": (Scheduler, "plan"),
     "outputs": (Scheduler, "outputs"),
 }
-COLUMNS = (*PARTS, "encode", "turn", "process", "path")
+WHOLE = ("turn", "process", "path")
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What runs in each step."""
+
+    rows: int  # constrained
+    free: int
+    says: str  # what constrained rows do, one of SAYS
+    steps: int
+    step: float  # seconds that a step is said to take
 
 
 class Timing(msgspec.Struct, frozen=True):
     median: float
+    mean: float
     p99: float
     least: float
 
 
 class Measured(msgspec.Struct, frozen=True):
-    rows: int
-    steps: int
-    drafts: float  # mean of a step
+    load: Load
+    tokens: float  # of constrained rows, mean of a step
+    drafts: float
     entries: float
     fresh: float  # masks sent, mean of a step
     microseconds: dict[str, Timing]
@@ -91,9 +102,11 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.parts: list[str] = ["encode"]
 
     def wrap(self, kind: type[Any], name: str, part: str) -> None:
         plain: Callable[..., Any] = getattr(kind, name)
+        self.parts.append(part)
 
         def timed(*arguments: Any, **named: Any) -> Any:
             began = time.thread_time()
@@ -143,18 +156,23 @@ class Wire:
 
 
 class Sampler:
-    """Says any token that an entry's mask allows, but no end while there is another; one draft in two is taken."""
+    """Says what a load's rows say, but no end while there is another; `anything` takes one draft in two."""
 
-    def __init__(self, words: int, places: int, ends: frozenset[int]) -> None:
-        self._store: npt.NDArray[np.uint32] = np.zeros((places, words), np.uint32)
+    def __init__(self, tokens: GrammarTokens, load: Load, places: int) -> None:
+        self._store: npt.NDArray[np.uint32] = np.zeros((places, tokens.words), np.uint32)
         self._lists: dict[int, list[int]] = {}
         self._decoding: set[int] = set()
+        self._texts: dict[int, Iterator[int]] = {}  # by slot, of what the row goes on to say
+        self._next: dict[int, int] = {}  # the token that is its turn
         self._random = random.Random(3)
-        self._ends = ends
-        self.drafts = self.entries = self.fresh = 0
+        self._tokens = tokens
+        self._load = load
+        self.said = self.drafts = self.entries = self.fresh = 0
 
-    def take(self, masks: StepMasks) -> dict[int, int]:
+    def take(self, masks: StepMasks | None) -> dict[int, int]:
         """Store what is new; the place of each entry's mask."""
+        if masks is None:
+            return {}
         fresh = np.frombuffer(masks.new_slots, np.int32)
         self._store[fresh] = np.frombuffer(masks.bits, np.uint32).reshape(-1, self._store.shape[1])
         for place in fresh.tolist():
@@ -167,52 +185,74 @@ class Sampler:
     def run(self, plan: StepPlan, places: dict[int, int]) -> StepResult:
         self._decoding |= set(integers(plan.decode_on).tolist())
         self._decoding -= set(integers(plan.decode_off).tolist())
+        for start in plan.starts:
+            if start.seed <= self._load.rows and self._load.says == "text":
+                self._texts[start.slot] = iter(self._tokens.split(text(start.seed)))
         pairs = draft_table(plan.drafts)
         drafts = dict(zip(pairs[:, 0].tolist(), pairs[:, 1].tolist(), strict=True))
         ids: list[int] = integers(plan.draft_ids).tolist()
         self.drafts += len(ids)
-        rows: list[list[int]] = []
+        rows: list[tuple[int, list[int]]] = []
         for slot in sorted(self._decoding):
-            rows.append(ids[: drafts.get(slot, 0)])
+            rows.append((slot, ids[: drafts.get(slot, 0)]))
             del ids[: drafts.get(slot, 0)]
-        rows += [[] for _ in range(int(chunk_table(plan.chunks)[:, 3].sum()))]
+        rows += [(slot, []) for slot, _, _, sample in chunk_table(plan.chunks).tolist() if sample]
         out: list[int] = []
-        for row in rows:
+        for slot, row in rows:
             going = True
             for draft in (*row, -1):
-                token = self._draw(places[len(out)], draft) if going else REJECTED
+                place = places.get(len(out))
+                token = self._draw(slot, place, draft) if going else REJECTED
+                self.said += going and place is not None
                 going = going and token == draft
                 out.append(token)
-        return StepResult(step=plan.step, epoch=plan.epoch, token_ids=np.array(out, np.int32).tobytes(), busy=STEP)
+        found, busy = np.array(out, np.int32).tobytes(), self._load.step
+        return StepResult(step=plan.step, epoch=plan.epoch, token_ids=found, busy=busy)
 
-    def _draw(self, place: int, draft: int) -> int:
+    def _draw(self, slot: int, place: int | None, draft: int) -> int:
+        if place is None:
+            return self._random.randrange(3, 4000)
+        if slot in self._texts:
+            token = next(self._texts[slot])
+            assert self._store[place][token // 32] >> np.uint32(token % 32) & 1, "the text follows the schema"
+            return token
         tokens = self._lists.get(place)
         if tokens is None:
             bits = np.unpackbits(self._store[place].view(np.uint8), bitorder="little")
             tokens = np.flatnonzero(bits).tolist()
-            tokens = self._lists[place] = [token for token in tokens if token not in self._ends] or tokens
+            tokens = self._lists[place] = [token for token in tokens if token not in self._tokens.eos] or tokens
         if draft in tokens[:4] and (len(tokens) == 1 or self._random.random() < 0.5):
             return draft
         return self._random.choice(tokens)
 
 
-def measure(tokens: GrammarTokens, automaton: Automaton, rows: int, steps: int, threads: int) -> Measured:
+def text(seed: int) -> bytes:
+    """An array that follows SCHEMA."""
+    chance = random.Random(seed)
+    words = ("Anna", "Tom", "Lena K.", "blue", "window", "table 12", "Zoe", "north")
+    return json.dumps([
+        {"id": chance.randrange(100_000), "name": chance.choice(words), "ok": chance.random() < 0.5}
+        for _ in range(chance.randint(200, 300))
+    ]).encode()  # fmt: skip
+
+
+def measure(tokens: GrammarTokens, automaton: Automaton, load: Load, threads: int) -> Measured:
+    whole = run_loop(tokens, automaton, load, threads, Stopwatch())
     watch = Stopwatch()
-    plain = {part: getattr(kind, name) for part, (kind, name) in PARTS.items() if hasattr(kind, name)}
+    plain = {part: getattr(*where) for part, where in PARTS.items()}
     for part in plain:
         watch.wrap(*PARTS[part], part)
     try:
-        return run_loop(tokens, automaton, rows, steps, threads, watch)
+        parts = run_loop(tokens, automaton, load, threads, watch)
     finally:
         for part, method in plain.items():
             setattr(*PARTS[part], method)
+    return msgspec.structs.replace(whole, microseconds=parts.microseconds | whole.microseconds)
 
 
-def run_loop(
-    tokens: GrammarTokens, automaton: Automaton, rows: int, steps: int, threads: int, watch: Stopwatch
-) -> Measured:
-    """`rows` requests from their prompts on; the first steps are not counted."""
-    warm = 16
+def run_loop(tokens: GrammarTokens, automaton: Automaton, load: Load, threads: int, watch: Stopwatch) -> Measured:
+    """A load's requests from their prompts on; the first steps are not counted."""
+    warm, rows = 16, load.rows + load.free
     config = Config(model=ModelConfig(max_num_seqs=rows, max_num_batched_tokens=rows * PROMPT, block_size=BLOCK))
     guides = GrammarQueue(tokens, ThreadPoolExecutor(2), threads)
     bitmasks = BitmaskFiller(tokens, ThreadPoolExecutor(1), ThreadPoolExecutor(1), threads)
@@ -220,25 +260,26 @@ def run_loop(
     clients, steps_port = Wire(Role.TOKENIZER, watch), Wire(Role.EXECUTOR, watch)
     loop = SchedulerLoop(config, ModelFacts(4096, tokens.width), clients, steps_port, guides, bitmasks, 0.0)
     places = 4 * rows + 1024
-    sampler = Sampler(tokens.words, places, tokens.eos)
+    sampler = Sampler(tokens, load, places)
     steps_port.arrivals.append(Arrival(steps_port.peer, ExecutorReady(
-        epoch=0, blocks=rows * 64, block_size=BLOCK, step_tokens=rows * PROMPT, mask_slots=places, device="none",
+        epoch=0, blocks=rows * 256, block_size=BLOCK, step_tokens=rows * PROMPT, mask_slots=places, device="none",
         dtype="none", weight_bytes=1, cache_bytes=1, load_seconds=1.0)))  # fmt: skip
     loop.iterate(0.0, 0.0)
     generator = np.random.default_rng(1)
     for number in range(1, rows + 1):
         prompt = generator.integers(3, 4000, PROMPT, np.int32).tobytes()
-        sampling = Sampling(seed=number, max_tokens=4 * (steps + warm), eos_token_ids=tuple(tokens.eos))
-        request = SubmitTokens(id=number, token_ids=prompt, sampling=sampling, automaton=automaton)
+        sampling = Sampling(seed=number, max_tokens=None, ignore_eos=True, eos_token_ids=tuple(tokens.eos))
+        follows = automaton if number <= load.rows else None
+        request = SubmitTokens(id=number, token_ids=prompt, sampling=sampling, automaton=follows)
         clients.arrivals.append(Arrival(clients.peer, request))
-    columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
+    columns: dict[str, list[float]] = {name: [] for name in (*WHOLE, *watch.parts)}
     poller = select.poll()
     poller.register(bitmasks.jobs.fileno(), select.POLLIN)
     poller.register(guides.jobs.fileno(), select.POLLIN)
     now, done = 0.0, 0
     turn, process, began = 0.0, 0.0, 0.0
-    while done < warm + steps:
-        now += STEP
+    while done < warm + load.steps:
+        now += load.step
         at = time.thread_time()
         loop.iterate(now, now)
         turn += time.thread_time() - at
@@ -247,16 +288,16 @@ def run_loop(
             continue
         poller.poll(0)
         plan = steps_port.plans.pop(0)
-        masks = steps_port.masks.pop(0)
+        masks = steps_port.masks.pop(0) if plan.masked else None
         if done >= warm:
             found = {**watch.seconds, "turn": turn, "process": time.process_time() - process,
-                     "path": steps_port.masked_at - began}  # fmt: skip
-            for name in COLUMNS:
-                columns[name].append(found.get(name, 0.0))
+                     "path": max(0.0, steps_port.masked_at - began)}  # fmt: skip
+            for name, column in columns.items():
+                column.append(found.get(name, 0.0))
         done += 1
         result = sampler.run(plan, sampler.take(masks))
         if done == warm:
-            sampler.drafts = sampler.entries = sampler.fresh = 0
+            sampler.said = sampler.drafts = sampler.entries = sampler.fresh = 0
             gc.collect()
             gc.disable()
         steps_port.arrivals.append(Arrival(steps_port.peer, result))
@@ -266,11 +307,11 @@ def run_loop(
     guides.jobs.close()
     bitmasks.jobs.close()
     return Measured(
-        rows,
-        steps,
-        round(sampler.drafts / steps, 1),
-        round(sampler.entries / steps, 1),
-        round(sampler.fresh / steps, 1),
+        load,
+        round(sampler.said / load.steps, 1),
+        round(sampler.drafts / load.steps, 1),
+        round(sampler.entries / load.steps, 1),
+        round(sampler.fresh / load.steps, 1),
         {name: timing(values) for name, values in columns.items()},
     )
 
@@ -286,15 +327,18 @@ def make_popular(guides: GrammarQueue, automaton: Automaton, families: int) -> N
 
 def timing(seconds: list[float]) -> Timing:
     values = np.array(seconds) * 1e6
-    return Timing(*[round(float(value), 1) for value in (*np.percentile(values, (50, 99)), values.min())])
+    found = (np.median(values), values.mean(), np.percentile(values, 99), values.min())
+    return Timing(*[round(float(value), 1) for value in found])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[64, 256], help="constrained rows of a step")
+    parser.add_argument("--loads", nargs="+", default=["64+0", "32+32", "256+0"], metavar="ROWS+FREE", help="of a step")
+    parser.add_argument("--says", choices=SAYS, nargs="+", default=list(SAYS), help="what constrained rows say")
     parser.add_argument("--steps", type=int, default=200, help="steps measured")
+    parser.add_argument("--step", type=float, default=1.6, help="milliseconds that each is said to take")
     parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), help="that fill")
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="8b", help="whose vocabulary")
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="0.6b", help="whose vocabulary")
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     arguments = parser.parse_args()
     sys.setswitchinterval(SWITCH)
@@ -304,12 +348,17 @@ def main() -> None:
     assert tokens is not None
     automaton = Automaton(source=source_of(Grammar(kind="json_schema", source=json.dumps(SCHEMA)), tokens).text)
     found = []
-    for rows in arguments.rows:
-        measured = measure(tokens, automaton, rows, arguments.steps, arguments.threads)
-        found.append(measured)
-        print(f"{rows} rows: {measured.entries} entries a step, {measured.drafts} drafts, {measured.fresh} masks sent")
-        for name, value in measured.microseconds.items():
-            print(f"  {name:<8} median {value.median:9.1f}  p99 {value.p99:9.1f}  least {value.least:9.1f} µs")
+    for counts in arguments.loads:
+        rows, free = map(int, counts.split("+"))
+        for says in arguments.says:
+            load = Load(rows, free, says, arguments.steps, arguments.step / 1000)
+            measured = measure(tokens, automaton, load, arguments.threads)
+            found.append(measured)
+            print(f"{rows} rows that say {says}, {free} free: {measured.tokens} tokens of constrained rows a step,"
+                  f" {measured.drafts} drafts, {measured.entries} masks, {measured.fresh} of them new")  # fmt: skip
+            for name, value in measured.microseconds.items():
+                print(f"  {name:<8} median {value.median:9.1f}  mean {value.mean:9.1f}  p99 {value.p99:9.1f}"
+                      f"  least {value.least:9.1f} µs")  # fmt: skip
     if arguments.out is not None:
         report.write(arguments.out, "mask_cpu", {"threads": arguments.threads, "measured": found})
 

@@ -8,29 +8,32 @@ from pathlib import Path
 import pytest
 
 from benchmarks import mask_cpu
-from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.masks import MaskStore
 from penstock.engine_core.grammar.sources import source_of
 from penstock.protocol.messages import Automaton, Grammar
 from tests.engine_core.grammar.vocabulary import tokens
 
 
-def test_every_part_is_measured_and_nothing_stays_wrapped() -> None:
+@pytest.mark.parametrize("says", mask_cpu.SAYS)
+def test_every_part_is_measured_and_nothing_stays_wrapped(says: str) -> None:
     source = source_of(Grammar(kind="json_schema", source=json.dumps(mask_cpu.SCHEMA)), tokens()).text
-    advance = Guide.advance
-    measured = mask_cpu.measure(tokens(), Automaton(source=source), 4, 12, 1)
-    assert Guide.advance is advance
-    assert (measured.rows, measured.steps) == (4, 12)
-    assert measured.drafts < measured.entries < 4.2 + measured.drafts  # a row whose masks take long sits steps out
-    assert set(measured.microseconds) == set(mask_cpu.COLUMNS)
-    for name in ("apply", "advance", "fill", "plan", "encode", "turn", "process", "path"):
+    known, load = MaskStore.known, mask_cpu.Load(4, 2, says, 12, 0.0016)
+    measured = mask_cpu.measure(tokens(), Automaton(source=source), load, 1)
+    assert MaskStore.known is known
+    assert measured.load == load
+    assert measured.tokens <= measured.entries <= 4.2 + measured.drafts  # a row whose masks take long sits steps out
+    assert set(measured.microseconds) == {*mask_cpu.WHOLE, "encode", *mask_cpu.PARTS}
+    for name in ("apply", "follow", "plan", "encode", "turn", "process"):
         assert measured.microseconds[name].least <= measured.microseconds[name].p99 > 0, name
 
 
 def test_the_command_writes_its_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["mask_cpu", "--shape", "smoke", "--rows", "2", "--steps", "3", "--out", str(tmp_path / "out.json")]
+    out = tmp_path / "out.json"
+    words = ["mask_cpu", "--shape", "smoke", "--loads", "2+1", "--steps", "3", "--out", str(out)]
     monkeypatch.setattr("sys.argv", words)
     mask_cpu.main()
-    assert json.loads((tmp_path / "out.json").read_bytes())["measured"][0]["rows"] == 2
+    loads = [each["load"] for each in json.loads(out.read_bytes())["measured"]]
+    assert [(load["rows"], load["free"], load["says"]) for load in loads] == [(2, 1, "anything"), (2, 1, "text")]
     assert "path" in capsys.readouterr().out
