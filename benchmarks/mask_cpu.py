@@ -63,7 +63,6 @@ PARTS: dict[str, tuple[type[Any], str]] = {
     "apply": (Scheduler, "apply"),
     "follow": (Scheduler, "follow"),
     "work": (Scheduler, "mask_work"),
-    "known": (MaskStore, "known"),
     "fill": (MaskStore, "_fill"),
     "plan": (Scheduler, "plan"),
     "outputs": (Scheduler, "outputs"),

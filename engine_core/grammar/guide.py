@@ -22,6 +22,7 @@ MOST_UNTAKEN = 512  # tokens that the automaton takes at once: 0.3 ms
 LONGEST_RUN = 64  # forced tokens looked at in one go
 SHORT_RUN = 16  # forced tokens behind which more is guessed
 FREE = 0.01  # seconds that a token's mask may take at any time: it is made beside a forward pass
+NEWEST = 1 / 16  # share of the last mask in what one is expected to take
 MOST_OWED = 0.25  # seconds beyond that, in all, before others have waited long enough
 
 
@@ -89,6 +90,17 @@ class Guide:
     def ready(self) -> bool:
         """Whether the mask of the next token is there, or any will do."""
         return self.failed or self.spot.stored
+
+    @property
+    def pace(self) -> float:
+        """Seconds that a mask of this automaton is expected to take."""
+        return MOST_OWED if self.states is None else self.states.pace
+
+    def took(self, seconds: float, masks: int) -> None:
+        """The next mask came with others of a step, all of which took so long to make."""
+        self.seconds = seconds
+        if self.states is not None:
+            self.states.pace += (seconds / masks - self.states.pace) * NEWEST
 
     @property
     def matcher(self) -> LLMatcher:

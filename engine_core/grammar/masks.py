@@ -5,6 +5,7 @@ A slot is given to a new mask only when no step in flight may still read the old
 
 `fill` may run in a thread. It holds no lock: the caller runs one at a time and leaves the guides alone meanwhile.
 Beside it `make` may run, with other guides. What it makes has no slot until `keep`, and leaves with the next step's.
+Masks that are few and quickly made are worth no thread: handing them over takes longer (`soon`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import fill_next_token_bitmask_par
+from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
 
 from penstock.engine_core.grammar.guide import Guide, first_line
 from penstock.engine_core.grammar.states import State
@@ -25,7 +26,9 @@ from penstock.engine_core.grammar.tokens import GrammarTokens
 
 Masks32 = npt.NDArray[np.int32]  # [rows, words]
 ABSENT = -1  # a mask is in no slot
+SOON = 0.0004  # seconds that masks may take which are made without a thread
 Job = tuple[Guide, int, list[int]]  # a guide, its first entry, and the drafts after each of which a mask is wanted
+Executors = Sequence[LLExecutor]  # for one family, and for several; none: all on this thread
 
 
 class MaskRow(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -51,6 +54,8 @@ class FilledMasks(msgspec.Struct, frozen=True):
     slots: bytes  # int32 [entries]
     new_slots: bytes  # int32 [new masks]
     bits: bytes  # uint32 [new masks, words]
+    late: tuple[Guide, ...] = ()  # whose masks were in no slot
+    made: int = 0  # masks, for those
 
 
 class MaskStatistics(msgspec.Struct, frozen=True):
@@ -109,29 +114,60 @@ class MaskStore:
 
         A row whose automaton fails goes on by any token but an end, and its guide raises when it takes that one.
         """
-        filled = self.known(step, rows)
-        if filled is not None:
-            return filled
-        slots: list[int] = []  # of all entries; ABSENT where it is not known yet
+        slots, waiting = self._look(rows)
+        return self._fill_waiting(step, applied, rows, slots, waiting, clock)
+
+    def soon(self, step: int, applied: int, rows: Sequence[MaskRow]) -> FilledMasks | None:
+        """The same, if all masks are in slots but for a few that will be there soon; else None, and nothing is done."""
+        slots, waiting = self._look(rows)
+        if waiting and sum([each.row.guide.pace * len(each.route) for each in waiting]) > SOON:
+            return None
+        return self._fill_waiting(step, applied, rows, slots, waiting, None, alone=True)
+
+    def _look(self, rows: Sequence[MaskRow]) -> tuple[list[int], list[Waiting]]:
+        """The slots of all entries, ABSENT where a mask is in none, and the rows that this is so for."""
+        slots: list[int] = []
         waiting: list[Waiting] = []
         for row in rows:
-            route = row.guide.route(row.drafts)
-            places = [ABSENT if state is None else self._slot(state) for state in route]
+            guide = row.guide
+            if not row.drafts and (state := guide.state) is not None:
+                stored: Stored | None = state.place
+                if stored is not None and stored.store is self._mark:
+                    slots.append(stored.slot)
+                    continue
+            route = guide.route(row.drafts)
+            places = [ABSENT if each is None else self._slot(each) for each in route]
             if ABSENT in places:
                 waiting.append(Waiting(row, len(slots), route))
             slots += places
+        return slots, waiting
+
+    def _fill_waiting(
+        self,
+        step: int,
+        applied: int,
+        rows: Sequence[MaskRow],
+        slots: list[int],
+        waiting: list[Waiting],
+        clock: Callable[[], float] | None,
+        *,
+        alone: bool = False,
+    ) -> FilledMasks:
+        """Make what is waited for. `alone`: on this thread."""
+        late, made = tuple([each.row.guide for each in waiting]), 0
         new: list[Stored] = []
         while waiting:  # a second time where the row failed that was in the same state
             met: set[State] = set()
             later: list[Waiting] = []
             now: list[Waiting] = []
             for each in waiting:
-                alone = each.route[0] if len(each.route) == 1 and clock is None else None
-                (later if alone in met else now).append(each)
-                if alone is not None:
-                    met.add(alone)
+                alike = each.route[0] if len(each.route) == 1 and clock is None else None
+                (later if alike in met else now).append(each)
+                if alike is not None:
+                    met.add(alike)
             self._last[[slot for slot in slots if slot != ABSENT]] = step
-            count = self._fill([each.row for each in now], clock)
+            count = self._fill([each.row for each in now], clock, () if alone else self._executors)
+            made += count
             found = self._assign(self._filled, count, step, applied, new)
             for each in now:
                 for entry, (state, stored) in enumerate(zip(each.route, found, strict=False), each.start):
@@ -142,25 +178,14 @@ class MaskStore:
             waiting = [each for each in later if each.route[0] is not None and self._slot(each.route[0]) == ABSENT]
             for each in later:
                 slots[each.start] = ABSENT if each.route[0] is None else self._slot(each.route[0])
-        return self._named(step, rows, slots, new)
-
-    def known(self, step: int, rows: Sequence[MaskRow]) -> FilledMasks | None:
-        """The masks of a step, if all of them are in slots: nothing is computed. None otherwise."""
-        slots: list[int] = []
-        for row in rows:
-            guide = row.guide
-            for each in guide.route(row.drafts) if row.drafts else (guide.state or guide.spot,):
-                stored = None if each is None else each.place
-                if stored is None or stored.store is not self._mark:
-                    return None
-                slots.append(stored.slot)
-        return self._named(step, rows, slots, [])
+        entries, places, new_slots, bits = self._columns(step, rows, slots, new)
+        return FilledMasks(entries, places, new_slots, bits, late, made)
 
     def make(self, guide: Guide, clock: Callable[[], float] | None = None) -> bytearray:
         """The mask behind all that a guide has taken. # uint32 [words]"""
         filled = bytearray(self._words * 4)
         masks = np.frombuffer(filled, np.int32).reshape(1, self._words)
-        self._fill_entries([MaskRow(guide, [], 0)], masks, clock, (self._beside, self._beside))
+        self._fill_entries([MaskRow(guide, [], 0)], masks, clock, (self._beside,))
         return filled
 
     def keep(self, spot: State, filled: bytearray, applied: int) -> None:
@@ -173,38 +198,37 @@ class MaskStore:
         stored: Stored | None = state.place
         return stored.slot if stored is not None and stored.store is self._mark else ABSENT
 
-    def _named(self, step: int, rows: Sequence[MaskRow], slots: list[int], new: list[Stored]) -> FilledMasks:
+    def _columns(
+        self, step: int, rows: Sequence[MaskRow], slots: list[int], new: list[Stored]
+    ) -> tuple[bytes, bytes, bytes, bytes]:
         if len(slots) == len(rows):
             entries = np.array([row.entry for row in rows], np.int32)
         else:
             ranges = [range(row.entry, row.entry + len(row.drafts) + 1) for row in rows]
             entries = np.fromiter(chain.from_iterable(ranges), np.int32, len(slots))
-        self._last[slots] = step
+        places = np.array(slots, np.int32)
+        self._last[places] = step
         new = [stored for stored in self._unsent if stored.store is not None] + new
         self._unsent = []
         self._fills += 1
         self._rows += len(rows)
         self._entries += len(slots)
         self._new += len(new)
-        return FilledMasks(
-            entries.tobytes(),
-            np.array(slots, np.int32).tobytes(),
-            np.array([mask.slot for mask in new], np.int32).tobytes(),
-            b"".join([mask.text for mask in new]),
-        )
+        new_slots = np.array([mask.slot for mask in new], np.int32)
+        return entries.tobytes(), places.tobytes(), new_slots.tobytes(), b"".join([mask.text for mask in new])
 
     def statistics(self) -> MaskStatistics:
         """Counters for metrics and tests."""
         return MaskStatistics(self._fills, self._rows, self._entries, self._new, self._failures)
 
-    def _fill(self, rows: Sequence[MaskRow], clock: Callable[[], float] | None) -> int:
+    def _fill(self, rows: Sequence[MaskRow], clock: Callable[[], float] | None, executors: Executors) -> int:
         """Fill the bits of each entry; how many there are."""
         count = sum([len(row.drafts) + 1 for row in rows])
         assert count <= self.most, "two steps' masks fit the store"
         if len(self._filled) < count * self._words * 4:
             self._filled = bytearray(count * self._words * 4)
         masks = np.frombuffer(self._filled, np.int32, count * self._words).reshape(count, self._words)
-        self._fill_entries(rows, masks, clock, self._executors)
+        self._fill_entries(rows, masks, clock, executors)
         return count
 
     def _fill_entries(
@@ -212,9 +236,9 @@ class MaskStore:
         rows: Sequence[MaskRow],
         masks: Masks32,
         clock: Callable[[], float] | None,
-        executors: tuple[LLExecutor, LLExecutor],
+        executors: Executors,
     ) -> None:
-        """Fill the entries of rows, one behind the other. Executors: for one family, and for several."""
+        """Fill the entries of rows, one behind the other."""
         jobs: list[Job] = []
         start = 0
         for row in rows:
@@ -242,7 +266,7 @@ class MaskStore:
             self._run([job], masks, executors)
             job[0].spend(clock() - began, len(job[2]) + 1)
 
-    def _run(self, jobs: Sequence[Job], masks: Masks32, executors: tuple[LLExecutor, LLExecutor]) -> None:
+    def _run(self, jobs: Sequence[Job], masks: Masks32, executors: Executors) -> None:
         """Fill each job's entries, from its first one on; all at once unless one of them fails."""
         if not jobs:
             return
@@ -304,22 +328,29 @@ class MaskStore:
             stored.remove()
 
 
-def call(jobs: Sequence[Job], masks: Masks32, executors: tuple[LLExecutor, LLExecutor]) -> None:
+def call(jobs: Sequence[Job], masks: Masks32, executors: Executors) -> None:
     """Threads that fill rows of one family wait for one another, so a family's rows are kept together."""
     families: dict[int, list[Job]] = {}
     for job in jobs:
         families.setdefault(id(job[0].family), []).append(job)
-    executor = executors[len(families) > 1]
+    executor = executors[min(len(families), len(executors)) - 1] if executors else None
     together = list(chain.from_iterable(families.values()))
     plain = [(guide.matcher, entry) for guide, entry, drafts in together if not drafts]
     drafted = [(guide.matcher, entry, drafts) for guide, entry, drafts in together if drafts]
     if drafted:
         fill_backwards(executor, drafted, masks)
-    if plain:
-        fill_next_token_bitmask_par(executor, plain, masks)
+    fill_plain(executor, plain, masks)
 
 
-def fill_backwards(executor: LLExecutor, drafted: Sequence[tuple[LLMatcher, int, list[int]]], masks: Masks32) -> None:
+def fill_plain(executor: LLExecutor | None, rows: Sequence[tuple[LLMatcher, int]], masks: Masks32) -> None:
+    if executor is not None and rows:
+        fill_next_token_bitmask_par(executor, rows, masks)
+        return
+    for matcher, entry in rows:
+        fill_next_token_bitmask(matcher, masks, entry)
+
+
+def fill_backwards(executor: LLExecutor | None, drafted: Sequence[tuple[LLMatcher, int, list[int]]], masks: Masks32) -> None:
     """Fill the entries of rows with drafts: from the one behind the last draft that may come back to the first.
 
     The library keeps the mask that it made last, and takes it for that of a later state with as many rows of items and
@@ -331,7 +362,7 @@ def fill_backwards(executor: LLExecutor, drafted: Sequence[tuple[LLMatcher, int,
     try:
         for place in range(max(ahead), -1, -1):
             here = [row for row, count in enumerate(ahead) if count == place]
-            fill_next_token_bitmask_par(executor, [(drafted[row][0], drafted[row][1] + place) for row in here], masks)
+            fill_plain(executor, [(drafted[row][0], drafted[row][1] + place) for row in here], masks)
             for row in here if place else ():
                 drafted[row][0].rollback(1)
                 ahead[row] -= 1

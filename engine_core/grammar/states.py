@@ -15,6 +15,7 @@ from penstock.engine_core.grammar.tokens import GrammarTokens
 MOST = 4096  # states of one automaton
 MOST_STEPS = 16384  # tokens from one of them to another
 BYTES = 1024  # of a state, and of four tokens that lead on from it
+UNPROVEN = 0.01  # seconds that a mask is expected to take before many were made
 LONGEST = 256  # bytes of an output that is a name
 Name = Position | bytes  # in a schema; or all that has been written
 
@@ -60,7 +61,7 @@ class States:
     A guide's thread alone makes states. Others may look for those that there are.
     """
 
-    __slots__ = ("_known", "_schema", "_steps", "_tokens", "counting", "start")
+    __slots__ = ("_known", "_schema", "_steps", "_tokens", "counting", "pace", "start")
 
     def __init__(self, tokens: GrammarTokens, source: str) -> None:
         self._tokens = tokens
@@ -68,6 +69,7 @@ class States:
         self._known: dict[Name, State] = {}
         self._steps = 0  # tokens that lead from one state to another
         self.counting = State(b"counting")  # behind a token whose state only the position tells
+        self.pace = UNPROVEN
         self.start = self._at(b"" if self._schema is None else self._schema.start)
 
     @property

@@ -1,4 +1,5 @@
 """Bitmasks of the steps in flight, filled beside the loop, one step after the other; and those that no step waits for.
+A step whose masks will be there sooner than a thread could begin with them has them filled at once.
 
 The store belongs to one thread at a time: to that of steps while one of them is being filled, to the loop otherwise. A
 guide that is lent to a mask beside the steps is nobody else's until that is made.
@@ -59,7 +60,7 @@ class BitmaskFiller:
         self._tokens = tokens
         self._fillers = fillers
         self._store: MaskStore | None = None
-        self._ready: list[tuple[MaskWork, FilledMasks, float]] = []  # steps whose masks were all in the store
+        self._ready: list[tuple[MaskWork, FilledMasks, float]] = []  # steps whose masks were filled at once
         self._rows = 0
         self._seconds = self._slowest = 0.0
         self._steps = Histogram(PART)
@@ -79,15 +80,15 @@ class BitmaskFiller:
         return 0 if self._store is None else self._store.most
 
     def start(self, work: MaskWork, applied: int) -> None:
-        """Fill a step's masks; steps up to `applied` are over. Where all of them are in the store, that is done now."""
+        """Fill a step's masks; steps up to `applied` are over."""
         assert self._store is not None
         self._applied = applied
         lent = [self._lent[row.guide] for row in work.rows if row.guide in self._lent] if self._lent else []
         if not (self.jobs.running or lent):
             began = time.perf_counter()
-            filled = self._store.known(work.step, work.rows)
+            filled = self._store.soon(work.step, applied, work.rows)
             if filled is not None:
-                self._ready.append((work, filled, time.perf_counter() - began))
+                self._ready.append((work, filled, told(filled, began)))
                 return
         clock = time.process_time if self._was_slow else None
         self.jobs.start(work, timed_fill, self._store, work, applied, clock, lent)
@@ -142,15 +143,19 @@ def timed_fill(
     clock: Callable[[], float] | None,
     lent: Iterable[Future[tuple[bytearray, float]]],
 ) -> tuple[FilledMasks, float]:
-    """Fill a step's masks, behind those that its guides are lent to. Guides are told what new ones took together."""
+    """Fill a step's masks, behind those that its guides are lent to."""
     wait(lent)
-    new = [row.guide for row in work.rows if not row.guide.ready or row.guide.covered(row.drafts) < len(row.drafts)]
     began = time.perf_counter()
     filled = store.fill(work.step, applied, work.rows, clock)
+    return filled, told(filled, began)
+
+
+def told(filled: FilledMasks, began: float) -> float:
+    """The seconds that masks took; the guides that waited for them are told."""
     seconds = time.perf_counter() - began
-    for guide in new:
-        guide.seconds = seconds
-    return filled, seconds
+    for guide in filled.late:
+        guide.took(seconds, filled.made)
+    return seconds
 
 
 def timed_make(store: MaskStore, guide: Guide, clock: Callable[[], float] | None) -> tuple[bytearray, float]:

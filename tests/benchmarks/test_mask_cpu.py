@@ -17,9 +17,9 @@ from tests.engine_core.grammar.vocabulary import tokens
 @pytest.mark.parametrize("says", mask_cpu.SAYS)
 def test_every_part_is_measured_and_nothing_stays_wrapped(says: str) -> None:
     source = source_of(Grammar(kind="json_schema", source=json.dumps(mask_cpu.SCHEMA)), tokens()).text
-    known, load = MaskStore.known, mask_cpu.Load(4, 2, says, 12, 0.0016)
+    fill, load = MaskStore._fill, mask_cpu.Load(4, 2, says, 12, 0.0016)
     measured = mask_cpu.measure(tokens(), Automaton(source=source), load, 1)
-    assert MaskStore.known is known
+    assert MaskStore._fill is fill
     assert measured.load == load
     assert measured.tokens <= measured.entries <= 4.2 + measured.drafts  # a row whose masks take long sits steps out
     assert set(measured.microseconds) == {*mask_cpu.WHOLE, "encode", *mask_cpu.PARTS}

@@ -300,11 +300,11 @@ def test_a_mask_made_beside_the_steps_leaves_with_the_next_of_them() -> None:
     assert (one.ready, two.ready) == (True, False)
     store.keep(two.spot, store.make(two), 0)
     assert two.ready
-    filled = store.known(2, [MaskRow(two, [], 0), MaskRow(one, [], 1)])
+    filled = store.soon(2, 0, [MaskRow(two, [], 0), MaskRow(one, [], 1)])
     assert filled is not None
     assert len(filled.new_slots) == 4
     assert executors.masks(filled)[0] >= {*ids("c"), END}
-    again = store.known(3, [MaskRow(two, [], 0)])
+    again = store.soon(3, 0, [MaskRow(two, [], 0)])
     assert again is not None
     assert again.new_slots == b"", "it was sent"
 
@@ -319,7 +319,7 @@ def test_a_mask_is_not_kept_where_steps_in_flight_may_read_every_slot() -> None:
     assert not guides[2].ready
     store.keep(guides[2].spot, made, 1)
     assert [each.ready for each in guides] == [False, True, True], "step 1 is over"
-    filled = store.known(3, [MaskRow(guides[2], [], 0)])
+    filled = store.soon(3, 0, [MaskRow(guides[2], [], 0)])
     assert filled is not None
     assert executors.masks(filled)[0] == set(ids("c"))
 
@@ -331,7 +331,7 @@ def test_a_mask_whose_slot_was_taken_before_it_left_is_not_sent() -> None:
     store.keep(second.spot, store.make(second), 0)
     store.keep(third.spot, store.make(third), 0)
     assert [each.ready for each in (first, second, third)] == [False, True, True]
-    filled = store.known(1, [MaskRow(second, [], 0)])
+    filled = store.soon(1, 0, [MaskRow(second, [], 0)])
     assert filled is not None
     assert len(filled.new_slots) == 8
     assert len(set(np.frombuffer(filled.new_slots, np.int32).tolist())) == 2
@@ -344,10 +344,10 @@ def test_an_output_without_states_has_a_spot_until_it_goes_on() -> None:
     assert found.state is None
     store.keep(found.spot, store.make(found), 0)
     assert found.ready
-    assert store.known(1, [MaskRow(found, [], 0)]) is not None
+    assert store.soon(1, 0, [MaskRow(found, [], 0)]) is not None
     found.advance(ids("a"))
     assert not found.ready
-    assert store.known(2, [MaskRow(found, [], 0)]) is None
+    assert store.soon(2, 0, [MaskRow(found, [], 0)]) is None
 
 
 def test_drafts_are_covered_as_far_as_the_masks_behind_them_are_there() -> None:
@@ -374,3 +374,44 @@ def test_a_mask_that_a_step_in_flight_reads_stays_although_it_was_made_again() -
     late = guide("regex", "c")
     store.keep(late.spot, store.make(late), 4)
     assert [each.ready for each in (one, third, late)] == [True, False, True]
+
+
+def test_masks_of_a_quick_automaton_are_made_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same masks, with and without drafts; of one that is not known to be quick, nothing is done."""
+    origin = guide("json_schema", USERS)
+    twin = origin.copy()
+    found = [MaskRow(origin, single('[{"id":'), 0), MaskRow(twin, [], 8)]
+    executors, store = Executors(64), MaskStore(tokens(), 64, 2)
+    assert store.soon(1, 0, found) is None
+    assert not (origin.ready or store.statistics().fills)
+    expected = executors.masks(MaskStore(tokens(), 64, 2).fill(1, 0, found))
+    for _ in range(99):
+        origin.took(0.0001, 9)
+    assert twin.pace < masks.SOON / 9, "it is the automaton's"
+    monkeypatch.setattr(masks, "fill_next_token_bitmask_par", None)
+    filled = store.soon(1, 0, found)
+    assert filled is not None
+    assert (filled.late, filled.made) == ((origin, twin), 9)
+    assert executors.masks(filled) == expected
+
+
+def test_masks_wait_for_a_thread_where_they_are_many_or_slow() -> None:
+    origin, store = guide("regex", "[ab]{1,64}"), MaskStore(tokens(), 64, 2)
+    for _ in range(99):
+        origin.took(masks.SOON / 4, 1)
+    ends = [origin.copy() for _ in range(5)]
+    for each, text in zip(ends, ("", "a", "aa", "aaa", "aaaa"), strict=True):
+        each.advance(single(text))
+    rows = [MaskRow(each, [], entry) for entry, each in enumerate(ends)]
+    assert store.soon(1, 0, rows) is None
+    assert store.soon(1, 0, rows[:3]) is not None
+    origin.took(0.01, 1)
+    assert store.soon(2, 1, rows) is None, "a single slow one"
+    assert store.soon(2, 1, rows[:3]) is not None, "they are in slots"
+
+
+def test_the_pace_of_an_output_without_states_is_unknown() -> None:
+    found = guide("json_schema", json.dumps({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}))
+    for _ in range(99):
+        found.took(0.00001, 1)
+    assert MaskStore(tokens(), 64, 2).soon(1, 0, [MaskRow(found, [], 0)]) is None

@@ -37,7 +37,7 @@ def agrees(origin: Guide, source: str, rng: random.Random, store: MaskStore, wri
     found, oracle, step, hits = origin.copy(), tokens().matcher(source), store.statistics().fills + 1, 0
     for place in range(longest):
         drafts = written[place : place + rng.randrange(3)]
-        hits += store.known(step, [MaskRow(found, [], 0)]) is not None
+        hits += store.soon(step, 0, [MaskRow(found, [], 0)]) is not None
         filled = store.fill(step + 1, step, [MaskRow(found, drafts, 0)])
         step = store.statistics().fills + 1
         slots = np.frombuffer(filled.slots, np.int32).tolist()

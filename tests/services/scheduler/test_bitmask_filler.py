@@ -163,3 +163,23 @@ def test_a_guide_that_is_lent_is_not_passed_on_even_where_its_mask_is_known() ->
     threads.run()
     steps.run()
     assert [masks.step for masks in bitmasks.finished()] == [2]
+
+
+def test_masks_of_a_quick_automaton_need_no_thread() -> None:
+    steps = Later()
+    bitmasks = BitmaskFiller(tokens(), steps, Inline(), 1)
+    bitmasks.renew(16)
+    origin = guide("regex", "[ab]*c")
+    bitmasks.start(MaskWork(1, 3, (MaskRow(origin, [], 0),)), 0)
+    assert (bitmasks.jobs.running, bitmasks.finished()) == (1, [])
+    steps.run()
+    assert len(bitmasks.finished()) == 1
+    pace = origin.pace
+    for _ in range(99):
+        origin.took(0.00001, 1)
+    origin.advance(ids("c"))
+    bitmasks.start(MaskWork(2, 3, (MaskRow(origin, [], 0),)), 1)
+    assert not bitmasks.jobs.running
+    assert [(masks.step, len(masks.new_slots)) for masks in bitmasks.finished()] == [(2, 4)]
+    assert 0 < origin.pace < pace
+    assert origin.seconds != 0.00001, "it was told what the last one took"
