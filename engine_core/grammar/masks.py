@@ -342,7 +342,7 @@ def call(jobs: Sequence[Job], masks: Masks32, executors: Executors) -> None:
     fill_plain(executor, plain, masks)
 
 
-def fill_plain(executor: LLExecutor | None, rows: Sequence[tuple[LLMatcher, int]], masks: Masks32) -> None:
+def fill_plain(executor: LLExecutor | None, rows: list[tuple[LLMatcher, int]], masks: Masks32) -> None:
     if executor is not None and rows:
         fill_next_token_bitmask_par(executor, rows, masks)
         return
@@ -350,7 +350,9 @@ def fill_plain(executor: LLExecutor | None, rows: Sequence[tuple[LLMatcher, int]
         fill_next_token_bitmask(matcher, masks, entry)
 
 
-def fill_backwards(executor: LLExecutor | None, drafted: Sequence[tuple[LLMatcher, int, list[int]]], masks: Masks32) -> None:
+def fill_backwards(
+    executor: LLExecutor | None, drafted: Sequence[tuple[LLMatcher, int, list[int]]], masks: Masks32
+) -> None:
     """Fill the entries of rows with drafts: from the one behind the last draft that may come back to the first.
 
     The library keeps the mask that it made last, and takes it for that of a later state with as many rows of items and

@@ -39,7 +39,8 @@ class Drafter:
         self.likely: list[int] = []  # the tokens that mostly follow those
         self.in_flight: deque[Sequence[int]] = deque()  # drafts of each step in flight that samples for it
         self.gain = gain  # of likely tokens
-        self._gained = 0  # tokens, by the likely run that the output is in
+        self._came = 0  # tokens of the likely run that the output is in
+        self._coming = 0  # of those, what steps in flight brought anyway when it was first seen
         self._proposers = proposers
         self._ending = ending
         self._acceptance = acceptance
@@ -69,6 +70,8 @@ class Drafter:
         forced, likely, place = self._path_forced, self._path_likely, 0
         for drafts in self.in_flight:
             place += (agreement(drafts, path, place) if drafts else 0) + 1
+        if not self._came:
+            self._coming = place - forced
         end = min(max(place, forced + likely) + free, place + most, len(path))
         if end <= place:
             return None
@@ -94,10 +97,10 @@ class Drafter:
                 self._acceptance.observe_forced(hit)
             elif place < likely_end:
                 self._acceptance.observe_likely(hit)
-                self._gained += hit
+                self._came += hit
                 if not hit or place == likely_end - 1:
-                    self.gain.observe(self._gained)
-                    self._gained = 0
+                    self.gain.observe(max(0, self._came - max(0, self._coming)))
+                    self._came = 0
             else:
                 self._acceptance.observe(hit, on_track=self._on_track)
                 self._on_track = hit

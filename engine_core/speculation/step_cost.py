@@ -151,8 +151,10 @@ class DraftCost:
         return DraftCostStatistics(self._draftings, sum(map(len, self._classes.values())))
 
 
-def draft_lengths(rows: int, chances: Sequence[Sequence[float]], cost: StepCost, most: int) -> list[int]:
-    """Lengths of the drafts of a step of `rows` rows, at most `most` in all.
+def draft_lengths(
+    rows: int, chances: Sequence[Sequence[float]], cost: StepCost, most: int, host: float = 0.0
+) -> list[int]:
+    """Lengths of the drafts of a step of `rows` rows, at most `most` in all. They must be worth `host` seconds more.
 
     chances: of each drafted row, that its draft is accepted up to each place; they fall along it. A step is expected to
     give one token for each row and each draft's chance of one. Drafts are taken by falling chance, so that each row
@@ -166,6 +168,7 @@ def draft_lengths(rows: int, chances: Sequence[Sequence[float]], cost: StepCost,
     count = len(order)
     if seconds is not None:
         tokens = rows + np.concatenate((np.zeros(1), np.cumsum(flat[order])))
+        seconds[1:] += host
         count = int(np.argmax(tokens / seconds))
     owners = np.repeat(np.arange(len(chances)), [len(row) for row in chances])
     lengths: list[int] = np.bincount(owners[order[:count]], minlength=len(chances)).tolist()

@@ -180,6 +180,17 @@ def test_a_run_brings_what_comes_true_of_it_however_it_comes() -> None:
     assert (one.gain._tokens, one.gain._trials) == (3, 1)
 
 
+def test_a_run_brings_nothing_that_steps_in_flight_brought_anyway() -> None:
+    """Two steps are in flight when it is first seen, so that its first two tokens would have come in any case."""
+    for length, brought in ((1, 0), (2, 0), (5, 3)):
+        one = drafter()
+        one.in_flight.extend([(), ()])
+        for place in range(5, 6 + length):
+            one.likely = TEXT[place : 5 + length] or [7]
+            one.draft(array("i", TEXT[:place]), 4, 100)
+        assert (one.gain._tokens, one.gain._trials) == (brought, 1)
+
+
 def test_a_draft_that_is_never_worth_it_is_looked_at_ever_less_often() -> None:
     reciter = Reciter()
     one = drafter(reciter)

@@ -62,3 +62,11 @@ def test_what_nothing_is_known_of_is_tried() -> None:
 
 def test_a_hopeless_row_gets_none_beside_a_good_one() -> None:
     assert draft_lengths(2, [[0.01, 0.001], [0.9, 0.8]], measured(2, 0.01, 0.0005), 100) == [0, 2]
+
+
+def test_drafts_are_worth_the_time_of_the_host() -> None:
+    """A token more is worth a row's share of the step: 25 us among 64 rows, all of it for one."""
+    cost = measured(64, 1.6e-3, 0.0)
+    assert draft_lengths(64, [[1.0, 1.0]], cost, 100, 6e-5) == [0]
+    assert draft_lengths(64, [[1.0, 1.0], [1.0]], cost, 100, 6e-5) == [2, 1]
+    assert draft_lengths(1, [[1.0]], measured(1, 1e-3, 0.0), 100, 6e-5) == [1]
