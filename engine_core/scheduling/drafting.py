@@ -7,6 +7,8 @@ requested last, with blocks that nothing else needs, and a step without room for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -81,20 +83,23 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int, ready: R
     """Drafts for the rows of the batch, at most `budget` tokens in all. No row is drafted past its limit, and none of
     `ready` past its masks."""
     slots, options = state.slots, state.options.speculation
-    rows = slots.drafting[batch.slots].nonzero()[0]
-    room = (slots.limit - slots.num_computed_tokens)[
-        batch.slots[rows]
-    ] - 2  # the step's own token is one of those allowed
     found: list[tuple[int, Drafter, Draft]] = []
-    for row, most in zip(rows.tolist(), np.minimum(room, options.max_row_drafts).tolist(), strict=True):
-        sequence = batch.sequences[row]
-        if most > 0 and sequence.drafter is not None:
-            draft = sequence.drafter.draft(sequence.tokens, options.num_speculative_tokens, most)
-            if draft is not None and (guide := ready.get(sequence)) is not None:
-                count = guide.covered(draft.tokens)
-                draft = Draft(draft.tokens[:count], draft.chances[:count]) if count else None
-            if draft is not None:
-                found.append((row, sequence.drafter, draft))
+    for row, sequence in enumerate(batch.sequences):
+        drafter = sequence.drafter
+        if drafter is None or drafter.is_idle:
+            continue
+        slot = sequence.slot
+        room = int(slots.limit[slot] - slots.num_computed_tokens[slot]) - 2  # the step's own token is one of those
+        if room <= 0:
+            continue
+        drafter.in_flight = drafts_in_flight(state, sequence)
+        most = min(room, options.max_row_drafts)
+        draft = drafter.draft(sequence.tokens, options.num_speculative_tokens, most)
+        if draft is not None and (guide := ready.get(sequence)) is not None:
+            count = guide.covered(draft.tokens)
+            draft = Draft(draft.tokens[:count], draft.chances[:count]) if count else None
+        if draft is not None:
+            found.append((row, drafter, draft))
     if not found:
         return None
     lengths = draft_lengths(
@@ -117,18 +122,10 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int, ready: R
     )
 
 
-def start_drafts(state: SchedulerState, batch: RunningBatch, drafts: Drafts | None) -> tuple[Sequence, ...]:
-    """The step leaves: tell each drafter what its sequence has in flight. `batch` holds every row that samples; those
-    with a drafter are returned, for `finish_drafts`."""
-    rows = state.slots.drafting[batch.slots].nonzero()[0]
-    carried = {} if drafts is None else dict(zip(drafts.rows.tolist(), drafts.ids, strict=True))
-    drafting = []
-    for row in rows.tolist():
-        sequence = batch.sequences[row]
-        assert sequence.drafter is not None
-        sequence.drafter.in_flight.append(carried.get(row, ()))
-        drafting.append(sequence)
-    return tuple(drafting)
+def drafts_in_flight(state: SchedulerState, sequence: Sequence) -> list[SequenceOf[int]]:
+    """The drafts that a sequence has in each step in flight that samples for it."""
+    steps = state.steps.in_flight
+    return [step.carried.get(row, ()) for step in steps if (row := step.batch.row(sequence)) >= 0]
 
 
 def roll_back_rejected(
@@ -174,17 +171,13 @@ def count_drafts(
 
 
 def finish_drafts(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:
-    """The step's result is being applied: record how long it took, and the drafting behind the step before; its drafts
-    are no longer in flight."""
+    """The step's result is being applied: record how long it took, and the drafting behind the step before."""
     if not inflight.chunks and result.busy > 0.0:
         rows = len(inflight.batch.slots)
         state.spec.cost.observe(rows, rows + (0 if inflight.drafts is None else inflight.drafts.total), result.busy)
     before = inflight.drafting_before
     if before is not None and before.turns and result.drafting > 0.0:
         state.spec.device_drafts.cost.observe(before.rows, before.turns, result.drafting)
-    for sequence in inflight.drafting:
-        assert sequence.drafter is not None
-        sequence.drafter.in_flight.popleft()
 
 
 def with_device_drafts(
@@ -245,7 +238,11 @@ NO_DRAFTS_REQUESTED = RequestedDrafts()
 
 
 def request_drafts(
-    state: SchedulerState, batch: RunningBatch, drafts: Drafts | None, chunks: list[Chunk]
+    state: SchedulerState,
+    batch: RunningBatch,
+    drafts: Drafts | None,
+    carried: Mapping[int, list[int]],
+    chunks: list[Chunk],
 ) -> RequestedDrafts:
     """Close the accounts of the step's own drafts and ask for those of the next one.
 
@@ -263,7 +260,7 @@ def request_drafts(
     device_drafts.available[slots] = 0
     options = state.options
     most = min(options.speculation.max_step_drafts, options.max_num_batched_tokens - len(slots))
-    forget_device_drafts(state, batch, room)
+    forget_device_drafts(state, batch, carried, room)
     lengths = device_drafts.choose_lengths(slots, room, most, state.spec.cost, state.steps.planned, stretch(state))
     short = claim_blocks(state, slots, lengths)
     state.spec.drafted = None if chunks else DraftingWork(int(np.count_nonzero(lengths)), int(lengths.max(initial=0)))
@@ -272,30 +269,29 @@ def request_drafts(
     return RequestedDrafts(drafting_columns(state, batch, lengths, chunks), told, short)
 
 
-def forget_device_drafts(state: SchedulerState, batch: RunningBatch, room: Ints) -> None:
+def forget_device_drafts(
+    state: SchedulerState, batch: RunningBatch, carried: Mapping[int, list[int]], room: Ints
+) -> None:
     """Drop the awaited drafts of guided rows, which are used up. A row whose forced tokens reach beyond the steps in
     flight, this one included, needs no new ones."""
-    for row in guided(state, batch):
+    for row in batch.guided.tolist():
         sequence = batch.sequences[row]
         sequence.device_drafts = None
         drafter = sequence.drafter
-        if drafter is not None and len(drafter.forced) > sum([1 + len(drafts) for drafts in drafter.in_flight]):
-            room[row] = 0
+        if drafter is not None and drafter.forced:
+            drafts = [*drafts_in_flight(state, sequence), carried.get(row, ())]
+            if len(drafter.forced) > sum([1 + len(each) for each in drafts]):
+                room[row] = 0
 
 
 def await_drafts(state: SchedulerState, batch: RunningBatch, lengths: Ints) -> tuple[AwaitedDrafts, ...]:
     """The ids of guided rows' drafts come with the step's result: masks behind them depend on them."""
     found = []
-    for row in guided(state, batch):
+    for row in batch.guided.tolist():
         if length := int(lengths[row]):
             ids = batch.sequences[row].device_drafts = [OWN_DRAFT] * length
             found.append(AwaitedDrafts(ids, length))
     return tuple(found)
-
-
-def guided(state: SchedulerState, batch: RunningBatch) -> list[int]:
-    rows: list[int] = state.slots.guided[batch.slots].nonzero()[0].tolist() if state.slots.guides else []
-    return rows
 
 
 def claim_blocks(state: SchedulerState, slots: Ints, lengths: Ints) -> Ints:

@@ -37,7 +37,7 @@ def sit_out(state: SchedulerState, batch: RunningBatch) -> tuple[RunningBatch, R
     """The rows of a batch without those whose masks are late; of the ones that stay, those that others do not wait for,
     so that no entry of theirs may need a mask that is not there; and whether rows without masks wait for others' masks,
     None where there are not both."""
-    guided = state.slots.guided[batch.slots].nonzero()[0].tolist()
+    guided: list[int] = batch.guided.tolist()
     waits = state.steps.patience.waits if 0 < len(guided) < len(batch.slots) else None
     found = guided if waits is False else slow_rows(state, batch, guided)
     if not found or len(found) == len(batch.slots):

@@ -32,7 +32,6 @@ from penstock.engine_core.scheduling.drafting import (
     draft_rows,
     no_slots,
     request_drafts,
-    start_drafts,
     with_device_drafts,
 )
 from penstock.engine_core.scheduling.images import cut_at_images, whole_ahead
@@ -252,7 +251,8 @@ def finish_plan(
     sampled = [chunk.sequence.slot for chunk in builder.chunks if chunk.sample]
     if sampled:
         batch = joined(batch, slots.batch(np.array(sampled)))
-    guided, behind = guided_rows(state, batch, drafts) if slots.guides else ((), 0)
+    carried = {} if drafts is None else drafts.by_row()
+    guided, behind = guided_rows(state, batch, drafts, carried) if len(batch.guided) else ((), 0)
     if state.steps.wanted and guided:
         planned = {row.sequence.guide for row in guided}
         state.steps.wanted = [guide for guide in state.steps.wanted if guide not in planned]
@@ -264,14 +264,13 @@ def finish_plan(
     if len(spent):
         slots.pause(spent)  # the step's token may be their last: a length stop is known ahead
     chunks = [finish_chunk(state, chunk, step, microbatch) for chunk in builder.chunks]
-    drafting = start_drafts(state, batch, drafts) if slots.drafters else ()
     made, asked = state.spec.drafted, NO_DRAFTS_REQUESTED
     if state.spec.device_drafts.most:
-        asked = request_drafts(state, batch, drafts, builder.chunks)
+        asked = request_drafts(state, batch, drafts, carried, builder.chunks)
     if len(asked.short):
         grow_rows(state, builder, asked.short)
     inflight = InFlightStep(
-        step, batch, tuple(builder.chunks), drafts, drafting, guided, asked.told, made, microbatch, behind,
+        step, batch, tuple(builder.chunks), drafts, carried, guided, asked.told, made, microbatch, behind,
         planned=state.stats.now, kept=kept, waits=builder.waits,
     )  # fmt: skip
     state.steps.in_flight.append(inflight)
@@ -431,18 +430,16 @@ class MaskWork:
     rows: tuple[MaskRow, ...]
 
 
-def guided_rows(state: SchedulerState, batch: RunningBatch, drafts: Drafts | None) -> tuple[tuple[GuidedRow, ...], int]:
+def guided_rows(
+    state: SchedulerState, batch: RunningBatch, drafts: Drafts | None, carried: dict[int, list[int]]
+) -> tuple[tuple[GuidedRow, ...], int]:
     """The batch's rows that sample under a mask, and the last planned step that ran any of them."""
-    slots = state.slots
-    rows = slots.guided[batch.slots].nonzero()[0]
-    if not len(rows):
-        return (), 0
-    behind = int(slots.last[batch.slots[rows]].max())
+    rows = batch.guided
+    behind = int(state.slots.last[batch.slots[rows]].max())
     if drafts is None:
         return tuple([GuidedRow(batch.sequences[row], row, row, []) for row in rows.tolist()]), behind
     sizes = drafts.sizes(len(batch.slots))
     entries = (np.cumsum(sizes) - sizes)[rows]
-    carried = dict(zip(drafts.rows.tolist(), drafts.ids, strict=True))
     return tuple(
         [
             GuidedRow(batch.sequences[row], row, entry, carried.get(row, []))

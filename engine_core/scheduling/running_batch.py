@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,14 @@ class RunningBatch:
     sources: Ints
     sequences: list[Sequence]
     source: int  # the one source of all rows, -1 when they differ
+    guided: Ints  # rows whose sequences follow a grammar
+    _rows: dict[Sequence, int] = field(default_factory=dict)
+
+    def row(self, sequence: Sequence) -> int:
+        """Which row is a sequence's, -1 if none."""
+        if not self._rows:
+            self._rows.update({each: row for row, each in enumerate(self.sequences)})
+        return self._rows.get(sequence, -1)
 
 
 def blocks_at_end(sequence: Sequence, layout: BlockLayout) -> int:
@@ -45,6 +53,7 @@ def joined(first: RunningBatch, second: RunningBatch) -> RunningBatch:
         np.concatenate((first.sources, second.sources)),
         first.sequences + second.sequences,
         first.source if first.source == second.source else -1,
+        np.concatenate((first.guided, second.guided + len(first.slots))),
     )
 
 
@@ -94,8 +103,7 @@ class Slots:
         self.microbatch = np.zeros(count, np.int64)  # that the slot decodes in
         self.sizes = [0] * microbatches  # ready slots of each
         self.guided = np.zeros(count, bool)  # the sequence follows a grammar
-        self.drafting = np.zeros(count, bool)  # the sequence may have drafts
-        self.guides = self.drafters = 0  # how many are set
+        self.guides = self.drafters = 0  # sequences that follow a grammar, and that may have drafts
         self._free = list(range(count - 1, -1, -1))
         self._lives = 0
         self._batches: list[RunningBatch | None] = [None] * microbatches
@@ -138,7 +146,6 @@ class Slots:
         self.addresses.numbers[slot] = sequence.index
         self.addresses.sources[slot] = sequence.request.source
         self.guided[slot] = sequence.guide is not None
-        self.drafting[slot] = sequence.drafter is not None
         self.guides += sequence.guide is not None
         self.drafters += sequence.drafter is not None
         return slot
@@ -200,6 +207,7 @@ class Slots:
             sources,
             sequences,
             int(sources[0]) if single and len(rows) else -1,
+            self.guided[rows].nonzero()[0],
         )
 
     def clear(self) -> None:

@@ -227,10 +227,6 @@ class Scheduler:
         state.steps.in_flight.clear()
         state.steps.unmasked.clear()
         state.steps.wanted.clear()
-        for request in state.requests.values():
-            for sequence in request.sequences.values():
-                if sequence.drafter is not None:
-                    sequence.drafter.in_flight.clear()
         state.steps.followed = state.steps.applied = state.steps.planned
         state.steps.stopped.clear()
         for sequence in [sequence for sequence in state.slots.sequences if sequence is not None]:

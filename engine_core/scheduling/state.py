@@ -67,6 +67,9 @@ class Drafts:
         sizes[self.rows] += self.counts
         return sizes
 
+    def by_row(self) -> dict[int, list[int]]:
+        return dict(zip(self.rows.tolist(), self.ids, strict=True))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AwaitedDrafts:
@@ -92,7 +95,7 @@ class InFlightStep:
     batch: RunningBatch
     chunks: tuple[Chunk, ...]
     drafts: Drafts | None = None
-    drafting: tuple[Sequence, ...] = ()  # rows that have a drafter
+    carried: dict[int, list[int]] = field(default_factory=dict)  # the drafts of rows that have some
     guided: tuple[GuidedRow, ...] = ()
     awaited_drafts: tuple[AwaitedDrafts, ...] = ()
     drafting_before: DraftingWork | None = None  # the drafting behind the step before

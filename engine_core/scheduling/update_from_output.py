@@ -52,7 +52,7 @@ def apply(state: SchedulerState, result: StepResult) -> None:
         collect_prompt_logprobs(inflight, result)
     if inflight.waits is not None and not inflight.chunks:
         state.steps.patience.observe(inflight.waits, result.busy, result.waited)
-    if inflight.drafting or state.spec.device_drafts.most:
+    if state.slots.drafters or state.spec.device_drafts.most:
         finish_drafts(state, inflight, result)
     if state.traces.running:
         now = state.stats.now
@@ -92,8 +92,7 @@ def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> N
         if not sequence.ended:  # preempted since: its tokens in flight still count
             kept[row] = True
             suspects[row] |= len(sequence.tokens) >= sequence.request.limit
-    if inflight.guided:
-        suspects[[guided.row for guided in inflight.guided]] = False
+    suspects[batch.guided] = False
     rows = (suspects & kept).nonzero()[0].tolist()
     ended_rows = check_stop_rows(inflight, rows, tokens, counts) if rows else {}
     if state.steps.stopped:

@@ -8,7 +8,6 @@ drafts are what follows on the path. A wrong draft is rejected on the device and
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -30,14 +29,15 @@ class Draft:
 
 
 class Drafter:
-    """Owner of one sequence's predicted path. The scheduler sets `forced`, `likely` and `in_flight` as they change."""
+    """Owner of one sequence's predicted path. The scheduler sets `forced` and `likely` as they change, and `in_flight`
+    before each `draft`."""
 
     def __init__(
         self, proposers: tuple[Proposer, ...], ending: frozenset[int], acceptance: Acceptance, gain: Gain
     ) -> None:
         self.forced: list[int] = []  # the tokens that the grammar forces next
         self.likely: list[int] = []  # the tokens that mostly follow those
-        self.in_flight: deque[Sequence[int]] = deque()  # drafts of each step in flight that samples for it
+        self.in_flight: list[Sequence[int]] = []  # drafts of each step in flight that samples for it
         self.gain = gain  # of likely tokens
         self._came = 0  # tokens of the likely run that the output is in
         self._coming = 0  # of those, what steps in flight brought anyway when it was first seen
@@ -55,12 +55,17 @@ class Drafter:
         """Whether the next `draft` will use `forced` and `likely`."""
         return self._skips == 0
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether `draft` would find nothing and change nothing."""
+        return not (self.forced or self.likely or self._skips or self._proposers)
+
     def draft(self, tokens: array[int], free: int, most: int) -> Draft | None:
         """A draft for the next step: at most `most` tokens, of which at most `free` are neither forced nor likely."""
         if self._skips:
             self._skips -= 1
             return None
-        if not (self.forced or self.likely or self._proposers):
+        if self.is_idle:
             return None  # tokens are compared with the path at the next draft
         self._learn(tokens)
         flying = sum([len(drafts) + 1 for drafts in self.in_flight])
