@@ -299,10 +299,10 @@ class Guide:
                 known = states.within(state, token, make=True)
             if known is not None:
                 self._untaken.append(token)
-                if states is not None and known is states.counting:
-                    self._find(token, asks=False)
-                else:
-                    self.state = known
+                if states is not None and state is not None and known is states.counting:
+                    self._name, known = states.count(state, self._name, token)
+                    self._spot = None
+                self.state = known
             elif token in ends:
                 if not self.may_end():
                     raise EngineFailure("the output ended inside its structure")
@@ -313,7 +313,7 @@ class Guide:
             elif self.ended:
                 raise EngineFailure("the output went on after its end")
             else:
-                self._find(token, asks=True)
+                self._find(token)
             if spacing is not None:
                 spacing.take(token)
             if unique is not None:
@@ -322,30 +322,32 @@ class Guide:
     def step(self, token: int) -> bool:
         """Take one token of the output if it leads where the structure is known to go on; otherwise nothing is taken,
         and it is for `advance`."""
-        state = self.state
+        state, states, name = self.state, self.states, self._name
         if state is None:
             return False
         known = state.next.get(token)
         if known is None and state.spans is not None:
             known = state.spans.get(self._tokens.characters(token))
+        if states is not None and known is states.counting:
+            name, known = states.count(state, name, token)
         if known is None or known.stopped is not False or len(self._untaken) >= MOST_UNTAKEN:
             return False
-        self.state = known
+        self.state, self._name = known, name
         self._untaken.append(token)
         if self._spacing is not None:
             self._spacing.take(token)
         return True
 
-    def _find(self, token: int, *, asks: bool) -> None:
-        """Go to the state behind a token. `asks`: it has not been taken here before, so the automaton takes it, unless
-        the mask allows it and leads to a state that is known."""
+    def _find(self, token: int) -> None:
+        """Go to the state behind a token that was not taken here before. The automaton takes it, unless the mask allows
+        it and it leads to a state that is known."""
         states, state, found = self.states, self.state, None
         if states is not None:
             exact, name, counting = states.follow(state, self._name, token)
             found = states.find(name, make=False)
-        if asks and found is not None and state is not None and leads(state, token):
+        if found is not None and state is not None and leads(state, token):
             self._untaken.append(token)
-        elif asks and not self.matcher.consume_token(token):
+        elif not self.matcher.consume_token(token):
             check(self._matcher)
             raise EngineFailure(f"token {token} is not allowed here")
         if states is not None:

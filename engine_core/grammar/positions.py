@@ -135,6 +135,8 @@ class Schema:
                 position, at = self._in_key(position, data, at)
             elif phase == NUMBER:
                 position, at = in_number(position, data, at)
+            elif data[at] in BLANKS:
+                position, at = self._blank(position, data, at)
             else:
                 position, at = self._between(position, data[at]), at + 1
         return position
@@ -156,16 +158,21 @@ class Schema:
         frames = fold(position.frames)
         return position if frames is position.frames else position._replace(frames=frames)
 
+    def _blank(self, position: Position, data: bytes, at: int) -> tuple[Position, int]:
+        """Behind the whitespace between JSON tokens that begins here."""
+        end = at + 1
+        while end < len(data) and data[end] in BLANKS:
+            end += 1
+        if position.text is None or len(position.text) + end - at > MOST_TEXT:
+            return LOST, end
+        text = position.text + data[at:end]
+        if self._indented and (found := INDENTATION.match(text)):  # of which every blank is as good as another
+            text = b"\n" + b" " * len(found[1]) + text[found.end() :]
+        return position._replace(text=text), end
+
     def _between(self, position: Position, byte: int) -> Position:
-        """Behind one byte more between JSON tokens, or the first of one."""
-        frames, phase, text = position.frames, position.phase, position.text
-        if byte in BLANKS:
-            if text is None or len(text) > MOST_TEXT:
-                return LOST
-            text += bytes((byte,))
-            if self._indented and (found := INDENTATION.fullmatch(text)):  # of which every blank is as good as another
-                text = b"\n" + b" " * len(found[1])
-            return position._replace(text=text)
+        """Behind the first byte of a JSON token, or one that stands between two."""
+        frames, phase = position.frames, position.phase
         if phase in (VALUE, FIRST) and byte not in CLOSING:
             return self._begun(position, byte)
         if frames is None:

@@ -14,6 +14,7 @@ from penstock.engine_core.grammar.tokens import GrammarTokens
 
 MOST = 4096  # states of one automaton
 MOST_STEPS = 16384  # tokens from one of them to another
+MOST_COUNTED = 4096  # ends of items that are remembered
 BYTES = 1024  # of a state, and of four tokens that lead on from it
 UNPROVEN = 0.01  # seconds that a mask is expected to take before many were made
 LONGEST = 256  # bytes of an output that is a name
@@ -61,13 +62,16 @@ class States:
     A guide's thread alone makes states. Others may look for those that there are.
     """
 
-    __slots__ = ("_known", "_schema", "_steps", "_tokens", "counting", "pace", "start")
+    __slots__ = ("_counted", "_counts", "_known", "_schema", "_steps", "_tokens", "counting", "pace", "start")
 
     def __init__(self, tokens: GrammarTokens, source: str) -> None:
         self._tokens = tokens
         self._schema = schema_of(source, tokens.far)
         self._known: dict[Name, State] = {}
         self._steps = 0  # tokens that lead from one state to another
+        # By state, token and the identity of a name with all items counted: that name, the one behind, and its state.
+        self._counted: dict[tuple[State, int, int], tuple[Name | None, Name | None, State | None]] = {}
+        self._counts: dict[Position, Position] = {}  # each such name once
         self.counting = State(b"counting")  # behind a token whose state only the position tells
         self.pace = UNPROVEN
         self.start = self._at(b"" if self._schema is None else self._schema.start)
@@ -75,7 +79,7 @@ class States:
     @property
     def size(self) -> int:
         """Bytes that they take, about, besides the first."""
-        return (len(self._known) - 1) * BYTES + self._steps * BYTES // 4
+        return (len(self._known) - 1) * BYTES + self._steps * BYTES // 4 + len(self._counted) * BYTES // 2
 
     def follow(self, state: State | None, exact: Name | None, token: int) -> tuple[Name | None, Name | None, bool]:
         """Behind a token: the name with all items counted, the state's name, which is None where it has none, and
@@ -93,12 +97,31 @@ class States:
             there = self._schema.follow(before, text)
         except UncountedError:
             there, counting = self._schema.follow(unfolded(before, exact), text), True
+        if not counting and there.known and there.frames is before.frames:
+            return exact, there, False  # nothing was opened or closed
         if not there.known:
-            return unfolded(there, exact), None, True
+            return self._once(unfolded(there, exact)), None, True
         name = self._schema.folded(there)
         if counting or name is not there:
-            return unfolded(there, exact), name, True
+            return self._once(unfolded(there, exact)), name, True
         return exact, name, False
+
+    def count(self, state: State, exact: Name | None, token: int) -> tuple[Name | None, State | None]:
+        """Behind a token that leads to `counting`: the name with all items counted, and the state. Outputs that have
+        written as many items share both."""
+        key = state, token, id(exact)  # which is kept, so that nothing else gets its identity
+        found = self._counted.get(key)
+        if found is None:
+            behind, name, _ = self.follow(state, exact, token)
+            there = self.find(name, make=True)
+            found = self._counted[key] = exact, behind, there
+        return found[1], found[2]
+
+    def _once(self, exact: Position) -> Position:
+        """The same object for all outputs that have counted as much."""
+        if max(len(self._counts), len(self._counted)) >= MOST_COUNTED:
+            self._forget_counts()
+        return self._counts.setdefault(exact, exact)
 
     def find(self, name: Name | None, *, make: bool) -> State | None:
         """The state of a name; None where it has none, or has not been met and none is to be made."""
@@ -150,4 +173,9 @@ class States:
             if state.spans is not None:
                 state.spans.clear()
         self._known = {self.start.name: self.start}
+        self._forget_counts()
         self._steps = 0
+
+    def _forget_counts(self) -> None:
+        self._counted.clear()
+        self._counts.clear()

@@ -257,3 +257,37 @@ def test_alternatives_and_kinds_of_keys_are_states_of_their_own() -> None:
         for one, text in zip(found, texts, strict=True):
             one.advance(tokens().tokenizer.greedy_tokenize(text))
         assert found[0].state is not found[1].state
+
+
+def test_outputs_that_have_written_as_many_items_count_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the items were: the name with all items counted is the same object for all of them."""
+    items = {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 9}
+    origin = Guide(tokens(), automaton("json_schema", json.dumps(items)))
+    assert origin.states is not None
+    outputs = [origin.copy() for _ in range(8)]
+    walked: list[int] = []
+    follow = States.follow
+    monkeypatch.setattr(States, "follow", lambda *words: walked.append(1) or follow(*words))
+    for number, (one, said) in enumerate(zip(outputs, itertools.product(("true", "false"), repeat=3), strict=True)):
+        for text in ("[", said[0], ",", said[1], ",", said[2], ","):
+            one.advance(ids(text))
+        assert one._name is outputs[0]._name
+        if number == 3:
+            walked.clear()  # both have been said at the second place, and one at the first
+    assert len(walked) <= 4, "what the others know, behind another first word"
+    last = outputs[-1]
+    for text in ("true,",) * 5:
+        last.advance(ids(text))
+    last.advance(ids("true"))
+    with pytest.raises((GrammarFailure, RequestError)):
+        last.advance(ids(","))
+
+
+def test_what_counts_know_of_outputs_is_forgotten_with_the_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "MOST_COUNTED", 2)
+    origin = Guide(tokens(), automaton("json_schema", json.dumps({"type": "array", "items": {}, "minItems": 9})))
+    assert origin.states is not None
+    for text in ("[", *("true", ",") * 6):
+        origin.advance(ids(text))
+        assert len(origin.states._counted) <= 2
+        assert origin.states.size >= len(origin.states._counted) * states.BYTES // 2
