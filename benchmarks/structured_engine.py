@@ -37,6 +37,7 @@ from penstock.protocol.messages import Adapter, Automaton, Finish, Rejected, Sam
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.speculation import HEADS, WITH_MODEL
 from penstock.protocol.steps import AdapterLoaded, LoadAdapter, StepMasks, StepPlan
+from penstock.services.scheduler.bitmask_filler import step_masks
 
 MAX_MODEL_LEN = 1024
 Key = tuple[int, int]  # request, choice
@@ -240,8 +241,7 @@ def run(
             filled = store.fill(work.step, applied, work.rows)
             masked.rows += len(work.rows)
             masked.seconds += time.perf_counter() - began
-            columns = {name: getattr(filled, name) for name in filled.__struct_fields__}
-            masks[work.step] = StepMasks(step=work.step, epoch=work.epoch, **columns)
+            masks[work.step] = step_masks(work, filled)
 
     while True:
         while scheduler.in_flight < depth and (plan := scheduler.plan(now)) is not None:
