@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
 
-from penstock.engine_core.grammar.positions import likened, schema_of
+from penstock.engine_core.grammar.positions import BOUNDED, likened, schema_of
 
 VALUES = {"s": {"type": "string"}, "n": {"type": "integer", "minimum": 5, "maximum": 120}, "l": {"type": "array"},
           "t": {"type": "string", "maxLength": 9}, "p": {"type": "string", "pattern": "^a"}}  # fmt: skip
@@ -47,3 +48,17 @@ def test_digits_that_are_likened_may_go_on_alike() -> None:
             assert re.fullmatch(rb"[1-9][0-9]*", name)
             assert found.setdefault(name, rest) == rest
         assert len(found) < 4 * len(str(high)) + 2
+
+
+def test_whitespace_is_the_same_however_it_is_cut() -> None:
+    """Between two tokens of JSON, with what follows it; more than a line break and its indentation is not made one."""
+    options = {"whitespace_pattern": BOUNDED}
+    schema = schema_of("start: %json " + json.dumps({"type": "array", "x-guidance": options}), 2)
+    assert schema is not None
+    for blanks in itertools.product(b" \t\r\n", repeat=4):
+        text = b"[" + bytes(blanks) + b"1"
+        step = schema.start
+        for place in range(len(text)):
+            step = schema.follow(step, text[place : place + 1])
+            assert step == schema.follow(schema.start, text[: place + 1])
+    assert schema.follow(schema.start, b"[\n \n").text == b"\n \n"
