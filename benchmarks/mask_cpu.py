@@ -9,6 +9,9 @@ microseconds (median, mean, p99, least): `turn`, the CPU time of the loop's own 
 and `path`, the wall time from the turn that takes the result until the masks of the next step are encoded. A second run
 takes the turn apart, with the CPU time of each part in the thread that does it; its clocks are part of what it shows.
 The parts of native fills are in `process` alone.
+
+`--against TREE` measures another tree of this repository in turns with this one, round after round, and gives of each
+figure the least of the rounds: whatever else the machine does makes it larger.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import json
 import os
 import random
 import select
+import subprocess
 import sys
 import tempfile
 import time
@@ -330,6 +334,34 @@ def timing(seconds: list[float]) -> Timing:
     return Timing(*[round(float(value), 1) for value in found])
 
 
+def in_turns(against: Path, rounds: int, words: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """What the command says in another tree and in this one, each figure the least of the rounds."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for tree in (against.resolve(), report.ROOT) * rounds:
+        with tempfile.TemporaryDirectory() as place:
+            out, environment = Path(place) / "out.json", {**os.environ, "PYTHONPATH": str(tree)}
+            command = [sys.executable, "-m", "benchmarks.mask_cpu", *words, "--out", str(out)]
+            subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
+            measured = json.loads(out.read_bytes())
+        name = measured["commit"]
+        for known, new in zip(found.setdefault(name, measured["measured"]), measured["measured"], strict=True):
+            for part, times in new["microseconds"].items():
+                least = known["microseconds"][part]
+                least |= {each: min(least[each], value) for each, value in times.items()}
+    return found
+
+
+def compare(trees: dict[str, list[dict[str, Any]]]) -> None:
+    before, after = trees.values()
+    for one, other in zip(before, after, strict=True):
+        load = one["load"]
+        print(f"{load['rows']} rows that say {load['says']}, {load['free']} free")
+        for name in (*WHOLE[:2], "follow", "apply", "plan"):
+            first, second = one["microseconds"][name], other["microseconds"][name]
+            print(f"  {name:<8} median {first['median']:9.1f} {second['median']:9.1f}"
+                  f"  mean {first['mean']:9.1f} {second['mean']:9.1f} µs")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--loads", nargs="+", default=["64+0", "32+32", "256+0"], metavar="ROWS+FREE", help="of a step")
@@ -338,8 +370,20 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=1.6, help="milliseconds that each is said to take")
     parser.add_argument("--threads", type=int, default=max(1, len(os.sched_getaffinity(0)) // 2), help="that fill")
     parser.add_argument("--shape", choices=tuple(SHAPES), default="0.6b", help="whose vocabulary")
+    parser.add_argument("--against", type=Path, metavar="TREE", help="measure another tree as well, in turns")
+    parser.add_argument("--rounds", type=int, default=5, help="of both trees")
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     arguments = parser.parse_args()
+    if arguments.against is not None:
+        words = ["--loads", *arguments.loads, "--says", *arguments.says, "--steps", str(arguments.steps),
+                 "--step", str(arguments.step), "--threads", str(arguments.threads),
+                 "--shape", arguments.shape]  # fmt: skip
+        trees = in_turns(arguments.against, arguments.rounds, words)
+        compare(trees)
+        if arguments.out is not None:
+            rounds = ["--against", "TREE", "--rounds", str(arguments.rounds)]
+            report.write(arguments.out, "mask_cpu", {"trees": trees}, words + rounds)
+        return
     sys.setswitchinterval(SWITCH)
     with tempfile.TemporaryDirectory() as place:
         folder = make_folder(SHAPES[arguments.shape], Path(place))

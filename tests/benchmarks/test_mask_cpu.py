@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,3 +38,30 @@ def test_the_command_writes_its_figures(
     loads = [each["load"] for each in json.loads(out.read_bytes())["measured"]]
     assert [(load["rows"], load["free"], load["says"]) for load in loads] == [(2, 1, "anything"), (2, 1, "text")]
     assert "path" in capsys.readouterr().out
+
+
+def test_two_trees_are_measured_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The least of the rounds counts."""
+    trees: dict[str, str] = {"before": "9.0", "after": "5.0"}
+
+    def command(words: list[str], *, cwd: Path, **_: object) -> None:
+        name = "before" if cwd == tmp_path else "after"
+        load = {"rows": 2, "free": 0, "says": "text"}
+        times = {"median": float(trees[name]), "mean": 9.0, "p99": 9.0, "least": 9.0}
+        parts = dict.fromkeys((*mask_cpu.WHOLE, *mask_cpu.PARTS), times)
+        found = {"commit": name, "measured": [{"load": load, "microseconds": parts}]}
+        Path(words[-1]).write_text(json.dumps(found))
+        trees[name] = "7.0"
+
+    monkeypatch.setattr(mask_cpu, "subprocess", SimpleNamespace(run=command))
+    out = tmp_path / "out.json"
+    words = ["mask_cpu", "--against", str(tmp_path), "--rounds", "2", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", words)
+    mask_cpu.main()
+    found = json.loads(out.read_bytes())
+    medians = {name: each[0]["microseconds"]["turn"]["median"] for name, each in found["trees"].items()}
+    assert medians == {"before": 7.0, "after": 5.0}
+    assert str(tmp_path) not in found["command"]
+    assert "turn     median       7.0       5.0" in capsys.readouterr().out
