@@ -55,7 +55,7 @@ def test_two_trees_are_measured_in_turns(
         Path(words[-1]).write_text(json.dumps(found))
         trees[name] = "7.0"
 
-    monkeypatch.setattr(mask_cpu, "subprocess", SimpleNamespace(run=command))
+    monkeypatch.setattr(mask_cpu, "subprocess", SimpleNamespace(run=command, DEVNULL=None))
     out = tmp_path / "out.json"
     words = ["mask_cpu", "--against", str(tmp_path), "--rounds", "2", "--out", str(out)]
     monkeypatch.setattr("sys.argv", words)
