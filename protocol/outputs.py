@@ -11,6 +11,10 @@ from collections.abc import Iterator
 
 from penstock.protocol.message import Message, Part
 
+# Of an output token, by its number, the version of the weights that it and those behind it came from. On the first row
+# of a choice and where the version changes.
+Versions = tuple[tuple[int, str], ...]
+
 
 class Logprobs(Part, frozen=True):
     """Log-probabilities at consecutive positions, `width` columns each; column 0 is the token at that position."""
@@ -32,6 +36,7 @@ class TokenExtra(Part, frozen=True, kw_only=True):
     stop_token: int | None = None  # the stop token id that ended the choice, when the request named it
     vector: bytes | None = None  # float32, of a request that pools; on its one row
     error: str | None = None  # with Finish.ERROR, Finish.GRAMMAR and Finish.UNAVAILABLE
+    weights: Versions = ()
 
 
 class TokenBatch(Message, frozen=True, kw_only=True):
@@ -101,6 +106,7 @@ class TextExtra(Part, frozen=True, kw_only=True):
     vector: bytes | None = None  # float32, of a request that pools; on its one row
     approximations: tuple[str, ...] = ()  # on a choice's first row: what a lenient grammar only approximates
     error: str | None = None
+    weights: Versions = ()
 
 
 class TextBatch(Message, frozen=True, kw_only=True):

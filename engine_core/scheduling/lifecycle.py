@@ -196,7 +196,8 @@ def add(state: SchedulerState, request: Request) -> Sequence:
     rank = (-request.message.priority if state.options.policy == "priority" else 0, request.order, index)
     sequence = Sequence(request, index, rank, tokens, chain)
     if sequence.outputs:  # an earlier scheduler delivered what comes with a first token
-        sequence.began = sequence.prompt_logprobs.delivered = True
+        sequence.weights = ""
+        sequence.prompt_logprobs.delivered = True
         sequence.prompt_logprobs.positions = request.prompt_tokens
     equip(state, sequence)
     request.sequences[index] = sequence

@@ -41,6 +41,7 @@ def merged_extras(first: TokenExtra, later: TokenExtra) -> TokenExtra:
         said["logprobs"] = joined([scores for scores in (first.logprobs, later.logprobs) if scores is not None])
     if later.drafted is not None:
         said["drafted"] = later.drafted  # counted from the sequence's beginning
+    said["weights"] = first.weights + later.weights
     return msgspec.structs.replace(later, **said)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from penstock.engine_core.scheduling.lifecycle import add, cancel, preempt
 from penstock.engine_core.scheduling.recurrent_state import clear_states
+from penstock.engine_core.scheduling.request import PromptLogprobs
 from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.engine_core.scheduling.tracing import PREEMPTED
 from penstock.protocol.control import PauseMode
@@ -52,9 +53,10 @@ def release(state: SchedulerState) -> None:
         add(state, request)
 
 
-def forget_computed(state: SchedulerState, *, encoded: bool) -> None:
-    """Forget all that the executors have computed: blocks, states of recurrent layers, with `encoded` images too.
-    Running requests return to the queue, to be computed again from their tokens. No step is in flight."""
+def forget_computed(state: SchedulerState, version: str | None) -> None:
+    """Forget all that the executors have computed: blocks and states of recurrent layers; images and log-probabilities
+    of prompts too, where it was with other weights than those of this version, which they have now. Running requests
+    return to the queue, to be computed again from their tokens. No step is in flight."""
     assert not state.steps.in_flight
     for sequence in [sequence for sequence in state.slots.sequences if sequence is not None]:
         preempt(state, sequence, PREEMPTED)
@@ -64,5 +66,11 @@ def forget_computed(state: SchedulerState, *, encoded: bool) -> None:
     state.refused = None
     if state.kv.recurrent is not None:
         clear_states(state.kv.recurrent, None)
-    if encoded:
-        state.encoder_cache.clear()
+    if version is None:
+        return
+    state.steps.weights = version
+    state.encoder_cache.clear()
+    for request in state.requests.values():
+        for sequence in request.sequences.values():
+            if not sequence.prompt_logprobs.delivered:
+                sequence.prompt_logprobs = PromptLogprobs()

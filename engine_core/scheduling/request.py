@@ -37,7 +37,7 @@ class Sequence:
     borrowed: int = 0  # leading blocks that came from the prefix cache when it entered its slot
     cached: int = 0  # leading blocks that are in the prefix index
     last_step: int = 0  # last planned step of its former stays in slots
-    began: bool = False  # its first token was delivered
+    weights: str | None = None  # version that its last token came from; None: it has none; empty: from an earlier life
     ended: bool = False
     prompt_logprobs: PromptLogprobs = field(default_factory=PromptLogprobs)
     waits_for: tuple[Sequence, int, int] | None = None  # (sequence, its life, blocks): a prefix that is being computed
@@ -50,6 +50,11 @@ class Sequence:
     @property
     def outputs(self) -> int:
         return len(self.tokens) - self.request.prompt_tokens
+
+    @property
+    def began(self) -> bool:
+        """Whether its first token was delivered."""
+        return self.weights is not None
 
     @property
     def needs_prompt_logprobs(self) -> bool:

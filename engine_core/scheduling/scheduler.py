@@ -148,11 +148,16 @@ class Scheduler:
         """Plan no step while it is frozen, whatever the operator's pause is."""
         self._state.steps.pause.frozen = frozen
 
-    def forget_computed(self, now: float, *, encoded: bool = False) -> None:
-        """Forget all that executors have computed, with `encoded` their images too: what runs is computed again from
-        its tokens. No step is in flight."""
+    def forget_computed(self, now: float, version: str | None = None) -> None:
+        """Forget all that executors have computed: what runs is computed again from its tokens. `version`: of the
+        weights that they have now, where those are others. No step is in flight."""
         self._state.stats.now = now
-        pausing.forget_computed(self._state, encoded=encoded)
+        pausing.forget_computed(self._state, version)
+
+    def begin_with(self, version: str) -> None:
+        """A group that has computed nothing yet has the weights of this version."""
+        assert not self._state.steps.in_flight
+        self._state.steps.weights = version
 
     def follow(self, result: StepResult) -> None:
         """Advance the guides by the tokens of a result, which is all that masks of the next step wait for. `apply`

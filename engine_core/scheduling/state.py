@@ -32,7 +32,7 @@ from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.draft_model import DeviceDrafts
 from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
-from penstock.protocol.control import PauseMode
+from penstock.protocol.control import FIRST_VERSION, PauseMode
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import NO_STATE, keep_window
 
@@ -201,6 +201,7 @@ class StepState:
     planned: int = 0  # last planned step
     followed: int = 0  # last step whose tokens the guides have taken
     applied: int = 0  # last applied step
+    weights: str = FIRST_VERSION  # version of those that steps are run with; no step is in flight when it changes
 
 
 @dataclass(slots=True, eq=False)

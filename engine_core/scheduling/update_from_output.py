@@ -214,9 +214,11 @@ def first_token_extras(
         sequence, request = chunk.sequence, chunk.sequence.request
         if kept[row]:
             if not sequence.began:
-                sequence.began = True
                 state.stats.sequences.begin(sequence, state.stats.now)
                 note(extras, row, cached_tokens=request.cached)
+            if sequence.weights != state.steps.weights:  # none has gone on decoding since: it was computed again
+                sequence.weights = state.steps.weights
+                note(extras, row, weights=((sequence.outputs - 1, sequence.weights),))
             if (
                 sequence.index == 0
                 and request.needs_prompt_logprobs
@@ -388,7 +390,10 @@ def take_vectors(state: SchedulerState, inflight: InFlightStep, result: StepResu
         if sequence.ended:
             continue
         if np.isfinite(np.frombuffer(part.values, np.float32)).all():
-            finish, extra = Finish.STOP, TokenExtra(row=0, cached_tokens=request.cached, vector=part.values)
+            extra = TokenExtra(
+                row=0, cached_tokens=request.cached, vector=part.values, weights=((0, state.steps.weights),)
+            )
+            finish = Finish.STOP
         else:
             finish, extra = Finish.ERROR, TokenExtra(row=0, error=NOT_FINITE)
         ended.setdefault(request.source, []).append((request.message.id, sequence.index, finish, extra))

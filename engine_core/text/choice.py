@@ -247,6 +247,7 @@ class Choice:
             vector=extra.vector if extra is not None else None,
             approximations=self._approximations if first else (),
             error=extra.error if extra is not None and match is None else None,
+            weights=extra.weights if extra is not None else (),
         )
 
 

@@ -105,6 +105,7 @@ def merge_extras(first: TextExtra, second: TextExtra) -> TextExtra:
         drafted=second.drafted,
         reasons=first.reasons or second.reasons,
         reasoning_tokens=second.reasoning_tokens,
+        weights=first.weights + second.weights,
         error=second.error,
     )
 

@@ -105,9 +105,16 @@ class Choice(msgspec.Struct, eq=False):
     drafted: tuple[int, int] = (0, 0)  # draft tokens accepted and rejected
     reasoning_tokens: int = 0
     vector: bytes | None = None  # float32, where one was asked for
+    weights: list[tuple[int, str]] = []  # as `Versions`, but for what counts no more
     updated: bool = False  # among the choices that `get` will return
     begun: bool = False  # the stream has an event of this choice
     last: float = 0.0  # when the latest tokens arrived; 0 before the first
+
+    @property
+    def versions(self) -> list[tuple[int, str]]:
+        """The version of the weights that its tokens came from, each with the number of its first one. What came behind
+        a stop string is no token of it."""
+        return [(start, version) for start, version in self.weights if start < max(1, self.tokens)]
 
     def take_text(self) -> str:
         if not self.text:
@@ -152,10 +159,13 @@ class OutputCollector:
         name: str = "",
         field_names: Mapping[str, str] = OWN_NAMES,
         tells_abort: bool = False,
+        versioned: bool = False,
     ) -> None:
-        """tells_abort: a choice that the operator ends is complete as it is, once it has begun."""
+        """tells_abort: a choice that the operator ends is complete as it is, once it has begun. versioned: answers tell
+        the version of the weights."""
         self.n = n
         self.name = name  # the response's id, if it has one; set by its owner
+        self.versioned = versioned
         self._field_names = field_names
         self.prompts = [PromptFacts() for _ in range(prompts)]
         self.choices = [Choice(index, index // n) for index in range(prompts * n)]
@@ -172,8 +182,7 @@ class OutputCollector:
         self._began = now
         self._updated: list[Choice] = []
         self._timed: list[tuple[Choice, float]] = []  # choices with new tokens, and when these arrived
-        self._sink: OutputSink | None = None  # while the task awaits `get`
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: tuple[asyncio.Future[None], OutputSink | None] | None = None  # while the task awaits `get`
 
     @property
     def complete(self) -> bool:
@@ -245,7 +254,8 @@ class OutputCollector:
         """All rows of a batch have been put: write the stream, or wake the task. Its tokens are timed once they are on
         their way."""
         if self._waiter is not None:
-            written = not self.ended and self._sink is not None and self._sink.write(self, self._updated)
+            sink = self._waiter[1]
+            written = not self.ended and sink is not None and sink.write(self, self._updated)
             if written:
                 for choice in self._updated:
                     choice.updated = False
@@ -260,6 +270,11 @@ class OutputCollector:
                 self._timings.first_token.observe(now - self._began)
             choice.last = now
         self._timed.clear()
+
+    @property
+    def versions(self) -> list[str]:
+        """Versions of the weights that its tokens came from, each once."""
+        return list(dict.fromkeys(version for choice in self.choices for _, version in choice.versions))
 
     @property
     def failure(self) -> RequestError | None:
@@ -295,12 +310,12 @@ class OutputCollector:
         Of a response that is not streamed it waits for the end. Output that `sink` sends meanwhile does not count.
         """
         while not self.ended and not (self.stream and self._updated):
-            self._waiter = asyncio.get_running_loop().create_future()
-            self._sink = sink
+            arrived = asyncio.get_running_loop().create_future()
+            self._waiter = arrived, sink
             try:
-                await self._waiter
+                await arrived
             finally:
-                self._waiter = self._sink = None
+                self._waiter = None
         return self.get_nowait()
 
     def get_nowait(self) -> list[Choice]:
@@ -332,12 +347,18 @@ class OutputCollector:
             choice.vector = extra.vector
         if extra.drafted is not None:
             choice.drafted = extra.drafted
+        for start, version in extra.weights:
+            # A process that was lost may have told more than it delivered.
+            while choice.weights and choice.weights[-1][0] >= start:
+                choice.weights.pop()
+            if not choice.weights or choice.weights[-1][1] != version:
+                choice.weights.append((start, version))
         if extra.reasoning_tokens:
             choice.reasoning_tokens = extra.reasoning_tokens
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None and not self._waiter[0].done():
+            self._waiter[0].set_result(None)
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -41,7 +41,8 @@ MAX_SHOWN = 200  # characters of a name or an origin
 Headers = list[tuple[bytes, bytes]]
 
 METHODS = "GET, HEAD, POST, DELETE"
-EXPOSED = b"X-Request-Id, Retry-After"  # headers that a page may read beside the few that it always may
+# Headers that a page may read beside the few that it always may.
+EXPOSED = b"X-Request-Id, Retry-After, X-Penstock-Weight-Version"
 MAX_AGE = b"600"  # seconds that a browser may remember a preflight
 MAX_ASKED = 4096  # bytes of header names in a preflight
 

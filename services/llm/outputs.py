@@ -55,6 +55,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[Position] | None = None
     finish_reason: str | None = None  # stop, length or tool_calls, once it has ended
     stop_reason: str | int | None = None  # the stop string or the stop token id
+    weight_versions: list[tuple[int, str]] = []  # of the weights, each with the number of its first token
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -242,6 +243,7 @@ class OutputBuilder:
             logprobs=list(found.logprobs) if self._logprobs else None,
             finish_reason=FINISH_REASONS[choice.finish] if choice.finish != Finish.NONE else None,
             stop_reason=choice.stop_reason,
+            weight_versions=choice.versions,
         )
 
     def _metrics(self) -> RequestMetrics:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -94,10 +95,28 @@ class Remarks(msgspec.Struct, frozen=True, omit_defaults=True):
 
     approximations: tuple[str, ...] = ()  # what a lenient grammar does not hold exactly
     ignored: tuple[str, ...] = ()  # what of the request was left out, and why
+    weight_version: str = ""  # of the weights, where the server's can change; of several, that of the last tokens
+    weight_versions: tuple[WeightSpan, ...] = ()  # where the tokens are of several
 
     @classmethod
-    def of(cls, collector: OutputCollector, ignored: tuple[str, ...] = ()) -> Remarks | msgspec.UnsetType:
-        return cls(collector.approximations, ignored) if collector.approximations or ignored else msgspec.UNSET
+    def of(
+        cls, collector: OutputCollector, ignored: tuple[str, ...] = (), choice: Choice | None = None
+    ) -> Remarks | msgspec.UnsetType:
+        """choice: the only one that they are about."""
+        about = collector.choices if choice is None else [choice]
+        spans = [WeightSpan(one.index, *span) for one in about for span in one.versions] if collector.versioned else []
+        versions = {span.weight_version for span in spans}
+        last = max(spans, key=attrgetter("start")).weight_version if spans else ""
+        made = cls(collector.approximations, ignored, last, tuple(spans) if len(versions) > 1 else ())
+        return msgspec.UNSET if made == cls() else made
+
+
+class WeightSpan(msgspec.Struct, frozen=True):
+    """A choice's tokens from number `start` on came from these weights, up to its next entry."""
+
+    index: int  # of the choice
+    start: int
+    weight_version: str
 
 
 class FunctionAnswer(msgspec.Struct, frozen=True):

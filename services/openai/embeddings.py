@@ -156,6 +156,7 @@ async def pooled(
     context.set_timeout(request.timeout, "timeout")
     most = min(SLICE, app.config.api.max_queued_requests)
     client = context.client(request.user)
+    versioned = bool(app.config.api.admin_address)
     vectors: list[Vector] = []
     tokens = 0
     for low in range(0, len(submits), most):
@@ -164,10 +165,12 @@ async def pooled(
             for submit in submits[low : low + most]
         ]
         now = time.monotonic()
-        collector = OutputCollector(len(part), 1, stream=False, timings=app.traffic.timings, now=now)
+        collector = OutputCollector(
+            len(part), 1, stream=False, timings=app.traffic.timings, now=now, versioned=versioned
+        )
         engine_client.submit(part, collector, now)
         async with attended(collector, engine_client, context):
-            await whole(collector)
+            await whole(collector, context)
         vectors += vectors_of(collector)
         tokens += collector.usage.prompt_tokens
     context.outcome.prompt_tokens = tokens

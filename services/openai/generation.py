@@ -36,6 +36,8 @@ from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
+WEIGHT_VERSION = b"x-penstock-weight-version"  # of those that an answer came from, or several with commas
+
 STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -90,7 +92,7 @@ async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEnco
         if request.stream:
             await stream(outputs, encoder, context)
         else:
-            await whole(outputs)
+            await whole(outputs, context)
             await context.send_json(encoder.response(outputs))
 
 
@@ -109,6 +111,7 @@ def submit(app: AppState, request: GenerateRequest, context: RequestContext) -> 
     outputs = OutputCollector(
         len(request.prompts), request.n, stream=request.stream, timings=app.traffic.timings, now=now,
         name=request.id, field_names=request.field_names, tells_abort=request.tells_abort,
+        versioned=bool(app.config.api.admin_address),
     )  # fmt: skip
     prompts = request.prompts
     if context.adapter is not None:
@@ -117,13 +120,19 @@ def submit(app: AppState, request: GenerateRequest, context: RequestContext) -> 
     return outputs
 
 
-async def whole(outputs: OutputCollector) -> None:
-    """Wait for the last output. Raises the engine's error, or ClientDisconnect."""
+async def whole(outputs: OutputCollector, context: RequestContext) -> None:
+    """Wait for the last output. The response's headers tell its weights. Raises the engine's error, or
+    ClientDisconnect."""
     await outputs.get()
     if outputs.disconnected:
         raise ClientDisconnect
     if (failure := outputs.failure) is not None:
         raise failure
+    if outputs.versioned:
+        given = dict(context.response_headers).get(WEIGHT_VERSION)
+        versions = dict.fromkeys([*([] if given is None else given.decode().split(",")), *outputs.versions])
+        others = [each for each in context.response_headers if each[0] != WEIGHT_VERSION]
+        context.response_headers = [*others, (WEIGHT_VERSION, ",".join(versions).encode())]
 
 
 async def stream(outputs: OutputCollector, encoder: ResponseEncoder, context: RequestContext) -> None:

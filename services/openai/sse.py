@@ -175,8 +175,8 @@ class SSEEncoder:
         if choice.stop_reason is not None:
             reason += b',"stop_reason":' + escaped(ENCODE.encode(choice.stop_reason))
         end = self._last(collector, choice)
-        if approximations := collector.prompts[0].approximations:
-            end = b',"penstock":' + escaped(ENCODE.encode(Remarks(approximations))) + end
+        if (remarks := Remarks.of(collector, choice=choice)) is not msgspec.UNSET:
+            end = b',"penstock":' + escaped(ENCODE.encode(remarks)) + end
         return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end
 
 

@@ -174,6 +174,7 @@ class OperatorQueue:
         if not self._adopted:
             self._adopted = True
             self.path, self.version = executors.first.weights_path, executors.first.weight_version
+        scheduler.begin_with(self.version)
         if held != {(self.path, self.version)}:
             scheduler.freeze(frozen=True)
             self._changes.appendleft(Change(None, UpdateWeights(INTERNAL, self.path, self.version)))
@@ -229,7 +230,7 @@ class OperatorQueue:
             change.stage = Stage.WRITING
             self._ask(change, executors, WriteWeights(self._next(change), message.path, message.version))
         if change.stage is Stage.WRITING and not change.waits_for and isinstance(message, UpdateWeights):
-            scheduler.forget_computed(now, encoded=True)
+            scheduler.forget_computed(now, message.version)
             self.path, self.version = message.path, message.version
             scheduler.freeze(frozen=False)
             logs.info(log, "weights_updated", path=message.path, version=message.version)
@@ -245,6 +246,7 @@ class OperatorQueue:
             return
         self.path, self.version = "", FIRST_VERSION
         if {ready.weights_path for ready in executors.readies} == {""}:
+            scheduler.begin_with(self.version)
             scheduler.freeze(frozen=False)
             return
         for member in executors.peers:

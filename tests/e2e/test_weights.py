@@ -69,12 +69,17 @@ def asked(server: Server, prompt: Any, tokens: int) -> urllib.request.Request:
     )
 
 
-def stream(server: Server, prompt: Any, tokens: int = TOKENS, reasons: list[str] | None = None) -> Iterator[list[int]]:
-    """Ids as they come; why it ended goes to `reasons`."""
+def stream(
+    server: Server, prompt: Any, tokens: int = TOKENS, reasons: list[str] | None = None, remarks: Any = None
+) -> Iterator[list[int]]:
+    """Ids as they come; why it ended goes to `reasons`, and what is told of versions to `remarks`."""
     with urllib.request.urlopen(asked(server, prompt, tokens), timeout=LIMIT) as answer:
         for line in answer:
             if line.startswith(b"data: {"):
-                choice = json.loads(line[6:])["choices"][0]
+                event = json.loads(line[6:])
+                choice = event["choices"][0]
+                if remarks is not None:
+                    remarks.update(event.get("penstock", {}))
                 if reasons is not None and choice["finish_reason"]:
                     reasons.append(choice["finish_reason"])
                 yield choice.get("token_ids") or []
@@ -103,15 +108,20 @@ def update(server: Server, path: str = "new", **more: Any) -> Any:
 def test_a_stream_goes_on_with_the_new_weights_and_no_token_is_of_both(server: Server, fresh: Server) -> None:
     old, new, prompt = ids(server, PROMPT), ids(fresh, PROMPT), tokens_of(server)
     assert old[:20] != new[:20]
-    running = stream(server, PROMPT)
+    told: dict[str, Any] = {}
+    running = stream(server, PROMPT, remarks=told)
     found = [*next(running), *next(running), *next(running)]
     assert update(server) == {
         "success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 1,
         "weight_version": "1",
     }  # fmt: skip
     found += [token for part in running for token in part]
-    before = next(at for at, (one, other) in enumerate(zip(found, old, strict=True)) if one != other)
+    first, second = told["weight_versions"]
+    assert first == {"index": 0, "start": 0, "weight_version": "0"}
+    assert (second["weight_version"], told["weight_version"]) == ("1", "1")
+    before = second["start"]
     assert len(found) == TOKENS
+    assert found[:before] == old[:before]
     assert before > 0
     assert found[before:] == ids(fresh, prompt + found[:before], TOKENS - before)
     assert ids(server, PROMPT) == new, "what the old weights have cached is of no use"

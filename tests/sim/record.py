@@ -29,6 +29,7 @@ class Seen:
     vector: list[float] | None = None
     drafted: tuple[int, int] | None = None
     drafted_early: bool = False  # told before the last row
+    weights: list[tuple[int, str]] = field(default_factory=list)
 
 
 class Record:
@@ -63,6 +64,7 @@ class Record:
             at += count
         for extra in message.extras:
             seen = self.seen[keys[extra.row]]
+            seen.weights += extra.weights
             if extra.cached_tokens is not None:
                 assert seen.cached is None
                 seen.cached = extra.cached_tokens

@@ -218,8 +218,8 @@ class MessageEvents:
         ending["usage"] = MessageUsage.of(collector.usage)
         if self._told.context_management:
             ending["context_management"] = self._told.edits
-        if collector.approximations:
-            ending["penstock"] = Remarks(collector.approximations)
+        if (remarks := Remarks.of(collector)) is not msgspec.UNSET:
+            ending["penstock"] = remarks
         events.append(event("message_delta", **ending))
         events.append(event("message_stop"))
         return b"".join(events)

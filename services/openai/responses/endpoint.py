@@ -165,7 +165,7 @@ class BackgroundWork:
         status = "failed"
         try:
             with timed(collector, self._engine_client, context):
-                await whole(collector)
+                await whole(collector, context)
             status = turn.whole(collector).status
         except ClientDisconnect:
             status = "cancelled"

@@ -72,9 +72,10 @@ def test_merging_is_the_same_as_one_after_the_other(steps: list[dict[Key, tuple[
 
 
 def test_extras_of_one_choice_join() -> None:
-    early = TokenExtra(row=0, cached_tokens=4, logprobs=scores([1]))
-    late = TokenExtra(row=0, logprobs=scores([2, 3]), stop_token=3, error=None)
+    early = TokenExtra(row=0, cached_tokens=4, logprobs=scores([1]), weights=((0, "0"),))
+    late = TokenExtra(row=0, logprobs=scores([2, 3]), stop_token=3, error=None, weights=((1, "1"),))
     both = merged_extras(early, late)
+    assert both.weights == ((0, "0"), (1, "1"))
     assert both.cached_tokens == 4
     assert both.stop_token == 3
     assert both.logprobs == scores([1, 2, 3])

@@ -7,13 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from penstock.engine_core.scheduling.options import SpeculationOptions
 from penstock.protocol.control import PauseMode
-from penstock.protocol.messages import Finish
+from penstock.protocol.messages import Finish, Pooling
 from penstock.protocol.steps import StepPlan
 from tests.sim.idle import is_idle
+from tests.sim.lives import PLAIN
 from tests.sim.server import ROOMY, Server
 
 STEM = [7, 3, 9, 4, 8, 5, 6, 2]
+SPECULATIVE = SpeculationOptions(method="ngram", num_speculative_tokens=4)
 
 
 def undisturbed(prompt: list[int], tokens: int, **options: object) -> list[int]:
@@ -21,6 +24,12 @@ def undisturbed(prompt: list[int], tokens: int, **options: object) -> list[int]:
     number = server.submit(prompt, max_tokens=tokens, **options)  # type: ignore[arg-type]
     server.run()
     return server.seen(number).tokens
+
+
+def change(server: Server, version: str | None) -> None:
+    server.scheduler.freeze(frozen=True)
+    server.scheduler.forget_computed(server.now, version)
+    server.scheduler.freeze(frozen=False)
 
 
 def starts(plan: StepPlan | None) -> list[int]:
@@ -144,6 +153,35 @@ def test_nothing_computed_before_is_used_behind_a_change() -> None:
     assert len(server.seen(sharer).tokens) == 4
     assert server.scheduler.check(thorough=True).ok
     assert is_idle(server.scheduler)
+
+
+@pytest.mark.parametrize("prediction", [(), STEM])
+def test_tokens_are_of_the_version_that_they_were_computed_with(prediction: tuple[int, ...]) -> None:
+    server = Server(replace(ROOMY, speculation=SPECULATIVE if prediction else PLAIN))
+    number = server.submit(STEM, max_tokens=20, prediction=prediction, prompt_logprobs=0)
+    for _ in range(3):
+        server.step()
+    change(server, None)
+    server.step()
+    before = len(server.seen(number).tokens)
+    change(server, "7")
+    later, vector = server.submit(STEM, n=2), server.submit(STEM, pooling=Pooling(kind="mean"))
+    server.run()
+    assert server.seen(number).weights == [(0, "0"), (before, "7")]
+    assert [server.seen(later, choice).weights for choice in range(2)] == [[(0, "7")]] * 2
+    assert server.seen(vector).weights == [(0, "7")]
+
+
+def test_no_prompt_has_log_probabilities_of_two_versions() -> None:
+    server = Server(replace(ROOMY, slots=2, budget=4))
+    number = server.submit(STEM, prompt_logprobs=0)
+    server.step()
+    (sequence,) = server.scheduler._state.requests[number].sequences.values()
+    assert sequence.prompt_logprobs.positions
+    change(server, "7")
+    assert not sequence.prompt_logprobs.positions
+    server.run()
+    assert len(server.seen(number).prompt_scores or ()) == len(STEM) - 1
 
 
 def test_states_of_recurrent_layers_are_forgotten_too() -> None:

@@ -82,11 +82,12 @@ def test_rows_of_extras_are_those_of_the_batch() -> None:
 
 
 def test_merging_keeps_what_was_first_and_what_is_last() -> None:
-    first = TextExtra(row=3, prompt_tokens=1, prompt_logprobs=(None,))
-    second = TextExtra(row=0, cached_tokens=2, stop_reason=7, error="e", drafted=(4, 1))
+    first = TextExtra(row=3, prompt_tokens=1, prompt_logprobs=(None,), weights=((0, "0"),))
+    second = TextExtra(row=0, cached_tokens=2, stop_reason=7, error="e", drafted=(4, 1), weights=((1, "1"),))
     merged = TextExtra(
-        row=0, prompt_tokens=1, cached_tokens=2, prompt_logprobs=(None,), stop_reason=7, error="e", drafted=(4, 1)
-    )
+        row=0, prompt_tokens=1, cached_tokens=2, prompt_logprobs=(None,), stop_reason=7, error="e", drafted=(4, 1),
+        weights=((0, "0"), (1, "1")),
+    )  # fmt: skip
     assert merge_extras(first, second) == merged
 
 

@@ -176,3 +176,18 @@ async def test_an_error_is_raised_as_a_copy_so_that_the_kept_one_holds_no_frame(
     assert error.__traceback__ is None
     assert type(found.failure) is type(error)
     assert (str(found.failure), vars(found.failure)) == (str(error), vars(error))
+
+
+def test_versions_are_those_of_the_tokens_that_count() -> None:
+    """A process that was lost may have told more than it delivered; what is behind a stop string is no output."""
+    found = collector(stream=True, n=2)
+    found.put(0, "a", 1, Finish.NONE, TextExtra(row=0, weights=((0, "0"),)), 11.0)
+    found.put(0, "b", 1, Finish.NONE, TextExtra(row=0, weights=((1, "0"),)), 11.0)
+    found.put(0, "c", 0, Finish.NONE, TextExtra(row=0, weights=((2, "1"),)), 11.0)
+    assert found.choices[0].versions == [(0, "0")]
+    found.put(0, "d", 2, Finish.NONE, TextExtra(row=0, weights=((2, "2"), (3, "3"))), 11.0)
+    assert found.choices[0].versions == [(0, "0"), (2, "2"), (3, "3")]
+    found.put(0, "e", 0, Finish.STOP, TextExtra(row=0, weights=((4, "4"),)), 11.0)
+    found.put(1, "e", 0, Finish.STOP, TextExtra(row=0, weights=((0, "3"),)), 11.0)
+    assert found.choices[0].versions == [(0, "0"), (2, "2"), (3, "3")]
+    assert found.versions == ["0", "2", "3"]

@@ -370,3 +370,35 @@ async def test_the_time_to_the_first_token_is_counted_once() -> None:
     assert sum(first.counts) == 1
     assert 0 < first.total < took
     assert sum(parts.traffic.timings.inter_token.statistics().counts) == 4
+
+
+VERSIONED = [
+    (CHAT, HELLO),
+    ("/v1/completions", {"prompt": "a"}),
+    ("/v1/messages", {**HELLO, "max_tokens": 4}),
+    ("/v1/responses", {"input": "a"}),
+]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("path", "body"), VERSIONED)
+async def test_answers_of_every_api_tell_the_weights_that_their_tokens_came_from(
+    path: str, body: dict[str, Any], stream: bool
+) -> None:
+    """Where an operator can change them."""
+    rows = [
+        [Row(text="a", extra={"prompt_tokens": 1, "cached_tokens": 0, "weights": ((0, "0"),)})],
+        [Row(text="b", finish=Finish.STOP, extra={"weights": ((1, "step-1"),)})],
+    ]
+    found = []
+    for address in ("unix:/none", ""):
+        port = FakeLink(answering(lambda request: rows))
+        async with client(app_state(port, admin_address=address)) as http:
+            found.append(await http.post(path, json=body | {"stream": stream}))
+    told, silent = found
+    assert "x-penstock-weight-version" not in silent.headers
+    assert "weight_version" not in silent.text
+    assert told.headers.get("x-penstock-weight-version") == (None if stream else "0,step-1")
+    spans = [{"index": 0, "start": 0, "weight_version": "0"}, {"index": 0, "start": 1, "weight_version": "step-1"}]
+    remarks = {"weight_version": "step-1", "weight_versions": spans}
+    assert told.text.count(json.dumps(remarks, separators=(",", ":"))) == 1
