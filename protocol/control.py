@@ -45,9 +45,10 @@ class FlushCache(Message, frozen=True):
 
 
 class AbortAll(Message, frozen=True):
-    """End every request."""
+    """End every request, or those that are called `rid`."""
 
     id: int
+    rid: str = ""
 
 
 class AskState(Message, frozen=True):

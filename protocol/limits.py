@@ -25,6 +25,7 @@ MAX_INPUTS = 2048  # texts of one request for vectors; OpenAI's bound
 MAX_PROMPTS = 256  # prompts of one completions request
 MAX_CHOICES = 1024  # prompts times n of one request
 MAX_CACHE_SALT = 256  # characters
+MAX_RID = 256  # characters
 MIN_TIMEOUT = 0.001  # seconds; no request ends sooner
 MAX_TIMEOUT = 604_800  # seconds, a week
 MAX_TOKEN_ID = 2**31 - 1

@@ -232,6 +232,7 @@ class SubmitText(Message, frozen=True, kw_only=True):
     client: Client = Client()
     suspect: bool = False  # its tokenizer died, maybe of it: it runs in a trial process first
     adapter: Adapter | None = None  # None: the model itself
+    rid: str = ""  # what the operator calls it, to end it alone; others may have the same
 
 
 class Abort(Message, frozen=True):
@@ -318,6 +319,7 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     turns: tuple[int, ...] = ()  # positions of the prompt, ascending, where its system prompt and past turns end
     adapter: Adapter | None = None  # None: the model itself
     images: tuple[Image, ...] = ()  # ascending by position
+    rid: str = ""  # as of `SubmitText`
 
 
 class StopHit(Message, frozen=True):

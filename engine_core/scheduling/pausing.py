@@ -25,10 +25,11 @@ def pause(state: SchedulerState, mode: PauseMode | None) -> None:
         release(state)
 
 
-def abort_all(state: SchedulerState) -> None:
-    """End every request."""
+def abort_all(state: SchedulerState, rid: str = "") -> None:
+    """End every request, or those that are called `rid`."""
     for request in list(state.requests.values()):
-        cancel(state, request, Finish.ABORT)
+        if not rid or request.message.rid == rid:
+            cancel(state, request, Finish.ABORT)
 
 
 def plans(state: SchedulerState) -> bool:

@@ -139,10 +139,10 @@ class Scheduler:
         self._state.stats.now = now
         pausing.pause(self._state, mode)
 
-    def abort_all(self, now: float) -> None:
-        """End every request."""
+    def abort_all(self, now: float, rid: str = "") -> None:
+        """End every request, or those that are called `rid`."""
         self._state.stats.now = now
-        pausing.abort_all(self._state)
+        pausing.abort_all(self._state, rid)
 
     def freeze(self, *, frozen: bool) -> None:
         """Plan no step while it is frozen, whatever the operator's pause is."""

@@ -54,6 +54,7 @@ def pooled_submission(
         arrival=request.arrival,
         client=request.client,
         adapter=request.adapter,
+        rid=request.rid,
     )
 
 

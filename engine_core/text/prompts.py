@@ -124,6 +124,7 @@ class Prompter:
             adapter=request.adapter,
             turns=turn_ends(token_ids, self._limits.eos_token_ids) if self._limits.recurrent else (),
             images=images,
+            rid=request.rid,
         )
         bound = Bound(request.grammar) if rendered is None else self._bound(request, rendered)
         return Prepared(

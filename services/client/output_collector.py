@@ -158,11 +158,11 @@ class OutputCollector:
         now: float,
         name: str = "",
         field_names: Mapping[str, str] = OWN_NAMES,
-        tells_abort: bool = False,
+        least_aborted: int | None = None,
         versioned: bool = False,
     ) -> None:
-        """tells_abort: a choice that the operator ends is complete as it is, once it has begun. versioned: answers tell
-        the version of the weights."""
+        """least_aborted: a choice that the operator ends is complete as it is, once it has so many tokens; None: never.
+        versioned: answers tell the version of the weights."""
         self.n = n
         self.name = name  # the response's id, if it has one; set by its owner
         self.versioned = versioned
@@ -176,7 +176,7 @@ class OutputCollector:
         self.operation: Operation | None = None  # if it is traced; set by the engine client
         self.ended = False  # it is complete, or an error or a disconnect ended them all
         self._open = len(self.choices)
-        self._tells_abort = tells_abort
+        self._least_aborted = least_aborted
         self.stream = stream
         self._timings = timings
         self._began = now
@@ -244,7 +244,7 @@ class OutputCollector:
                 self.fail(GrammarFailure(extra.error if extra and extra.error else "the structure cannot be followed"))
             elif finish == Finish.UNAVAILABLE:
                 self.fail(Unavailable(extra.error if extra and extra.error else "the server lost a part of itself"))
-            elif finish == Finish.ABORT and not (self._tells_abort and choice.tokens):
+            elif finish == Finish.ABORT and (self._least_aborted is None or choice.tokens < self._least_aborted):
                 self.fail(Unavailable("the server ended this request before it was complete", code="aborted"))
         if not choice.updated:
             choice.updated = True

@@ -242,9 +242,7 @@ async def answer(app: AppState, listeners: Sequence[Listener], start: Start) -> 
     return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
 
 
-async def accept_at(
-    listener: Listener, app: AppState, make: Callable[..., asyncio.Protocol], handshake: float
-) -> None:
+async def accept_at(listener: Listener, app: AppState, make: Callable[..., asyncio.Protocol], handshake: float) -> None:
     """Accept connections for what the listener serves, until cancelled."""
     if listener.application is operator_application:
         options = admin_options(app.config.api)

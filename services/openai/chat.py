@@ -72,7 +72,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
     )
     encoder = SSEEncoder(identity, chat=True, choices=n, usage=usage, told=told)
     asked = GenerateRequest(
-        id=identity.id, prompts=(submit,), n=n, stream=submit.stream, images=images, tells_abort=True
+        id=identity.id, prompts=(submit,), n=n, stream=submit.stream, images=images, least_aborted=1
     )
     return asked, encoder
 

@@ -63,7 +63,7 @@ async def parse_completion(app: AppState, context: RequestContext) -> Parsed:
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
     )
     encoder = SSEEncoder(identity, chat=False, choices=n * len(prompts), usage=usage, told=told)
-    asked = GenerateRequest(id=identity.id, prompts=submits, n=n, stream=common.stream, tells_abort=True)
+    asked = GenerateRequest(id=identity.id, prompts=submits, n=n, stream=common.stream, least_aborted=1)
     return asked, encoder
 
 

@@ -53,7 +53,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     stream: bool = False
     images: tuple[GivenImage, ...] = ()  # of the one prompt, yet to be read
-    tells_abort: bool = False  # the API has a word for a choice that the operator ended
+    least_aborted: int | None = None  # tokens of a choice that the operator ended, where the API has a word for that
     field_names: Mapping[str, str] = OWN_NAMES  # what the API calls the fields that other processes name in errors
 
 
@@ -110,12 +110,15 @@ def submit(app: AppState, request: GenerateRequest, context: RequestContext) -> 
     now = time.monotonic()
     outputs = OutputCollector(
         len(request.prompts), request.n, stream=request.stream, timings=app.traffic.timings, now=now,
-        name=request.id, field_names=request.field_names, tells_abort=request.tells_abort,
+        name=request.id, field_names=request.field_names, least_aborted=request.least_aborted,
         versioned=bool(app.config.api.admin_address),
     )  # fmt: skip
     prompts = request.prompts
     if context.adapter is not None:
         prompts = tuple(msgspec.structs.replace(prompt, adapter=context.adapter) for prompt in prompts)
+    if outputs.versioned:
+        rid = context.id.decode()
+        prompts = tuple(msgspec.structs.replace(prompt, rid=prompt.rid or rid) for prompt in prompts)
     app.engine_client.submit(prompts, outputs, now)
     return outputs
 

@@ -84,6 +84,18 @@ class AbortRequest(msgspec.Struct, frozen=True):
     abort_all: bool = False
 
 
+class Load(msgspec.Struct, frozen=True):
+    """Of all replicas together."""
+
+    num_total_reqs: int
+
+
+class Loads(msgspec.Struct, frozen=True):
+    """Body of GET /v1/loads, as far as trainers read it."""
+
+    loads: tuple[Load]
+
+
 class ModelInfoAnswer(msgspec.Struct, frozen=True):
     """Body of GET /model_info, as far as trainers read it."""
 
@@ -195,12 +207,18 @@ async def flush_cache(app: AppState, context: RequestContext) -> None:
 
 
 async def abort_request(app: AppState, context: RequestContext) -> None:
-    """End all requests. One of them ends when its client closes the connection."""
-    if not (await optional(context, ABORT, AbortRequest())).abort_all:
-        why = "requests have no ids for others here: set abort_all, or close a request's connection"
-        raise InvalidRequest(why, param="rid", code="unsupported")
-    await ask(app, AbortAll(0))
+    """End all requests, or those that are called `rid`: by a field of POST /generate, or by X-Request-Id."""
+    request = await optional(context, ABORT, AbortRequest())
+    if request.abort_all == bool(request.rid):
+        why = "give rid, the id of a request, or abort_all: true for all of them"
+        raise InvalidRequest(why, param="rid", code="invalid_value")
+    await ask(app, AbortAll(0, request.rid))
     await context.send_body(b"", b"text/plain; charset=utf-8")
+
+
+async def loads(app: AppState, context: RequestContext) -> None:
+    """How many requests schedulers have that have not ended."""
+    await answer(context, Loads((Load((await ask(app, AskState(0))).requests),)))
 
 
 async def weight_version(app: AppState, context: RequestContext) -> None:

@@ -55,6 +55,7 @@ from penstock.services.openai.scoring import (
     create_score,
     rerank,
 )
+from penstock.services.openai.sglang import NativeAnswer, NativeRequest, generate_native
 from penstock.services.openai.tokenization import (
     DetokenizeAnswer,
     TokenizeAnswer,
@@ -115,10 +116,12 @@ generation = functools.partial(Route, "POST", streams=True, statuses=ENGINE_STAT
 computation = functools.partial(Route, "POST", statuses=ENGINE_STATUSES)
 probe = functools.partial(Route, answer=StatusAnswer, access=Access.PROBE, quiet=True)
 rerank_ids = functools.partial(rerank, documents=False)
+NATIVE = generation("/generate", generate_native, "Continue prompts, by SGLang's path", NativeAnswer, NativeRequest)
 
 ROUTES: tuple[Route, ...] = (
     generation("/v1/chat/completions", create_chat_completion, "Answer a chat", ChatAnswer, ChatRequest),
     generation("/v1/completions", create_completion, "Continue prompts", CompletionAnswer, CompletionRequest),
+    NATIVE,
     generation("/v1/responses", create_response, "Make a response", ResponseAnswer, ResponseRequest),
     Route("GET", "/v1/responses/{id}", get_response, "A response that is kept", ResponseAnswer, statuses=(400, 404),
           query=(STREAM_QUERY,)),
@@ -147,6 +150,7 @@ ROUTES: tuple[Route, ...] = (
     probe("GET", "/ping", ready, "Requests are taken, by SageMaker's path", statuses=(503,)),
     probe("POST", "/ping", ready, "Requests are taken, asked with POST", statuses=(503,)),
     Route("GET", "/health", health, "State of every part", Health, quiet=True, statuses=(503,)),
+    probe("GET", "/health_generate", ready, "Requests are taken, by SGLang's path", statuses=(503,)),
     probe("GET", "/health/live", live, "The process runs"),
     probe("GET", "/health/ready", ready, "Requests are taken", statuses=(503,)),
     Route("GET", "/version", version, "Penstock's version", VersionAnswer),
@@ -182,7 +186,11 @@ OPERATOR_ROUTES: tuple[Route, ...] = (
            operator.NoFields),
     change("/flush_cache", operator.flush_cache, "Forget the prefix cache"),
     Route("GET", "/flush_cache", operator.flush_cache, "Forget the prefix cache, asked with GET", statuses=(503,)),
-    change("/abort_request", operator.abort_request, "End all requests", None, operator.AbortRequest),
+    change("/abort_request", operator.abort_request, "End one request or all", None, operator.AbortRequest),
+    # What a client of SGLang's asks at the same address as all this.
+    NATIVE,
+    Route("GET", "/v1/loads", operator.loads, "Requests that have not ended", operator.Loads, statuses=(503,)),
+    Route("GET", "/health_generate", ready, "Requests are taken", StatusAnswer, quiet=True, statuses=(503,)),
     Route("GET", "/get_weight_version", operator.weight_version, "Version of the weights", operator.WeightVersion,
           statuses=(503,)),
     Route("GET", "/model_info", operator.model_info, "Name of the model and version of its weights",

@@ -108,7 +108,7 @@ class OperatorQueue:
                 scheduler.pause(None, now)
                 self._answer(peer, message.id, scheduler)
             case AbortAll():
-                scheduler.abort_all(now)
+                scheduler.abort_all(now, message.rid)
                 self._answer(peer, message.id, scheduler)
             case AskState():
                 self._answer(peer, message.id, scheduler)

@@ -194,6 +194,43 @@ def test_pauses(server: Server) -> None:
     assert operate(server, "/pause?mode=no")["error"]["param"] == "mode"
 
 
+def generate(server: Server, body: dict[str, Any], operator: bool = False) -> Any:
+    """POST /generate as slime asks for it."""
+    if operator:
+        return operate(server, "/generate", body)
+    with httpx.Client(timeout=LIMIT) as http:
+        return http.post(server.url + "/generate", json=body).json()
+
+
+def test_rollouts_are_deterministic_and_end_by_their_ids(server: Server) -> None:
+    prompt = tokens_of(server)
+    sampled = {"temperature": 0.7, "max_new_tokens": 12, "ignore_eos": True, "sampling_seed": 3}
+    body = {"input_ids": prompt, "sampling_params": sampled, "return_logprob": True}
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: generate(server, body), range(4)))
+    logprobs = [each["meta_info"]["output_token_logprobs"] for each in found]
+    assert [[one[1] for one in each] for each in logprobs] == [found[0]["output_ids"]] * 4
+    for each in logprobs[1:]:
+        assert [one[0] for one in each] == pytest.approx([one[0] for one in logprobs[0]], abs=1e-4)
+    raw = generate(server, {**body, "logprobs_mode": "raw_logprobs"}, operator=True)
+    assert raw["output_ids"] == found[0]["output_ids"]
+    assert [one[0] for one in raw["meta_info"]["output_token_logprobs"]] != [one[0] for one in logprobs[0]]
+    whole = {"input_ids": prompt + raw["output_ids"], "sampling_params": {"max_new_tokens": 0},
+             "return_logprob": True, "logprob_start_len": len(prompt)}  # fmt: skip
+    scored = generate(server, whole)["meta_info"]["input_token_logprobs"]
+    assert [one[0] for one in scored] == pytest.approx(
+        [one[0] for one in raw["meta_info"]["output_token_logprobs"]], abs=1e-3
+    ), "a model's own distribution is the same, sampled from or scored"
+    long = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 400, "ignore_eos": True}, "rid": "mine"}
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(generate, server, long)
+        server.until("/health", lambda found: found["engine"]["running"] == 1)
+        assert operate(server, "/abort_request", {"rid": "other"}) == ""
+        assert operate(server, "/v1/loads", method="GET") == {"loads": [{"num_total_reqs": 1}]}
+        operate(server, "/abort_request", {"rid": "mine"})
+        assert running.result()["meta_info"]["finish_reason"]["type"] == "abort"
+
+
 @pytest.mark.parametrize(
     "option",
     [

@@ -68,6 +68,7 @@ class Server:
         images: tuple[Image, ...] = (),
         client: str = "",
         tenant: str = "",
+        rid: str = "",
         **sampling: object,
     ) -> int:
         """Returns the request's id. By default four tokens whatever they are."""
@@ -90,6 +91,7 @@ class Server:
             client=Client(tenant, client),
             adapter=named(adapter) if adapter else None,
             images=images,
+            rid=rid,
         )
         self.natures[message.sampling.seed] = Nature(
             root_of(salt, adapter), fails_at, period, adapter, images

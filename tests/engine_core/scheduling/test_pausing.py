@@ -184,6 +184,16 @@ def test_no_prompt_has_log_probabilities_of_two_versions() -> None:
     assert len(server.seen(number).prompt_scores or ()) == len(STEM) - 1
 
 
+def test_one_request_ends_by_what_it_is_called() -> None:
+    server = Server()
+    named, other = server.submit(STEM, rid="a", n=2), server.submit(STEM, rid="ab")
+    server.step()
+    server.scheduler.abort_all(server.now, "a")
+    server.run()
+    assert [server.seen(named, choice).finish for choice in range(2)] == [Finish.ABORT] * 2
+    assert server.seen(other).finish == Finish.LENGTH
+
+
 def test_states_of_recurrent_layers_are_forgotten_too() -> None:
     server = Server(replace(ROOMY, recurrent=True, places=4, max_model_len=256, blocks=512, budget=256))
     prompt = (np.arange(200) % 50).tolist()

@@ -66,6 +66,7 @@ PAUSED: list[tuple[str, Any, list[Message]]] = [
     ("/continue_generation", {"torch_empty_cache": True}, [Resume(0)]),
     ("/flush_cache", None, [FlushCache(0)]),
     ("/abort_request", {"rid": "", "abort_all": True}, [AbortAll(0)]),
+    ("/abort_request", {"rid": "a"}, [AbortAll(0, "a")]),
     ("/sleep", None, [SleepEngine(0)]),
     ("/sleep?level=2", None, [SleepEngine(0)]),
     ("/wake_up?tags=weights", None, [WakeEngine(0)]),
@@ -88,6 +89,8 @@ async def test_sleep_that_would_disturb_requests_is_refused() -> None:
 async def test_what_is_told() -> None:
     assert (await asked(FakeLink(answering(asleep=True)), "/is_sleeping", "GET"))[1] == {"is_sleeping": True}
     assert (await asked(FakeLink(answering()), "/is_sleeping", "GET"))[1] == {"is_sleeping": False}
+    loads = await asked(FakeLink(answering(requests=3)), "/v1/loads?include=core", "GET")
+    assert loads[1] == {"loads": [{"num_total_reqs": 3}]}, "what slime's client adds up"
     state = answering(paused="keep", version="4")
     assert (await asked(FakeLink(state), "/is_paused", "GET"))[1] == {"is_paused": True}
     assert (await asked(FakeLink(answering()), "/is_paused", "GET"))[1] == {"is_paused": False}
@@ -102,7 +105,7 @@ async def test_what_is_told() -> None:
         ("/pause?mode=stop", None, "mode"),
         ("/pause?clear_cache=perhaps", None, "clear_cache"),
         ("/pause_generation", {"mode": "keep"}, "mode"),
-        ("/abort_request", {"rid": "a"}, "rid"),
+        ("/abort_request", {"rid": "a", "abort_all": True}, "rid"),
         ("/abort_request", None, "rid"),
     ],
 )
