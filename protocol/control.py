@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import enum
 
-from penstock.protocol.message import Message
+from penstock.protocol.message import Message, Part
 
 FIRST_VERSION = "0"  # of the weights that a server starts with
+IN_MEMORY = "memory:"  # path of weights that a trainer gave: of no folder
+PARTIAL = "partial:"  # the same, while an update of several parts has not ended: of no version
+HOST = "cpu"  # in place of a GPU's UUID: memory of the host
 
 
 class PauseMode(enum.StrEnum):
@@ -57,14 +60,65 @@ class AskState(Message, frozen=True):
     id: int
 
 
+class WeightTensor(Part, frozen=True):
+    """A whole tensor of a checkpoint, as a trainer has it."""
+
+    name: str
+    dtype: str  # as torch calls it
+    shape: tuple[int, ...]
+    # Its memory, by the UUID of a GPU and a CUDA IPC handle, or by `cpu` and a name below /dev/shm; empty: it is
+    # broadcast, in the order of tensors.
+    handles: tuple[tuple[str, bytes], ...] = ()
+    offset: int = 0  # bytes, in that memory
+
+
 class UpdateWeights(Message, frozen=True):
-    """Have the executors hold the weights of another folder. Requests go on behind it with the new ones."""
+    """Have the executors hold the weights of another folder, or these tensors. Requests go on behind it with the new
+    ones."""
 
     id: int
-    path: str
+    path: str  # IN_MEMORY: of no folder
     version: str
     abort: bool = False  # requests end before
     check_only: bool = False  # say whether it could be done, and do nothing
+    tensors: tuple[WeightTensor, ...] = ()
+    group: str = ""  # that broadcasts them
+
+
+class JoinGroup(Message, frozen=True):
+    """Have every executor join a process group of a trainer's, in which number 0 broadcasts weights."""
+
+    id: int
+    name: str
+    address: str = ""  # of its store; empty: leave it
+    port: int = 0
+    offset: int = 0  # number of executor 0 in it
+    size: int = 0
+    backend: str = "nccl"
+
+
+class HoldWeights(Message, frozen=True):
+    """Begin an update of several parts: nothing is computed until it ends. `version`: it ends, and this is what the
+    weights are called."""
+
+    id: int
+    version: str = ""
+
+
+class AskDigests(Message, frozen=True):
+    """Say what the weights in memory are, by sums of them."""
+
+    id: int
+
+
+class Digest(Part, frozen=True):
+    """Of a tensor of the checkpoint: see `engine_core.loading.digests`."""
+
+    name: str
+    dtype: str  # of what is held
+    offset: float  # added to what the checkpoint has
+    value: int  # below 2^64; of this executor's slice alone, where there are others
+    place: str = ""  # of that slice: equal ones have equal values
 
 
 class SleepEngine(Message, frozen=True):
@@ -89,13 +143,16 @@ class Controlled(Message, frozen=True):
     paused: str = ""  # mode of a pause that holds; empty: there is none
     version: str = FIRST_VERSION  # of the weights; of replicas that differ, each once with commas between
     asleep: bool = False  # the executors hold no device
+    digests: tuple[Digest, ...] = ()  # of whole tensors
 
 
 class CheckWeights(Message, frozen=True):
-    """scheduler → executors: could this folder be read into the model?"""
+    """scheduler → executors: could this folder, or these tensors, be read into the model?"""
 
     number: int
     path: str
+    tensors: tuple[WeightTensor, ...] = ()
+    group: str = ""
 
 
 class WriteWeights(Message, frozen=True):
@@ -104,16 +161,36 @@ class WriteWeights(Message, frozen=True):
     number: int
     path: str
     version: str
+    tensors: tuple[WeightTensor, ...] = ()
+    group: str = ""
+
+
+class MeetTrainer(Message, frozen=True):
+    """scheduler → executors: join the group of a trainer, or leave it."""
+
+    number: int
+    asked: JoinGroup
+
+
+class SumWeights(Message, frozen=True):
+    """scheduler → executors: what are your weights?"""
+
+    number: int
 
 
 class WeightsAnswer(Message, frozen=True):
-    """each executor → scheduler, to both: it has been done, or why not."""
+    """each executor → scheduler, to all four: it has been done, or why not."""
 
     number: int
     error: str = ""
+    digests: tuple[Digest, ...] = ()
 
 
-Control = Pause | Resume | FlushCache | AbortAll | AskState | UpdateWeights | SleepEngine | WakeEngine
+Control = (
+    Pause | Resume | FlushCache | AbortAll | AskState | UpdateWeights | JoinGroup | HoldWeights | AskDigests
+    | SleepEngine | WakeEngine
+)  # fmt: skip
+Asked = CheckWeights | WriteWeights | MeetTrainer | SumWeights
 
 
 class EngineStatus(Message, frozen=True, kw_only=True):

@@ -22,14 +22,19 @@ import msgspec
 from penstock.protocol.config import LinksConfig
 from penstock.protocol.control import (
     AbortAll,
+    AskDigests,
     AskState,
     CheckWeights,
     Controlled,
     EngineStatus,
     FlushCache,
+    HoldWeights,
+    JoinGroup,
+    MeetTrainer,
     Pause,
     Resume,
     SleepEngine,
+    SumWeights,
     UpdateWeights,
     WakeEngine,
     WeightsAnswer,
@@ -65,7 +70,11 @@ from penstock.protocol.steps import (
 )
 
 PROTOCOL_VERSION = 1
-CONTROL = (Pause, Resume, FlushCache, AbortAll, AskState, UpdateWeights, SleepEngine, WakeEngine)
+CONTROL = (
+    Pause, Resume, FlushCache, AbortAll, AskState, UpdateWeights, JoinGroup, HoldWeights, AskDigests, SleepEngine,
+    WakeEngine,
+)  # fmt: skip
+ASKED = (CheckWeights, WriteWeights, MeetTrainer, SumWeights)
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token
 # id is two bytes of a body and four here). A socket that meets more ends the connection and all that is on its way.
 MOST_BYTES = (1 << 32) - 1
@@ -165,7 +174,7 @@ STEPS = LinkSpec(
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
     up=(ExecutorReady, ExecutorAsleep, StepResult, AdapterLoaded, ImageEncoded, WeightsAnswer, MetricsSnapshots),
-    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage, CheckWeights, WriteWeights, Sleep, Wake),
+    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage, *ASKED, Sleep, Wake),
     window=16,
     high_water=64,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge

@@ -54,6 +54,10 @@ class DeviceMemory(Protocol):
 
     def close(self, address: int) -> None: ...
 
+    def extent(self, address: int) -> tuple[int, int]:
+        """Address and bytes of the allocation that it lies in."""
+        ...
+
     def write(self, address: int, content: bytes) -> None: ...
 
     def read(self, address: int, size: int) -> bytes: ...
@@ -96,6 +100,11 @@ class CudaMemory:
 
     def close(self, address: int) -> None:
         self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+
+    def extent(self, address: int) -> tuple[int, int]:
+        start, size = ctypes.c_uint64(), ctypes.c_size_t()
+        self._call("cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address))
+        return start.value, size.value
 
     def write(self, address: int, content: bytes) -> None:
         self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), content, ctypes.c_size_t(len(content)))

@@ -52,17 +52,20 @@ def read_file(path: Path, names: Sequence[str], destinations: Mapping[str, Desti
                     destination.take(file.get_tensor(name), name)
                 if destination.matrix is not None:
                     read_raw(file, name, destination, destination.matrix)
-                if destination.tensor is None:
-                    continue
-                stored = file.get_slice(name)
-                for place, part in cuts(destination, destination.tensor):
-                    part.copy_(stored_part(stored, place))
-                if destination.offset:
-                    destination.tensor.add_(destination.offset)
+                if destination.tensor is not None:
+                    fill(destination, destination.tensor, file.get_slice(name))
     except SafetensorError as error:
         raise ModelError(f"{path}: truncated or not a safetensors file: {error}") from None
     except (OSError, ModelError) as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def fill(destination: Destination, tensor: Tensor, stored: Any) -> None:
+    """Copy this rank's slices of a whole tensor, or of a file's, to where they belong."""
+    for place, part in cuts(destination, tensor):
+        part.copy_(stored_part(stored, place))
+    if destination.offset:
+        tensor.add_(destination.offset)
 
 
 def read_raw(file: Any, name: str, destination: Destination, matrix: QuantizedMatrix) -> None:

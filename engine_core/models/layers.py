@@ -395,12 +395,14 @@ class Linear:
             self.weight = self.weight.to("meta")
 
     def reopen(self) -> None:
-        """Have memory again where `pack` has given it back."""
+        """Have memory again where `pack` has given it back, with what it held."""
         if self.matrices:
             self.operands = ()
             return
         if self.weight.is_meta:
-            self.weight = torch.zeros_like(self.weight, device="cpu")  # padding is read, too
+            (packed,) = self.operands
+            assert isinstance(packed, Tensor), "a weight that is not quantized"
+            self.weight = packed.to_dense(self.weight.dtype)
         self.operands = (self.weight,)
 
     @property

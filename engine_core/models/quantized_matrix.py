@@ -37,8 +37,8 @@ class Owner(Protocol):
         """Lay filled weights out as products want them. They can be read no more."""
 
     def reopen(self) -> None:
-        """Be as before anything was filled or packed, so that weights can be filled once more. Those that were never
-        laid out otherwise keep their memory."""
+        """Be as before anything was packed, so that weights can be filled once more. Those that are not quantized keep
+        what they hold."""
 
     @property
     def quantized_bytes(self) -> int:

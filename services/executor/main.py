@@ -137,7 +137,7 @@ def serve(
     encoder = engine.runner.options.encoder
     images = None if encoder is None else ImageEncoding(encoder, config.executor.mm_encoder_budget)
     group, traces = engine.runner.options.group, ExecutorTraces(tracer)
-    updates = None if engine.weights is None else WeightUpdates(engine.weights)
+    updates = None if engine.weights is None else WeightUpdates(engine.weights, index)
     steps = Steps(link, engine.runner, engine.ready, watchdog, reports, group, traces, images, updates)
     lag = Histogram(LAG)
     exporter = Exporter(

@@ -19,7 +19,7 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
-from penstock.protocol.control import CheckWeights, WriteWeights
+from penstock.protocol.control import CheckWeights, MeetTrainer, SumWeights, WriteWeights
 from penstock.protocol.images import EncodeImage
 from penstock.protocol.message import Message
 from penstock.protocol.step_columns import chunk_positions, integers
@@ -210,7 +210,7 @@ class Steps:
                 case DropAdapter() as dropped:
                     assert self.adapters is not None, "ready said that there are places"
                     self.adapters.drop(dropped, self._counters.plans + len(self._plans))
-                case CheckWeights() | WriteWeights() as asked:
+                case CheckWeights() | WriteWeights() | MeetTrainer() | SumWeights() as asked:
                     assert self._weights is not None, "there is a model"
                     self._weights.ask(asked)
                 case EncodeImage() as image:
@@ -241,7 +241,8 @@ class Steps:
             self.adapters.collect(self._counters.plans)
             self._send(self.adapters.answers)
         if self._weights is not None:
-            if not (self._plans or self._in_flight or self.awaits_masks) and self._weights.run() and self._images:
+            resting = not (self._plans or self._in_flight or self.awaits_masks)
+            if self._weights.run(resting=resting) and self._images:
                 self._images.forget()  # what was begun is of the weights before
             self._send(self._weights.answers)
         if self._images is not None:

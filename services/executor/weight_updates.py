@@ -1,4 +1,5 @@
-"""Looks at folders of weights and reads them into the model, when the scheduler asks and no step is left to run."""
+"""Does to the weights what the scheduler asks for: looks at folders and tensors, reads them into the model, sums it up.
+It meets trainers beside the steps."""
 
 from __future__ import annotations
 
@@ -6,26 +7,42 @@ import logging
 import time
 from collections import deque
 from pathlib import Path
+from threading import Thread
 
+from penstock.engine_core.distributed.update_group import UpdateGroup
 from penstock.engine_core.loading.live import LiveWeights
-from penstock.protocol.control import FIRST_VERSION, CheckWeights, WeightsAnswer, WriteWeights
+from penstock.protocol.control import (
+    FIRST_VERSION,
+    IN_MEMORY,
+    PARTIAL,
+    Asked,
+    CheckWeights,
+    MeetTrainer,
+    SumWeights,
+    WeightsAnswer,
+    WriteWeights,
+)
 from penstock.protocol.errors import ModelError
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
 
+NO_GROUP = "there is no group {!r} of a trainer's: join it by POST /init_weights_update_group"
+
 
 class BrokenWeights(RuntimeError):
-    """A folder could not be read to its end. The model is of no folder now: the process ends, and begins anew."""
+    """Weights could not be read to their end. The model is of no version now: the process ends, and begins anew."""
 
 
 class WeightUpdates:
-    """Which weights this executor has."""
+    """Which weights this executor has, and the trainers' groups that it is in."""
 
-    def __init__(self, weights: LiveWeights) -> None:
+    def __init__(self, weights: LiveWeights, index: int = 0) -> None:
         self._weights = weights
-        self._asked: deque[CheckWeights | WriteWeights] = deque()
-        self.answers: deque[WeightsAnswer] = deque()
+        self._index = index  # of this executor
+        self._groups: dict[str, UpdateGroup] = {}
+        self._asked: deque[Asked] = deque()
+        self.answers: deque[WeightsAnswer] = deque()  # threads append, too
         self.path = ""  # empty: those that it began with
         self.version = FIRST_VERSION
 
@@ -34,7 +51,7 @@ class WeightUpdates:
         """Whether something is to be done, or to be answered."""
         return bool(self._asked or self.answers)
 
-    def ask(self, message: CheckWeights | WriteWeights) -> None:
+    def ask(self, message: Asked) -> None:
         self._asked.append(message)
 
     def forget(self) -> None:
@@ -42,27 +59,77 @@ class WeightUpdates:
         self._asked.clear()
         self.answers.clear()
 
-    def run(self) -> bool:
-        """Do the next thing that was asked for; whether weights were written. Raises BrokenWeights."""
-        if not self._asked:
+    def run(self, *, resting: bool) -> bool:
+        """Do the next thing that was asked for; whether weights were written. Raises BrokenWeights. resting: no step is
+        left to run, without which they are neither written nor read."""
+        if not self._asked or (isinstance(self._asked[0], WriteWeights | SumWeights) and not resting):
             return False
-        asked = self._asked.popleft()
-        folder = Path(asked.path) if asked.path else self._weights.folder
-        error = ""
-        if isinstance(asked, CheckWeights):
-            try:
-                self._weights.check(folder)
-            except ModelError as found:
-                logs.warning(log, "weights_refused", path=str(folder), reason=str(found))
-                error = str(found)
-        else:
-            began = time.monotonic()
-            try:
-                self._weights.write(folder)
-            except (ModelError, OSError) as found:
-                raise BrokenWeights(f"{found}; the weights are of neither folder") from found
-            self.path, self.version = asked.path, asked.version
-            seconds = round(time.monotonic() - began, 3)
-            logs.info(log, "weights_written", path=str(folder), version=asked.version, seconds=seconds)
-        self.answers.append(WeightsAnswer(asked.number, error))
-        return isinstance(asked, WriteWeights)
+        match self._asked.popleft():
+            case CheckWeights() as asked:
+                self.answers.append(WeightsAnswer(asked.number, self._trouble(asked)))
+            case WriteWeights() as asked:
+                self._write(asked)
+                self.answers.append(WeightsAnswer(asked.number))
+                return True
+            case SumWeights(number):
+                self.answers.append(WeightsAnswer(number, digests=self._weights.digests()))
+            case MeetTrainer() as asked:
+                if asked.asked.address:
+                    Thread(target=self._join, args=(asked,), name="trainer", daemon=True).start()
+                else:
+                    self._leave(asked)
+        return False
+
+    def _trouble(self, asked: CheckWeights) -> str:
+        """Why it could not be written; empty: it could."""
+        try:
+            if not asked.tensors:
+                self._weights.check(self._folder(asked.path))
+            elif asked.group and asked.group not in self._groups:
+                return NO_GROUP.format(asked.group)
+            else:
+                self._weights.check_tensors(asked.tensors, shared=not asked.group)
+        except ModelError as found:
+            logs.warning(log, "weights_refused", path=asked.path, reason=str(found))
+            return str(found)
+        return ""
+
+    def _write(self, asked: WriteWeights) -> None:
+        began = time.monotonic()
+        try:
+            if not asked.tensors and asked.path not in (IN_MEMORY, PARTIAL):
+                self._weights.write(self._folder(asked.path))
+            elif asked.group:
+                self._weights.receive(asked.tensors, self._groups[asked.group].receive)
+            elif asked.tensors:
+                self._weights.copy(asked.tensors)
+        except (ModelError, OSError, RuntimeError) as found:
+            raise BrokenWeights(f"{found}; the weights are of no version") from found
+        self.path, self.version = asked.path, asked.version
+        fields = {"path": asked.path, "version": asked.version, "tensors": len(asked.tensors)}
+        logs.info(log, "weights_written", **fields, seconds=round(time.monotonic() - began, 3))
+
+    def _folder(self, path: str) -> Path:
+        return Path(path) if path else self._weights.folder
+
+    def _join(self, message: MeetTrainer) -> None:
+        """In a thread of its own: the trainer comes when it does."""
+        asked, error = message.asked, ""
+        rank = asked.offset + self._index
+        try:
+            if asked.name in self._groups:
+                self._groups.pop(asked.name).leave()  # the trainer began anew
+            self._groups[asked.name] = UpdateGroup(
+                asked.name, asked.address, asked.port, rank, asked.size, asked.backend
+            )
+        except (RuntimeError, ValueError) as found:
+            error = f"executor {self._index} has not met the trainer: {str(found).splitlines()[0]}"
+            logs.warning(log, "trainer_not_met", group=asked.name, reason=error)
+        self.answers.append(WeightsAnswer(message.number, error))
+
+    def _leave(self, message: MeetTrainer) -> None:
+        group = self._groups.pop(message.asked.name, None)
+        if group is not None:
+            group.leave()
+        error = "" if group is not None else NO_GROUP.format(message.asked.name)
+        self.answers.append(WeightsAnswer(message.number, error))

@@ -241,12 +241,7 @@ async def update_weights_from_disk(app: AppState, context: RequestContext) -> No
         why = "flush_cache: what old weights have computed is never used behind an update"
         raise InvalidRequest(why, param="flush_cache", code="unsupported")
     path = str(weights_folder(app.config.api.weights_dir, request.model_path))
-    version = request.weight_version
-    if version is None:
-        version = next_version((await ask(app, AskState(0))).version)
-    elif not VERSION.fullmatch(version):
-        why = "weight_version: it has letters, digits and . _ : @ / + -"
-        raise InvalidRequest(why, param="weight_version", code="invalid_value")
+    version = await version_of(app, request.weight_version)
     change = functools.partial(UpdateWeights, 0, path, version)
     found = await app.engine_client.control(change(check_only=True))  # before one of several replicas has written
     if not found.error:
@@ -281,6 +276,16 @@ def weights_folder(directory: str, path: str) -> Path:
     if not all(file.resolve().is_relative_to(within) for file in files):
         raise outside
     return folder
+
+
+async def version_of(app: AppState, given: str | None) -> str:
+    """What a request calls the weights, or the number that follows. Raises InvalidRequest for what cannot be a name."""
+    if given is None:
+        return next_version((await ask(app, AskState(0))).version)
+    if not VERSION.fullmatch(given):
+        why = "weight_version: it has letters, digits and . _ : @ / + -"
+        raise InvalidRequest(why, param="weight_version", code="invalid_value")
+    return given
 
 
 def next_version(current: str) -> str:

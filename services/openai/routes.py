@@ -16,7 +16,7 @@ from penstock.services.http.routing import Access, Handler, Route, Router
 from penstock.services.http.security import Keys
 from penstock.services.http.server import admin_options
 from penstock.services.http.static_files import FILES, StaticFile
-from penstock.services.openai import errors, operator
+from penstock.services.openai import errors, operator, weight_updates
 from penstock.services.openai.adapters import (
     LoadAdapterRequest,
     UnloadAdapterRequest,
@@ -116,12 +116,14 @@ generation = functools.partial(Route, "POST", streams=True, statuses=ENGINE_STAT
 computation = functools.partial(Route, "POST", statuses=ENGINE_STATUSES)
 probe = functools.partial(Route, answer=StatusAnswer, access=Access.PROBE, quiet=True)
 rerank_ids = functools.partial(rerank, documents=False)
-NATIVE = generation("/generate", generate_native, "Continue prompts, by SGLang's path", NativeAnswer, NativeRequest)
+NATIVE: tuple[Route, ...] = (
+    generation("/generate", generate_native, "Continue prompts, as SGLang has it", NativeAnswer, NativeRequest),
+)
 
 ROUTES: tuple[Route, ...] = (
     generation("/v1/chat/completions", create_chat_completion, "Answer a chat", ChatAnswer, ChatRequest),
     generation("/v1/completions", create_completion, "Continue prompts", CompletionAnswer, CompletionRequest),
-    NATIVE,
+    *NATIVE,
     generation("/v1/responses", create_response, "Make a response", ResponseAnswer, ResponseRequest),
     Route("GET", "/v1/responses/{id}", get_response, "A response that is kept", ResponseAnswer, statuses=(400, 404),
           query=(STREAM_QUERY,)),
@@ -188,9 +190,33 @@ OPERATOR_ROUTES: tuple[Route, ...] = (
     Route("GET", "/flush_cache", operator.flush_cache, "Forget the prefix cache, asked with GET", statuses=(503,)),
     change("/abort_request", operator.abort_request, "End one request or all", None, operator.AbortRequest),
     # What a client of SGLang's asks at the same address as all this.
-    NATIVE,
+    *NATIVE,
     Route("GET", "/v1/loads", operator.loads, "Requests that have not ended", operator.Loads, statuses=(503,)),
     Route("GET", "/health_generate", ready, "Requests are taken", StatusAnswer, quiet=True, statuses=(503,)),
+    change("/release_memory_occupation", weight_updates.release_memory, "Sleep, by SGLang's path", None,
+           weight_updates.MemoryRequest, statuses=(400, 409, 503)),
+    change("/resume_memory_occupation", weight_updates.resume_memory, "Wake up, by SGLang's path", None,
+           weight_updates.MemoryRequest),
+    change("/init_weights_update_group", weight_updates.init_group, "Join a trainer's process group",
+           weight_updates.Done, weight_updates.GroupRequest),
+    change("/destroy_weights_update_group", weight_updates.destroy_group, "Leave a trainer's process group",
+           weight_updates.Done, weight_updates.LeaveRequest),
+    change("/update_weights_from_distributed", weight_updates.from_distributed, "Update the weights by broadcasts",
+           operator.UpdateAnswer, weight_updates.DistributedRequest),
+    change("/update_weights_from_tensor", weight_updates.from_tensor, "Update the weights from a trainer's memory",
+           operator.UpdateAnswer, weight_updates.TensorRequest),
+    change("/init_weight_transfer_engine", weight_updates.init_transfer, "Join a trainer's group, by vLLM's path",
+           weight_updates.Message, weight_updates.TransferInitRequest),
+    change("/start_weight_update", weight_updates.start_update, "Begin an update of several parts",
+           weight_updates.Message, weight_updates.StartRequest),
+    change("/update_weights", weight_updates.update_part, "A part of an update", weight_updates.Message,
+           weight_updates.TransferUpdateRequest),
+    change("/finish_weight_update", weight_updates.finish_update, "End an update of several parts",
+           weight_updates.Message, weight_updates.FinishRequest),
+    Route("GET", "/get_world_size", weight_updates.world_size, "How many executors there are",
+          weight_updates.WorldSize),
+    change("/weights_checker", weight_updates.check_weights, "Sums of the weights in memory",
+           weight_updates.CheckAnswer, weight_updates.CheckRequest),
     Route("GET", "/get_weight_version", operator.weight_version, "Version of the weights", operator.WeightVersion,
           statuses=(503,)),
     Route("GET", "/model_info", operator.model_info, "Name of the model and version of its weights",

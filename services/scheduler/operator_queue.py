@@ -9,6 +9,10 @@ requests has executors sleep as well.
 
 Executors say which weights they have when they are ready. A group that begins with others than it should have, because
 an executor began anew, reads them before its first step. Where it cannot, it serves the weights that it started with.
+Weights that a trainer gave are in no folder: a group that has lost them reads the last folder's.
+
+An update of several parts holds the scheduler frozen from its beginning to its end. A trainer that does not come back
+within HOLD_SECONDS has died: the last folder is read again, and requests go on.
 """
 
 from __future__ import annotations
@@ -22,15 +26,24 @@ from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.control import (
     FIRST_VERSION,
+    IN_MEMORY,
+    PARTIAL,
     AbortAll,
+    AskDigests,
+    Asked,
     AskState,
     CheckWeights,
     Control,
     Controlled,
+    Digest,
     FlushCache,
+    HoldWeights,
+    JoinGroup,
+    MeetTrainer,
     Pause,
     Resume,
     SleepEngine,
+    SumWeights,
     UpdateWeights,
     WakeEngine,
     WeightsAnswer,
@@ -45,11 +58,15 @@ log = logging.getLogger(__name__)
 NOT_READY = "the engine is not ready"
 SUPERSEDED = "another pause, or a resume, came before it held"
 LOST_BEFORE = "an executor ended before anything was written: the weights are what they were"
-LOST_WITHIN = "an executor ended while the weights were written: the weights are what they were before"
+LOST_WITHIN = "an executor ended while the weights were written: the weights are those of version {} again"
+NOT_HELD = "no update has begun: POST /start_weight_update before, and come back within {} seconds"
+SUMS_DIFFER = "tensor {}: executors that should hold the same have different numbers"
 GROUP_DIFFERS = "its weights are not its group's"
 NOT_WOKEN = "the executors do not become ready"
 REQUESTS = "{} requests have not ended: end them or hold them with POST /pause before"
 INTERNAL = -1  # id of a change that nobody asked for
+MASK = (1 << 64) - 1  # of sums
+HOLD_SECONDS = 300.0  # between the parts of an update, after which the trainer has died
 
 
 class Stage(enum.Enum):
@@ -59,6 +76,7 @@ class Stage(enum.Enum):
     CHECKING = "checking"
     STOPPING = "stopping"
     WRITING = "writing"
+    ASKING = "asking"  # for what changes no weights
 
 
 @dataclass(slots=True)
@@ -66,11 +84,20 @@ class Change:
     """One change, and how far it has come."""
 
     peer: Peer | None  # who asked; None: nobody
-    message: FlushCache | UpdateWeights
+    message: FlushCache | UpdateWeights | JoinGroup | HoldWeights | AskDigests
     stage: Stage = Stage.NEW
     number: int = 0  # of what executors were asked
     waits_for: set[Peer] = field(default_factory=set)  # executors
     error: str = ""
+    digests: list[tuple[Digest, ...]] = field(default_factory=list)  # of each executor
+
+
+@dataclass(slots=True)
+class Hold:
+    """An update of several parts."""
+
+    since: float  # monotonic seconds of its last part
+    written: bool = False  # weights are of no version
 
 
 class OperatorQueue:
@@ -84,6 +111,8 @@ class OperatorQueue:
         self._number = 0
         self.path = ""  # of the folder whose weights are served; empty: the one that the server started with
         self.version = FIRST_VERSION
+        self._whole = "", FIRST_VERSION  # path and version of the last folder that was read
+        self._hold: Hold | None = None
         self._adopted = False  # executors have said what they have
         self._rests: deque[tuple[Peer, SleepEngine | WakeEngine]] = deque()
         self._asleep = False
@@ -92,6 +121,11 @@ class OperatorQueue:
     def changing(self) -> bool:
         """Whether anything waits for executors that are awake."""
         return bool(self._changes)
+
+    @property
+    def fleeting(self) -> bool:
+        """Whether executors that sleep would lose weights that are in no folder."""
+        return self.path == IN_MEMORY or self._hold is not None
 
     def take(self, peer: Peer, message: Control, scheduler: Scheduler | None, now: float) -> None:
         """A message of the operator's, perhaps for the second time by another way."""
@@ -115,7 +149,7 @@ class OperatorQueue:
             case SleepEngine() | WakeEngine():
                 self._rests = deque(one for one in self._rests if one[1].id != message.id)
                 self._rests.append((peer, message))
-            case FlushCache() | UpdateWeights():
+            case FlushCache() | UpdateWeights() | JoinGroup() | HoldWeights() | AskDigests():
                 again = next((change for change in self._changes if change.message.id == message.id), None)
                 if again is not None:
                     again.peer = peer
@@ -136,7 +170,10 @@ class OperatorQueue:
         while self._changes and executors.complete and self._step(self._changes[0], scheduler, executors, now):
             change = self._changes.popleft()
             if change.peer is not None:
-                self._answer(change.peer, change.message.id, scheduler, change.error)
+                self._answer(change.peer, change.message.id, scheduler, change.error, whole(change.digests))
+        if self._hold is not None and not self._changes and now - self._hold.since >= HOLD_SECONDS:
+            logs.warning(log, "trainer_gone", seconds=HOLD_SECONDS, weights_written=self._hold.written)
+            self._give_up_hold(scheduler)
 
     def rest(self, scheduler: Scheduler, executors: ExecutorGroup[Peer], unfinished: int, now: float) -> Rest | None:
         """Whether the executors are to sleep now, or to wake; what holds already is answered. `unfinished` requests
@@ -167,6 +204,7 @@ class OperatorQueue:
             change = self._changes[0]
             change.waits_for.discard(peer)
             change.error = change.error or message.error
+            change.digests.append(message.digests)
 
     def begin(self, scheduler: Scheduler, executors: ExecutorGroup[Peer]) -> None:
         """A group is complete; nothing has been planned for it."""
@@ -174,6 +212,13 @@ class OperatorQueue:
         if not self._adopted:
             self._adopted = True
             self.path, self.version = executors.first.weights_path, executors.first.weight_version
+            if self.path == PARTIAL:  # a scheduler ended in the midst of an update
+                self.path, self.version = self._whole
+            elif self.path != IN_MEMORY:
+                self._whole = self.path, self.version
+        if self.path == IN_MEMORY and held != {(self.path, self.version)}:
+            logs.warning(log, "weights_lost", version=self.version, instead=self._whole[1])
+            self.path, self.version = self._whole
         scheduler.begin_with(self.version)
         if held != {(self.path, self.version)}:
             scheduler.freeze(frozen=True)
@@ -181,6 +226,9 @@ class OperatorQueue:
 
     def lost(self, scheduler: Scheduler | None) -> None:
         """The group is no longer complete: what it was asked ends. What has not begun waits for the next one."""
+        held, self._hold = self._hold is not None, None
+        if held and scheduler is not None:
+            scheduler.freeze(frozen=False)
         if not self._changes or self._changes[0].stage is Stage.NEW:
             return
         change = self._changes.popleft()
@@ -188,14 +236,17 @@ class OperatorQueue:
         scheduler.freeze(frozen=False)
         within = change.stage is Stage.WRITING
         if change.peer is not None:
-            self._answer(change.peer, change.message.id, scheduler, LOST_WITHIN if within else LOST_BEFORE)
+            why = LOST_WITHIN.format(self._whole[1]) if within else LOST_BEFORE
+            self._answer(change.peer, change.message.id, scheduler, why)
         elif within:  # the next ones might end of it as well
-            logs.error(log, "weights_lost", path=self.path, reason=LOST_WITHIN)
-            self.path, self.version = "", FIRST_VERSION
+            logs.error(log, "weights_lost", path=self.path, reason=LOST_WITHIN.format(FIRST_VERSION))
+            self.path, self.version = self._whole = "", FIRST_VERSION
 
-    def _answer(self, peer: Peer, number: int, scheduler: Scheduler, error: str = "") -> None:
+    def _answer(
+        self, peer: Peer, number: int, scheduler: Scheduler, error: str = "", digests: tuple[Digest, ...] = ()
+    ) -> None:
         paused = (scheduler.pause_mode or "") if scheduler.paused else ""
-        told = Controlled(number, error, scheduler.unfinished, paused, self.version, self._asleep)
+        told = Controlled(number, error, scheduler.unfinished, paused, self.version, self._asleep, digests)
         self._clients.answer(peer, told)
 
     def _supersede(self, number: int) -> None:
@@ -207,14 +258,44 @@ class OperatorQueue:
 
     def _step(self, change: Change, scheduler: Scheduler, executors: ExecutorGroup[Peer], now: float) -> bool:
         """Bring a change as far as it comes now; whether it has ended."""
-        message = change.message
-        if change.stage is Stage.NEW and isinstance(message, UpdateWeights):
-            change.stage = Stage.CHECKING
-            self._ask(change, executors, CheckWeights(self._next(change), message.path))
-        elif change.stage is Stage.NEW:
+        match change.message:
+            case FlushCache():
+                if not self._at_rest(change, scheduler):
+                    return False
+                scheduler.forget_computed(now)
+                self._thaw(scheduler)
+                return True
+            case HoldWeights() as message:
+                return self._step_hold(change, message, scheduler, executors, now)
+            case UpdateWeights() as message:
+                return self._step_update(change, message, scheduler, executors, now)
+            case JoinGroup() as message:
+                if change.stage is Stage.NEW:
+                    change.stage = Stage.ASKING
+                    self._ask(change, executors, MeetTrainer(self._next(change), message))
+            case AskDigests():
+                if change.stage is not Stage.ASKING and self._at_rest(change, scheduler):
+                    change.stage = Stage.ASKING
+                    self._ask(change, executors, SumWeights(self._next(change)))
+                elif change.stage is Stage.ASKING and not change.waits_for:
+                    self._thaw(scheduler)
+                    change.error = difference(change.digests)
+        return change.stage is Stage.ASKING and not change.waits_for
+
+    def _at_rest(self, change: Change, scheduler: Scheduler) -> bool:
+        """Have no step planned; whether none is left."""
+        if change.stage is Stage.NEW:
             change.stage = Stage.STOPPING
             scheduler.freeze(frozen=True)
-        if change.stage is Stage.CHECKING and not change.waits_for and isinstance(message, UpdateWeights):
+        return not scheduler.in_flight
+
+    def _step_update(
+        self, change: Change, message: UpdateWeights, scheduler: Scheduler, executors: ExecutorGroup[Peer], now: float
+    ) -> bool:
+        if change.stage is Stage.NEW:
+            change.stage = Stage.CHECKING
+            self._ask(change, executors, CheckWeights(self._next(change), message.path, message.tensors, message.group))
+        if change.stage is Stage.CHECKING and not change.waits_for:
             if change.error or message.check_only:
                 self._refused(change, scheduler, executors)
                 return True
@@ -223,19 +304,60 @@ class OperatorQueue:
                 scheduler.abort_all(now)
             scheduler.freeze(frozen=True)
         if change.stage is Stage.STOPPING and not scheduler.in_flight:
-            if isinstance(message, FlushCache):
-                scheduler.forget_computed(now)
-                scheduler.freeze(frozen=False)
-                return True
             change.stage = Stage.WRITING
-            self._ask(change, executors, WriteWeights(self._next(change), message.path, message.version))
-        if change.stage is Stage.WRITING and not change.waits_for and isinstance(message, UpdateWeights):
-            scheduler.forget_computed(now, message.version)
-            self.path, self.version = message.path, message.version
-            scheduler.freeze(frozen=False)
-            logs.info(log, "weights_updated", path=message.path, version=message.version)
+            path = PARTIAL if self._hold is not None and message.tensors else message.path
+            order = WriteWeights(self._next(change), path, message.version, message.tensors, message.group)
+            self._ask(change, executors, order)
+        if change.stage is Stage.WRITING and not change.waits_for:
+            if self._hold is not None and message.tensors:
+                self._hold = Hold(now, written=True)
+            else:
+                self._written(message.path, message.version, scheduler, now)
             return True
         return False
+
+    def _step_hold(
+        self, change: Change, message: HoldWeights, scheduler: Scheduler, executors: ExecutorGroup[Peer], now: float
+    ) -> bool:
+        """Begin an update of several parts, or end it: executors are told what they have then."""
+        if change.stage is Stage.NEW and message.version and self._hold is None:
+            change.error = NOT_HELD.format(round(HOLD_SECONDS))
+            return True
+        if change.stage is not Stage.WRITING and not self._at_rest(change, scheduler):
+            return False
+        if not message.version:
+            self._hold = Hold(now, written=self._hold is not None and self._hold.written)
+            return True
+        if change.stage is Stage.STOPPING:
+            change.stage = Stage.WRITING
+            self._ask(change, executors, WriteWeights(self._next(change), IN_MEMORY, message.version))
+        if change.waits_for:
+            return False
+        self._hold = None
+        self._written(IN_MEMORY, message.version, scheduler, now)
+        return True
+
+    def _written(self, path: str, version: str, scheduler: Scheduler, now: float) -> None:
+        """All executors have these weights."""
+        self.path, self.version = path, version
+        if path != IN_MEMORY:
+            self._whole = path, version
+        if self._hold is None or not self._hold.written:
+            scheduler.forget_computed(now, version)
+        self._thaw(scheduler)
+        logs.info(log, "weights_updated", path=path, version=version)
+
+    def _thaw(self, scheduler: Scheduler) -> None:
+        """Plan steps again, unless an update goes on."""
+        scheduler.freeze(frozen=self._hold is not None)
+
+    def _give_up_hold(self, scheduler: Scheduler) -> None:
+        """An update will not end: weights of no version are replaced by the last folder's."""
+        hold, self._hold = self._hold, None
+        if hold is not None and hold.written:
+            self._changes.appendleft(Change(None, UpdateWeights(INTERNAL, *self._whole)))
+        else:
+            self._thaw(scheduler)
 
     def _refused(self, change: Change, scheduler: Scheduler, executors: ExecutorGroup[Peer]) -> None:
         """Nothing was written. What a group should have had, and cannot read again, it is served without: by what all
@@ -244,7 +366,7 @@ class OperatorQueue:
             logs.warning(log, "weights_refused", reason=change.error)
         if change.message.id != INTERNAL:
             return
-        self.path, self.version = "", FIRST_VERSION
+        self.path, self.version = self._whole = "", FIRST_VERSION
         if {ready.weights_path for ready in executors.readies} == {""}:
             scheduler.begin_with(self.version)
             scheduler.freeze(frozen=False)
@@ -252,7 +374,7 @@ class OperatorQueue:
         for member in executors.peers:
             self._steps.give_up(member, GROUP_DIFFERS)
 
-    def _ask(self, change: Change, executors: ExecutorGroup[Peer], message: CheckWeights | WriteWeights) -> None:
+    def _ask(self, change: Change, executors: ExecutorGroup[Peer], message: Asked) -> None:
         change.waits_for = set(executors.peers)
         self._steps.send_each(executors.peers, message)
 
@@ -260,3 +382,22 @@ class OperatorQueue:
         self._number += 1
         change.number = self._number
         return self._number
+
+
+def whole(found: list[tuple[Digest, ...]]) -> tuple[Digest, ...]:
+    """Sums of whole tensors, from those of every executor's slices; what several hold counts once."""
+    slices = {(each.name, each.place): each for digests in found for each in digests}
+    sums: dict[str, Digest] = {}
+    for each in slices.values():
+        value = (sums[each.name].value if each.name in sums else 0) + each.value
+        sums[each.name] = Digest(each.name, each.dtype, each.offset, value & MASK)
+    return tuple(sums.values())
+
+
+def difference(found: list[tuple[Digest, ...]]) -> str:
+    """A tensor of which executors hold the same slice with different numbers, in words; empty: there is none."""
+    values: dict[tuple[str, str], int] = {}
+    for each in (each for digests in found for each in digests):
+        if values.setdefault((each.name, each.place), each.value) != each.value:
+            return SUMS_DIFFER.format(each.name)
+    return ""

@@ -265,7 +265,8 @@ class SchedulerLoop:
         """Have the executors sleep after a time without requests, or when the operator asks for it, and wake them for
         what comes. Requests that a pause holds wake nobody."""
         asked = self._operator.rest(scheduler, self.executors, self.unfinished, now)
-        if self.unfinished or scheduler.in_flight or self.draining or self._operator.changing:
+        changing = self._operator.changing or self._operator.fleeting
+        if self.unfinished or scheduler.in_flight or self.draining or changing:
             self.executors.busy(now)
         if asked is Rest.ASLEEP or self.executors.sleep_due(now):
             self._sleep(now)

@@ -8,6 +8,7 @@ from penstock.protocol.control import Controlled
 from penstock.services.links.link import Peer
 
 GONE = "its scheduler is gone; ask again"
+DIFFERS = "its weights are not those of replica 0"
 
 
 @dataclass(slots=True)
@@ -54,9 +55,11 @@ def joined(answers: list[Controlled]) -> Controlled:
     """The replicas' answers, in their order, as one. Errors say whose they are where there are several replicas."""
     modes = {answer.paused for answer in answers}
     told = [f"replica {replica}: {answer.error}" for replica, answer in enumerate(answers) if answer.error]
+    told += [f"replica {at}: {DIFFERS}" for at, answer in enumerate(answers) if answer.digests != answers[0].digests]
     return Controlled(
         id=answers[0].id,
         error=answers[0].error if len(answers) == 1 else "; ".join(told),
+        digests=answers[0].digests,
         requests=sum(answer.requests for answer in answers),
         paused=modes.pop() if len(modes) == 1 else "",
         asleep=all(answer.asleep for answer in answers),

@@ -24,12 +24,14 @@ from transformers import (
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.loading import load
+from penstock.engine_core.loading.digests import MASK, checksum
 from penstock.engine_core.loading.live import LiveWeights
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.weight_files import SINGLE
+from penstock.protocol.control import WeightTensor
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.parity import SIZES, PagedRun, random_prompts, write_checkpoint
 from tests.engine_core.models.quantized_folders import CONFIGS, write_pair
@@ -198,3 +200,65 @@ def test_quantized_weights_that_graphs_read_are_refused(tmp_path: Path, monkeypa
     monkeypatch.setattr(model, "placement", Elsewhere())
     with pytest.raises(ModelError, match=r"tensor model.layers.0.self_attn.q_proj.weight is quantized"):
         weights.check(tmp_path / "a")
+
+
+def listed(tensors: Mapping[str, Tensor], **fields: Any) -> tuple[WeightTensor, ...]:
+    """As a trainer tells of them."""
+    return tuple(
+        WeightTensor(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), **fields)
+        for name, tensor in tensors.items()
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tensors_that_come_in_parts(case: str, tmp_path: Path) -> None:
+    """In any order, and with what a checkpoint has beside what is read."""
+    write_checkpoint(tmp_path / "a", CASES[case])
+    second = altered(tmp_path / "a", tmp_path / "b")
+    model = loaded(tmp_path / "a")
+    weights, tensors = live(model, tmp_path / "a"), load_file(second / SINGLE)
+    if case == "tied":
+        tensors["lm_head.weight"] = torch.zeros(3)
+    for name in sorted(tensors, reverse=True):
+        part = {name: tensors[name]}
+        weights.check_tensors(listed(part), shared=False)
+        weights.receive(listed(part), lambda *_, found=tensors[name]: found)
+    assert torch.equal(logits(model), logits(loaded(second)))
+    for digest in weights.digests():
+        held = tensors[digest.name].to(getattr(torch, digest.dtype)) + digest.offset
+        assert digest.value == checksum(held), digest.name
+
+
+def test_sums_of_slices_add_up_and_places_count(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a", LlamaConfig(**{**SMALL, "vocab_size": 161}))
+    found = [live(loaded(tmp_path / "a", group=Group(rank, 2)), tmp_path / "a").digests() for rank in range(2)]
+    tensors = load_file(tmp_path / "a" / SINGLE)
+    slices = {(each.name, each.place): each.value for digests in found for each in digests}
+    for name, tensor in tensors.items():
+        assert sum(value for (one, _), value in slices.items() if one == name) & MASK == checksum(tensor.float()), name
+    swapped = tensors["model.norm.weight"] + torch.arange(32.0)
+    assert checksum(swapped) != checksum(swapped.flip(0))
+
+
+WRONG: Mapping[str, tuple[tuple[WeightTensor, ...], str]] = {
+    "unknown": (listed({"model.layers.9.x": torch.zeros(2)}), "tensor model.layers.9.x is not part of the model"),
+    "twice": (listed({"model.norm.weight": torch.zeros(32)}) * 2, "tensor model.norm.weight is there twice"),
+    "shape": (listed({"model.norm.weight": torch.zeros(31)}), r"has shape \[31\]; the model's has \[32\]"),
+    "type": (listed({"model.norm.weight": torch.zeros(32, dtype=torch.int64)}), "is of int64; it may be of"),
+    "no type": ((WeightTensor("model.norm.weight", "complex64", (32,)),), r"complex64 \[32\] is none of"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_tensors_that_are_refused_by_name(case: str, tmp_path: Path) -> None:
+    tensors, message = WRONG[case]
+    write_checkpoint(tmp_path / "a", LlamaConfig(**SMALL))
+    with pytest.raises(ModelError, match=message):
+        live(loaded(tmp_path / "a"), tmp_path / "a").check_tensors(tensors, shared=False)
+
+
+def test_tensors_of_a_quantized_model_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a", LlamaConfig(**SMALL))
+    tensors = listed({"model.layers.0.self_attn.q_proj.weight": torch.zeros(32, 32)})
+    with pytest.raises(ModelError, match="is quantized in the model that is served"):
+        live(loaded(tmp_path / "a", "fp8"), tmp_path / "a", "fp8").check_tensors(tensors, shared=False)

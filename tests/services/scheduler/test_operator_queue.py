@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from penstock.protocol.config import Config
 from penstock.protocol.control import (
+    IN_MEMORY,
+    PARTIAL,
     AbortAll,
+    AskDigests,
     AskState,
     CheckWeights,
     Controlled,
+    Digest,
     EngineStatus,
     FlushCache,
+    HoldWeights,
+    JoinGroup,
+    MeetTrainer,
     Pause,
     PauseMode,
     Resume,
+    SumWeights,
     UpdateWeights,
     WeightsAnswer,
+    WeightTensor,
     WriteWeights,
 )
 from penstock.protocol.engine_config import ModelConfig
@@ -26,7 +36,7 @@ from penstock.protocol.message import Message
 from penstock.protocol.messages import Finish, Sampling, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import ExecutorReady, StepPlan
-from penstock.services.scheduler.operator_queue import LOST_BEFORE, LOST_WITHIN, NOT_READY, SUPERSEDED
+from penstock.services.scheduler.operator_queue import HOLD_SECONDS, LOST_BEFORE, LOST_WITHIN, NOT_READY, SUPERSEDED
 from penstock.services.scheduler.options import ModelFacts
 from penstock.services.scheduler.server_loop import SchedulerLoop
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars
@@ -88,13 +98,15 @@ class Bench:
         """Of all executors."""
         return [message for executor in self.executors for message in self.steps.take(kind, executor.peer)]
 
-    def say(self, error: str = "") -> list[Controlled]:
+    def say(self, error: str = "", digests: tuple[tuple[Digest, ...], ...] = ()) -> list[Controlled]:
         """All executors answer what they were asked last."""
-        for executor in self.executors:
-            for kind in (CheckWeights, WriteWeights):
+        for at, executor in enumerate(self.executors):
+            for kind in (CheckWeights, WriteWeights, MeetTrainer, SumWeights):
                 for message in self.steps.take(kind, executor.peer):
                     executor.peer.credit += 1
-                    self.steps.arrives(executor.peer, WeightsAnswer(message.number, error))
+                    self.steps.arrives(
+                        executor.peer, WeightsAnswer(message.number, error, digests[at] if digests else ())
+                    )
         self.iterate()
         return self.answers()
 
@@ -240,7 +252,7 @@ def test_all_are_ended() -> None:
     assert bench.transcript.ends == {1: [Finish.ABORT]}
 
 
-@pytest.mark.parametrize(("looked", "error"), [(False, LOST_BEFORE), (True, LOST_WITHIN)])
+@pytest.mark.parametrize(("looked", "error"), [(False, LOST_BEFORE), (True, LOST_WITHIN.format("0"))])
 def test_an_executor_that_dies_in_an_update_leaves_the_weights_before(looked: bool, error: str) -> None:
     bench = Bench()
     bench.begin()
@@ -322,3 +334,144 @@ def test_members_that_differ_and_cannot_read_the_same_begin_anew() -> None:
     bench.begin((PATH, "5"), ("", "0"))
     bench.say("no such file")
     assert bench.steps.peers == ()
+
+
+TENSORS = (WeightTensor("a", "float32", (1,), (("cpu", b"x"),)),)
+PART = UpdateWeights(7, IN_MEMORY, "1", tensors=TENSORS)
+
+
+def held_with_a_part() -> Bench:
+    """A request runs, and an update of several parts has had its first one."""
+    bench = Bench()
+    bench.begin()
+    bench.submit(1, tokens=6)
+    bench.iterate()
+    assert bench.ask(HoldWeights(6)) == [], "the steps in flight are first"
+    while bench.step():
+        pass
+    assert bench.answers() == [Controlled(6, requests=1)]
+    assert bench.ask(msgspec.structs.replace(PART)) == []
+    assert bench.say() == []
+    (write,) = bench.asked(WriteWeights)
+    assert (write.path, write.tensors) == (PARTIAL, TENSORS)  # type: ignore[attr-defined]
+    bench.executors[0].peer.credit += 1
+    bench.steps.arrives(bench.executors[0].peer, WeightsAnswer(write.number))  # type: ignore[attr-defined]
+    bench.iterate()
+    assert bench.answers()[0].version == "0"
+    assert bench.step() == 0
+    return bench
+
+
+def test_nothing_runs_between_the_parts_of_an_update() -> None:
+    bench = held_with_a_part()
+    assert bench.ask(FlushCache(8))[0].error == ""
+    assert bench.step() == 0, "it is still held"
+    bench.ask(HoldWeights(9, "5"))
+    (write,) = bench.asked(WriteWeights)
+    assert (write.path, write.version, write.tensors) == (IN_MEMORY, "5", ())  # type: ignore[attr-defined]
+    bench.steps.arrives(bench.executors[0].peer, WeightsAnswer(write.number))  # type: ignore[attr-defined]
+    bench.iterate()
+    assert bench.answers()[0].version == "5"
+    while bench.step():
+        pass
+    assert bench.transcript.ends == {1: [Finish.LENGTH]}
+    assert "no update has begun" in bench.ask(HoldWeights(10, "6"))[0].error
+
+
+def test_a_trainer_that_does_not_come_back_costs_its_weights_alone() -> None:
+    bench = held_with_a_part()
+    bench.now += HOLD_SECONDS
+    bench.iterate()
+    bench.iterate()
+    assert [check.path for check in bench.asked(CheckWeights)] == [""]  # type: ignore[attr-defined]
+    bench.steps.arrives(bench.executors[0].peer, WeightsAnswer(3))
+    bench.iterate()
+    (write,) = bench.asked(WriteWeights)
+    assert (write.path, write.version) == ("", "0")  # type: ignore[attr-defined]
+    bench.steps.arrives(bench.executors[0].peer, WeightsAnswer(4))
+    bench.iterate()
+    while bench.step():
+        pass
+    assert bench.transcript.ends == {1: [Finish.LENGTH]}
+
+
+def test_a_trainer_that_has_given_nothing_yet_costs_nothing() -> None:
+    bench = Bench()
+    bench.begin()
+    assert bench.ask(HoldWeights(6)) == [Controlled(6)]
+    bench.submit(1, tokens=3)
+    bench.iterate()
+    assert bench.step() == 0
+    bench.now += HOLD_SECONDS
+    bench.iterate()
+    while bench.step():
+        pass
+    assert bench.transcript.ends == {1: [Finish.LENGTH]}
+
+
+def test_an_executor_that_dies_between_two_parts_ends_the_update() -> None:
+    bench = held_with_a_part()
+    bench.restart()
+    assert not bench.steps.take(CheckWeights), "it has what it should have"
+    while bench.step():
+        pass
+    assert bench.transcript.ends == {1: [Finish.LENGTH]}
+
+
+@pytest.mark.parametrize("begins_with", [("", "0"), (PARTIAL, "9")])
+def test_weights_of_no_folder_are_lost_with_an_executor(begins_with: tuple[str, str]) -> None:
+    bench = Bench()
+    bench.begin()
+    bench.ask(PART)
+    bench.say()
+    assert bench.say()[0].version == "1"
+    bench.restart(0, begins_with)
+    assert [check.path for check in bench.asked(CheckWeights)] == ([] if begins_with[0] == "" else [""])  # type: ignore[attr-defined]
+    assert bench.ask(AskState(9))[0].version == "0"
+
+
+def test_weights_of_no_folder_are_found_by_a_new_scheduler() -> None:
+    bench = Bench()
+    bench.begin((IN_MEMORY, "4"))
+    assert not bench.steps.take(CheckWeights)
+    assert bench.ask(AskState(9))[0].version == "4"
+
+
+def test_weights_of_no_version_are_not_served_by_a_new_scheduler() -> None:
+    bench = Bench()
+    bench.begin((PARTIAL, "4"))
+    assert [check.path for check in bench.asked(CheckWeights)] == [""]  # type: ignore[attr-defined]
+    bench.submit(1)
+    bench.iterate()
+    assert not bench.steps.take(StepPlan)
+
+
+def test_executors_meet_trainers_while_steps_run() -> None:
+    bench = Bench(2)
+    bench.begin()
+    bench.submit(1)
+    bench.iterate()
+    join = JoinGroup(7, "group", "127.0.0.1", 1, 1, 3)
+    assert bench.ask(join) == []
+    assert bench.step()
+    assert bench.say("nobody is there") == [Controlled(7, "nobody is there", requests=1)]
+
+
+def test_sums_of_slices_are_added_and_copies_compared() -> None:
+    bench = Bench(2)
+    bench.begin()
+    bench.submit(1)
+    bench.iterate()
+    first = (Digest("a", "float32", 0.0, (1 << 64) - 1, "0"), Digest("b", "float32", 0.0, 5, ""))
+    second = (Digest("a", "float32", 0.0, 3, "1"), Digest("b", "float32", 0.0, 5, ""))
+    bench.ask(AskDigests(7))
+    while bench.step():
+        pass
+    told = bench.say(digests=(first, second))[0]
+    assert (told.error, {each.name: each.value for each in told.digests}) == ("", {"a": 2, "b": 5})
+    bench.ask(AskDigests(8))
+    while bench.step():
+        pass
+    assert "tensor b" in bench.say(digests=(first, (msgspec.structs.replace(second[1], value=6),)))[0].error
+    bench.iterate()
+    assert bench.step(), "requests go on"
