@@ -61,6 +61,11 @@ def chip_of(device: torch.device) -> Chip:
     return simulated(chip, os.environ.get(SIMULATED, ""))
 
 
+def uuid_of(device: torch.device) -> str:
+    """By which every process knows a GPU, whatever its number is there."""
+    return str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+
+
 def nvidia(name: str, capability: int, num_sms: int, shared_memory: int) -> Chip:
     """A GPU with what its compute capability has (CUDA programming guide). WGMMA is sm_90's alone."""
     later = capability >= 90

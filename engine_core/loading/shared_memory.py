@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.custom_all_reduce import HANDLE_BYTES, CudaMemory, DeviceMemory
+from penstock.kernels.chip import uuid_of
 from penstock.protocol.control import HOST, WeightTensor
 from penstock.protocol.errors import ModelError
 
@@ -43,7 +44,7 @@ class DeviceBytes:
 
 def place_of(device: torch.device) -> str:
     """What handles of this device's memory stand under."""
-    return HOST if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid).removeprefix(UUID)
+    return HOST if device.type == "cpu" else uuid_of(device)
 
 
 def handle_of(tensor: WeightTensor, place: str) -> bytes:

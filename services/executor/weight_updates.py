@@ -42,6 +42,7 @@ class WeightUpdates:
         self._index = index  # of this executor
         self._groups: dict[str, UpdateGroup] = {}
         self._asked: deque[Asked] = deque()
+        self._schedulers = 0  # that have gone
         self.answers: deque[WeightsAnswer] = deque()  # threads append, too
         self.path = ""  # empty: those that it began with
         self.version = FIRST_VERSION
@@ -56,6 +57,7 @@ class WeightUpdates:
 
     def forget(self) -> None:
         """A new scheduler asks for itself; what has been written is in what it is told first."""
+        self._schedulers += 1
         self._asked.clear()
         self.answers.clear()
 
@@ -75,7 +77,7 @@ class WeightUpdates:
                 self.answers.append(WeightsAnswer(number, digests=self._weights.digests()))
             case MeetTrainer() as asked:
                 if asked.asked.address:
-                    Thread(target=self._join, args=(asked,), name="trainer", daemon=True).start()
+                    Thread(target=self._join, args=(asked, self._schedulers), name="trainer", daemon=True).start()
                 else:
                     self._leave(asked)
         return False
@@ -112,8 +114,8 @@ class WeightUpdates:
     def _folder(self, path: str) -> Path:
         return Path(path) if path else self._weights.folder
 
-    def _join(self, message: MeetTrainer) -> None:
-        """In a thread of its own: the trainer comes when it does."""
+    def _join(self, message: MeetTrainer, scheduler: int) -> None:
+        """In a thread of its own: the trainer comes when it does, and perhaps the scheduler has gone by then."""
         asked, error = message.asked, ""
         rank = asked.offset + self._index
         try:
@@ -125,7 +127,8 @@ class WeightUpdates:
         except (RuntimeError, ValueError) as found:
             error = f"executor {self._index} has not met the trainer: {str(found).splitlines()[0]}"
             logs.warning(log, "trainer_not_met", group=asked.name, reason=error)
-        self.answers.append(WeightsAnswer(message.number, error))
+        if scheduler == self._schedulers:
+            self.answers.append(WeightsAnswer(message.number, error))
 
     def _leave(self, message: MeetTrainer) -> None:
         group = self._groups.pop(message.asked.name, None)
