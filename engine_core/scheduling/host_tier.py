@@ -151,7 +151,7 @@ def blocks_copied(state: SchedulerState, message: BlocksCopied, executor: int) -
     if host is None or copy is None:
         return
     copy.answered.add(executor)
-    if len(copy.answered) < state.options.executors:
+    if len(copy.answered) < state.options.copiers:
         return
     if isinstance(copy, Fetch):
         host.block_seconds = mean(host.block_seconds, message.seconds / len(copy.blocks))

@@ -61,6 +61,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     state_host_places: int = 0  # the same in the host's memory
     state_piece: int = STATE_PIECE  # positions between two states that can be kept
     host_blocks: int = 0  # KV blocks that the executors' host memory has room for
+    copiers: int = 1  # executors that copy them
     adapter_places: int = 0  # for LoRA adapters on the device
     adapter_memory: int = 0  # adapters that the host's memory holds
     executors: int = 1  # in the group

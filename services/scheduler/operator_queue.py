@@ -221,7 +221,7 @@ class OperatorQueue:
             if message.abort:
                 scheduler.abort_all(now)
             scheduler.freeze(frozen=True)
-        if change.stage is Stage.STOPPING and not scheduler.in_flight:
+        if change.stage is Stage.STOPPING and scheduler.settled:
             if isinstance(message, FlushCache):
                 scheduler.forget_computed(now)
                 scheduler.freeze(frozen=False)

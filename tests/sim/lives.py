@@ -93,6 +93,7 @@ def scheduling_options(world: World) -> SchedulingOptions:
         state_host_places=world.host_places,
         state_piece=world.state_piece,
         host_blocks=world.host_blocks,
+        copiers=GROUP,
         adapter_places=world.adapter_places,
         adapter_memory=world.adapter_memory,
         executors=GROUP,
