@@ -46,9 +46,9 @@ then. Plans run in order: what is written to a place disturbs no step before. Nu
 used twice; an executor that reports ready again has forgotten all of them.
 
 Beside the steps executors copy KV blocks between the device and blocks of the host's memory, when `CopyBlocks` asks for
-it, and say `BlocksCopied`. The scheduler has a block copied to the host's memory once every step that writes it has been
-applied, and drops the copy if the block is given to a sequence before the copy is done. It gives a block that is written
-from there to nobody before it is done. So copies need no place among the plans.
+it, and say `BlocksCopied`. The scheduler has a block copied to the host's memory once every step that writes it has
+been applied, and drops the copy if the block is given to a sequence before the copy is done. It gives a block that is
+written from there to nobody before it is done. So copies need no place among the plans.
 
 A model that sees images has an encoder cache on the device: rows of embeddings, which `EncodeImage` fills beside the
 steps. `SlotStart.images` says which tokens of a prompt have which rows. A chunk that holds such tokens is planned once

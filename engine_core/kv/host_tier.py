@@ -1,9 +1,10 @@
 """KV blocks in the host's memory: which block holds what, and which one goes for the next.
 
-All blocks have the same bytes and hold as many tokens, so what one saves per byte and second is how often it is fetched.
-The one that goes is found by GreedyDual with frequencies (Cherkasova, 1998): the least of clock + uses, both as of when
-it was last copied, wanted or fetched; among equals the one for which that is longest ago. The clock is what went last
-had, so that many uses age too. Uses are counted up to MOST_USES, so that there are few different values: each is a queue.
+All blocks have the same bytes and hold as many tokens, so what one saves per byte and second is how often it is
+fetched. The one that goes is found by GreedyDual with frequencies (Cherkasova, 1998): the least of clock + uses, both
+as of when it was last copied, wanted or fetched; among equals the one for which that is longest ago. The clock is what
+went last had, so that many uses age too. Uses are counted up to MOST_USES, so that there are few different values: each
+is a queue.
 
 A block is free, being written, or findable. It is held while it is being written or read.
 """

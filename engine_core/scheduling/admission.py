@@ -310,8 +310,8 @@ def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
 
 def reasons(state: SchedulerState) -> dict[str, int]:
     """Waiting sequences by what they wait for. None overtakes, so all wait for what the first one lacks, except those
-    that wait for a prefix which somebody else is computing, for blocks from the host's memory, for their adapter, or for
-    their images.
+    that wait for a prefix which somebody else is computing, for blocks from the host's memory, for their adapter, or
+    for their images.
 
     pause: no step is planned, or not for these. trial: one of those that executors may have died of runs alone. slot:
     --max-num-seqs run. blocks: there is no KV cache for more. step: there is room, and the next step will have it, or
@@ -340,8 +340,11 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     return held | {
         name: count
         for name, count in (
-            (reason, waiting - behind - fetching - lacking - blind), ("prefix", behind), ("host", fetching),
-            ("adapter", lacking), ("image", blind),
+            (reason, waiting - behind - fetching - lacking - blind),
+            ("prefix", behind),
+            ("host", fetching),
+            ("adapter", lacking),
+            ("image", blind),
         )
         if count
     }

@@ -1,14 +1,14 @@
 """KV blocks in the host's memory, in the schedule: which are copied there, and who waits for which to come back.
 
-Out: idle blocks that are about to go are copied ahead of that, oldest first, so that nothing ever waits for a copy. Only
-where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a loss. A
-block whose copy is not done may be taken all the same, and the copy is dropped.
+Out: idle blocks that are about to go are copied ahead of that, oldest first, so that nothing ever waits for a copy.
+Only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a loss.
+A block whose copy is not done may be taken all the same, and the copy is dropped.
 
 Back: a sequence that may enter a slot, and whose prefix goes on in the host's memory behind what the device has, waits
 for those blocks if that is faster than to compute them. Others are planned past it meanwhile. The blocks are held until
 all executors have answered, and so is what they stand behind; then they are idle like those of a sequence that ended,
-and the sequence finds them as it finds any prefix. It has blocks fetched once: where they are gone by the time it has its
-turn, or where no answer comes, it computes.
+and the sequence finds them as it finds any prefix. It has blocks fetched once: where they are gone by the time it has
+its turn, or where no answer comes, it computes.
 
 No token depends on any of this: what is lost with an executor, dropped or not found is computed.
 """
@@ -60,8 +60,8 @@ def copy_ahead(state: SchedulerState) -> None:
 
 
 def fetch_prefix(state: SchedulerState, sequence: Sequence, table: list[int]) -> None:
-    """Have the host's blocks of a table, as `find_prefix` has it, copied to the device, behind those that are there. The
-    sequence waits for them. There is room."""
+    """Have the host's blocks of a table, as `find_prefix` has it, copied to the device, behind those that are there.
+    The sequence waits for them. There is room."""
     kv, host = state.kv, state.kv.host
     assert host is not None
     places = [place for place, block in enumerate(table) if block < 0]
@@ -234,9 +234,7 @@ def host_statistics(state: SchedulerState) -> HostTierStatistics:
     )
 
 
-def send(
-    state: SchedulerState, host: HostCopies, number: int, blocks: list[tuple[int, int]], *, to_host: bool
-) -> None:
+def send(state: SchedulerState, host: HostCopies, number: int, blocks: list[tuple[int, int]], *, to_host: bool) -> None:
     table = np.array(blocks, np.int32).tobytes()
     host.messages.append(CopyBlocks(number=number, epoch=state.epoch, to_host=to_host, blocks=table))
 

@@ -7,8 +7,8 @@ weights or what they have computed changes, are told apart: one does not end the
 
 from __future__ import annotations
 
-from penstock.engine_core.scheduling.lifecycle import add, cancel, preempt
 from penstock.engine_core.scheduling.host_tier import clear_copies
+from penstock.engine_core.scheduling.lifecycle import add, cancel, preempt
 from penstock.engine_core.scheduling.recurrent_state import clear_states
 from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.engine_core.scheduling.tracing import PREEMPTED

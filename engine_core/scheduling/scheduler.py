@@ -129,8 +129,8 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
-        means that no sequence waits, but for its adapter, its images or blocks from the host's memory, or that there is a
-        pause."""
+        means that no sequence waits, but for its adapter, its images or blocks from the host's memory, or that there is
+        a pause."""
         self._state.stats.now = now
         return plan(self._state) if pausing.plans(self._state) else None
 
@@ -243,8 +243,8 @@ class Scheduler:
     ) -> None:
         """A new executor group with empty blocks, empty places for states (of both on the device and in the host's
         memory) and an empty encoder cache, so many of each if their numbers changed: everything that ran is recomputed.
-        Steps in flight are lost; their results, if they still come, are discarded. Their sequences, and those whose images were
-        being encoded, are suspects of the last group's death: see lifecycle.py."""
+        Steps in flight are lost; their results, if they still come, are discarded. Their sequences, and those whose
+        images were being encoded, are suspects of the last group's death: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
         state.stats.now = now

@@ -15,7 +15,7 @@ import torch
 
 from penstock.engine_core import folder
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.execution.block_copies import BlockCopier, staging_bytes
+from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.cuda_graphs import GraphSizes, absorbed_pairs, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
 from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, encoder_steps, image_steps, warmup_steps
@@ -41,9 +41,11 @@ from penstock.engine_core.models.memory_estimate import (
     encoder_tokens,
     given_blocks,
     gpu_blocks,
+    host_places,
     idle_weights,
     quantization_facts,
     snapshot_bytes,
+    staging_bytes,
     state_places,
     weights,
 )
@@ -334,7 +336,8 @@ def make_runner(
     )
     blocks, places = count_blocks(config, shape, model, spec, options, draft)
     each = snapshot_bytes(rank_spec(spec, options.group.size), sizes[1])
-    host = host_places("--state-host-memory", config.executor.state_host_memory, each, "a snapshot")
+    state_memory = config.executor.state_host_memory
+    host = host_places("--state-host-memory", state_memory, each, "a snapshot", available_memory())
     options = replace(options, blocks=blocks, state_places=places, state_host_places=host)
     try:
         return Runner(model, spec, options, draft), shape
@@ -342,22 +345,10 @@ def make_runner(
         raise ConfigError("--state-host-memory", config.executor.state_host_memory, str(error)) from None
 
 
-def host_places(option: str, given: int, each: int, what: str) -> int:
-    """How many of what takes `each` bytes so many bytes of the host's memory hold. Raises ConfigError where that is
-    none, or more memory than there is."""
-    if not given or not each:
-        return 0
-    if given < each:
-        raise ConfigError(option, given, f"{what} takes {each} bytes; give as many at least, or 0")
-    if given > (there := available_memory()):
-        raise ConfigError(option, given, f"the host has {there} bytes of memory left")
-    return given // each
-
-
 def make_copier(config: Config, runner: Runner, shape: CacheShape) -> BlockCopier | None:
     """The memory for KV blocks on the host, with what copies them; None: there is none. Raises ConfigError."""
     given = config.executor.kv_host_memory
-    blocks = host_places("--kv-host-memory", given, shape.block_bytes, "a KV block")
+    blocks = host_places("--kv-host-memory", given, shape.block_bytes, "a KV block", available_memory())
     if not blocks:
         return None
     try:

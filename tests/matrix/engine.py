@@ -241,7 +241,6 @@ class Engine:
             self.encoded += 1
         return bool(asked)
 
-
     def _copy(self) -> bool:
         """Copy blocks as far as that is asked for, and say so; whether any were."""
         waiting = self.scheduler.copy_messages()

@@ -1,5 +1,5 @@
-"""Lives of models whose KV blocks go to the host's memory and come back: every position reads the keys of its own prefix,
-whatever was copied, dropped, fetched and forgotten meanwhile."""
+"""Lives of models whose KV blocks go to the host's memory and come back: every position reads the keys of its own
+prefix, whatever was copied, dropped, fetched and forgotten meanwhile."""
 
 from __future__ import annotations
 
