@@ -36,14 +36,15 @@ def folder(tmp_path: Path) -> str:
 
 def config(
     folder: str, *, kv_cache_memory: int = 0, max_model_len: int = 0, dtype: str = "float32",
-    kv_cache_dtype: str = "auto",
+    kv_cache_dtype: str = "auto", kv_host_memory: int = 0,
 ) -> Config:  # fmt: skip
     return Config(
         model=ModelConfig(
             model=folder, load_format="dummy", max_num_seqs=4, max_num_batched_tokens=64, max_model_len=max_model_len,
             dtype=dtype, kv_cache_dtype=kv_cache_dtype,
         ),
-        executor=ExecutorConfig(device="cpu", cpu_threads=1, kv_cache_memory=kv_cache_memory),
+        executor=ExecutorConfig(device="cpu", cpu_threads=1, kv_cache_memory=kv_cache_memory,
+                                kv_host_memory=kv_host_memory),
     )  # fmt: skip
 
 
