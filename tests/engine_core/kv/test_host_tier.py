@@ -63,7 +63,8 @@ def test_what_is_fetched_again_and_again_outlives_what_is_not_and_ages() -> None
     for number in range(1, MOST_USES):  # each goes for the next, and the clock with it
         keep(tier, KEYS[number])
         assert held(tier) == [KEYS[0], KEYS[number]]
-    keep(tier, *KEYS[MOST_USES : MOST_USES + 2])
+    for number in (MOST_USES, MOST_USES + 1):
+        keep(tier, KEYS[number])
     assert KEYS[0] not in held(tier)
 
 

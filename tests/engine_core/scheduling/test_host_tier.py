@@ -239,3 +239,38 @@ def test_a_sequence_that_fails_takes_its_copies_along() -> None:
     finish(made)
     assert made.seen(number).finish == Finish.ERROR
     assert cached(made, ask(made, [*FIRST, 2])) == 0
+
+
+def test_one_that_waited_for_anothers_blocks_has_the_rest_of_its_own_fetched() -> None:
+    made = server(blocks=24)
+    other = [*FIRST[:20], *THIRD[:20]]
+    for prompt in (FIRST, other, SECOND, [*SECOND[:4], *THIRD[::-1]]):
+        ask(made, prompt)
+    numbers = [made.submit([*prompt, 1]) for prompt in (FIRST, other)]
+    finish(made)
+    assert stand(made).fetches == 2
+    assert [cached(made, number) for number in numbers] == [40, 40]
+
+
+def test_what_is_forgotten_on_its_way_is_not_found() -> None:
+    made = evicted()
+    host = made.scheduler._state.kv.host
+    assert host is not None
+    number = made.submit([*FIRST, 1])
+    assert made.plan() is None
+    host.tier.forget(list(host.fetching))
+    made.copy()
+    assert chunks(made.step())[0][1] == 0
+    finish(made)
+    assert cached(made, number) == 0
+
+
+def test_blocks_on_their_way_leave_no_room_for_what_will_need_it() -> None:
+    made = evicted(blocks=24)
+    made.submit([*FIRST, 1])
+    assert made.plan() is None
+    long = made.submit([1, 2, 3], max_tokens=60)
+    assert made.plan() is None
+    finish(made)
+    assert made.seen(long).finish == Finish.LENGTH
+    assert made.scheduler.statistics().preemptions == 0
