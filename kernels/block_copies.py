@@ -7,30 +7,14 @@ them one behind the other, as copies to other memory want them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.chip import chip_of
+from penstock.kernels.records import BlockLines
 
 WORDS = (torch.int64, torch.int32, torch.uint8)
-
-
-@dataclass(frozen=True, eq=False)
-class BlockLines:
-    """The memory of blocks."""
-
-    lines: Sequence[Tensor]  # uint8 [blocks, bytes] each, contiguous
-    widths: tuple[int, ...]  # words of a line of each
-    addresses: Tensor  # int64 [tensors], where each begins
-    starts: Tensor  # int32 [tensors], word of a run at which its line stands
-    counts: Tensor  # int32 [tensors], the widths
-    word: torch.dtype
-
-    @property
-    def run_bytes(self) -> int:
-        return sum(self.widths) * self.word.itemsize
 
 
 def block_lines(memory: Sequence[Tensor]) -> BlockLines:

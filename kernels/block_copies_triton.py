@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.block_copies import BlockLines
+from penstock.kernels.records import BlockLines
 
 TILE = 1024  # words of a program
 
@@ -34,6 +34,7 @@ def copy_kernel(
     blocks, runs, addresses, starts, counts, run_words,
     WORD: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """Runs are the first axis of the grid, tensors the second, tiles of a line the third."""
     run = tl.program_id(0)
     tensor = tl.program_id(1)
     count = tl.load(counts + tensor)

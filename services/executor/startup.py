@@ -153,8 +153,7 @@ def start(
             if not group.all_min(0 if changed else 1):  # of any member: the steps are run by all together
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
-        runner, shape = make_runner(config, model, spec, options, draft, phases)
-        copies = make_copier(config, runner, shape)
+        runner, shape, copies = make_runner(config, model, spec, options, draft, phases)
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
@@ -183,8 +182,6 @@ def start(
         encoder_rows=0 if options.encoder is None else len(options.encoder.cache),
     )
     log_loaded(ready, options, shape, draft)
-    if (quantized := quantization_facts(spec)) is not None:
-        logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
     log_notes(config, model, draft, path, device)
     return Engine(runner, ready, warm, live_weights(config, model, tower, path), copies)
 
@@ -220,6 +217,8 @@ def make_encoder(config: Config, tower: Tower | None) -> Encoder | None:
 def log_notes(config: Config, model: Decoder, draft: Draft | None, path: Path, device: torch.device) -> None:
     """What of the checkpoint is not read, or not served as it says."""
     spec = model.spec
+    if (quantized := quantization_facts(spec)) is not None:
+        logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
     own = draft.model.destinations().keys() if draft is not None and isinstance(draft.model, EagleHead) else ()
     if left := unread_tensors(spec, read_names(path).difference(own)):
         logs.info(log, "left_unread", tensors=left, reason="images, sound, draft layers, heads for training")
@@ -321,9 +320,9 @@ def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> di
 
 def make_runner(
     config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, phases: StartupPhases
-) -> tuple[Runner, CacheShape]:
-    """A runner whose cache is as large as the options or the memory allow, and the cache's shape. Raises
-    ConfigError."""
+) -> tuple[Runner, CacheShape, BlockCopier | None]:
+    """A runner whose cache is as large as the options or the memory allow, the cache's shape, and its blocks in the
+    host's memory, if there are any. Raises ConfigError."""
     phases.begin("making the KV cache")
     sizes = options.block_size, options.dtype.itemsize
     shape = CacheShape(
@@ -340,9 +339,10 @@ def make_runner(
     host = host_places("--state-host-memory", state_memory, each, "a snapshot", available_memory())
     options = replace(options, blocks=blocks, state_places=places, state_host_places=host)
     try:
-        return Runner(model, spec, options, draft), shape
+        runner = Runner(model, spec, options, draft)
     except MemoryError as error:
         raise ConfigError("--state-host-memory", config.executor.state_host_memory, str(error)) from None
+    return runner, shape, make_copier(config, runner, shape)
 
 
 def make_copier(config: Config, runner: Runner, shape: CacheShape) -> BlockCopier | None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.block_copies import BlockLines, block_lines, gather_blocks, scatter_blocks
+from penstock.kernels.block_copies import block_lines, gather_blocks, scatter_blocks
+from penstock.kernels.records import BlockLines
 
 COUNT = 9  # blocks
 SHAPES = {

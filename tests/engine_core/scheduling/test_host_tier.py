@@ -1,4 +1,4 @@
-"""Blocks in the host's memory, one rule at a time: what is copied there and when, who waits for what, and what is lost."""
+"""Blocks in the host's memory, one rule at a time: what is copied there and when, who waits for what, what is lost."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_where_fetched_blocks_would_take_the_room_of_what_runs_they_stay() -> No
     running = made.submit([1, 2, 3], max_tokens=50)
     made.step()
     fetched = stand(made).fetches
-    other = made.submit([*FIRST, 1], max_tokens=20)
+    made.submit([*FIRST, 1], max_tokens=20)
     while not made.seen(running).finish:
         made.step()
         made.copy()
