@@ -29,7 +29,7 @@ def launch_copies(blocks: Tensor, memory: BlockLines, runs: Tensor, *, gather: b
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("blocks",))
 def copy_kernel(
     blocks, runs, addresses, starts, counts, run_words,
     WORD: tl.constexpr, GATHER: tl.constexpr, TILE: tl.constexpr,
