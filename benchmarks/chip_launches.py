@@ -51,9 +51,17 @@ from benchmarks.meta_tensors import SLOTS, memory, numbers  # noqa: E402
 from benchmarks.recurrent_launches import recurrent  # noqa: E402
 from penstock.engine_core.execution.product_bench import scaled_weight  # noqa: E402
 from penstock.engine_core.models.quantization.weight_format import FLOAT8_CAPABILITY  # noqa: E402
-from penstock.kernels import attention_device, attention_tiling, attention_triton, changes_triton, gather  # noqa: E402
+from penstock.kernels import (  # noqa: E402
+    attention_device,
+    attention_tiling,
+    attention_triton,
+    block_copies_triton,
+    changes_triton,
+    gather,
+)
 from penstock.kernels.activation import activate, activate_rounded  # noqa: E402
 from penstock.kernels.attention import E4M3, paged_attention, prepare_attention  # noqa: E402
+from penstock.kernels.block_copies import block_lines  # noqa: E402
 from penstock.kernels.exchange import Inboxes  # noqa: E402
 from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
 from penstock.kernels.experts import expert_mlp, route  # noqa: E402
@@ -434,13 +442,17 @@ def sampling(model: Model) -> None:
 
 
 def slots() -> None:
-    """What a step does once for all layers, and the changes of slots between two."""
+    """What a step does once for all layers, the changes of slots between two, and copies of blocks beside them."""
     tables, known = numbers(SLOTS, LONG // BLOCK_SIZE), numbers(SLOTS)
     rows = InputRows(numbers(65), numbers(64), numbers(64), numbers(2048))
     found = gather.gather_inputs(rows, numbers(SLOTS, LONG), known, tables, BLOCK_SIZE)
     batch = AttentionBatch(rows.query_start, found.context, rows.slots, tables, found.slot_mapping, 64, 4096)
     gather.state_places(found.positions, batch, known, BLOCK_SIZE, 1 << 20)
     changes_triton.launch_changes(numbers(4096), SlotMemory(numbers(SLOTS, LONG), tables, numbers(NUMBERS, SLOTS)))
+    lines = block_lines([memory(64, BLOCK_SIZE, 8, 128)] * 64)
+    for to_runs in (True, False):
+        runs = torch.zeros(32, lines.run_bytes, dtype=torch.uint8, device=lines.starts.device)
+        block_copies_triton.launch_copies(numbers(32), lines, runs, gather=to_runs)
 
 
 def tables(chip: Chip, found: dict[str, Launch]) -> Iterator[tuple[str, int]]:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.grammar.guide import Guide
@@ -36,7 +37,7 @@ from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.messages import Adapter, Automaton, Finish, Rejected, Sampling, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.speculation import HEADS, WITH_MODEL
-from penstock.protocol.steps import AdapterLoaded, LoadAdapter, StepMasks, StepPlan
+from penstock.protocol.steps import AdapterLoaded, BlocksCopied, CopyBlocks, LoadAdapter, StepMasks, StepPlan
 from penstock.services.scheduler.bitmask_filler import step_masks
 
 MAX_MODEL_LEN = 1024
@@ -61,6 +62,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = "none"
     state_places: int = 8  # snapshots of recurrent layers' states
     state_host_places: int = 0
+    host_blocks: int = 0  # KV blocks in the host's memory
     windows: bool = False  # layers are in KV groups, and blocks behind windows are given back
     adapter_places: int = 0  # for LoRA adapters, up to rank 16; the host's memory holds all
 
@@ -160,8 +162,11 @@ class Engine:
             ),
             self._draft,
         )  # fmt: skip
+        copier = None
+        if cell.host_blocks and (memory := runner.block_memory()):
+            copier = BlockCopier(memory, cell.host_blocks, torch.device("cpu"), drafts=runner.drafts)
         if self._group.stages > 1 and not self._group.answers:
-            follow(runner, self._group)
+            follow(runner, copier, self._group)
             return {}
         store = MaskStore(self._tokens, runner.mask_slots, 1)
         most = min(256, store.most - cell.max_num_seqs)  # as in the server: drafts are verified under masks
@@ -182,6 +187,7 @@ class Engine:
                 stages=self._group.stages,
                 ahead=max(1, cell.depth - self._group.stages + 1),
                 piece=cell.piece,
+                host_blocks=cell.host_blocks,
                 adapter_places=0 if self._places is None else self._places.count,
                 adapter_memory=0 if self._places is None else 1 << 16,
             )
@@ -195,7 +201,7 @@ class Engine:
                 )
             scheduler.submit(submission(number, ask), 0, 0.0, guide)
         self.masked = Masked()
-        answers = run(scheduler, runner, store, cell.depth, self.masked, self._group)
+        answers = run(scheduler, runner, store, cell.depth, self.masked, self._group, copier)
         assert set(answers) == {(number, choice) for number, ask in enumerate(asks) for choice in range(ask.n)}
         assert scheduler.unfinished == 0
         assert scheduler.check(thorough=True).ok
@@ -203,28 +209,32 @@ class Engine:
         return answers
 
 
-def follow(runner: Runner, group: Group) -> None:
+def follow(runner: Runner, copier: BlockCopier | None, group: Group) -> None:
     """A stage before the last, or a rank beside the first of the last: run what the answering member runs."""
-    while (plan := told(group, None)) is not None:
-        runner.collect(runner.launch(plan))
+    while (message := told(group, None)) is not None:
+        if isinstance(message, StepPlan):
+            runner.collect(runner.launch(message))
+        else:
+            copy(copier, message)
     runner.reset()
 
 
-def told(group: Group, plan: StepPlan | None) -> StepPlan | None:
-    """The answering member's next plan; None: its last is over."""
-    encoded = b"" if plan is None else msgspec.msgpack.encode(plan)
+def told(group: Group, message: StepPlan | CopyBlocks | None) -> StepPlan | CopyBlocks | None:
+    """The answering member's next plan or copies; None: its last is over."""
+    encoded = b"" if message is None else msgspec.msgpack.encode(message)
     source, size = group.stages * group.size - group.size, torch.tensor([len(encoded)])
     dist.broadcast(size, source, group=group.members)
     if not int(size):
         return None
     data = torch.from_numpy(np.frombuffer(encoded.ljust(int(size)), np.uint8).copy())
     dist.broadcast(data, source, group=group.members)
-    return msgspec.msgpack.decode(data.numpy().tobytes(), type=StepPlan)
+    return msgspec.msgpack.decode(data.numpy().tobytes(), type=StepPlan | CopyBlocks)  # type: ignore[no-any-return]
 
 
 def run(
-    scheduler: Scheduler, runner: Runner, store: MaskStore, depth: int, masked: Masked, group: Group = ALONE
-) -> dict[Key, Answer]:
+    scheduler: Scheduler, runner: Runner, store: MaskStore, depth: int, masked: Masked, group: Group = ALONE,
+    copier: BlockCopier | None = None,
+) -> dict[Key, Answer]:  # fmt: skip
     """Step until everything has ended. Masks are made when the scheduler gives their work out, as in the server."""
     tokens: dict[Key, list[int]] = {}
     answers: dict[Key, Answer] = {}
@@ -247,7 +257,7 @@ def run(
         while scheduler.in_flight < depth and (plan := scheduler.plan(now)) is not None:
             plans.append(plan)
             fill()
-        if read_adapters(scheduler, runner, now):
+        if read_adapters(scheduler, runner, now) or copy_blocks(scheduler, copier, now, group):
             continue
         if not plans:
             if group.stages > 1:
@@ -277,6 +287,26 @@ def read_adapters(scheduler: Scheduler, runner: Runner, now: float) -> bool:
         runner.adapters.loaded[message.number] = read_adapter(Path(message.path), runner.adapters.places)
         scheduler.adapter_loaded(AdapterLoaded(message.number), 0, now)
     return bool(asked)
+
+
+def copy_blocks(scheduler: Scheduler, copier: BlockCopier | None, now: float, group: Group) -> bool:
+    """The same of copies between the device and the host's memory."""
+    asked = [*scheduler.copy_messages()]
+    scheduler.copy_messages().clear()
+    for message in asked:
+        if group.stages > 1:
+            told(group, message)
+        copy(copier, message)
+        scheduler.blocks_copied(BlocksCopied(message.number), 0, now)
+    return bool(asked)
+
+
+def copy(copier: BlockCopier | None, message: CopyBlocks) -> None:
+    """Make copies; a stage without KV blocks has none to make."""
+    if copier is not None:
+        copier.ask(message)
+        copier.iterate()
+        copier.answers.clear()
 
 
 def submission(number: int, ask: Ask) -> SubmitTokens:

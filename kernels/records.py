@@ -7,6 +7,7 @@ a CUDA graph of it, needs nothing but slot numbers. The last slot is scratch: en
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -411,3 +412,19 @@ class Chosen:
 def threshold(rate: float) -> int:
     """How many of the 2**32 words stand for a chance."""
     return round(rate * 2**32)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLines:
+    """The memory of KV blocks, as copies of blocks need it."""
+
+    lines: Sequence[Tensor]  # uint8 [blocks, bytes] each, contiguous
+    widths: tuple[int, ...]  # words of a line of each
+    addresses: Tensor  # int64 [tensors], where each begins
+    starts: Tensor  # int32 [tensors], word of a run at which its line stands
+    counts: Tensor  # int32 [tensors], the widths
+    word: torch.dtype
+
+    @property
+    def run_bytes(self) -> int:
+        return sum(self.widths) * self.word.itemsize

@@ -212,6 +212,8 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     blocks: int = 0
     blocks_free: int = 0  # never used or given up
     blocks_idle: int = 0  # free, content still cached
+    host_blocks: int = 0  # KV blocks that there is room for in the executors' host memory
+    host_blocks_held: int = 0  # of those, the ones that prefix hits can be fetched from
     state_places: int = 0  # for snapshots of recurrent states
     state_snapshots: int = 0  # held there
     state_host_places: int = 0  # the same in the executors' host memory

@@ -58,6 +58,8 @@ from penstock.protocol.outputs import TextBatch, TokenBatch
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.protocol.steps import (
     AdapterLoaded,
+    BlocksCopied,
+    CopyBlocks,
     DropAdapter,
     ExecutorAsleep,
     ExecutorReady,
@@ -173,8 +175,11 @@ STEPS = LinkSpec(
     name="steps",
     binder=Role.SCHEDULER,
     connector=Role.EXECUTOR,
-    up=(ExecutorReady, ExecutorAsleep, StepResult, AdapterLoaded, ImageEncoded, WeightsAnswer, MetricsSnapshots),
-    down=(StepPlan, StepMasks, LoadAdapter, DropAdapter, EncodeImage, *ASKED, Sleep, Wake),
+    up=(
+        ExecutorReady, ExecutorAsleep, StepResult, AdapterLoaded, ImageEncoded, BlocksCopied, WeightsAnswer,
+        MetricsSnapshots,
+    ),
+    down=(StepPlan, StepMasks, CopyBlocks, LoadAdapter, DropAdapter, EncodeImage, *ASKED, Sleep, Wake),
     window=16,
     high_water=64,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge

@@ -46,6 +46,11 @@ def adapter_table(adapters: bytes) -> Column:
     return integers(adapters).reshape(-1, 2)
 
 
+def copy_table(blocks: bytes) -> Column:
+    """`CopyBlocks.blocks`. # [blocks, 2]: block on the device, block in the host's memory"""
+    return integers(blocks).reshape(-1, 2)
+
+
 def image_table(images: bytes) -> Column:
     """`SlotStart.images`. # [images, 5]: position, length, first row, width, height"""
     return integers(images).reshape(-1, 5)

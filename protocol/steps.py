@@ -45,6 +45,11 @@ adapter into the host's memory when `LoadAdapter` asks for it, beside the steps,
 then. Plans run in order: what is written to a place disturbs no step before. Numbers are the scheduler's and are not
 used twice; an executor that reports ready again has forgotten all of them.
 
+Beside the steps executors copy KV blocks between the device and blocks of the host's memory, when `CopyBlocks` asks for
+it, and say `BlocksCopied`. The scheduler has a block copied to the host's memory once every step that writes it has
+been applied, and drops the copy if the block is given to a sequence before the copy is done. It gives a block that is
+written from there to nobody before it is done. So copies need no place among the plans.
+
 A model that sees images has an encoder cache on the device: rows of embeddings, which `EncodeImage` fills beside the
 steps. `SlotStart.images` says which tokens of a prompt have which rows. A chunk that holds such tokens is planned once
 `ImageEncoded` has come from all executors of the first stage; where the model's image tokens see one another both ways
@@ -150,6 +155,22 @@ class StepResult(Message, frozen=True, kw_only=True):
     waited: float = 0.0  # seconds that the executor was idle before this step, or in it until its masks came
 
 
+class CopyBlocks(Message, frozen=True, kw_only=True):
+    """scheduler → executors: copy KV blocks to the host's memory, or from there."""
+
+    number: int  # the scheduler's, not used twice
+    epoch: int
+    to_host: bool
+    blocks: bytes  # int32 [blocks, 2]: block on the device, block in the host's memory; none of them twice
+
+
+class BlocksCopied(Message, frozen=True):
+    """each executor → scheduler: this is done."""
+
+    number: int
+    seconds: float = 0.0  # that the copies took
+
+
 class LoadAdapter(Message, frozen=True):
     """scheduler → executors: read an adapter into the host's memory, in time that steps do not need."""
 
@@ -202,6 +223,8 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     state_bytes: int = 0  # of one sequence's state, which is a snapshot's size; 0: the model has no recurrent layers
     state_places: int = 0  # snapshots that it has room for, in places 0 .. state_places-1
     state_host_places: int = 0  # the same in the host's memory
+    host_blocks: int = 0  # KV blocks in the host's memory, numbered 0 .. host_blocks-1
+    host_bytes: int = 0  # that they take
     adapter_places: int = 0  # for LoRA adapters: 1 .. adapter_places; 0: it serves none
     encoder_rows: int = 0  # of the encoder cache; 0: the model sees no images
     weights_path: str = ""  # folder of the weights that it has; empty: the one that it began with

@@ -64,7 +64,14 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "top": ("api_key", "run_dir"),
     "quantize": ("model", "device"),
     "tune": ("model", "device"),
-    "plan": ("model", "gpu_memory_utilization", "kv_cache_memory", "state_snapshots", "speculative_config"),
+    "plan": (
+        "model",
+        "gpu_memory_utilization",
+        "kv_cache_memory",
+        "kv_host_memory",
+        "state_snapshots",
+        "speculative_config",
+    ),
     **dict.fromkeys(("chat", "complete", "run-batch", *BENCHES), STARTED),
 }
 # Commands with arguments of their own, and the module of each, which has `add_arguments` and `command`. For a module's

@@ -81,6 +81,7 @@ class Drafting:
         self._reach = torch.zeros_like(slots.history.known)  # int32 [slots], known tokens and drafts behind them
         history = replace(slots.history, known=self._reach)
         cache = kv_pages(draft.spec, blocks, slots.sizes.block_size, dtype, upload.device)
+        self._head = draft.model if isinstance(draft.model, PagedHead) else None
         model = fitted(draft.model, draft.spec.vocab_size, slots.sizes.vocabulary)
         self._forward = Forward(model, history, slots.group_tables[:1], cache)
         sampling = slots.parameters.sampling
@@ -92,6 +93,11 @@ class Drafting:
             own = draft_sizes(draft.spec.layers, weights, sizes, absorbed_pairs(draft.spec, 1))
             states = torch.zeros(max(own.entries), draft.spec.hidden, dtype=dtype, device=upload.device)
             self.graphs = DraftGraphs(self._forward, self._sampler, own, states, slots.sizes.scratch, upload)
+
+    def block_memory(self, blocks: int) -> list[Tensor]:
+        """As of `Forward`: what drafting keeps of blocks."""
+        found = self._forward.block_memory(blocks)
+        return found if self._head is None else [*found, self._head.lines[:-1].view(blocks + 1, -1)]
 
     def run(self, rows: DraftRows) -> None:
         """Enqueue the drafting after a step has sampled. Drafts are stored after the slots' known tokens."""
@@ -254,6 +260,10 @@ class PagedHead:
     def __init__(self, head: EagleHead, pages: StatePages) -> None:
         self._head = head
         self._pages = pages
+
+    @property
+    def lines(self) -> Tensor:
+        return self._pages.lines
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, attention: AttentionBatch, cache: Sequence[Pages]

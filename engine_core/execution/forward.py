@@ -80,6 +80,13 @@ class Forward:
 
             self._arrivals = arrival_counters(history.tokens.device)
 
+    def block_memory(self, blocks: int) -> list[Tensor]:
+        """What blocks 0 .. blocks have in memory: uint8 [blocks + 1, bytes] each. Layers share some of it."""
+        found = {side.untyped_storage().data_ptr(): side for pages in self._cache for side in pages}
+        flat = [torch.empty(0, dtype=torch.uint8, device=side.device).set_(side.untyped_storage())
+                for side in found.values()]  # fmt: skip
+        return [memory.view(blocks + 1, -1) for memory in flat]
+
     def long_rows(self, rows: HostRows, upload: Upload) -> LongRows | None:
         """For `run`: what layers with latents expand of them in a step."""
         return find_long_rows(rows.query_start, rows.starts, upload) if self._latents else None

@@ -198,6 +198,17 @@ class Runner:
     def draft_graphs(self) -> DraftGraphs | None:
         return None if self._drafting is None else self._drafting.graphs
 
+    @property
+    def drafts(self) -> bool:
+        """Whether drafting follows steps here, behind their results."""
+        return self._drafting is not None
+
+    def block_memory(self) -> list[Tensor]:
+        """What blocks 0 .. blocks have in memory: [blocks + 1, ...] each, contiguous."""
+        blocks = self.options.blocks
+        own = [] if self._drafting is None else self._drafting.block_memory(blocks)
+        return self._forward.block_memory(blocks) + own
+
     def graph_states(self) -> list[tuple[GraphSizes, int]]:
         """Sizes of the graphs of the model and of the draft model, each with its hidden size."""
         return [(graphs.sizes, graphs.states.shape[1]) for graphs in self._all_graphs()]

@@ -1,7 +1,8 @@
 """The block pool: blocks 1..total, their reference counts, and the order in which content is evicted.
 
 A block is free (no content worth keeping), idle (unreferenced, content still findable), held (referenced), or
-quarantined after a failed check. Block 0 is the executor's scratch and never appears here. The fence holds blocks and
+quarantined after a failed check. The oldest idle blocks are leaving once a copy of them has been made or begun in the
+host's memory: they go first. Block 0 is the executor's scratch and never appears here. The fence holds blocks and
 slots that a planned step still touches: they are reusable only after that step is applied.
 """
 
@@ -54,13 +55,19 @@ class BlockPool:
         self._references = array("i", bytes(4 * (total + 1)))
         self._free = list(range(total, 0, -1))  # a stack: low numbers go out first
         self._idle = IdleQueue(total)
+        self._leaving = IdleQueue(total)  # idle as well, and all older
         self._held = 0
         self._quarantined: set[int] = set()
 
     @property
     def available(self) -> int:
         """Blocks that `take` can hand out now."""
-        return len(self._free) + self._idle.count
+        return len(self._free) + self._leaving.count + self._idle.count
+
+    @property
+    def ready(self) -> int:
+        """Those whose content nobody would miss: they are free or leaving."""
+        return len(self._free) + self._leaving.count
 
     @property
     def held(self) -> int:
@@ -83,13 +90,23 @@ class BlockPool:
             blocks = free[::-1]
             free.clear()
             while len(blocks) < count:
-                block = self._idle.oldest()
+                block = (self._leaving if self._leaving.count else self._idle).oldest()
                 self.prefix.forget(block)
                 blocks.append(block)
         for block in blocks:
             references[block] = 1
         self._held += count
         return blocks
+
+    def leave(self, count: int) -> list[int]:
+        """The oldest idle blocks, at most `count`, which are leaving from now on. They stay findable."""
+        blocks = [self._idle.oldest() for _ in range(min(count, self._idle.count))]
+        for block in blocks:
+            self._leaving.put(block)
+        return blocks
+
+    def _unqueue(self, block: int) -> None:
+        (self._leaving if block in self._leaving else self._idle).remove(block)
 
     def idle_among(self, blocks: Iterable[int]) -> int:
         """How many of these blocks `share` would remove from `available`."""
@@ -106,7 +123,7 @@ class BlockPool:
         references = self._references
         for block in blocks:
             if references[block] == 0:
-                self._idle.remove(block)
+                self._unqueue(block)
                 self._held += 1
             references[block] += 1
 
@@ -130,8 +147,8 @@ class BlockPool:
         """Forget the content of blocks whose holder failed. Holders keep them; later matches do not find them."""
         for block in blocks:
             self.prefix.forget(block)
-            if block in self._idle:
-                self._idle.remove(block)
+            if block in self._idle or block in self._leaving:
+                self._unqueue(block)
                 self._free.append(block)
 
     def clear(self, total: int) -> None:
@@ -140,7 +157,7 @@ class BlockPool:
         self.total = total
         self._references = array("i", bytes(4 * (total + 1)))
         self._free = list(range(total, 0, -1))
-        self._idle = IdleQueue(total)
+        self._idle, self._leaving = IdleQueue(total), IdleQueue(total)
         self._held = 0
         self._quarantined.clear()
 
@@ -154,7 +171,7 @@ class BlockPool:
         sums = (
             int(np.count_nonzero(counted > 0)) == self._held,
             int(counted.sum()) == sum(map(len, tables)),
-            len(self._free) + len(self._idle) + self._held + self._adrift() == self.total,
+            self.available + self._held + self._adrift() == self.total,
         )
         return self._check_blocks(tables) if thorough or not all(sums) else self._report((), ())
 
@@ -163,7 +180,7 @@ class BlockPool:
         return sum(self._references[block] == 0 for block in self._quarantined)
 
     def _report(self, faults: tuple[str, ...], blocks: tuple[int, ...]) -> PoolReport:
-        free, idle = len(self._free), len(self._idle)
+        free, idle = len(self._free), len(self._idle) + len(self._leaving)
         return PoolReport(free, idle, self._held, self._adrift(), self.total, faults, blocks)
 
     def _check_blocks(self, tables: Sequence[Sequence[int]]) -> PoolReport:
@@ -171,7 +188,7 @@ class BlockPool:
         expected = np.bincount(flat, minlength=self.total + 1)
         counted = np.frombuffer(self._references, np.int32).astype(np.int64)
         queued = np.zeros(self.total + 1, np.int64)
-        for queue in (self._free, self._idle):
+        for queue in (self._free, self._idle, self._leaving):
             queued += np.bincount(np.fromiter(queue, np.int64, len(queue)), minlength=self.total + 1)
         away = np.zeros(self.total + 1, bool)
         away[list(self._quarantined)] = True
@@ -199,15 +216,16 @@ class BlockPool:
         self._free = [block for block in self._free if block not in self._quarantined]
         for block in blocks:
             self._references[block] = int(expected[block])
-            if block in self._idle:
-                self._idle.remove(block)
+            if block in self._idle or block in self._leaving:
+                self._unqueue(block)
             self.prefix.forget(block)
         counted = np.frombuffer(self._references, np.int32)
         self._held = int(np.count_nonzero(counted[1:] > 0))
 
     def statistics(self) -> PoolStatistics:
         """`quarantined` leaves out blocks that a table still holds, so that the four always sum to the total."""
-        return PoolStatistics(self.total, len(self._free), len(self._idle), self._held, self._adrift())
+        idle = len(self._idle) + len(self._leaving)
+        return PoolStatistics(self.total, len(self._free), idle, self._held, self._adrift())
 
 
 class IdleQueue:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -21,6 +21,7 @@ from penstock.protocol.messages import SubmitTokens
 SHARDS = 256  # by an identity's first byte: a dictionary that grows stops the world for one shard, not for all blocks
 IDENTITY_BYTES = 16
 TOKEN_BYTES = 4
+Find = Callable[[bytes, int], int | None]  # by a column's identity and the group
 
 
 class PrefixStatistics(msgspec.Struct, frozen=True):
@@ -38,6 +39,7 @@ class PrefixIndex:
     def __init__(self, total: int) -> None:
         self._blocks: list[dict[bytes, int]] = [{} for _ in range(SHARDS)]
         self._identities: list[bytes | None] = [None] * (total + 1)  # by block
+        self.copying: dict[int, int] = {}  # blocks that are copied, until their content changes: number of the copy
         self._cached = 0
         self._duplicates = 0
         self._evicted = 0
@@ -46,7 +48,7 @@ class PrefixIndex:
         """Let later plans find these blocks of a KV group. A step that writes their content must be planned already:
         steps run in order, so every later one reads it complete."""
         shards, names, twins = self._blocks, self._identities, 0
-        if group:
+        if group:  # that of the first is the identity itself
             identities = [in_group(identity, group) for identity in identities]
         for identity, block in zip(identities, blocks, strict=True):
             if shards[identity[0]].setdefault(identity, block) == block:
@@ -67,18 +69,21 @@ class PrefixIndex:
             found.append(block)
         return found
 
-    def match_groups(self, chain: Sequence[bytes], most: int, layout: BlockLayout) -> list[int]:
+    def match_groups(
+        self, chain: Sequence[bytes], most: int, layout: BlockLayout, find: Find | None = None, known: int = 0
+    ) -> list[int]:
         """Blocks of the longest prefix that every KV group has, column by column, 0 where nothing reads a block.
 
-        A group that holds everything must have all of them; one with a window those that the next position reads.
+        A group that holds everything must have all of them; one with a window those that the next position reads. find:
+        what finds a group's block, other than the index. known: columns that are known to be found by it.
         """
         size, groups = layout.block_size, layout.groups
-        if groups == 1 and layout.full:
+        if find is None and groups == 1 and layout.full:
             return self.match(chain, most)
-        length = most
+        find, length = find or self.find, most
         for group, window in enumerate(layout.windows):
             if not window:
-                length = next((at for at in range(length) if self.find(chain[at], group) is None), length)
+                length = next((at for at in range(known, length) if find(chain[at], group) is None), length)
         lowest = dict.fromkeys((at for at, window in enumerate(layout.windows) if window), length)
         again = True  # a group lacks a block: every other one is asked about the shorter prefix
         while again and length:
@@ -86,7 +91,7 @@ class PrefixIndex:
             for group in lowest:
                 first = first_column(length * size, layout.windows[group], size)
                 at = min(lowest[group], length)
-                while at > first and self.find(chain[at - 1], group) is not None:
+                while at > first and find(chain[at - 1], group) is not None:
                     at -= 1
                 lowest[group] = at
                 if at > first:
@@ -95,13 +100,25 @@ class PrefixIndex:
         found = [0] * (length * groups)
         for group, window in enumerate(layout.windows):
             for column in range(first_column(length * size, window, size), length):
-                found[column * groups + group] = self.find(chain[column], group) or 0
+                found[column * groups + group] = find(chain[column], group) or 0
         return found
 
     def find(self, identity: bytes, group: int) -> int | None:
         """The block of one group."""
-        key = in_group(identity, group) if group else identity
+        key = in_group(identity, group)
         return self._blocks[key[0]].get(key)
+
+    def key(self, block: int) -> bytes:
+        """What an idle block is found by."""
+        identity = self._identities[block]
+        assert identity is not None
+        return identity
+
+    def name(self, key: bytes, block: int) -> None:
+        """Let a block without an identity, whose content is there, be found by this key, unless another one is."""
+        if self._blocks[key[0]].setdefault(key, block) == block:
+            assert self._identities[block] is None
+            self._identities[block] = key
 
     def named(self, block: int) -> bool:
         """Whether the block's content can be found."""
@@ -110,6 +127,7 @@ class PrefixIndex:
     def forget(self, block: int) -> None:
         """The block's content is about to change, or cannot be trusted."""
         identity = self._identities[block]
+        self.copying.pop(block, None)
         if identity is not None:
             self._identities[block] = None
             del self._blocks[identity[0]][identity]
@@ -120,6 +138,7 @@ class PrefixIndex:
         for shard in self._blocks:
             shard.clear()
         self._identities = [None] * (total + 1)
+        self.copying.clear()
 
     def statistics(self) -> PrefixStatistics:
         """Counters as of now."""
@@ -127,8 +146,8 @@ class PrefixIndex:
 
 
 def in_group(identity: bytes, group: int) -> bytes:
-    """The identity of a column's block in another KV group than the first."""
-    return identity + group.to_bytes(1, "little")
+    """What a column's block in a KV group is found by."""
+    return identity + group.to_bytes(1, "little") if group else identity
 
 
 def root(salt: str, adapter: str = "", private: int = -1) -> bytes:

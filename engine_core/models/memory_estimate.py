@@ -31,6 +31,7 @@ SPLIT_BYTES = 256 << 20  # of batch-invariant attention at most, whose keys are 
 SMALLEST, LARGEST = 1, 1 << 15  # pixels of the side of pictures
 GRAPH_PATCHES = 4096  # most of an image whose layers run from CUDA graphs
 EXPANDED_BYTES = 256 << 20  # of keys and values that latents are expanded to: kernels/latent_expansion.py
+STAGING = 64 << 20  # bytes of staging memory for copies in one direction, unless one block has more
 FLOAT = 4  # bytes
 GIB = 1 << 30
 EXPERTS = ".experts."  # in names of their matrices
@@ -116,6 +117,28 @@ def slot_state_bytes(spec: ModelSpec, item_bytes: int, drafts: int) -> int:
 def state_places(asked: int, each: int, free: int, slots: int) -> int:
     """Snapshots of `each` bytes that are held: as many as are asked for, else a part of the `free` bytes."""
     return asked or max(0, min(free // STATE_SHARE // each, SLOT_SNAPSHOTS * slots))
+
+
+def host_places(option: str, given: int, each: int, what: str, there: int | None = None) -> int:
+    """How many of what takes `each` bytes so many bytes of the host's memory hold. Raises ConfigError where that is
+    none, or more than is `there`, if that is known."""
+    if not given or not each:
+        return 0
+    if given < each:
+        raise ConfigError(option, given, f"{what} takes {each} bytes; give as many at least, or 0")
+    if there is not None and given > there:
+        raise ConfigError(option, given, f"the host has {there} bytes of memory left")
+    return given // each
+
+
+def staging_blocks(block_bytes: int) -> int:
+    """KV blocks that the staging memory of copies in one direction has room for."""
+    return max(1, STAGING // block_bytes)
+
+
+def staging_bytes(block_bytes: int) -> int:
+    """What staging memory takes of a GPU, of both directions."""
+    return 2 * staging_blocks(block_bytes) * block_bytes if block_bytes else 0
 
 
 def encoder_tokens(spec: ModelSpec, tokens: int, length: int) -> int:

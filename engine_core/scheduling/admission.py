@@ -13,6 +13,16 @@ import numpy.typing as npt
 
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.host_tier import (
+    fetch_prefix,
+    fetching_blocks,
+    find_prefix,
+    forget_waiting,
+    joins,
+    may_wait,
+    waits_for_blocks,
+    worth_fetching,
+)
 from penstock.engine_core.scheduling.images import ask_images, awaits_images, cut_at_images, reusable
 from penstock.engine_core.scheduling.late_masks import short_of_end
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix, cancel, lacks_adapter
@@ -30,7 +40,7 @@ from penstock.protocol.steps import NO_STATE
 LOOKAHEAD = 256  # waiting sequences that one plan passes over
 HASHES = 2048  # blocks of theirs that one plan hashes, about 2 ms
 BLOCKED = 1024  # waiting sequences without their adapters or images that it passes over as well
-REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter", "image", "pause")
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "host", "adapter", "image", "pause")
 
 
 @dataclass(slots=True)
@@ -97,14 +107,15 @@ class Admissions:
     def _try_alone(self, budget: int) -> Iterator[tuple[Sequence, int]]:
         """The next suspect of the executors' deaths, once nothing else runs."""
         state = self.state
-        if state.steps.in_flight or len(state.slots.occupied()):
+        if state.steps.in_flight or len(state.slots.occupied()) or fetching_blocks(state):
             return
         sequence = min(state.quarantine, key=rank)
         adapter = sequence.request.adapter
         if adapter is not None and not state.adapters.ask(adapter, state.stats.now):
             return
         found = self._prefix(sequence)
-        assert found is not None, "no other sequence computes a prefix that it could wait for"
+        if found is None:
+            return  # it waits for blocks from the host's memory: no other sequence computes a prefix for it
         start = self._positions(found)
         if sequence.request.message.images and not ask_images(state, sequence, start):
             return
@@ -122,7 +133,7 @@ class Admissions:
 
     def _prefix(self, sequence: Sequence) -> list[int] | None:
         """The table of a prefix of the sequence that is there already, column by column; None: wait for one that is
-        being computed."""
+        being computed, or fetched from the host's memory."""
         state, size, start = self.state, self.state.options.block_size, sequence.request.root
         states = state.kv.recurrent
         if states is not None:
@@ -132,6 +143,8 @@ class Admissions:
             if leader.life == life and leader.cached < blocks if states is None else waits(states, sequence, blocks):
                 return None
             sequence.waits_for = None
+        if waits_for_blocks(state, sequence):
+            return None
         if start is None:
             return []
         self.hashed += len(sequence.tokens) // size - len(sequence.block_hashes)
@@ -144,6 +157,8 @@ class Admissions:
         columns = len(found) // state.kv.layout.groups
         leader_next = state.kv.in_flight_prefixes.get(sequence.block_hashes[columns]) if columns < most else None
         if leader_next is None:
+            if columns < most and self._fetches(sequence, found, most):
+                return None
             return found if states is None else with_state(state, states, sequence, found, most)
         common = common_blocks(sequence.block_hashes[:most], leader_next.block_hashes)
         if (common := reusable(state, sequence, common)) <= columns:
@@ -153,6 +168,29 @@ class Admissions:
             return with_state(state, states, sequence, found, most)
         sequence.waits_for = (leader_next, leader_next.life, common)
         return None
+
+    def _fetches(self, sequence: Sequence, found: list[int], most: int) -> bool:
+        """Whether the sequence waits for blocks from the host's memory, which are fetched if nobody does so yet.
+        found: the table of its prefix on the device."""
+        state, host, groups = self.state, self.state.kv.host, self.state.kv.layout.groups
+        if host is None or not may_wait(host, sequence):
+            return False
+        columns = len(found) // groups
+        table = find_prefix(state, host, sequence, columns, most)
+        while (blocks := reusable(state, sequence, reach := len(table) // groups)) < reach:
+            table = find_prefix(state, host, sequence, columns, blocks)
+        if not worth_fetching(state, host, table, columns):
+            return False
+        if joins(state, host, sequence, table):
+            return True
+        there = [block for block in table if block > NO_BLOCK]
+        room = state.kv.pool.available - state.kv.pool.idle_among(there)
+        positions = (reach - columns) * state.options.block_size
+        if sum([block < 0 for block in table]) > room or not self._fits(sequence, found, positions + 1):
+            return False
+        self.estimate = None  # of blocks that are held without it
+        fetch_prefix(state, sequence, table)
+        return True
 
     def _match(self, sequence: Sequence, most: int) -> list[int]:
         """The table of the longest known prefix of at most `most` blocks that the sequence may begin behind."""
@@ -172,7 +210,7 @@ class Admissions:
         shared = len(known) - (idle := pool.idle_among(known))
         if need + idle > pool.available:
             return False
-        if state.slots.blocks.committed + blocks_at_end(sequence, layout) <= pool.capacity:
+        if state.slots.blocks.committed + blocks_at_end(sequence, layout) <= pool.capacity - fetching_blocks(state):
             self.estimate = None
             return True  # even if every sequence runs to its limit
         if self.estimate is None:
@@ -207,6 +245,7 @@ class Admissions:
         sequence.blocks = found
         sequence.borrowed = sequence.cached = len(found) // state.kv.layout.groups
         slot = state.slots.enter(sequence, sequence.request.root is not None)
+        forget_waiting(state, sequence)
         if sequence.request.adapter is not None:
             state.adapters.enter(sequence.request.adapter)
         if sequence.request.message.images:
@@ -237,7 +276,8 @@ class Admissions:
 
     def _never_fits(self) -> bool:
         """Nothing runs that could free blocks, and it still does not fit: quarantines have made the pool too small."""
-        return not self.state.steps.in_flight and not len(self.state.slots.occupied())
+        held = self.state.steps.in_flight or len(self.state.slots.occupied()) or fetching_blocks(self.state)
+        return not held
 
     def _owned(self, blocks: list[int]) -> list[bool]:
         """Whether each block is accounted to a running sequence."""
@@ -270,7 +310,8 @@ def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
 
 def reasons(state: SchedulerState) -> dict[str, int]:
     """Waiting sequences by what they wait for. None overtakes, so all wait for what the first one lacks, except those
-    that wait for a prefix which somebody else is computing, for their adapter, or for their images.
+    that wait for a prefix which somebody else is computing, for blocks from the host's memory, for their adapter, or
+    for their images.
 
     pause: no step is planned, or not for these. trial: one of those that executors may have died of runs alone. slot:
     --max-num-seqs run. blocks: there is no KV cache for more. step: there is room, and the next step will have it, or
@@ -285,6 +326,7 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     first = tuple(islice(state.queue, LOOKAHEAD))
     behind = sum(sequence.waits_for is not None for sequence in first)
     free = [sequence for sequence in first if sequence.waits_for is None]
+    fetching = sum(waits_for_blocks(state, sequence) for sequence in free)
     lacking = sum(lacks_adapter(state, sequence) for sequence in free)
     blind = sum(awaits_images(state, sequence) and not lacks_adapter(state, sequence) for sequence in free)
     if state.quarantine:
@@ -298,7 +340,11 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     return held | {
         name: count
         for name, count in (
-            (reason, waiting - behind - lacking - blind), ("prefix", behind), ("adapter", lacking), ("image", blind),
+            (reason, waiting - behind - fetching - lacking - blind),
+            ("prefix", behind),
+            ("host", fetching),
+            ("adapter", lacking),
+            ("image", blind),
         )
         if count
     }

@@ -131,6 +131,16 @@ class ExecutorGroup(Generic[M]):
         )
 
     @property
+    def host_blocks(self) -> int:
+        """KV blocks that each of `caching` has room for in its host's memory."""
+        return min([self._ready[peer].host_blocks for peer in self.caching], default=0)
+
+    @property
+    def caching(self) -> tuple[M, ...]:
+        """The members that have KV blocks: layers of a stage may all be recurrent."""
+        return tuple([peer for peer, ready in self._ready.items() if ready.cache_bytes])
+
+    @property
     def adapter_places(self) -> int:
         """Places for adapters that every executor of the group has."""
         return min(ready.adapter_places for ready in self._ready.values())

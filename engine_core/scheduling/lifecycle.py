@@ -14,6 +14,7 @@ from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.block_pool import Fenced
 from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.drafting import equip
+from penstock.engine_core.scheduling.host_tier import distrust_copies, forget_waiting
 from penstock.engine_core.scheduling.outbox import end_row
 from penstock.engine_core.scheduling.poison_requests import signature
 from penstock.engine_core.scheduling.recurrent_state import leave_slot
@@ -113,6 +114,7 @@ def distrust(state: SchedulerState, sequence: Sequence) -> None:
         found = [kv.prefix.find(identity, group) for identity in hashes for group in groups]
         computed += [block for block in found if block is not None]
     kv.pool.distrust([block for block in computed if block != NO_BLOCK])
+    distrust_copies(state, sequence.block_hashes[sequence.borrowed : sequence.cached])
 
 
 def release(state: SchedulerState, fenced: Fenced) -> None:
@@ -145,6 +147,7 @@ def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
         vacate(state, sequence, trusted=finish != Finish.ERROR)
     else:
         state.queue.remove(sequence)
+        forget_waiting(state, sequence)
         if sequence.request.message.images:
             state.encoder_cache.leave(sequence, sequence.last_step, state.steps.applied)
         if state.refused is sequence:

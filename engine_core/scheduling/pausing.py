@@ -7,6 +7,7 @@ weights or what they have computed changes, are told apart: one does not end the
 
 from __future__ import annotations
 
+from penstock.engine_core.scheduling.host_tier import clear_copies
 from penstock.engine_core.scheduling.lifecycle import add, cancel, preempt
 from penstock.engine_core.scheduling.recurrent_state import clear_states
 from penstock.engine_core.scheduling.request import PromptLogprobs
@@ -45,6 +46,12 @@ def holds(state: SchedulerState) -> bool:
     return pause.mode is not PauseMode.WAIT or len(state.requests) == len(pause.held)
 
 
+def settled(state: SchedulerState) -> bool:
+    """Whether executors touch no block: no step and no copy is in flight."""
+    host = state.kv.host
+    return not (state.steps.in_flight or (host is not None and (host.fetches or host.spills)))
+
+
 def release(state: SchedulerState) -> None:
     """Queue the requests that were held apart; they wait from now on."""
     held = state.steps.pause.held
@@ -57,11 +64,12 @@ def release(state: SchedulerState) -> None:
 def forget_computed(state: SchedulerState, version: str | None) -> None:
     """Forget all that the executors have computed: blocks and states of recurrent layers; images and log-probabilities
     of prompts too, where it was with other weights than those of this version, which they have now. Running requests
-    return to the queue, to be computed again from their tokens. No step is in flight."""
-    assert not state.steps.in_flight
+    return to the queue, to be computed again from their tokens. No step and no copy is in flight."""
+    assert settled(state)
     for sequence in [sequence for sequence in state.slots.sequences if sequence is not None]:
         preempt(state, sequence, PREEMPTED)
     assert not len(state.kv.fence), "every step has been applied"
+    clear_copies(state)
     state.kv.pool.clear(state.kv.pool.total)
     state.kv.owners[:] = 0
     state.refused = None

@@ -12,6 +12,7 @@ import functools
 
 import numpy as np
 
+from penstock.engine_core.scheduling.host_tier import fetching_blocks, waits_for_blocks
 from penstock.engine_core.scheduling.images import lacks_images
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, lacks_adapter, preempt
 from penstock.engine_core.scheduling.request import Sequence
@@ -55,7 +56,7 @@ def preempt_for_blocks(
         left = pool.available - granted
         if left >= need:
             granted += need
-        elif running[0] is sequence and len(running) == 1 and not state.steps.in_flight:
+        elif running[0] is sequence and len(running) == 1 and not (state.steps.in_flight or fetching_blocks(state)):
             cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
         else:
             still.add(sequence)
@@ -89,7 +90,7 @@ def make_way(state: SchedulerState) -> None:
 
 def is_blocked(state: SchedulerState, sequence: Sequence) -> bool:
     """Whether a slot would be of no use to a waiting sequence."""
-    return lacks_adapter(state, sequence) or lacks_images(state, sequence)
+    return lacks_adapter(state, sequence) or lacks_images(state, sequence) or waits_for_blocks(state, sequence)
 
 
 def leaving_blocks(state: SchedulerState) -> int:

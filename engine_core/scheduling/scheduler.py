@@ -13,6 +13,7 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
 from penstock.engine_core.scheduling import pausing
 from penstock.engine_core.scheduling.admission import reasons, waiting_adapters
+from penstock.engine_core.scheduling.host_tier import blocks_copied, check_copies, clear_copies, host_statistics
 from penstock.engine_core.scheduling.lifecycle import (
     TOO_SMALL,
     cancel,
@@ -41,7 +42,15 @@ from penstock.protocol.control import PauseMode
 from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
-from penstock.protocol.steps import AdapterLoaded, DropAdapter, LoadAdapter, StepPlan, StepResult
+from penstock.protocol.steps import (
+    AdapterLoaded,
+    BlocksCopied,
+    CopyBlocks,
+    DropAdapter,
+    LoadAdapter,
+    StepPlan,
+    StepResult,
+)
 
 UNLIMITED = 1 << 30
 TOO_FEW_ROWS = "the server no longer has enough encoder cache for this request's images"
@@ -120,7 +129,8 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
-        means that no sequence waits, but for its adapter or its images, or that there is a pause."""
+        means that no sequence waits, but for its adapter, its images or blocks from the host's memory, or that there is
+        a pause."""
         self._state.stats.now = now
         return plan(self._state) if pausing.plans(self._state) else None
 
@@ -144,13 +154,18 @@ class Scheduler:
         self._state.stats.now = now
         pausing.abort_all(self._state, rid)
 
+    @property
+    def settled(self) -> bool:
+        """Whether executors touch no block: no step and no copy between device and host is in flight."""
+        return pausing.settled(self._state)
+
     def freeze(self, *, frozen: bool) -> None:
         """Plan no step while it is frozen, whatever the operator's pause is."""
         self._state.steps.pause.frozen = frozen
 
     def forget_computed(self, now: float, version: str | None = None) -> None:
         """Forget all that executors have computed: what runs is computed again from its tokens. `version`: of the
-        weights that they have now, where those are others. No step is in flight."""
+        weights that they have now, where those are others. It is settled."""
         self._state.stats.now = now
         pausing.forget_computed(self._state, version)
 
@@ -203,6 +218,16 @@ class Scheduler:
         failed, error = self._state.encoder_cache.encoded(message.number, executor, message.error)
         fail_image(self._state, failed, error)
 
+    def copy_messages(self) -> list[CopyBlocks]:
+        """What executors are to copy between the device and the host's memory; the caller removes what it has sent."""
+        host = self._state.kv.host
+        return [] if host is None else host.messages
+
+    def blocks_copied(self, message: BlocksCopied, executor: int, now: float) -> None:
+        """An executor has made copies."""
+        self._state.stats.now = now
+        blocks_copied(self._state, message, executor)
+
     def undelivered(self) -> tuple[int, ...]:
         """Sources for which `outputs` has something."""
         return tuple([source for source, outbox in self._state.outboxes.items() if outbox])
@@ -219,11 +244,12 @@ class Scheduler:
         blocks: int | None = None,
         state_places: tuple[int, int] | None = None,
         encoder_rows: int | None = None,
+        host_blocks: int | None = None,
     ) -> None:
-        """A new executor group with empty blocks, empty places for states (on the device and in the host's memory) and
-        an empty encoder cache, so many of each if their numbers changed: everything that ran is recomputed. Steps in
-        flight are lost; their results, if they still come, are discarded. Their sequences, and those whose images were
-        being encoded, are suspects of the last group's death: see lifecycle.py."""
+        """A new executor group with empty blocks, empty places for states (of both on the device and in the host's
+        memory) and an empty encoder cache, so many of each if their numbers changed: everything that ran is recomputed.
+        Steps in flight are lost; their results, if they still come, are discarded. Their sequences, and those whose
+        images were being encoded, are suspects of the last group's death: see lifecycle.py."""
         state = self._state
         assert epoch != state.epoch
         state.stats.now = now
@@ -242,6 +268,7 @@ class Scheduler:
         state.kv.owners = np.zeros(state.kv.pool.total + 1, np.int64)
         if state.kv.recurrent is not None:
             clear_states(state.kv.recurrent, state_places)
+        clear_copies(state, host_blocks)
         state.adapters.clear()
         state.encoder_cache.clear(encoder_rows)
         state.microbatches.decoding[:] = False
@@ -293,9 +320,11 @@ class Scheduler:
         reported, never raised."""
         state = self._state
         tables = [held_blocks(state, sequence) for sequence in state.slots.sequences if sequence is not None]
+        if state.kv.host is not None:
+            tables += [fetch.table for fetch in state.kv.host.fetches.values()]
         report = state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
         faults = () if state.kv.recurrent is None else check_states(state, state.kv.recurrent)
-        faults += state.encoder_cache.check()
+        faults += state.encoder_cache.check() + (check_copies(state) if thorough else ())
         return msgspec.structs.replace(report, faults=report.faults + faults) if faults else report
 
     def statistics(self) -> SchedulerStatistics:
@@ -316,6 +345,7 @@ class Scheduler:
             pool=state.kv.pool.statistics(),
             prefix=state.kv.prefix.statistics(),
             snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
+            host_tier=host_statistics(state),
             adapters=state.adapters.statistics(waiting_adapters(state)),
             encoder=state.encoder_cache.statistics(),
             group_blocks=state.slots.group_blocks(),

@@ -14,6 +14,7 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.spacing import Habits
 from penstock.engine_core.kv.block_layout import BlockLayout
 from penstock.engine_core.kv.block_pool import BlockPool, Fence
+from penstock.engine_core.kv.host_tier import HostTier
 from penstock.engine_core.kv.prefix_index import PrefixIndex
 from penstock.engine_core.kv.snapshots import Snapshots
 from penstock.engine_core.scheduling.adapters import AdapterPlaces
@@ -34,7 +35,7 @@ from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.control import FIRST_VERSION, PauseMode
 from penstock.protocol.messages import Finish
-from penstock.protocol.steps import NO_STATE, keep_window
+from penstock.protocol.steps import NO_STATE, CopyBlocks, keep_window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +139,55 @@ class KVState:
     # By the hash of the next block to be cached: the sequence that computes it.
     in_flight_prefixes: dict[bytes, Sequence] = field(default_factory=dict)
     recurrent: RecurrentStates | None = None  # None: the model has no recurrent layers
+    host: HostCopies | None = None  # None: no blocks are kept in the host's memory
     pressure: bool = False  # the last plan lacked blocks for what runs
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """Blocks that are copied from the host's memory."""
+
+    number: int  # of the message
+    sequence: Sequence  # for which it is done; others may wait for it as well
+    blocks: tuple[int, ...]  # on the device
+    sources: tuple[int, ...]  # in the host's memory
+    keys: tuple[bytes, ...]  # what they will be found by
+    table: list[int]  # blocks on the device that are held until it is done: these, and what they stand behind
+    since: float
+    done: bool = False  # nobody waits for it
+    answered: set[int] = field(default_factory=set)  # executors
+
+
+@dataclass(slots=True, eq=False)
+class Spill:
+    """Idle blocks that are copied to the host's memory."""
+
+    number: int
+    blocks: tuple[tuple[int, int], ...]  # on the device, in the host's memory
+    keys: tuple[bytes, ...]
+    answered: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class HostCopies:
+    """KV blocks in the host's memory, and the copies on their way between it and the device."""
+
+    tier: HostTier
+    reserve: int  # blocks on the device that can go at once, their content being copied where there is any
+    messages: list[CopyBlocks] = field(default_factory=list)  # to executors
+    number: int = 0  # of the last one
+    fetches: dict[int, Fetch] = field(default_factory=dict)  # by number
+    spills: dict[int, Spill] = field(default_factory=dict)
+    fetching: dict[bytes, Fetch] = field(default_factory=dict)  # by key
+    spilling: set[bytes] = field(default_factory=set)  # keys
+    # Of sequences without a slot: what they wait for, or have waited for.
+    waiting: dict[Sequence, Fetch] = field(default_factory=dict)
+    block_seconds: float = 0.0  # that fetching a block takes
+    position_seconds: float = 0.0  # that computing a position takes; 0: it is not known
+    copied: int = 0  # totals since start: see HostTierStatistics
+    lost: int = 0
+    fetched: int = 0
+    fetch_count: int = 0
 
 
 class KeptState(msgspec.Struct, frozen=True, eq=False):
@@ -280,7 +329,14 @@ def new_kv_state(options: SchedulingOptions) -> KVState:
         options.layout(),
         np.zeros(options.blocks + 1, np.int64),
         recurrent=new_recurrent_states(options) if options.recurrent else None,
+        host=new_host_copies(options) if options.host_blocks and options.prefix_caching else None,
     )
+
+
+def new_host_copies(options: SchedulingOptions) -> HostCopies:
+    """Every block of the host's memory is free."""
+    two_steps = 2 * -(-options.max_num_batched_tokens // options.block_size) * len(options.windows)
+    return HostCopies(HostTier(options.host_blocks), reserve=min(two_steps, options.blocks // 2))
 
 
 def new_recurrent_states(options: SchedulingOptions) -> RecurrentStates:

@@ -17,6 +17,7 @@ from penstock.engine_core.scheduling.drafting import (
     roll_back_rejected,
     update_jump_forward,
 )
+from penstock.engine_core.scheduling.host_tier import copy_ahead, observe
 from penstock.engine_core.scheduling.lifecycle import cache_blocks_to, end, release
 from penstock.engine_core.scheduling.outbox import Rows, end_rows, joined, note
 from penstock.engine_core.scheduling.recurrent_state import publish_states
@@ -69,6 +70,9 @@ def apply(state: SchedulerState, result: StepResult) -> None:
     for fenced in state.kv.fence.open(inflight.step):
         release(state, fenced)
     state.encoder_cache.applied(inflight.step)
+    if state.kv.host is not None:
+        observe(state.kv.host, inflight, result.busy)
+        copy_ahead(state)
 
 
 def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:

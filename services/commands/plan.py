@@ -32,9 +32,11 @@ from penstock.engine_core.models.memory_estimate import (
     encoder_tokens,
     given_blocks,
     gpu_blocks,
+    host_places,
     idle_weights,
     quantization_facts,
     snapshot_bytes,
+    staging_bytes,
     state_places,
     step_bytes,
     taken_bytes,
@@ -108,6 +110,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_bytes: int = 0  # of one state of the recurrent layers, on a GPU; 0: there are none
     snapshots: int = 0
     adapter_bytes: int = 0  # of all places for LoRA adapters
+    host_tokens: int = 0  # that --kv-host-memory of each executor has room for, if all KV groups held them
     encoder_bytes: int = 0  # of the vision encoder's weights, which are among the others, and of the encoder cache
     encoder_rows: int = 0  # image tokens that the cache has room for; 0: the model sees no images
 
@@ -194,6 +197,7 @@ def plan(config: Config, gpu: str) -> Plan:
         snapshot_bytes=share.snapshot_bytes,
         snapshots=share.snapshots,
         adapter_bytes=share.adapter_bytes,
+        host_tokens=host_tokens(config, shape),
         encoder_bytes=share.encoder_bytes,
         encoder_rows=0 if spec.vision is None else encoder_rows(spec.vision, config.model.mm_encoder_cache_tokens),
     )
@@ -258,7 +262,7 @@ def stage_share(
         encoder = images.weights + images.cache
         graphs = 0 if config.executor.enforce_eager else images.graphs
         held, needed, other = held + images.weights, needed + images.activations + graphs, other + images.cache
-    other += adapters
+    other += adapters + (staging_bytes(shape.block_bytes) if config.executor.kv_host_memory else 0)
     each, places = snapshot_bytes(part, step.item_bytes), 0
     if each:
         limit = config.executor.kv_cache_memory or int(total * config.executor.gpu_memory_utilization) - held - needed
@@ -295,6 +299,16 @@ def planned_blocks(config: Config, shape: CacheShape, total: int, held: int, oth
         return check_blocks(shape, given_blocks(shape, given), "--kv-cache-memory", given)
     blocks = gpu_blocks(shape, total, utilization, taken, peak)
     return check_blocks(shape, blocks, "--gpu-memory-utilization", utilization)
+
+
+def host_tokens(config: Config, shape: CacheShape) -> int:
+    """Tokens that the host's memory for KV blocks has room for. Raises ConfigError where that is not one block."""
+    given = config.executor.kv_host_memory
+    return (
+        host_places("--kv-host-memory", given, shape.block_bytes, "a KV block")
+        // shape.layout.groups
+        * shape.block_size
+    )
 
 
 def lengths(longest: int) -> list[int]:
@@ -362,6 +376,7 @@ def text(found: Plan) -> str:
             else []
         ),
         f"  KV cache            {found.cache_tokens:>8,} tokens, {found.blocks:,} blocks of {found.block_size}",
+        *([f"  in host memory      {found.host_tokens:>8,} tokens"] if found.host_tokens else []),
         "",
         "  tokens of a request   at once",
     ]

@@ -138,7 +138,9 @@ def serve(
     images = None if encoder is None else ImageEncoding(encoder, config.executor.mm_encoder_budget)
     group, traces = engine.runner.options.group, ExecutorTraces(tracer)
     updates = None if engine.weights is None else WeightUpdates(engine.weights, index)
-    steps = Steps(link, engine.runner, engine.ready, watchdog, reports, group, traces, images, updates)
+    steps = Steps(
+        link, engine.runner, engine.ready, watchdog, reports, group, traces, images, updates, engine.copies
+    )  # fmt: skip
     lag = Histogram(LAG)
     exporter = Exporter(
         me, Path(config.run.run_dir), lag, partial(collect_executor, steps, link, engine.ready), tracer,

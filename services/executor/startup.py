@@ -15,6 +15,7 @@ import torch
 
 from penstock.engine_core import folder
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.cuda_graphs import GraphSizes, absorbed_pairs, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
 from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, encoder_steps, image_steps, warmup_steps
@@ -40,9 +41,11 @@ from penstock.engine_core.models.memory_estimate import (
     encoder_tokens,
     given_blocks,
     gpu_blocks,
+    host_places,
     idle_weights,
     quantization_facts,
     snapshot_bytes,
+    staging_bytes,
     state_places,
     weights,
 )
@@ -94,6 +97,7 @@ class Engine:
     ready: ExecutorReady
     warm: tuple[tuple[int, float], ...] = ()  # positions and seconds of each warm-up step
     weights: LiveWeights | None = None  # required where they are to be updated
+    copies: BlockCopier | None = None  # None: no KV blocks are kept in the host's memory
 
 
 def start(
@@ -149,7 +153,7 @@ def start(
             if not group.all_min(0 if changed else 1):  # of any member: the steps are run by all together
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
-        runner, shape = make_runner(config, model, spec, options, draft, phases)
+        runner, shape, copies = make_runner(config, model, spec, options, draft, phases)
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
@@ -172,14 +176,14 @@ def start(
         state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
         state_places=runner.options.state_places,
         state_host_places=runner.options.state_host_places,
+        host_blocks=0 if copies is None else len(copies.host),
+        host_bytes=0 if copies is None else copies.host.nbytes,
         adapter_places=0 if options.adapters is None else options.adapters.count,
         encoder_rows=0 if options.encoder is None else len(options.encoder.cache),
     )
     log_loaded(ready, options, shape, draft)
-    if (quantized := quantization_facts(spec)) is not None:
-        logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
     log_notes(config, model, draft, path, device)
-    return Engine(runner, ready, warm, live_weights(config, model, tower, path))
+    return Engine(runner, ready, warm, live_weights(config, model, tower, path), copies)
 
 
 def live_weights(config: Config, model: Decoder, tower: Tower | None, path: Path) -> LiveWeights:
@@ -213,6 +217,8 @@ def make_encoder(config: Config, tower: Tower | None) -> Encoder | None:
 def log_notes(config: Config, model: Decoder, draft: Draft | None, path: Path, device: torch.device) -> None:
     """What of the checkpoint is not read, or not served as it says."""
     spec = model.spec
+    if (quantized := quantization_facts(spec)) is not None:
+        logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
     own = draft.model.destinations().keys() if draft is not None and isinstance(draft.model, EagleHead) else ()
     if left := unread_tensors(spec, read_names(path).difference(own)):
         logs.info(log, "left_unread", tensors=left, reason="images, sound, draft layers, heads for training")
@@ -314,9 +320,9 @@ def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> di
 
 def make_runner(
     config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, phases: StartupPhases
-) -> tuple[Runner, CacheShape]:
-    """A runner whose cache is as large as the options or the memory allow, and the cache's shape. Raises
-    ConfigError."""
+) -> tuple[Runner, CacheShape, BlockCopier | None]:
+    """A runner whose cache is as large as the options or the memory allow, the cache's shape, and its blocks in the
+    host's memory, if there are any. Raises ConfigError."""
     phases.begin("making the KV cache")
     sizes = options.block_size, options.dtype.itemsize
     shape = CacheShape(
@@ -328,25 +334,29 @@ def make_runner(
         length_given=bool(config.model.max_model_len),
     )
     blocks, places = count_blocks(config, shape, model, spec, options, draft)
-    host = state_host_places(config.executor.state_host_memory, rank_spec(spec, options.group.size), sizes[1])
+    each = snapshot_bytes(rank_spec(spec, options.group.size), sizes[1])
+    state_memory = config.executor.state_host_memory
+    host = host_places("--state-host-memory", state_memory, each, "a snapshot", available_memory())
     options = replace(options, blocks=blocks, state_places=places, state_host_places=host)
     try:
-        return Runner(model, spec, options, draft), shape
+        runner = Runner(model, spec, options, draft)
     except MemoryError as error:
         raise ConfigError("--state-host-memory", config.executor.state_host_memory, str(error)) from None
+    return runner, shape, make_copier(config, runner, shape)
 
 
-def state_host_places(given: int, share: ModelSpec, item_bytes: int) -> int:
-    """Snapshots of a rank's share of a model that so many bytes of the host's memory hold. Raises ConfigError where
-    that is none, or more memory than there is."""
-    each = snapshot_bytes(share, item_bytes)
-    if not given or not each:
-        return 0
-    if given < each:
-        raise ConfigError("--state-host-memory", given, f"a snapshot takes {each} bytes; give as many at least, or 0")
-    if given > (there := available_memory()):
-        raise ConfigError("--state-host-memory", given, f"the host has {there} bytes of memory left")
-    return given // each
+def make_copier(config: Config, runner: Runner, shape: CacheShape) -> BlockCopier | None:
+    """The memory for KV blocks on the host, with what copies them; None: there is none. Raises ConfigError."""
+    given = config.executor.kv_host_memory
+    blocks = host_places("--kv-host-memory", given, shape.block_bytes, "a KV block", available_memory())
+    if not blocks:
+        return None
+    try:
+        found = BlockCopier(runner.block_memory(), blocks, runner.options.device, drafts=runner.drafts)
+    except MemoryError as error:
+        raise ConfigError("--kv-host-memory", given, str(error)) from None
+    logs.info(log, "kv_host_memory", blocks=blocks, bytes=found.host.nbytes)
+    return found
 
 
 def warm_up(config: Config, runner: Runner, spec: ModelSpec, phases: StartupPhases) -> tuple[tuple[int, float], ...]:
@@ -447,6 +457,7 @@ def count_blocks(
         return blocks, places(min(memory // CPU_SHARE, CPU_CEILING))
     peak = step_peak(model, spec, options, step_tokens(config.model, options.device), draft)
     used, total = used_memory(options.device)
+    used += staging_bytes(shape.block_bytes) if executor.kv_host_memory else 0
     logs.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total)
     count = places(int(total * executor.gpu_memory_utilization) - used - peak)
     blocks = gpu_blocks(shape, total, executor.gpu_memory_utilization, used + count * each, peak)

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.block_copies import BlockCopier, CopyStatistics
 from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
@@ -23,7 +24,15 @@ from penstock.protocol.control import CheckWeights, MeetTrainer, SumWeights, Wri
 from penstock.protocol.images import EncodeImage
 from penstock.protocol.message import Message
 from penstock.protocol.step_columns import chunk_positions, integers
-from penstock.protocol.steps import DropAdapter, ExecutorReady, LoadAdapter, StepMasks, StepPlan, StepResult
+from penstock.protocol.steps import (
+    CopyBlocks,
+    DropAdapter,
+    ExecutorReady,
+    LoadAdapter,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
 from penstock.services.executor.adapter_loading import AdapterLoader
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.image_encoding import ImageEncoding
@@ -126,6 +135,7 @@ class StepsStatistics(msgspec.Struct, frozen=True):
     schedulers: int  # that joined
     waiting: int  # now: results that wait to be sent
     launch: HistogramStatistics  # seconds of launching each plan
+    copies: CopyStatistics | None = None  # None: there is no host memory for KV blocks
 
 
 class Steps:
@@ -148,6 +158,7 @@ class Steps:
         traces: ExecutorTraces | None = None,
         images: ImageEncoding | None = None,
         weights: WeightUpdates | None = None,
+        copies: BlockCopier | None = None,
     ) -> None:
         self._link = link
         self._runner = runner
@@ -166,6 +177,7 @@ class Steps:
         self.adapters = None if runner.adapters is None else AdapterLoader(runner.adapters)
         self._images = images  # required where ready has rows for them
         self._weights = weights  # required where a scheduler asks for others
+        self._copies = copies  # required where ready has blocks in the host's memory
         self._times = LaunchTimes()
         self._counters = Counters()
 
@@ -181,6 +193,7 @@ class Steps:
             or self._results
             or (self.adapters and self.adapters.answers)
             or (self._images and self._images.busy)
+            or (self._copies and self._copies.busy)
             or (self._weights and self._weights.busy)
         )
 
@@ -210,6 +223,9 @@ class Steps:
                 case DropAdapter() as dropped:
                     assert self.adapters is not None, "ready said that there are places"
                     self.adapters.drop(dropped, self._counters.plans + len(self._plans))
+                case CopyBlocks() as copies:
+                    assert self._copies is not None, "ready said that there are blocks in the host's memory"
+                    self._copies.ask(copies)
                 case CheckWeights() | WriteWeights() | MeetTrainer() | SumWeights() as asked:
                     assert self._weights is not None, "there is a model"
                     self._weights.ask(asked)
@@ -245,6 +261,9 @@ class Steps:
             if self._weights.run(resting=resting) and self._images:
                 self._images.forget()  # what was begun is of the weights before
             self._send(self._weights.answers)
+        if self._copies is not None:
+            self._copies.iterate()
+            self._send(self._copies.answers)
         if self._images is not None:
             self._images.iterate(shared=self._decodes)
             self._send(self._images.answers)
@@ -255,8 +274,9 @@ class Steps:
 
     def statistics(self) -> StepsStatistics:
         return StepsStatistics(
-            **asdict(self._counters), waiting=len(self._results), launch=self._times.histogram.statistics()
-        )
+            **asdict(self._counters), waiting=len(self._results), launch=self._times.histogram.statistics(),
+            copies=None if self._copies is None else self._copies.statistics(),
+        )  # fmt: skip
 
     @property
     def _decodes(self) -> bool:
@@ -303,7 +323,7 @@ class Steps:
         self._masks.clear()
         self._watched.watchdog.rest()
         self._reset()
-        for beside in (self.adapters, self._images, self._weights):
+        for beside in (self.adapters, self._images, self._weights, self._copies):
             if beside is not None:
                 beside.forget()
 

@@ -40,7 +40,7 @@ LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.
 PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # in the engine
 # Of engine_core's scheduler, which imports numpy.
-REASONS = ("trial", "slot", "blocks", "step", "prefix", "adapter", "image", "pause")
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "host", "adapter", "image", "pause")
 
 S = TypeVar("S")
 
@@ -225,6 +225,20 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
         counter("engine_prefix_lookups", "Requests looked up in the prefix cache", lambda s: s.prefix_lookups),
         counter("engine_prefix_hits", "Requests with a cached prefix", lambda s: s.prefix_hits),
         counter("engine_evicted_blocks", "Cached KV blocks evicted", lambda s: s.prefix.evicted),
+        gauge("engine_host_blocks", "KV blocks that there is room for in the executors' host memory",
+              lambda s: s.host_tier.total),
+        gauge("engine_host_blocks_held", "Of those, the ones that prefix hits can be fetched from",
+              lambda s: s.host_tier.findable),
+        counter("engine_host_copied_blocks", "KV blocks copied to the host's memory ahead of their eviction",
+                lambda s: s.host_tier.copied),
+        counter("engine_host_lost_blocks", "KV blocks evicted before their copy was done, or that found no room there",
+                lambda s: s.host_tier.lost),
+        counter("engine_host_fetches", "Times that blocks were fetched from the host's memory for a sequence",
+                lambda s: s.host_tier.fetches),
+        counter("engine_host_fetched_blocks", "KV blocks fetched from the host's memory",
+                lambda s: s.host_tier.fetched),
+        counter("engine_host_evicted_blocks", "KV blocks of the host's memory that went for others",
+                lambda s: s.host_tier.evicted),
         gauge("engine_state_places", "Snapshots of recurrent states that there is room for",
               lambda s: s.snapshots.total if s.snapshots else 0),
         gauge("engine_state_snapshots", "Snapshots of recurrent states that prompts can begin from",
@@ -337,6 +351,7 @@ IMAGE_DECODER: tuple[Metric[ImageDecoderStatistics], ...] = (
 READY: tuple[Metric[ExecutorReady], ...] = (
     gauge("executor_weight_bytes", "Memory of the weights", lambda s: s.weight_bytes),
     gauge("executor_cache_bytes", "Memory of the KV cache", lambda s: s.cache_bytes),
+    gauge("executor_host_bytes", "Host memory for KV blocks", lambda s: s.host_bytes),
     gauge("executor_load_seconds", "Time from the executor's start until it was ready", lambda s: s.load_seconds),
 )
 STEPS: tuple[Metric[StepsStatistics], ...] = (
@@ -345,6 +360,18 @@ STEPS: tuple[Metric[StepsStatistics], ...] = (
     counter("executor_results", "Results sent", lambda s: s.results),
     counter("executor_dropped_results", "Results dropped because the scheduler was gone", lambda s: s.dropped),
     counter("executor_stray_masks", "Bitmasks for no waiting plan", lambda s: s.stray_masks),
+    counter(
+        "executor_copied_bytes",
+        "Bytes of KV blocks copied between the device and the host's memory",
+        lambda s: {"out": s.copies.bytes_out, "in": s.copies.bytes_in} if s.copies else {},
+        "direction",
+    ),
+    counter(
+        "executor_copy_seconds",
+        "Time that these copies took, beside the steps",
+        lambda s: {"out": s.copies.seconds_out, "in": s.copies.seconds_in} if s.copies else {},
+        "direction",
+    ),
 )
 TRAFFIC: tuple[Metric[Traffic], ...] = about(
     Subject.API,

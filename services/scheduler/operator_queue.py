@@ -283,11 +283,11 @@ class OperatorQueue:
         return change.stage is Stage.ASKING and not change.waits_for
 
     def _at_rest(self, change: Change, scheduler: Scheduler) -> bool:
-        """Have no step planned; whether none is left."""
+        """Have no step planned; whether no step and no copy is left."""
         if change.stage is Stage.NEW:
             change.stage = Stage.STOPPING
             scheduler.freeze(frozen=True)
-        return not scheduler.in_flight
+        return scheduler.settled
 
     def _step_update(
         self, change: Change, message: UpdateWeights, scheduler: Scheduler, executors: ExecutorGroup[Peer], now: float
@@ -303,7 +303,7 @@ class OperatorQueue:
             if message.abort:
                 scheduler.abort_all(now)
             scheduler.freeze(frozen=True)
-        if change.stage is Stage.STOPPING and not scheduler.in_flight:
+        if change.stage is Stage.STOPPING and scheduler.settled:
             change.stage = Stage.WRITING
             path = PARTIAL if self._hold is not None and message.tensors else message.path
             order = WriteWeights(self._next(change), path, message.version, message.tensors, message.group)

@@ -59,6 +59,8 @@ def scheduling_options(
         recurrent=facts.recurrent,
         state_places=places,
         state_host_places=host_places,
+        host_blocks=executors.host_blocks,
+        copiers=len(executors.caching),
         adapter_places=executors.adapter_places,
         adapter_memory=host_adapters(model),
         executors=len(executors.peers),

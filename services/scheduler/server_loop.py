@@ -26,7 +26,15 @@ from penstock.protocol.images import ImageEncoded
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, Rejected, StopHit, SubmitTokens
 from penstock.protocol.snapshots import MetricsSnapshots
-from penstock.protocol.steps import AdapterLoaded, ExecutorAsleep, ExecutorReady, Sleep, StepResult, Wake
+from penstock.protocol.steps import (
+    AdapterLoaded,
+    BlocksCopied,
+    ExecutorAsleep,
+    ExecutorReady,
+    Sleep,
+    StepResult,
+    Wake,
+)
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
 from penstock.services.metrics.definitions import LAG
 from penstock.services.metrics.snapshot import RemoteSnapshots
@@ -222,7 +230,10 @@ class SchedulerLoop:
                     logs.warning(log, "image_failed", executor=peer.index, number=encoded.number, reason=encoded.error)
                 if self._scheduler is not None and self.executors.complete:
                     self._scheduler.image_encoded(encoded, peer.index, now)
-                    self._send_images(self._scheduler)  # the next one, however long the steps in flight are
+                    self._send_beside(self._scheduler)  # the next one, however long the steps in flight are
+            case BlocksCopied() as copied:
+                if self._scheduler is not None and self.executors.complete:
+                    self._scheduler.blocks_copied(copied, peer.index, now)
             case WeightsAnswer() as answer:
                 self._operator.answered(peer, answer)
             case MetricsSnapshots() as snapshots:
@@ -305,7 +316,7 @@ class SchedulerLoop:
             else:
                 logs.write(log, logging.WARNING, "epoch", fields)
             places, rows = self.executors.state_places, self.executors.encoder_rows
-            self._scheduler.restart(epoch, now, blocks, places, rows)
+            self._scheduler.restart(epoch, now, blocks, places, rows, self.executors.host_blocks)
             self._operator.begin(self._scheduler, self.executors)
             return
         options = scheduling_options(self._config, self._facts, self.executors, self._bitmasks.most)
@@ -388,8 +399,7 @@ class SchedulerLoop:
             began = time.perf_counter()
             plan = scheduler.plan(now)
             if plan is None:
-                self._send_adapters(scheduler)
-                self._send_images(scheduler)
+                self._send_beside(scheduler)
                 return
             planned = time.perf_counter()
             if scheduler.traced and self._traces.due(now):
@@ -400,23 +410,21 @@ class SchedulerLoop:
             encode = time.perf_counter() - planned
             self._times.planned(plan.step, planned - began, encode, after_idle=self._housekeeping.idle)
             self._housekeeping.idle = False
-            self._send_adapters(scheduler)
-            self._send_images(scheduler)
+            self._send_beside(scheduler)
             self._fill_masks(scheduler)
             if not sent:
                 return  # an executor is gone: the link says `Left` next, and the new epoch recomputes this step
 
-    def _send_adapters(self, scheduler: Scheduler) -> None:
-        """Have executors read and forget adapters, as far as their links have room beside the steps."""
-        messages, peers = scheduler.adapter_messages(), self.executors.peers
-        while messages and min(peer.credit for peer in peers) > RESERVED:
-            self._steps.send_each(peers, messages.pop(0))
-
-    def _send_images(self, scheduler: Scheduler) -> None:
-        """Have executors of the first stage encode images, in the same way."""
-        messages, peers = scheduler.image_messages(), self.executors.encoding
-        while messages and min(peer.credit for peer in peers) > RESERVED:
-            self._steps.send_each(peers, messages.pop(0))
+    def _send_beside(self, scheduler: Scheduler) -> None:
+        """Have executors do what is to be done beside the steps, as far as their links have room: copy blocks, read and
+        forget adapters, and those of the first stage encode images."""
+        executors = self.executors
+        for messages, peers in (
+            (scheduler.copy_messages(), executors.caching), (scheduler.adapter_messages(), executors.peers),
+            (scheduler.image_messages(), executors.encoding),
+        ):  # fmt: skip
+            while messages and min(peer.credit for peer in peers) > RESERVED:
+                self._steps.send_each(peers, messages.pop(0))
 
     def _device_has_time(self, scheduler: Scheduler) -> bool:
         """Whether the device has work for longer than an iteration takes."""

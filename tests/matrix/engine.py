@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.cuda_graphs import GraphSizes, graph_sizes
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.dummy_runs import warmup_steps
@@ -32,7 +33,7 @@ from penstock.protocol.images import Image, ImageEncoded
 from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.speculation import HEADS
-from penstock.protocol.steps import StepPlan, StepResult
+from penstock.protocol.steps import BlocksCopied, StepPlan, StepResult
 
 Answers = dict[tuple[int, int], list[int]]
 
@@ -55,6 +56,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     ngram: int = 0  # drafts of a row by prompt lookup
     state_places: int = 8  # snapshots, where layers are recurrent
     state_host_places: int = 0
+    host_blocks: int = 0  # KV blocks in the host's memory
     encoder_rows: int = 64  # where images are seen
 
 
@@ -148,6 +150,9 @@ class Engine:
         )
         self.runner.compile(self.runner.drafted(warmup_steps(self.runner.sizes, cell.budget)))
         self.runner.prepare()
+        self.copier = None
+        if cell.host_blocks and (memory := self.runner.block_memory()):
+            self.copier = BlockCopier(memory, cell.host_blocks, torch.device(device), drafts=self.runner.drafts)
         self.scheduler = Scheduler(
             SchedulingOptions(
                 blocks=cell.blocks,
@@ -171,6 +176,8 @@ class Engine:
                 recurrent=recurrent,
                 state_places=places,
                 state_host_places=host,
+                host_blocks=cell.host_blocks,
+                windows=spec.kv_windows,
                 encoder_rows=0 if spec.vision is None else cell.encoder_rows,
                 image_token=-1 if spec.vision is None else spec.vision.token_id,
                 mutual=spec.vision is not None and spec.vision.mutual,
@@ -208,6 +215,8 @@ class Engine:
                 launched.append(self.runner.launch(over_the_wire(plan)))
             if self._encode():
                 continue
+            if self._copy():
+                continue
             if not launched:
                 break
             self.scheduler.apply(self.runner.collect(launched.popleft()), self.now)
@@ -230,6 +239,21 @@ class Engine:
                 assert not self.encoder.trouble()
             self.scheduler.image_encoded(ImageEncoded(message.number), 0, self.now)
             self.encoded += 1
+        return bool(asked)
+
+    def _copy(self) -> bool:
+        """Copy blocks as far as that is asked for, and say so; whether any were."""
+        waiting = self.scheduler.copy_messages()
+        asked = [*waiting]
+        waiting.clear()
+        for message in asked:
+            seconds = 0.0
+            if self.copier is not None:
+                self.copier.ask(message)
+                while not self.copier.answers:
+                    self.copier.iterate()
+                seconds = self.copier.answers.popleft().seconds
+            self.scheduler.blocks_copied(BlocksCopied(message.number, seconds), 0, self.now)
         return bool(asked)
 
 

@@ -42,6 +42,7 @@ from penstock.protocol.steps import (
     StepResult,
 )
 from tests.sim.adapters import Hosts
+from tests.sim.host_tier import HostMemory
 from tests.sim.images import Encoders, read_images, rows_of
 from tests.sim.lives import World
 from tests.sim.model import VOCAB, Nature, cell, cells, choose, logprob
@@ -135,6 +136,7 @@ class FakeExecutor:
         self.rows = 0
         self.hosts = Hosts(world.adapter_places, world.adapter_memory)
         self.encoders = Encoders(world.encoder_rows, lambda: set().union(*[touched.rows for touched in self._flying]))
+        self.host = HostMemory(world.host_blocks, self._pages, self._draft_pages, self._touched)
         self._mutual = world.mutual
         self._recurrent, self._piece = world.recurrent, world.state_piece
         numbers = (*range(world.places), *range(HOST_PLACES, HOST_PLACES + world.host_places))
@@ -146,13 +148,16 @@ class FakeExecutor:
         """The scheduler has applied this step: its fence is open."""
         assert self._flying.popleft().step == step
 
+    def _touched(self) -> set[int]:
+        return set().union(*[touched.blocks(self._layout) for touched in self._flying])
+
     def run(self, plan: StepPlan) -> list[StepResult]:
         """Take a plan; returns the results that are complete now."""
         assert plan.epoch == self.epoch
         assert plan.step > self._step
         self._step = plan.step
         fenced_slots = frozenset().union(*[touched.slots for touched in self._flying])
-        fenced_blocks = frozenset().union(*[touched.blocks(self._layout) for touched in self._flying])
+        fenced_blocks = frozenset(self._touched())
         for number, place in ints(plan.adapters, 2):
             self.hosts.copy(number, place)
         for start in plan.starts:

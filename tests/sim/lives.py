@@ -53,6 +53,7 @@ class World:
     host_places: int = 0  # the same in the host's memory
     state_piece: int = 8
     windows: tuple[int, ...] = (0,)  # of the KV groups
+    host_blocks: int = 0  # KV blocks in the host's memory
     adapters: tuple[str, ...] = ()  # that lives ask for, beside the model itself
     adapter_places: int = 0
     adapter_memory: int = 0
@@ -91,6 +92,8 @@ def scheduling_options(world: World) -> SchedulingOptions:
         state_places=world.places,
         state_host_places=world.host_places,
         state_piece=world.state_piece,
+        host_blocks=world.host_blocks,
+        copiers=GROUP,
         adapter_places=world.adapter_places,
         adapter_memory=world.adapter_memory,
         executors=GROUP,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace as replace_fields
@@ -118,6 +119,12 @@ class Server:
         """Executors encode all that they are asked for."""
         encoders = self.executor.encoders
         while encoders.take(self.scheduler) or encoders.say(self.scheduler, self.now):
+            pass
+
+    def copy(self) -> None:
+        """Executors copy all blocks that they are asked for."""
+        host, rng = self.executor.host, random.Random(0)
+        while host.take(self.scheduler, rng) or host.say(self.scheduler, self.now, rng):
             pass
 
     def mask(self) -> None:

@@ -103,7 +103,7 @@ class Simulation:
     def run(self) -> Outcome:
         """Until every life is over and everything is delivered; then nothing may be left anywhere."""
         coming = deque(self.lives)
-        while coming or self.scheduler.unfinished or self.scheduler.in_flight:
+        while coming or self.scheduler.unfinished or not self.scheduler.settled:
             self._arrive(coming)
             self._interfere()
             planned = self._step()
@@ -170,6 +170,7 @@ class Simulation:
             self.results += self.executor.run(plan)
             self.executor.hosts.take(self.scheduler)
             self.executor.encoders.take(self.scheduler)
+            self.executor.host.take(self.scheduler, self.rng)
             self.desk.collect(self.scheduler)
             if self.plans % 2:
                 self.desk.make_beside()
@@ -185,6 +186,11 @@ class Simulation:
         busy |= self.executor.encoders.take(self.scheduler)
         if self.world.encoder_rows and (not busy or self.rng.random() < 0.2):
             busy |= self.executor.encoders.say(self.scheduler, self.clock.now, self.rng)
+        busy |= self.executor.host.take(self.scheduler, self.rng)
+        while self.world.host_blocks and (not busy or self.rng.random() < 0.8):
+            if not self.executor.host.say(self.scheduler, self.clock.now, self.rng):
+                break
+            busy = True
         assert busy or self.results or not self.scheduler.unfinished, "nothing runs, nothing is in flight, lives wait"
         if self.results and (not busy or self.rng.random() < 0.9):
             result = self.results.popleft()

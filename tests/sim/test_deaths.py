@@ -26,6 +26,9 @@ WORLDS = {
         blocks=64, block_size=4, slots=6, budget=24, max_model_len=40, depth=2, recurrent=True, places=2,
         host_places=3, state_piece=4,
     ),
+    "host tier": World(
+        blocks=24, block_size=2, slots=4, budget=16, max_model_len=40, depth=2, host_blocks=200, fairness=False,
+    ),
     "own drafts": World(
         blocks=64, block_size=4, slots=6, budget=24, max_model_len=40, depth=2, skill=0.9,
         speculation=SpeculationOptions(method="draft_model", num_speculative_tokens=3), pace=0.0001,

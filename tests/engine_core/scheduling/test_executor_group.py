@@ -143,6 +143,14 @@ def test_places_for_states_are_those_of_every_member_that_has_any():
     assert dense.state_places == (0, 0)
 
 
+def test_blocks_of_the_hosts_memory_are_those_of_every_member_that_has_any():
+    group = ExecutorGroup(3, 0, 0.0)
+    for index, (size, blocks) in enumerate([(100, 9), (0, 0), (100, 7)]):
+        group.add(peer(index), structs.replace(said(), cache_bytes=size, host_blocks=blocks), 0.0)
+    assert group.host_blocks == 7
+    assert [member.index for member in group.caching] == [0, 2]
+
+
 def complete(idle_timeout: float = 10.0, size: int = 1) -> tuple[ExecutorGroup[Peer], list[Peer]]:
     """A group that became complete at 100 s, and its members."""
     group: ExecutorGroup[Peer] = ExecutorGroup(size, 7, 90.0, idle_timeout=idle_timeout)

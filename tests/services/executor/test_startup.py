@@ -9,7 +9,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from penstock.engine_core.models.memory_estimate import snapshot_bytes
+from penstock.engine_core.models.memory_estimate import host_places, snapshot_bytes
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
@@ -18,7 +18,6 @@ from penstock.services.executor.startup import (
     choose_device,
     choose_dtype,
     start,
-    state_host_places,
     step_tokens,
     take_device,
 )
@@ -37,14 +36,15 @@ def folder(tmp_path: Path) -> str:
 
 def config(
     folder: str, *, kv_cache_memory: int = 0, max_model_len: int = 0, dtype: str = "float32",
-    kv_cache_dtype: str = "auto",
+    kv_cache_dtype: str = "auto", kv_host_memory: int = 0,
 ) -> Config:  # fmt: skip
     return Config(
         model=ModelConfig(
             model=folder, load_format="dummy", max_num_seqs=4, max_num_batched_tokens=64, max_model_len=max_model_len,
             dtype=dtype, kv_cache_dtype=kv_cache_dtype,
         ),
-        executor=ExecutorConfig(device="cpu", cpu_threads=1, kv_cache_memory=kv_cache_memory),
+        executor=ExecutorConfig(device="cpu", cpu_threads=1, kv_cache_memory=kv_cache_memory,
+                                kv_host_memory=kv_host_memory),
     )  # fmt: skip
 
 
@@ -99,12 +99,26 @@ def test_a_cache_below_one_request_is_refused_with_the_length_that_fits(folder: 
 def test_snapshots_in_the_hosts_memory() -> None:
     """As many as the bytes hold, of a rank's share; none of a model without recurrent layers."""
     each = snapshot_bytes(hybrid(), 2)
-    assert [state_host_places(given, hybrid(), 2) for given in (0, each, 5 * each - 1)] == [0, 1, 4]
-    assert state_host_places(each, tiny_spec(), 2) == 0
+    name, what = "--state-host-memory", "a snapshot"
+    assert [host_places(name, given, each, what, 1 << 40) for given in (0, each, 5 * each - 1)] == [0, 1, 4]
+    assert host_places(name, each, snapshot_bytes(tiny_spec(), 2), what) == 0
     with pytest.raises(ConfigError, match=rf"--state-host-memory.*a snapshot takes {each} bytes"):
-        state_host_places(each - 1, hybrid(), 2)
-    with pytest.raises(ConfigError, match=r"--state-host-memory.*the host has \d+ bytes"):
-        state_host_places(1 << 49, hybrid(), 2)
+        host_places(name, each - 1, each, what)
+    with pytest.raises(ConfigError, match=r"--state-host-memory.*the host has 1000 bytes"):
+        host_places(name, 1 << 49, each, what, 1000)
+
+
+def test_blocks_in_the_hosts_memory(folder: str) -> None:
+    """As many as the bytes hold, with what copies them; none where that is not asked for."""
+    assert start(config(folder), 0).copies is None
+    engine = start(config(folder, kv_host_memory=5 * BLOCK_BYTES + 1), 0)
+    assert (engine.ready.host_blocks, engine.ready.host_bytes) == (5, 5 * BLOCK_BYTES)
+    assert engine.copies is not None
+    assert not engine.copies.busy
+    with pytest.raises(ConfigError, match=rf"--kv-host-memory.*a KV block takes {BLOCK_BYTES} bytes"):
+        start(config(folder, kv_host_memory=BLOCK_BYTES - 1), 0)
+    with pytest.raises(ConfigError, match=r"--kv-host-memory.*the host has \d+ bytes"):
+        start(config(folder, kv_host_memory=1 << 49), 0)
 
 
 def test_a_length_beyond_the_model_is_refused(folder: str) -> None:

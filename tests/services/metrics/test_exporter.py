@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock.engine_core.execution.block_copies import CopyStatistics
 from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.engine_core.parsers.dialect import Dialect
@@ -67,8 +68,9 @@ class FakeSteps:
         launch = Histogram(PART)
         launch.observe(0.0002)
         return StepsStatistics(
-            plans=5, results=4, dropped=1, stray_masks=2, schedulers=1, waiting=3, launch=launch.statistics()
-        )
+            plans=5, results=4, dropped=1, stray_masks=2, schedulers=1, waiting=3, launch=launch.statistics(),
+            copies=CopyStatistics(bytes_out=7, bytes_in=3, seconds_out=0.5, seconds_in=0.1),
+        )  # fmt: skip
 
 
 class FakePort:
@@ -238,6 +240,7 @@ def test_everything_of_an_executor_is_exported(tmp_path: Path) -> None:
     found = new_exporter(Role.EXECUTOR, tmp_path, partial(collect_executor, steps, FakePort(), READY)).snapshot(0.0)
     assert names(found) == {metric.name for metric in BY_ROLE[Role.EXECUTOR]}
     assert found.values["executor_dropped_results"][()] == 1
+    assert found.values["executor_copied_bytes"] == {("out",): 7, ("in",): 3}
     assert found.values["link_queued_messages"]["steps",] == 3
     assert sum(found.histograms["step_part_seconds"]["launch",].counts) == 1
 

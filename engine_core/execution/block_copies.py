@@ -1,0 +1,201 @@
+"""Copies of KV blocks between the device and the host's memory, beside the steps.
+
+A block is one run of bytes in the host's memory, whose layers lie apart on the device. So a copy goes through staging
+memory of the device: one launch gathers or scatters many blocks' lines, and the device's copy engines take runs to the
+host or back, which costs steps next to nothing. Each direction has a stream and staging memory of its own.
+
+What is copied was written by steps whose results the scheduler has seen, and what is written is read by no step before
+the answer (`CopyBlocks`). Only drafting is not over when a step's result is seen, so copies wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.engine_core.execution.transfer import Upload, pinned_memory
+from penstock.engine_core.models.memory_estimate import staging_blocks
+from penstock.kernels.block_copies import block_lines, gather_blocks, scatter_blocks
+from penstock.protocol.step_columns import Column, copy_table
+from penstock.protocol.steps import BlocksCopied, CopyBlocks
+
+MOST_BYTES = 4 << 20  # of one copy: those of steps, which share the copy engines, wait for no more
+Span = tuple[int, int]  # first, end
+
+
+class CopyStatistics(msgspec.Struct, frozen=True):
+    """Totals since the start."""
+
+    bytes_out: int  # to the host's memory
+    bytes_in: int
+    seconds_out: float
+    seconds_in: float
+
+
+@dataclass(slots=True)
+class Lane:
+    """One direction."""
+
+    staging: Tensor  # uint8 [blocks, run bytes]
+    upload: Upload
+    stream: torch.cuda.Stream | None
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Enqueued:
+    """The copies of a message, on the device or done."""
+
+    message: CopyBlocks
+    began: torch.cuda.Event | None
+    ended: torch.cuda.Event | None
+    seconds: float = 0.0  # on a CPU
+
+    @property
+    def finished(self) -> bool:
+        return self.ended is None or bool(self.ended.query())  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class Asked:
+    """Messages, and what came of them."""
+
+    epoch: int = 0
+    waiting: deque[CopyBlocks] = field(default_factory=deque)
+    enqueued: list[Enqueued] = field(default_factory=list)
+
+
+class BlockCopier:
+    """An executor's blocks in the host's memory. memory: of the device's blocks, [blocks, ...] each, contiguous.
+
+    drafts: steps are followed by drafting. Raises MemoryError if the host's memory cannot be had.
+    """
+
+    def __init__(self, memory: Sequence[Tensor], blocks: int, device: torch.device, *, drafts: bool = False) -> None:
+        self._lines = block_lines(memory)
+        self._device, self._drafts = device, drafts
+        self.host = pinned_memory((blocks, self._lines.run_bytes), torch.uint8, device)
+        self._out, self._in = self._lane(), self._lane()
+        self._asked = Asked()
+        self.answers: deque[BlocksCopied] = deque()
+        self._warm_up()
+
+    def _lane(self) -> Lane:
+        rows, run_bytes = min(staging_blocks(self._lines.run_bytes), len(self.host)), self._lines.run_bytes
+        staging = torch.zeros(rows, run_bytes, dtype=torch.uint8, device=self._device)
+        stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream(self._device))  # which makes the memory
+        return Lane(staging, Upload(self._device), stream)
+
+    def _warm_up(self) -> None:
+        """Compile the kernels, by copies of the scratch block."""
+        for to_host in (True, False):
+            table = np.zeros((1, 2), np.int32).tobytes()
+            self.ask(CopyBlocks(number=0, epoch=0, to_host=to_host, blocks=table))
+            self.iterate()
+        self.forget()
+        self._out.bytes = self._in.bytes = 0
+        self._out.seconds = self._in.seconds = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are to be made, are on their way, or are to be answered."""
+        return bool(self._asked.waiting or self._asked.enqueued or self.answers)
+
+    def ask(self, message: CopyBlocks) -> None:
+        """A new epoch forgets what was asked in the one before."""
+        if message.epoch != self._asked.epoch:
+            self.forget()
+            self._asked.epoch = message.epoch
+        self._asked.waiting.append(message)
+
+    def iterate(self) -> None:
+        """Enqueue what is asked for, and see what has ended."""
+        while self._asked.waiting:
+            self._asked.enqueued.append(self._enqueue(self._asked.waiting.popleft()))
+        left = []
+        for one in self._asked.enqueued:
+            if one.finished:
+                self._answer(one)
+            else:
+                left.append(one)
+        self._asked.enqueued = left
+
+    def forget(self) -> None:
+        """Everything, once nothing is written any more: the blocks are given away anew."""
+        for lane in (self._out, self._in):
+            if lane.stream is not None:
+                lane.stream.synchronize()
+        self._asked.waiting.clear()
+        self._asked.enqueued.clear()
+        self.answers.clear()
+
+    def statistics(self) -> CopyStatistics:
+        return CopyStatistics(self._out.bytes, self._in.bytes, self._out.seconds, self._in.seconds)
+
+    @torch.inference_mode()
+    def _enqueue(self, message: CopyBlocks) -> Enqueued:
+        lane = self._out if message.to_host else self._in
+        table = copy_table(message.blocks)
+        table = table[np.argsort(table[:, 1])]  # neighbours in the host's memory go together
+        lane.bytes += len(table) * self._lines.run_bytes
+        if lane.stream is not None and self._drafts:
+            lane.stream.wait_stream(torch.cuda.current_stream(self._device))
+        started = time.perf_counter()
+        with torch.cuda.stream(lane.stream):  # of None: nothing happens
+            began = self._mark(lane)
+            (blocks,) = lane.upload.send((table[:, 0].copy(),))
+            for first in range(0, len(table), len(lane.staging)):
+                end = min(first + len(lane.staging), len(table))
+                self._copy(lane, blocks[first:end], table[first:end, 1], to_host=message.to_host)
+            ended = self._mark(lane)
+        return Enqueued(message, began, ended, time.perf_counter() - started)
+
+    def _copy(self, lane: Lane, blocks: Tensor, places: Column, *, to_host: bool) -> None:
+        """As many blocks as the staging memory has room for. places: ascending."""
+        most = max(1, MOST_BYTES // self._lines.run_bytes)
+        if to_host:
+            gather_blocks(blocks, self._lines, lane.staging)
+        for first, end in spans(places, most):
+            staged = lane.staging[first:end]
+            held = self.host[places[first] : places[first] + end - first]
+            if to_host:
+                held.copy_(staged, non_blocking=True)
+            else:
+                staged.copy_(held, non_blocking=True)
+        if not to_host:
+            scatter_blocks(blocks, self._lines, lane.staging)
+
+    def _answer(self, one: Enqueued) -> None:
+        seconds = one.seconds
+        if one.began is not None and one.ended is not None:
+            seconds = float(one.began.elapsed_time(one.ended)) / 1000
+        lane = self._out if one.message.to_host else self._in
+        lane.seconds += seconds
+        self.answers.append(BlocksCopied(one.message.number, seconds))
+
+    def _mark(self, lane: Lane) -> torch.cuda.Event | None:
+        if lane.stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(lane.stream)
+        return event
+
+
+def spans(places: Column, most: int) -> Iterator[Span]:
+    """Runs of at most `most` of these ascending numbers that follow one another, by their indices."""
+    first = 0
+    for at in range(1, len(places) + 1):
+        if at == len(places) or at - first == most or places[at] != places[at - 1] + 1:
+            yield first, at
+            first = at

@@ -1,0 +1,249 @@
+"""KV blocks in the host's memory, in the schedule: which are copied there, and who waits for which to come back.
+
+Out: idle blocks that are about to go are copied ahead of that, oldest first, so that nothing ever waits for a copy.
+Only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a loss.
+A block whose copy is not done may be taken all the same, and the copy is dropped.
+
+Back: a sequence that may enter a slot, and whose prefix goes on in the host's memory behind what the device has, waits
+for those blocks if that is faster than to compute them. Others are planned past it meanwhile. The blocks are held until
+all executors have answered, and so is what they stand behind; then they are idle like those of a sequence that ended,
+and the sequence finds them as it finds any prefix. It has blocks fetched once: where they are gone by the time it has
+its turn, or where no answer comes, it computes.
+
+No token depends on any of this: what is lost with an executor, dropped or not found is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from penstock.engine_core.kv.block_layout import NO_BLOCK
+from penstock.engine_core.kv.host_tier import NO_BLOCK as NO_ROOM
+from penstock.engine_core.kv.host_tier import HostTierStatistics
+from penstock.engine_core.kv.prefix_index import in_group
+from penstock.engine_core.scheduling.request import Sequence
+from penstock.engine_core.scheduling.state import Fetch, HostCopies, InFlightStep, KVState, SchedulerState, Spill
+from penstock.protocol.steps import BlocksCopied, CopyBlocks
+
+MOST_SPILLS = 2  # messages that ask for copies to the host's memory, at once: links have room for few
+MOST_BLOCKS = 512  # of one of them
+PATIENCE = 5.0  # seconds that a sequence waits for blocks
+OVERHEAD = 0.002  # seconds that a fetch takes beside its copies: messages, and the steps that it waits for
+LONG_CHUNKS = 256  # positions of prompts that a step has to have for its time to tell what one of them takes
+MEMORY = 1 / 8  # weight of one measurement in a running mean
+
+
+def copy_ahead(state: SchedulerState) -> None:
+    """Have the idle blocks that go next copied to the host's memory, as far as they are not there."""
+    kv, host = state.kv, state.kv.host
+    if host is None or state.steps.pause.frozen or len(host.spills) >= MOST_SPILLS:
+        return
+    pairs: list[tuple[int, int]] = []
+    for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS)):
+        key = kv.prefix.key(block)
+        if host.tier.touch(key) or key in host.spilling:
+            continue
+        place = host.tier.reserve(key)
+        if place == NO_ROOM:
+            host.lost += 1
+        else:
+            host.spilling.add(key)
+            pairs.append((block, place))
+    if pairs:
+        spill = Spill(next_number(host), tuple(pairs), tuple([kv.prefix.key(block) for block, _ in pairs]))
+        kv.prefix.copying.update([(block, spill.number) for block, _ in pairs])
+        host.spills[spill.number] = spill
+        send(state, host, spill.number, pairs, to_host=True)
+
+
+def fetch_prefix(state: SchedulerState, sequence: Sequence, table: list[int]) -> None:
+    """Have the host's blocks of a table, as `find_prefix` has it, copied to the device, behind those that are there.
+    The sequence waits for them. There is room."""
+    kv, host = state.kv, state.kv.host
+    assert host is not None
+    places = [place for place, block in enumerate(table) if block < 0]
+    sources = [-1 - table[place] for place in places]
+    keys = tuple([in_group(sequence.block_hashes[at // kv.layout.groups], at % kv.layout.groups) for at in places])
+    kv.pool.share([block for block in table if block > NO_BLOCK])
+    blocks = kv.pool.take(len(places))
+    kv.owners[blocks] = 0
+    for place, block in zip(places, blocks, strict=True):
+        table[place] = block
+    host.tier.hold(sources)
+    held = [block for block in table if block != NO_BLOCK]
+    fetch = Fetch(next_number(host), sequence, tuple(blocks), tuple(sources), keys, held, state.stats.now)
+    host.fetches[fetch.number] = fetch
+    host.fetching.update(dict.fromkeys(keys, fetch))
+    host.waiting[sequence] = fetch
+    host.fetch_count += 1
+    send(state, host, fetch.number, list(zip(blocks, sources, strict=True)), to_host=False)
+
+
+def find_prefix(state: SchedulerState, host: HostCopies, sequence: Sequence, known: int, most: int) -> list[int]:
+    """The table of the longest prefix of at most `most` blocks that is on the device or in the host's memory, where
+    block b of the latter is -1 - b. Its first `known` columns are on the device."""
+    kv = state.kv
+
+    def find(identity: bytes, group: int) -> int | None:
+        block = kv.prefix.find(identity, group)
+        if block is None and (place := host.tier.find(in_group(identity, group))) is not None:
+            return -1 - place
+        return block
+
+    found = kv.prefix.match_groups(sequence.block_hashes, most, kv.layout, find, known)
+    if kv.recurrent is None:
+        return found
+    unit = kv.recurrent.unit // state.options.block_size
+    return found[: kv.recurrent.snapshots.longest(sequence.block_hashes, len(found), unit)[0]]
+
+
+def joins(state: SchedulerState, host: HostCopies, sequence: Sequence, table: list[int]) -> bool:
+    """Whether a block of the table is being fetched for another sequence: then this one waits for it as well."""
+    groups = state.kv.layout.groups
+    for at, block in enumerate(table):
+        if block < 0 and (fetch := host.fetching.get(in_group(sequence.block_hashes[at // groups], at % groups))):
+            host.waiting[sequence] = fetch
+            return True
+    return False
+
+
+def worth_fetching(state: SchedulerState, host: HostCopies, table: list[int], known: int) -> bool:
+    """Whether fetching is faster than computing, as far as both were measured. known: columns that are there."""
+    blocks = sum([block < 0 for block in table])
+    positions = (len(table) // state.kv.layout.groups - known) * state.options.block_size
+    if not blocks or positions <= 0:
+        return False
+    return not host.position_seconds or positions * host.position_seconds > OVERHEAD + blocks * host.block_seconds
+
+
+def waits_for_blocks(state: SchedulerState, sequence: Sequence) -> bool:
+    """Whether a waiting sequence waits for blocks from the host's memory."""
+    host = state.kv.host
+    fetch = None if host is None else host.waiting.get(sequence)
+    return fetch is not None and not fetch.done and state.stats.now - fetch.since < PATIENCE
+
+
+def may_wait(host: HostCopies, sequence: Sequence) -> bool:
+    """Whether a sequence that does not wait for blocks may do so: none were fetched for it since it was last queued."""
+    fetch = host.waiting.get(sequence)
+    return fetch is None or (fetch.done and fetch.sequence is not sequence)
+
+
+def fetching_blocks(state: SchedulerState) -> int:
+    """Blocks on the device that are held by fetches, at most."""
+    host = state.kv.host
+    return 0 if host is None else sum([len(fetch.table) for fetch in host.fetches.values()])
+
+
+def forget_waiting(state: SchedulerState, sequence: Sequence) -> None:
+    """The sequence waits no longer: it has a slot, or has ended."""
+    if state.kv.host is not None:
+        state.kv.host.waiting.pop(sequence, None)
+
+
+def blocks_copied(state: SchedulerState, message: BlocksCopied, executor: int) -> None:
+    """An executor has made copies; once all have, they can be used. What is said of another epoch is ignored."""
+    host = state.kv.host
+    copy = None if host is None else host.fetches.get(message.number) or host.spills.get(message.number)
+    if host is None or copy is None:
+        return
+    copy.answered.add(executor)
+    if len(copy.answered) < state.options.copiers:
+        return
+    if isinstance(copy, Fetch):
+        host.block_seconds = mean(host.block_seconds, message.seconds / len(copy.blocks))
+        finish_fetch(state.kv, host, copy)
+        state.refused = None
+    else:
+        finish_spill(state.kv, host, copy)
+    copy_ahead(state)
+
+
+def finish_fetch(kv: KVState, host: HostCopies, fetch: Fetch) -> None:
+    """The blocks are there: they can be found, and are idle."""
+    del host.fetches[fetch.number]
+    fetch.done = True
+    for key, block, source in zip(fetch.keys, fetch.blocks, fetch.sources, strict=True):
+        del host.fetching[key]
+        if host.tier.find(key) == source:  # it has not been forgotten meanwhile
+            kv.prefix.name(key, block)
+    host.tier.release(reversed(fetch.sources))
+    host.fetched += len(fetch.blocks)
+    kv.pool.release(fetch.table)
+
+
+def finish_spill(kv: KVState, host: HostCopies, spill: Spill) -> None:
+    """The copies are there, and worth something if their blocks held the same all the time."""
+    del host.spills[spill.number]
+    host.spilling.difference_update(spill.keys)
+    for block, place in spill.blocks:
+        if kv.prefix.copying.get(block) != spill.number:
+            host.tier.drop(place)
+            host.lost += 1
+            continue
+        del kv.prefix.copying[block]
+        host.copied += host.tier.publish(place)
+
+
+def distrust_copies(state: SchedulerState, identities: Iterable[bytes]) -> None:
+    """Forget what columns of a sequence that failed have in the host's memory."""
+    if state.kv.host is not None:
+        groups = range(state.kv.layout.groups)
+        state.kv.host.tier.forget([in_group(identity, group) for identity in identities for group in groups])
+
+
+def clear_copies(state: SchedulerState, blocks: int | None = None) -> None:
+    """The host's memory is empty: its executors began anew, with so many blocks if their number changed, or what they
+    have computed changes. No copy will be answered."""
+    host = state.kv.host
+    if host is None:
+        return
+    for fetch in host.fetches.values():
+        fetch.done = True
+    host.tier.clear(host.tier.total if blocks is None else blocks)
+    for one in (host.fetches, host.spills, host.fetching, host.spilling, host.messages):
+        one.clear()
+
+
+def observe(host: HostCopies, inflight: InFlightStep, seconds: float) -> None:
+    """What a step with much of prompts took on the device."""
+    positions = sum([chunk.count for chunk in inflight.chunks])
+    if seconds and positions >= LONG_CHUNKS:
+        host.position_seconds = mean(host.position_seconds, seconds / positions)
+
+
+def check_copies(state: SchedulerState) -> tuple[str, ...]:
+    """What is wrong with the accounts of the host's memory, in words."""
+    host = state.kv.host
+    if host is None:
+        return ()
+    holds = [source for fetch in host.fetches.values() for source in fetch.sources]
+    holds += [place for spill in host.spills.values() for _, place in spill.blocks]
+    return host.tier.check(holds)
+
+
+def host_statistics(state: SchedulerState) -> HostTierStatistics:
+    host = state.kv.host
+    if host is None:
+        return HostTierStatistics()
+    return msgspec.structs.replace(
+        host.tier.statistics(), copied=host.copied, lost=host.lost, fetched=host.fetched, fetches=host.fetch_count
+    )
+
+
+def send(state: SchedulerState, host: HostCopies, number: int, blocks: list[tuple[int, int]], *, to_host: bool) -> None:
+    table = np.array(blocks, np.int32).tobytes()
+    host.messages.append(CopyBlocks(number=number, epoch=state.epoch, to_host=to_host, blocks=table))
+
+
+def next_number(host: HostCopies) -> int:
+    host.number += 1
+    return host.number
+
+
+def mean(before: float, found: float) -> float:
+    """A running mean, which begins with the first measurement."""
+    return before + MEMORY * (found - before) if before else found

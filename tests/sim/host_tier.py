@@ -1,0 +1,96 @@
+"""KV blocks in the host's memory of fake executors, which copy at any moment between the message and its answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.engine_core.scheduling.host_tier import MOST_SPILLS
+from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.protocol.step_columns import copy_table
+from penstock.protocol.steps import BlocksCopied
+from tests.sim.adapters import GROUP
+
+GARBAGE = -7
+Cells = list[list[int]]  # by block
+
+
+@dataclass(slots=True)
+class Copies:
+    """One message."""
+
+    to_host: bool
+    pairs: list[list[int]]
+    missing: list[int]  # executors that have yet to answer
+    made: bool = False
+
+
+class HostMemory:
+    """Of all executors, which get the same messages. `touched`: blocks that steps in flight read or write."""
+
+    def __init__(self, blocks: int, pages: Cells, draft_pages: Cells, touched: Callable[[], set[int]]) -> None:
+        self.blocks: list[tuple[list[int], list[int]] | None] = [None] * blocks
+        self.copies: dict[int, Copies] = {}
+        self._pages, self._draft_pages, self._touched = pages, draft_pages, touched
+        self._last = 0
+
+    def take(self, scheduler: Scheduler, rng: random.Random) -> bool:
+        """Everything that the scheduler has to say; whether there was anything."""
+        messages = scheduler.copy_messages()
+        for message in messages:
+            assert message.number > self._last, "a number that was given before"
+            assert message.epoch == scheduler.epoch
+            self._last = message.number
+            pairs = copy_table(message.blocks).tolist()
+            blocks, places = zip(*pairs, strict=True)
+            assert len(set(blocks)) == len(set(places)) == len(pairs)
+            assert message.to_host or not self._touched().intersection(blocks), "written while a step reads it"
+            for other in self.copies.values():
+                theirs = {place for _, place in other.pairs}
+                assert message.to_host == other.to_host or not theirs.intersection(places), "read while it is written"
+                assert not (message.to_host and theirs.intersection(places)), "written twice"
+            found = self.copies[message.number] = Copies(message.to_host, pairs, list(range(GROUP)))
+            assert sum(one.to_host for one in self.copies.values()) <= MOST_SPILLS
+            self._overwrite(found)
+            if rng.random() < 0.3:
+                self._make(found)
+        found_any = bool(messages)
+        messages.clear()
+        return found_any
+
+    def say(self, scheduler: Scheduler, now: float, rng: random.Random) -> bool:
+        """One executor has made copies; whether any were to be made."""
+        if not self.copies:
+            return False
+        number = rng.choice(list(self.copies))
+        copies = self.copies[number]
+        if rng.random() < 0.3:
+            self._make(copies)
+        executor = copies.missing.pop(rng.randrange(len(copies.missing)))
+        if not copies.missing:
+            self._make(copies)
+            del self.copies[number]
+        scheduler.blocks_copied(BlocksCopied(number, rng.choice((0.0, 0.001, 0.3))), executor, now)
+        return True
+
+    def _overwrite(self, copies: Copies) -> None:
+        """What is written holds nothing good from here on."""
+        for block, place in copies.pairs:
+            if copies.to_host:
+                self.blocks[place] = None
+            else:
+                self._pages[block][:] = [GARBAGE] * len(self._pages[block])
+                self._draft_pages[block][:] = [GARBAGE] * len(self._draft_pages[block])
+
+    def _make(self, copies: Copies) -> None:
+        if copies.made:
+            return
+        copies.made = True
+        for block, place in copies.pairs:
+            if copies.to_host:
+                self.blocks[place] = [*self._pages[block]], [*self._draft_pages[block]]
+                continue
+            held = self.blocks[place]
+            assert held is not None, "a block of the host's that nobody has written"
+            self._pages[block][:], self._draft_pages[block][:] = held
