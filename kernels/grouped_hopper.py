@@ -313,10 +313,7 @@ def plane_ring_kernel(
             )  # fmt: skip
         scale, next_scale, up_scale, next_up = next_scale, later, next_up, later_up
         zero, next_zero, up_zero, next_up_zero = next_zero, later_zero, next_up_zero, later_up_zero
-    found = gl.sum(sums, 0)
-    found_ups = found
-    if GATED:
-        found_ups = gl.sum(ups, 0)
+    found, found_ups = gl.sum(sums, 0), gl.sum(ups if GATED else sums, 0)
     store_tile(
         found, found_ups, bias, out, 0, first, rows, width, ROWS, OUTPUTS, WARPS, gl.SliceLayout(0, SUMS), GATED, BIAS
     )
@@ -372,10 +369,8 @@ def plane_wide_kernel(
     SPLITS: gl.constexpr, SCALES: gl.constexpr, SCALE: gl.constexpr, ZEROS: gl.constexpr, GATED: gl.constexpr,
     BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """OUTPUTS outputs of ROWS rows, GATED: of gate and up, and a share of the inputs.
-
-    A gate and its up are lines OUTPUTS apart, whose sums one thread has.
-    """
+    """OUTPUTS outputs of ROWS rows, GATED: of gates and their ups, OUTPUTS lines apart, whose sums one thread has, and
+    a share of the inputs."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     HALVES: gl.constexpr = 2 if GATED else 1
@@ -451,8 +446,7 @@ def plane_wide_kernel(
                 sums += gl.load(partials + tile_places(other, LINES, ROWS, SUMS), cache_modifier=".cg")
         if GATED:
             gate, up = gl.split(sums.reshape([2, OUTPUTS, ROWS]).permute((1, 2, 0)))
-            gate = gl.convert_layout(gate, SUMS)
-            up = gl.convert_layout(up, SUMS)
+            gate, up = gl.convert_layout(gate, SUMS), gl.convert_layout(up, SUMS)
             store_tile(gate, up, bias, out, first_row, first, rows, width, ROWS, OUTPUTS, WARPS, SUMS, True, BIAS)
         else:
             store_tile(sums, sums, bias, out, first_row, first, rows, width, ROWS, OUTPUTS, WARPS, SUMS, False, BIAS)
