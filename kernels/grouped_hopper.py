@@ -1,15 +1,15 @@
 """Products with weights of 4 bits in groups on Hopper, in Gluon: weights are fetched before the rows are known.
 
-As in `kernels.linear_hopper` tiles of packed weights and of rows go through a pipeline in shared memory, loaded by TMA,
-the first weights before the previous kernel has ended. Values are unpacked in registers, see `kernels.grouped_linear`.
+As in `kernels.linear_hopper` tiles of packed weights and of rows go through pipelines in shared memory, loaded by TMA,
+the first weights before the previous kernel has ended. Values are unpacked in registers, see `kernels.grouped_linear`,
+and multiplied with their scales, rounded to their type. Groups of four warps multiply by WGMMA with the weights as the
+operand in registers, and unpack a plane while the one before is multiplied, for which Triton would wait.
 
-Few rows: each of a program's warps has some of the inputs, and all of its outputs. More rows: groups of four warps
-multiply by WGMMA with the weights as the operand in registers, and unpack a plane while the one before is multiplied.
+That makes other bits than the tiles of `kernels.grouped_linear_triton`, so invariant products are not made here.
 """
 
 from __future__ import annotations
 
-import msgspec
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -18,79 +18,26 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    mma_v2,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from penstock.kernels.chip import chip_of
-from penstock.kernels.gluon_names import async_load, barrier
-from penstock.kernels.grouped_linear import PlaneWeight, scales_exactly
+from penstock.kernels.gluon_names import REINTERPRET, async_load, barrier
+from penstock.kernels.grouped_linear import PlaneWeight
 from penstock.kernels.grouped_linear_triton import unpacking
+from penstock.kernels.grouped_tilings import BLOCK as BLOCK_INPUTS
+from penstock.kernels.grouped_tilings import LINE, WideTiling
 
-RUN = tl.constexpr(64)  # inputs of a plane, words of a block
 PLANES = tl.constexpr(4)
-BLOCK = tl.constexpr(256)
-ROW = tl.constexpr(128)  # bytes of a row of swizzled shared memory
-
-
-class RingTiling(msgspec.Struct, frozen=True, array_like=True, tag="plane ring"):
-    """How a product of up to 16 rows is cut. Powers of 2."""
-
-    rows: int  # all of them, at least 8
-    outputs: int  # of a program, 16 at least
-    parts: int  # blocks of inputs of an iteration
-    warps: int  # a multiple of parts
-    stages: int  # of the pipeline, a block for each part
-
-
-class WideTiling(msgspec.Struct, frozen=True, array_like=True, tag="plane wide"):
-    """How a product of more rows is cut. Powers of 2."""
-
-    rows: int  # of a tile
-    outputs: int  # of a program, 64 for each four warps at least; of gates, which has as many ups
-    warps: int
-    stages: int  # blocks of weights in the pipeline
-    x_stages: int  # planes of rows in the pipeline
-    splits: int = 1  # programs that share the inputs of a tile
-
-
-def multiplies(weight: PlaneWeight) -> bool:
-    """Whether these kernels know the weight's form."""
-    return weight.form.numbers == "int4" and weight.form.run == RUN.value and weight.factors is None
-
-
-def multiply_ring(x: Tensor, weight: PlaneWeight, bias: Tensor | None, tiling: RingTiling, *, gated: bool) -> Tensor:
-    """The product of few rows `[rows, inputs]`, whose inputs are whole blocks."""
-    rows, inputs = x.shape
-    form, width = weight.form, weight.shape[0] // (2 if gated else 1)
-    blocks = form.blocks(inputs)
-    assert multiplies(weight)
-    assert rows <= tiling.rows
-    assert inputs % form.block == 0
-    layout = gl.NVMMASharedLayout(ROW.value, 16, 3)
-    x_tiles = TensorDescriptor(
-        x, [blocks, rows, form.block], [form.block, x.stride(0), 1], [tiling.parts, tiling.rows, form.run], layout
-    )
-    tiles = TensorDescriptor(
-        weight.values, [blocks, weight.shape[0], form.run], [form.run, blocks * form.run, 1],
-        [tiling.parts, tiling.outputs, form.run], layout,
-    )  # fmt: skip
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-    pdl = chip_of(x.device).pdl
-    plane_ring_kernel[(-(-width // tiling.outputs),)](
-        x_tiles, tiles, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
-        out if bias is None else bias, out, rows, width, blocks, weight.shape[0],
-        ROWS=tiling.rows, OUTPUTS=tiling.outputs, PARTS=tiling.parts, STAGES=tiling.stages, WARPS=tiling.warps,
-        SCALES=form.scales, SCALE=form.scale.upper(), ZEROS=weight.zeros is not None, GATED=gated,
-        BIAS=bias is not None, PDL=pdl, num_warps=tiling.warps, launch_pdl=pdl,
-    )  # fmt: skip
-    return out
+BLOCK = tl.constexpr(BLOCK_INPUTS)
+RUN = tl.constexpr(BLOCK_INPUTS // 4)  # inputs of a plane, words of a block
+ROW = tl.constexpr(LINE)  # bytes of a row of swizzled shared memory
 
 
 def multiply_wide(x: Tensor, weight: PlaneWeight, bias: Tensor | None, tiling: WideTiling, *, gated: bool) -> Tensor:
-    """The product, whose values are multiplied with their scales, rounded to their type."""
+    """The product. x must be `tma_compatible`, the weight of 4 bits in blocks of `BLOCK` inputs."""
     rows, inputs = x.shape
     form, width = weight.form, weight.shape[0] // (2 if gated else 1)
     blocks, parts = form.blocks(inputs), 2 if gated else 1
@@ -99,24 +46,21 @@ def multiply_wide(x: Tensor, weight: PlaneWeight, bias: Tensor | None, tiling: W
     tiles = TensorDescriptor(
         weight.values, list(weight.values.shape), [blocks * form.run, 1], [tiling.outputs, form.run], layout
     )
-    share = -(-blocks // tiling.splits)
-    assert share * (tiling.splits - 1) < blocks, "a program would have no inputs"
-    assert multiplies(weight)
-    assert scales_exactly(form.name, x.dtype)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     high, wide = -(-rows // tiling.rows), -(-width // tiling.outputs)
-    partials = out
-    if tiling.splits > 1:
-        assert high * wide <= len(weight.arrivals)
-        sums = high * wide * tiling.splits * parts * tiling.outputs * tiling.rows
+    partials, splits = out, tiling.splits if high * wide <= len(weight.arrivals) else 1
+    share = -(-blocks // splits)
+    assert share * (splits - 1) < blocks, "a program would have no inputs"
+    if splits > 1:
+        sums = high * wide * splits * parts * tiling.outputs * tiling.rows
         partials = torch.empty(sums, dtype=torch.float32, device=x.device)
     pdl = chip_of(x.device).pdl
-    plane_wide_kernel[(high, wide, tiling.splits)](
+    plane_wide_kernel[(high, wide, splits)](
         x_tiles, tiles, weight.scales, weight.scales if weight.zeros is None else weight.zeros,
         out if bias is None else bias, partials, weight.arrivals, out, rows, width, blocks, weight.shape[0],
         share,
         ROWS=tiling.rows, OUTPUTS=tiling.outputs, STAGES=tiling.stages, X_STAGES=tiling.x_stages, WARPS=tiling.warps,
-        SPLITS=tiling.splits, SCALES=form.scales, SCALE=form.scale.upper(), ZEROS=weight.zeros is not None,
+        SPLITS=splits, SCALES=form.scales, SCALE=form.scale.upper(), ZEROS=weight.zeros is not None,
         GATED=gated, BIAS=bias is not None, PDL=pdl, num_warps=tiling.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
@@ -154,15 +98,18 @@ def offset_of(words, AT: gl.constexpr, ZEROS: gl.constexpr, TYPE: gl.constexpr):
 
 @gluon.jit
 def store_tile(
-    sums, ups, bias, out, first_row, first, rows, width,
+    sums, bias, out, first_row, first, rows, width,
     ROWS: gl.constexpr, OUTPUTS: gl.constexpr, WARPS: gl.constexpr, SUMS: gl.constexpr, GATED: gl.constexpr,
     BIAS: gl.constexpr,
 ):  # fmt: skip
-    """Bias, gate and rounding of a finished tile `[outputs, rows]`."""
+    """Bias, gate and rounding of a finished tile `[outputs, rows]`; GATED: `[gates and ups, rows]`."""
     TYPE: gl.constexpr = out.dtype.element_ty
     HIGH: gl.constexpr = OUTPUTS // 8 if OUTPUTS < 256 else 32
     WIDE: gl.constexpr = gl.BlockedLayout([8, 1], [HIGH, 32 // HIGH], [1, WARPS], [0, 1])
     output = first + gl.arange(0, OUTPUTS, gl.SliceLayout(1, SUMS))
+    if GATED:
+        sums, ups = gl.split(sums.reshape([2, OUTPUTS, ROWS]).permute((1, 2, 0)))
+        sums, ups = gl.convert_layout(sums, SUMS), gl.convert_layout(ups, SUMS)
     if BIAS:
         sums += gl.load(bias + output, mask=output < width, other=0.0).to(gl.float32)[:, None]
     if GATED:
@@ -175,148 +122,6 @@ def store_tile(
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, WIDE))
     places = row.to(gl.int64)[None, :] * width + output[:, None]
     gl.store(out + places, found, mask=(output < width)[:, None] & (row < rows)[None, :])
-
-
-@gluon.jit
-def copy_ring(
-    x, values, x_tiles, tiles, full, iteration, width,
-    WEIGHTS: gl.constexpr, VALUES: gl.constexpr, ROWS: gl.constexpr, OUTPUTS: gl.constexpr, PARTS: gl.constexpr,
-    STAGES: gl.constexpr, HALVES: gl.constexpr,
-):  # fmt: skip
-    """Start the copies of an iteration, of its weights, its rows or both, into its stage, which must be free."""
-    stage = iteration % STAGES
-    ready = full.index(stage)
-    output = gl.program_id(0) * OUTPUTS
-    if WEIGHTS:
-        mbarrier.expect(ready, PARTS * (HALVES * OUTPUTS + PLANES * ROWS) * ROW)
-        for half in gl.static_range(HALVES):
-            async_load(values, [iteration * PARTS, half * width + output, 0], ready, tiles.index(stage * HALVES + half))
-    if VALUES:
-        for plane in gl.static_range(PLANES):
-            async_load(x, [iteration * PARTS, 0, plane * RUN], ready, x_tiles.index(stage * PLANES + plane))
-
-
-@gluon.jit
-def word_at(words, block, blocks, line, outputs):
-    """Scales or zero points of an iteration's blocks; of one past the last they are not used, since its rows are 0."""
-    return gl.load(words + gl.minimum(block, blocks - 1)[:, None] * outputs + line[None, :])
-
-
-@gluon.jit
-def add_blocks(
-    words, x_0, x_1, x_2, x_3, scale, zero, sums,
-    SUMS: gl.constexpr, SCALES: gl.constexpr, SCALE: gl.constexpr, ZEROS: gl.constexpr,
-):  # fmt: skip
-    """sums + weights @ rows of an iteration: four chains of matrix instructions, one for each plane."""
-    TYPE: gl.constexpr = x_0.dtype
-    zeros = gl.zeros(sums.shape, gl.float32, SUMS)
-    o_0 = gl.expand_dims(offset_of(zero, 0, ZEROS, TYPE), 2)
-    o_1 = gl.expand_dims(offset_of(zero, 1 * SCALES // 4, ZEROS, TYPE), 2)
-    o_2 = gl.expand_dims(offset_of(zero, 2 * SCALES // 4, ZEROS, TYPE), 2)
-    o_3 = gl.expand_dims(offset_of(zero, 3 * SCALES // 4, ZEROS, TYPE), 2)
-    found_0 = mma_v2(plane_of(words, o_0, 0, TYPE), x_0, zeros)
-    found_1 = mma_v2(plane_of(words, o_1, 1, TYPE), x_1, zeros)
-    found_2 = mma_v2(plane_of(words, o_2, 2, TYPE), x_2, zeros)
-    found_3 = mma_v2(plane_of(words, o_3, 3, TYPE), x_3, zeros)
-    s_0 = gl.expand_dims(size_of(scale, 0, SCALE), 2)
-    if SCALES == 1:
-        sums += ((found_0 + found_1) + (found_2 + found_3)) * s_0
-    elif SCALES == 2:
-        s_1 = gl.expand_dims(size_of(scale, 1, SCALE), 2)
-        sums += (found_0 + found_1) * s_0 + (found_2 + found_3) * s_1
-    else:
-        s_1 = gl.expand_dims(size_of(scale, 1, SCALE), 2)
-        s_2 = gl.expand_dims(size_of(scale, 2, SCALE), 2)
-        s_3 = gl.expand_dims(size_of(scale, 3, SCALE), 2)
-        sums += (found_0 * s_0 + found_1 * s_1) + (found_2 * s_2 + found_3 * s_3)
-    return sums
-
-
-@gluon.jit(do_not_specialize=("rows", "blocks"))
-def plane_ring_kernel(
-    x, values, scales, zeros, bias, out, rows, width, blocks, outputs,
-    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, WARPS: gl.constexpr,
-    SCALES: gl.constexpr, SCALE: gl.constexpr, ZEROS: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr,
-    PDL: gl.constexpr,
-):  # fmt: skip
-    """OUTPUTS outputs of all rows; GATED: of gate and up."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-    HALVES: gl.constexpr = 2 if GATED else 1
-    TILE: gl.constexpr = gl.NVMMASharedLayout(ROW, 16, 3)
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [PARTS, WARPS // PARTS, 1], [1, 16, 8])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
-    OF_SUMS: gl.constexpr = gl.SliceLayout(2, SUMS)
-    OF_LEFT: gl.constexpr = gl.SliceLayout(2, LEFT)
-    tiles = gl.allocate_shared_memory(gl.int16, [STAGES * HALVES, PARTS, OUTPUTS, RUN], TILE)
-    x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES * PLANES, PARTS, ROWS, RUN], TILE)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for place in gl.static_range(STAGES):
-        mbarrier.init(full.index(place), count=1)
-    fence_async_shared()
-    barrier()
-    iterations = (blocks + PARTS - 1) // PARTS
-    for iteration in range(gl.minimum(STAGES, iterations)):
-        copy_ring(x, values, x_tiles, tiles, full, iteration, width, True, False, ROWS, OUTPUTS, PARTS, STAGES, HALVES)
-    first = gl.program_id(0) * OUTPUTS
-    part = gl.arange(0, PARTS, gl.SliceLayout(1, OF_SUMS))
-    line = gl.minimum(first + gl.arange(0, OUTPUTS, gl.SliceLayout(0, OF_SUMS)), width - 1)
-    zero_part = gl.arange(0, PARTS, gl.SliceLayout(1, OF_LEFT))
-    zero_line = gl.minimum(first + gl.arange(0, OUTPUTS, gl.SliceLayout(0, OF_LEFT)), width - 1)
-    scale = word_at(scales, part, blocks, line, outputs)  # loaded two iterations ahead
-    next_scale = word_at(scales, part + PARTS, blocks, line, outputs)
-    up_scale, next_up = scale, next_scale
-    if GATED:
-        up_scale = word_at(scales, part, blocks, line + width, outputs)
-        next_up = word_at(scales, part + PARTS, blocks, line + width, outputs)
-    zero = gl.full([PARTS, OUTPUTS], 0, gl.int32, OF_LEFT)
-    next_zero, up_zero, next_up_zero = zero, zero, zero
-    if ZEROS:
-        zero = word_at(zeros, zero_part, blocks, zero_line, outputs)
-        next_zero = word_at(zeros, zero_part + PARTS, blocks, zero_line, outputs)
-        if GATED:
-            up_zero = word_at(zeros, zero_part, blocks, zero_line + width, outputs)
-            next_up_zero = word_at(zeros, zero_part + PARTS, blocks, zero_line + width, outputs)
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-    for iteration in range(gl.minimum(STAGES, iterations)):
-        copy_ring(x, values, x_tiles, tiles, full, iteration, width, False, True, ROWS, OUTPUTS, PARTS, STAGES, HALVES)
-    sums = gl.zeros([PARTS, OUTPUTS, ROWS], gl.float32, SUMS)
-    ups = sums
-    for iteration in range(iterations):
-        ahead = (iteration + 2) * PARTS
-        later = word_at(scales, part + ahead, blocks, line, outputs)
-        later_up, later_zero, later_up_zero = later, zero, up_zero
-        if GATED:
-            later_up = word_at(scales, part + ahead, blocks, line + width, outputs)
-        if ZEROS:
-            later_zero = word_at(zeros, zero_part + ahead, blocks, zero_line, outputs)
-            if GATED:
-                later_up_zero = word_at(zeros, zero_part + ahead, blocks, zero_line + width, outputs)
-        stage = iteration % STAGES
-        mbarrier.wait(full.index(stage), iteration // STAGES & 1)
-        x_0 = x_tiles.index(stage * PLANES).permute((0, 2, 1)).load(RIGHT)
-        x_1 = x_tiles.index(stage * PLANES + 1).permute((0, 2, 1)).load(RIGHT)
-        x_2 = x_tiles.index(stage * PLANES + 2).permute((0, 2, 1)).load(RIGHT)
-        x_3 = x_tiles.index(stage * PLANES + 3).permute((0, 2, 1)).load(RIGHT)
-        words = tiles.index(stage * HALVES).load(LEFT)
-        sums = add_blocks(words, x_0, x_1, x_2, x_3, scale, zero, sums, SUMS, SCALES, SCALE, ZEROS)
-        if GATED:
-            words = tiles.index(stage * HALVES + 1).load(LEFT)
-            ups = add_blocks(words, x_0, x_1, x_2, x_3, up_scale, up_zero, ups, SUMS, SCALES, SCALE, ZEROS)
-        barrier()  # every warp has read the iteration's tiles
-        if iteration + STAGES < iterations:
-            copy_ring(
-                x, values, x_tiles, tiles, full, iteration + STAGES, width, True, True,
-                ROWS, OUTPUTS, PARTS, STAGES, HALVES,
-            )  # fmt: skip
-        scale, next_scale, up_scale, next_up = next_scale, later, next_up, later_up
-        zero, next_zero, up_zero, next_up_zero = next_zero, later_zero, next_up_zero, later_up_zero
-    found, found_ups = gl.sum(sums, 0), gl.sum(ups if GATED else sums, 0)
-    store_tile(
-        found, found_ups, bias, out, 0, first, rows, width, ROWS, OUTPUTS, WARPS, gl.SliceLayout(0, SUMS), GATED, BIAS
-    )
 
 
 @gluon.jit
@@ -381,7 +186,7 @@ def plane_wide_kernel(
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     OF_LEFT: gl.constexpr = gl.SliceLayout(1, LEFT)
     tiles = gl.allocate_shared_memory(gl.int16, [STAGES * HALVES, OUTPUTS, RUN], TILE)
-    whole = tiles._reinterpret(gl.int16, [STAGES, LINES, RUN], TILE)
+    whole = REINTERPRET(tiles, gl.int16, [STAGES, LINES, RUN], TILE)
     x_tiles = gl.allocate_shared_memory(x.dtype, [X_STAGES, ROWS, RUN], TILE)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
@@ -440,13 +245,8 @@ def plane_wide_kernel(
         last = gl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
     if last:
         if SPLITS > 1:
-            gl.store(arrivals + gl.program_id(1) * gl.num_programs(0) + gl.program_id(0), 0)
+            gl.store(counter, 0)
             sums = gl.zeros([LINES, ROWS], gl.float32, SUMS)
             for other in gl.static_range(SPLITS):
                 sums += gl.load(partials + tile_places(other, LINES, ROWS, SUMS), cache_modifier=".cg")
-        if GATED:
-            gate, up = gl.split(sums.reshape([2, OUTPUTS, ROWS]).permute((1, 2, 0)))
-            gate, up = gl.convert_layout(gate, SUMS), gl.convert_layout(up, SUMS)
-            store_tile(gate, up, bias, out, first_row, first, rows, width, ROWS, OUTPUTS, WARPS, SUMS, True, BIAS)
-        else:
-            store_tile(sums, sums, bias, out, first_row, first, rows, width, ROWS, OUTPUTS, WARPS, SUMS, False, BIAS)
+        store_tile(sums, bias, out, first_row, first, rows, width, ROWS, OUTPUTS, WARPS, SUMS, GATED, BIAS)
