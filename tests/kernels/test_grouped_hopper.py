@@ -27,18 +27,23 @@ RESULT = Path(benchmarks.__file__).with_name("results") / "h200" / "grouped_kern
 H200 = CHIPS["sm_90"]
 WAY = WideTiling(128, 64, 4, 3, 5, 2)
 WIDES = (
-    WideTiling(16, 64, 4, 4, 16), WideTiling(32, 128, 4, 2, 3, 2), WideTiling(64, 64, 4, 3, 6),
-    WideTiling(64, 128, 8, 2, 4, 3), WAY, WideTiling(128, 64, 4, 2, 4), WideTiling(128, 128, 8, 3, 8),
-    WideTiling(128, 128, 4, 2, 4),
+    WideTiling(64, 64, 4, 3, 6), WideTiling(64, 128, 8, 2, 4, 3), WAY, WideTiling(128, 64, 4, 2, 4),
+    WideTiling(128, 128, 8, 3, 8), WideTiling(128, 128, 4, 2, 4),
 )  # fmt: skip
 SHAPES = {"qkv": (6144, 4096, False), "output": (4096, 4096, False), "gate_up": (14336, 4096, True),
           "down": (4096, 14336, False)}  # fmt: skip
+MOST_SUMS = 128
 ROWS = (1, 32, 33, 64, 65, 128, 129, 256, 512, 1024, 1536, 1537, 8192)
 
 
 def product_of(shape: str = "gate_up", weight: str = "int4-128-bf16", dtype: torch.dtype = torch.bfloat16) -> Product:
     width, inputs, gated = SHAPES[shape]
     return Product(width, inputs, dtype, gated, weight=weight)
+
+
+def sums_of(way: WideTiling, gated: bool) -> int:
+    """Of a thread."""
+    return way.rows * way.outputs * (2 if gated else 1) // (32 * way.warps)
 
 
 def wide_rows(product: Product, chip: Chip = H200, *, invariant: bool = False) -> list[int]:
@@ -70,6 +75,8 @@ def test_products(kind: str, dtype: torch.dtype, outputs: int, inputs: int, gate
     x = torch.randn(300, inputs, device="cuda").to(dtype)
     exact = exact_product(x, weight, bias, gated)
     for way in WIDES:
+        if sums_of(way, gated) > MOST_SUMS:
+            continue
         for rows in (way.rows, 1, way.rows - 3, 300):
             found = hopper.multiply_wide(x[:rows], planes, bias, way, gated=gated)
             error = (found.double() - exact[:rows]).norm() / exact[:rows].norm()
@@ -141,7 +148,7 @@ def test_sums_of_a_tile_fit_the_registers() -> None:
     found = [one for one in all_candidates() if isinstance(one.way, WideTiling)]
     for way, gated in ((one.way, one.gated) for one in found):
         assert isinstance(way, WideTiling)
-        assert way.rows * way.outputs * (2 if gated else 1) <= 128 * 32 * way.warps
+        assert sums_of(way, bool(gated)) <= MOST_SUMS
         assert way.outputs >= 16 * way.warps
     for product in map(product_of, SHAPES):
         assert any(isinstance(way, WideTiling) for way in candidates(product, 256, H200))
