@@ -67,8 +67,7 @@ from penstock.kernels.exchange_triton import exchange_rows  # noqa: E402
 from penstock.kernels.experts import expert_mlp, route  # noqa: E402
 from penstock.kernels.experts_triton import multiply_sorted  # noqa: E402
 from penstock.kernels.grouped_linear import form_named, timed_weight  # noqa: E402
-from penstock.kernels.grouped_linear_triton import multiply_planes  # noqa: E402
-from penstock.kernels.grouped_tilings import GroupedTiling  # noqa: E402
+from penstock.kernels.grouped_linear_triton import multiply_by as multiply_grouped_by  # noqa: E402
 from penstock.kernels.linear import gated_linear, linear  # noqa: E402
 from penstock.kernels.linear_plans import plans_of  # noqa: E402
 from penstock.kernels.linear_tilings import SCALED, ExpertTiling, Product, candidates, shared_bytes  # noqa: E402
@@ -474,8 +473,7 @@ def tables(chip: Chip, found: dict[str, Launch]) -> Iterator[tuple[str, int]]:
         for rows in ROWS:
             for way in candidates(product, rows, chip):
                 before = set(found)
-                assert isinstance(way, GroupedTiling)
-                multiply_planes(memory(rows, product.inputs), planes, None, way, gated=gated)
+                multiply_grouped_by(way, memory(rows, product.inputs), planes, None, gated=gated)
                 yield from ((key, shared_bytes(way, chip, gated=gated)) for key in found.keys() - before)
     mixture = Product(1024, 2048, torch.bfloat16, experts=32)
     for rows in ROWS:

@@ -15,7 +15,9 @@ from types import ModuleType
 
 log = logging.getLogger(__name__)
 
-MODULES = frozenset(f"penstock.kernels.{name}" for name in ("attention_hopper", "linear_hopper", "scaled_hopper"))
+MODULES = frozenset(
+    f"penstock.kernels.{name}" for name in ("attention_hopper", "grouped_hopper", "linear_hopper", "scaled_hopper")
+)
 
 
 @lru_cache(maxsize=len(MODULES))

@@ -5,7 +5,8 @@ multiplied with its scale in fp32. Products of few rows have too few tiles to ke
 the inputs (`parts`), and programs shares of them, which the last one adds up (`shares`). With one part and one share a
 row is the same to the last bit in every tiling, so invariant products are made of those.
 
-Many rows are multiplied by the library, slice after slice of the weight, each made dense first.
+From about 64 rows on `kernels.grouped_hopper` takes over where it knows the chip and the weight. More than it takes are
+multiplied by the library, slice after slice of the weight, each made dense first.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels import gluon
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.attention_triton import arrives_last
 from penstock.kernels.chip import chip_of
-from penstock.kernels.grouped_linear import PlaneWeight
-from penstock.kernels.grouped_tilings import GroupedTiling
+from penstock.kernels.grouped_linear import RUNS, PlaneWeight
+from penstock.kernels.grouped_tilings import GroupedTiling, WideTiling
 from penstock.kernels.linear_plans import plans_of
-from penstock.kernels.linear_tilings import Way
+from penstock.kernels.linear_tilings import Product, Way, choose_grouped_tiling, fitted
+from penstock.kernels.linear_triton import tma_compatible
 
 SLICE = 64 << 20  # bytes of a dense slice, most of which stays in the L2 cache
 WHOLE = 256  # outputs of a slice are a multiple of, so that the library's tiles are whole
@@ -43,10 +46,24 @@ def multiply_by(way: Way, x: Tensor, weight: PlaneWeight, bias: Tensor | None, *
     """The product in one way."""
     if weight.order is not None:
         x = x[:, weight.order]
+    if isinstance(way, WideTiling):
+        hopper = gluon.load("grouped_hopper") if weight.form.run == RUNS[0] and tma_compatible(x) else None
+        if hopper is not None:
+            wide: Tensor = hopper.multiply_wide(x, weight, bias, way, gated=gated)
+            return wide
+        way = general_way(x, weight, gated=gated)
     if isinstance(way, GroupedTiling):
         return multiply_planes(x, weight, bias, way, gated=gated)
     found = multiply_slices(x, weight, bias)
     return silu_mul(found) if gated else found
+
+
+def general_way(x: Tensor, weight: PlaneWeight, *, gated: bool) -> Way:
+    """What the rules choose among the ways below."""
+    outputs, inputs = weight.shape
+    product = Product(outputs // 2 if gated else outputs, inputs, x.dtype, gated, weight=weight.form.name)
+    chip = chip_of(x.device)
+    return fitted(choose_grouped_tiling(len(x), product, chip, invariant=False), product, chip)
 
 
 def multiply_planes(

@@ -18,8 +18,15 @@ import msgspec
 import torch
 
 from penstock.kernels.chip import Chip
-from penstock.kernels.grouped_linear import GROUPED, scales_exactly
-from penstock.kernels.grouped_tilings import GroupedTiling, grouped_bytes, grouped_tiling
+from penstock.kernels.grouped_linear import GROUPED, RUNS, form_named, scales_exactly
+from penstock.kernels.grouped_tilings import (
+    GroupedTiling,
+    WideTiling,
+    grouped_bytes,
+    grouped_tiling,
+    wide_bytes,
+    wide_tiling,
+)
 
 WIDE = 16384  # outputs of a product whose tiles fill the device however large they are
 SMALL = 4096 * 1024  # elements of a weight whose product is short: launches weigh more than tiles
@@ -92,7 +99,7 @@ class ExpertTiling(msgspec.Struct, frozen=True, array_like=True, tag="experts"):
         assert self.gate_up.rows == self.down.rows
 
 
-Cut = VectorTiling | PipelinedTiling | SplitTiling | Rescaled | Tiling | ExpertTiling | GroupedTiling
+Cut = VectorTiling | PipelinedTiling | SplitTiling | Rescaled | Tiling | ExpertTiling | GroupedTiling | WideTiling
 Way = Cut | None  # None: the library's product
 
 
@@ -114,6 +121,8 @@ def describe(way: Way) -> str:
     if isinstance(way, GroupedTiling):
         size = f"{way.rows}x{way.lines} w{way.warps} s{way.stages} p{way.parts} h{way.shares}"
         return f"{size} scaled c{way.cut}" if way.scaled else size
+    if isinstance(way, WideTiling):
+        return f"wide {way.rows}x{way.outputs} w{way.warps} s{way.stages} x{way.x_stages} h{way.splits}"
     flags = ("s", way.swap_ab), ("d", way.tma), ("f", way.flat), ("g", way.gated)
     size = f"{way.rows}x{way.outputs}x{way.inputs} w{way.warps} s{way.stages} r{way.ctas_per_sm} "
     return size + "".join(letter for letter, there in flags if there)
@@ -172,10 +181,10 @@ def choose_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -
     if product.weight in SCALED:
         return choose_scaled_tiling(rows, product, chip, invariant=invariant)
     if product.weight in GROUPED:
-        exact = scales_exactly(product.weight, product.dtype)
-        return grouped_tiling(
-            rows, width, inputs, chip, gated=gated, invariant=invariant, weight=product.weight, exact=exact
-        )
+        wide = None if invariant else wide_tiling(rows, width, inputs, chip, gated=gated)
+        if wide is not None and fits(wide, product, chip):
+            return wide
+        return choose_grouped_tiling(rows, product, chip, invariant=invariant)
     if product.dtype.itemsize > 2:
         return SINGLE if invariant else None
     if rows == 1 and not invariant:
@@ -191,6 +200,14 @@ def choose_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -
     if rows <= 128 and not gated and WELL_FILLED * chip.num_sms <= 2 * -(-width // 64) <= chip.num_sms:
         return SQUARE
     return None
+
+
+def choose_grouped_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -> Way:
+    """The rule for weights in groups, without kernels in Gluon."""
+    return grouped_tiling(
+        rows, product.width, product.inputs, chip, gated=product.gated, invariant=invariant, weight=product.weight,
+        exact=scales_exactly(product.weight, product.dtype),
+    )  # fmt: skip
 
 
 def choose_scaled_tiling(rows: int, product: Product, chip: Chip, *, invariant: bool) -> Way:
@@ -325,6 +342,8 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
         return way.stages * PIPELINED_BYTES * (way.rows + outputs) + BARRIERS
     if isinstance(way, GroupedTiling):
         return grouped_bytes(way, chip, itemsize) + BARRIERS
+    if isinstance(way, WideTiling):
+        return wide_bytes(way, gated=gated) + BARRIERS
     if isinstance(way, SplitTiling):
         return way.stages * 256 * (way.rows + (128 if gated else 64)) + BARRIERS
     if not isinstance(way, Tiling):
@@ -337,7 +356,8 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
 
 def fits(way: Way, product: Product, chip: Chip) -> bool:
     """Whether the chip can run it: its shared memory holds one program, and it has the instructions."""
-    if isinstance(way, GroupedTiling) and way.scaled and not scales_exactly(product.weight, product.dtype):
+    scaled = isinstance(way, WideTiling) or (isinstance(way, GroupedTiling) and way.scaled)
+    if scaled and not scales_exactly(product.weight, product.dtype):
         return False
     if isinstance(way, PipelinedTiling) and not (chip.tma and chip.pdl):
         return False
@@ -358,6 +378,11 @@ def formed(way: Way, product: Product, chip: Chip) -> bool:
         return chip.capability >= 90 and product.weight == "fp8" and product.dtype is torch.bfloat16
     if isinstance(way, PipelinedTiling):
         return product.weight in ("", "fp8")
+    if isinstance(way, WideTiling):
+        if product.weight not in GROUPED or not (chip.tma and chip.wgmma):
+            return False
+        form = form_named(product.weight)
+        return form.numbers == "int4" and form.run == RUNS[0] and way.split(form.blocks(product.inputs))
     return True
 
 
@@ -411,7 +436,7 @@ def candidates(product: Product, rows: float, chip: Chip) -> list[Way]:
         and one.gated in (None, product.gated)
         and isinstance(one.way, ExpertTiling) == bool(product.experts)
         and one.scaled == (product.weight in SCALED)
-        and isinstance(one.way, GroupedTiling) == (product.weight in GROUPED and not product.experts)
+        and isinstance(one.way, GroupedTiling | WideTiling) == (product.weight in GROUPED and not product.experts)
         and (rows > 1 or product.experts or product.weight or isinstance(one.way, VectorTiling) or not chip.pdl)
         and fits(one.way, product, chip)
     ]

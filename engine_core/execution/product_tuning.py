@@ -18,10 +18,12 @@ import msgspec
 import torch
 
 from penstock.kernels.chip import Chip
+from penstock.kernels.grouped_linear import GROUPED
 from penstock.kernels.linear_plans import MeasuredPlan, MeasuredTable, Plans, read
 from penstock.kernels.linear_tilings import SCALED, Product, Way, candidates, ruled
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 2048)  # the last stands for all larger numbers
+ROWS_OF_GROUPS = (*ROWS[:-1], 1024, 2048)  # of weights in groups, which are made dense for more rows
 MEANS = (0.25, 4, 8, 16, 32, 128)  # pairs for each expert, likewise
 SMALLEST = 1 << 20  # elements of a weight: smaller ones stay in the cache, and launches weigh more than tiles
 NOISE = 0.94  # of the rules' time, which another way must be below; smaller gains are lost among other kernels
@@ -73,7 +75,7 @@ def untuned(plans: Plans) -> list[Product]:
 def jobs_of(product: Product, chip: Chip) -> list[Job]:
     """The measurements that make a product's plan."""
     plan, found = ruled(product, chip, invariant=False), []
-    for rows in MEANS if product.experts else ROWS:
+    for rows in MEANS if product.experts else ROWS_OF_GROUPS if product.weight in GROUPED else ROWS:
         rule = plan.way(rows)
         first = rule if product.experts else None
         found.append(Job(product, rows, tuple(dict.fromkeys((first, rule, *candidates(product, rows, chip)))), rule))

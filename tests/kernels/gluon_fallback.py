@@ -24,6 +24,7 @@ def launched() -> list[str]:
         chip_launches.products(MODEL)
         chip_launches.attention(MODEL)
         chip_launches.eight_bits(MODEL, CHIP)
+        chip_launches.groups(MODEL)
     return sorted({launch.name for launch in found.values()})
 
 

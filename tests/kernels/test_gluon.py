@@ -13,10 +13,11 @@ import pytest
 GENERAL = {
     "attention_kernel", "prefix_kernel", "schedule_kernel", "tile_kernel", "vector_kernel", "tma_kernel",
     "tiles_kernel", "activation_kernel", "norm_kernel", "quantize_kernel", "scaled_tile_kernel", "scaled_tma_kernel",
-    "scaled_vector_kernel", "rescale_kernel",
+    "scaled_vector_kernel", "rescale_kernel", "plane_kernel", "dequantize_kernel",
 }  # fmt: skip
 IN_GLUON = {
     "attention_hopper": "chunk_kernel",
+    "grouped_hopper": "plane_wide_kernel",
     "linear_hopper": "pipelined_kernel",
     "scaled_hopper": "split_kernel",
 }

@@ -83,7 +83,8 @@ def test_experts_are_as_many_as_memory_holds() -> None:
     "product",
     [Product(2048, 1024, torch.bfloat16), Product(1536, 1024, torch.float16, gated=True),
      Product(512, 1024, torch.bfloat16, experts=16),
-     *(Product(512, 1024, torch.bfloat16, experts=16, weight=kind) for kind in ("fp8_blocks", "int8"))],
+     *(Product(512, 1024, torch.bfloat16, experts=16, weight=kind) for kind in ("fp8_blocks", "int8")),
+     *(Product(1024, 1024, torch.bfloat16, gated, weight="int4-128-bf16") for gated in (False, True))],
     ids=str,
 )  # fmt: skip
 def test_every_way_of_a_product_is_timed(product: Product) -> None:
