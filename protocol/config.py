@@ -108,6 +108,14 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 1000
     max_stored_bytes: Annotated[int, Option("bytes that these may take", 1024, 1 << 34)] = 64 << 20
     response_dir: Annotated[str, Option("directory that keeps these beyond the server's end; empty: none does")] = ""
+    max_unloaded_requests: Annotated[
+        int, Option("of several models, requests per api process that wait for one which is not loaded; beyond it 503 "
+                    "with Retry-After", 1, 1 << 20)
+    ] = 1024
+    model_turn: Annotated[
+        float, Option("of several models, seconds that one with requests stays loaded while others wait for its memory",
+                      0.0, limits.MAX_TIMEOUT)
+    ] = 30.0
     max_queued_bytes: Annotated[
         int, Option("bytes of unfinished requests' bodies per api process; beyond it 429", 1024, 1 << 40)
     ] = 512 << 20
@@ -249,6 +257,15 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                several=True, metavar="PARTS"),
     ] = ""
     run_dir: Annotated[str, Option("directory of socket files, made with mode 0700; empty: a temporary one")] = ""
+    models: Annotated[
+        str, Option('several models behind one endpoint, as a JSON object like {"chat": {"model": "FOLDER", '
+                    '"max_model_len": 8192}}; --model NAME=PATH, repeated, and [models.NAME] of a file write it; '
+                    'empty: the one of --model', metavar="JSON"),
+    ] = ""
+    for_model: Annotated[
+        str, Option("of several models, the one whose tokenizer, scheduler or executor a process is; `penstock serve` "
+                    "starts those of all", metavar="NAME"),
+    ] = ""
     drain_timeout: Annotated[
         float, Option("seconds that running requests get to finish after SIGTERM or Ctrl-C", 0.0, 3600.0)
     ] = 30.0

@@ -122,10 +122,12 @@ class Digest(Part, frozen=True):
 
 
 class SleepEngine(Message, frozen=True):
-    """Have the executors give their devices back. Answered once all have; refused while requests run or wait, unless a
-    pause holds them."""
+    """Have the executors give their devices back. Answered once all have. With `grace` requests that run have so many
+    seconds to end in, none begins, and those that are left go on when the executors wake. Without it, it is refused
+    while requests run or wait, unless a pause holds them."""
 
     id: int
+    grace: float | None = None
 
 
 class WakeEngine(Message, frozen=True):
@@ -241,6 +243,10 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     accepted_at: tuple[int, ...] = ()  # the same by place in the draft, from 0; the first ones
     draining: bool = False
     replica: int = 0  # whose scheduler this is
-    sleeping: bool = False  # its executors hold no device: the next request wakes them
+    sleeping: bool = False  # its executors hold no device, or soon will not: the next request wakes them
+    asleep: bool = False  # of those, each has said so
+    loaded: bool = False  # its executors are there, and run steps
+    load_seconds: float = 0.0  # that the last load of them took after a sleep
+    demand: int = 0  # requests that have not ended and that no pause of the operator's holds
     paused: str = ""  # mode of the operator's pause
     weight_version: str = FIRST_VERSION

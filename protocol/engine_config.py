@@ -195,3 +195,6 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Option("number of this host's first executor, whose GPU is the first one; `penstock serve` counts them itself",
                0, MOST_EXECUTORS - 1),
     ] = 0
+    base_gpu_id: Annotated[
+        int, Option("the first GPU of this host's executors, or of each model's where there are several", 0, 63)
+    ] = 0

@@ -15,6 +15,7 @@ from penstock.protocol.links import HostAddress, check_apart, ports_of, read_add
 from penstock.protocol.media import image_limit, read_domains
 from penstock.protocol.option import Field, words
 from penstock.protocol.parts import check_parts
+from penstock.protocol.served_models import check_models, engines, names
 from penstock.protocol.speculation import read_speculative
 
 TYPE_WORDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -54,23 +55,38 @@ def check(config: Config) -> Config:
     """
     for field in fields():
         check_value(field, getattr(getattr(config, field.section), field.name))
+    check_models(config)
+    for name, engine in zip(names(config), engines(config), strict=True):
+        try:
+            check_engine(engine)
+        except ConfigError as error:
+            if not name:
+                raise
+            raise ConfigError(f"models.{name}: {error.option}", error.value, error.allowed) from None
+    check_links(config)
+    check_parts(config)
+    check_listening(config.api)
+    read_domains(config.api)
+    return config
+
+
+def check_engine(config: Config) -> None:
+    """Raise ConfigError for options of a model, or of its processes, that are not allowed with one another."""
+    if config.run.for_model:
+        for field in fields():
+            check_value(field, getattr(getattr(config, field.section), field.name))
     model, tokens = config.model, config.model.max_num_batched_tokens
     if 0 < tokens < model.max_num_seqs:
         raise ConfigError(
             "--max-num-batched-tokens", tokens, f"it must be at least --max-num-seqs ({model.max_num_seqs})"
         )
     check_groups(model)
-    check_links(config)
-    check_parts(config)
     drafting = read_speculative(config.scheduler.speculative_config)
     if drafting.synthetic_acceptance is not None and not model.allow_wrong_output:
         why = "it makes the output wrong, for benchmarks alone: --allow-wrong-output serves it all the same"
         raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
-    check_listening(config.api)
     check_lora(config)
     image_limit(model)
-    read_domains(config.api)
-    return config
 
 
 def check_lora(config: Config) -> None:

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from penstock.protocol.config import Config, fields
 from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import count
+from penstock.protocol.served_models import FOR_MODEL, engine_of
 from penstock.protocol.version import VERSION
 from penstock.services.supervisor import logs, options, process, run_directory
 from penstock.services.supervisor.foreign_flags import did_you_mean
@@ -51,6 +53,7 @@ COMMANDS: Mapping[str, str] = {
 }
 BENCHES = ("bench serve", "bench offline", "bench start")
 TAKES_MODEL = ("serve", "engine", "config", "plan", "quantize", "tune", "chat", "complete", "run-batch", *BENCHES)
+SEVERAL = ("serve", "config")  # of those, the ones that take several
 STARTED = ("model", "tokenizer", "scheduler", "executor", "trace", "api_processes", "api_key", "max_queued_requests",
            "log_level", "log_format", "run_dir")  # fmt: skip
 COMMON = ("served_model_name", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
@@ -157,7 +160,8 @@ def run(words: list[str]) -> int:
         code: int = function_of(command, "{}command")(namespace, effective)
         return code
     role = Role(command)
-    return run_role(role, index_of(role, namespace, effective.config), effective.config)
+    config = of_role(role, effective.config)
+    return run_role(role, index_of(role, namespace, config), config)
 
 
 def unknown_command(command: str) -> str:
@@ -188,7 +192,7 @@ def parser_of(command: str, wanted: str = options.ALL_OPTIONS) -> options.Parser
         parser.add_argument("--version", action="store_true", help="print the version and exit")
         return parser
     if command in TAKES_MODEL:
-        parser.add_argument("positional_model", metavar="MODEL", nargs="?", help=MODEL)
+        parser.add_argument("positional_model", metavar="MODEL", nargs="*" if command in SEVERAL else "?", help=MODEL)
     elif command not in MODULES:
         parser.add_argument("--index", metavar="N", default="", help="number among its role's in the server; empty: 0")
     if command == Role.EXECUTOR:
@@ -214,7 +218,8 @@ def function_of(command: str, name: str) -> Callable[..., Any]:
 def usage(command: str) -> str:
     if not command:
         return "penstock COMMAND [options]"
-    argument = "[MODEL] " if command in TAKES_MODEL else "FILE " if command == "keys" else ""
+    model = "[MODEL …] " if command in SEVERAL else "[MODEL] "
+    argument = model if command in TAKES_MODEL else "FILE " if command == "keys" else ""
     return f"penstock {command} {argument}[options]"
 
 
@@ -234,12 +239,23 @@ def index_of(role: Role, namespace: argparse.Namespace, config: Config) -> int:
     return first + int(text)
 
 
-def run_role(role: Role, index: int, config: Config) -> int:
-    """One process of a server, in this process."""
-    progress("starting")
+def of_role(role: Role, config: Config) -> Config:
+    """The configuration of one process of a server, in its directory. Raises ConfigError."""
     directory = run_directory.of_one_process(config.run.run_dir)
     config = sized(config, usable_cores())
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
+    if role is Role.API:
+        if config.run.for_model:
+            raise ConfigError(FOR_MODEL, config.run.for_model, "api processes are for all models")
+        return config
+    config = engine_of(config)
+    run_directory.prepared(Path(config.run.run_dir))
+    return config
+
+
+def run_role(role: Role, index: int, config: Config) -> int:
+    """One process of a server, in this process."""
+    progress("starting")
     process.enter(role, index, config.run)
     try:
         module = importlib.import_module(f"penstock.services.{ROLE_MODULES.get(role, f'{role}.main')}")
@@ -254,7 +270,7 @@ def run_role(role: Role, index: int, config: Config) -> int:
         return ExitCode.FAILED
     finally:
         if role is Role.API and process.orphaned():
-            run_directory.clear_orphan(directory)
+            run_directory.clear_orphan(Path(config.run.run_dir))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ class Admissions:
         state = self.state
         state.adapters.begin_pass()
         state.encoder_cache.begin_pass()
+        if state.steps.pause.closed:
+            return
         if state.quarantine:
             yield from self._try_alone(budget)
             return
@@ -318,7 +320,7 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     the one after that.
     """
     waiting = len(state.queue)
-    if waiting and not plans(state):
+    if waiting and (state.steps.pause.closed or not plans(state)):
         return {"pause": waiting}
     held = {"pause": len(state.steps.pause.held)} if state.steps.pause.held else {}
     if not waiting:

@@ -5,6 +5,9 @@ A group sleeps once nothing has been asked of it for the idle timeout: its membe
 again to wait. What comes next wakes them, and they load as at a start. The state says what is wanted of the group;
 members follow whenever they are heard of. One that is ready while the group sleeps is sent to sleep, and one that waits
 while it is awake is woken. So it does not matter which of them ends, or falls asleep late, in between.
+
+Where several models share a device (`on_demand`) somebody else says when a group sleeps and when it wakes. Until it has
+been told, it takes what it finds: members that wait go on waiting, and one that is ready means that it is awake.
 """
 
 from __future__ import annotations
@@ -41,12 +44,16 @@ class ExecutorGroup(Generic[M]):
     """One replica's executors. Each time the group becomes complete a new epoch begins."""
 
     def __init__(
-        self, size: int, epoch: int, now: float, answering: int = 0, stage: int = 1, idle_timeout: float = 0.0
-    ) -> None:
+        self, size: int, epoch: int, now: float, answering: int = 0, stage: int = 1, idle_timeout: float = 0.0, *,
+        on_demand: bool = False,
+    ) -> None:  # fmt: skip
         self.epoch = epoch  # of the group that is complete, or of the next one
         self.missing_since = now  # monotonic seconds; holds while the group is not complete
         self.crash_loop = ""  # why no executor will come, as the launcher says
-        self.rest = Rest.AWAKE
+        self.rest = Rest.ASLEEP if on_demand else Rest.AWAKE
+        self.wake_seconds = 0.0  # that the last wake took
+        self._on_demand = on_demand
+        self._told = not on_demand  # somebody has said whether it is to sleep
         self.rest_since = now  # monotonic seconds
         self.known: ExecutorReady | None = None  # the first member of the group that was last complete
         self._size = size
@@ -65,13 +72,13 @@ class ExecutorGroup(Generic[M]):
 
     @property
     def serves(self) -> bool:
-        """Whether requests are taken: a group that sleeps or wakes will run them."""
-        return self.complete or self.rest is not Rest.AWAKE
+        """Whether requests are taken: a group that sleeps or wakes will run them, unless it is known not to come."""
+        return self.complete or (self.rest is not Rest.AWAKE and not (self._on_demand and self.crash_loop))
 
     @property
     def all_asleep(self) -> bool:
         """Whether no member holds its device, and each has said so."""
-        return len(self._asleep) == self._size
+        return len(self._asleep) == self._size and self.rest is Rest.ASLEEP
 
     @property
     def in_step(self) -> bool:
@@ -159,6 +166,14 @@ class ExecutorGroup(Generic[M]):
     def first(self) -> ExecutorReady:
         return self._ready[min(self._ready, key=lambda peer: peer.index)]
 
+    def adopt(self, now: float) -> tuple[M, ...]:
+        """A member is ready. Where nobody has said what is wanted, the group is awake; members to be woken for that."""
+        if self._told or self.rest is not Rest.ASLEEP:
+            return ()
+        self._told, self.missing_since = True, now
+        self.rest, self.rest_since = Rest.AWAKE, now
+        return tuple(self._asleep)
+
     def add(self, peer: M, ready: ExecutorReady, now: float) -> bool:
         """An executor has loaded; whether the group is complete now. One that reports again has no slots left."""
         assert self.rest is not Rest.ASLEEP, "it is sent to sleep"
@@ -187,7 +202,7 @@ class ExecutorGroup(Generic[M]):
 
     def given_up(self, now: float) -> bool:
         """Whether executors have been missing for so long, or failed so often, that requests should not wait."""
-        if self.complete or self.rest is Rest.ASLEEP:
+        if self.complete or (self.rest is Rest.ASLEEP and not (self._on_demand and self.crash_loop)):
             return False
         patience = LOADS * self._load_seconds if self.rest is Rest.WAKING else 0.0
         return now - self.missing_since >= MISSING_LIMIT + patience or bool(self.crash_loop)
@@ -215,7 +230,7 @@ class ExecutorGroup(Generic[M]):
         self.epoch += 1
         self._ready.clear()
         self._waited_since = float("inf")
-        self.rest, self.rest_since = Rest.ASLEEP, now
+        self.rest, self.rest_since, self._told = Rest.ASLEEP, now, True
         return members
 
     def fall_asleep(self, peer: M) -> bool:
@@ -227,9 +242,11 @@ class ExecutorGroup(Generic[M]):
         """The members that sleep so far, which are to be told; those that are yet to fall asleep are woken then."""
         assert self.rest is Rest.ASLEEP
         self.missing_since = now
-        self.rest, self.rest_since = Rest.WAKING, now
+        self.rest, self.rest_since, self._told = Rest.WAKING, now, True
         return tuple(self._asleep)
 
     def end_wake(self, now: float) -> None:
         """The group is complete again, or has been given up: nothing is special about it any more."""
+        if self.complete:
+            self.wake_seconds = now - self.rest_since
         self.rest, self.rest_since = Rest.AWAKE, now

@@ -163,6 +163,10 @@ class Scheduler:
         """Plan no step while it is frozen, whatever the operator's pause is."""
         self._state.steps.pause.frozen = frozen
 
+    def close(self, *, closed: bool) -> None:
+        """Let nothing that waits begin; what runs goes on."""
+        self._state.steps.pause.closed = closed
+
     def forget_computed(self, now: float, version: str | None = None) -> None:
         """Forget all that executors have computed: what runs is computed again from its tokens. `version`: of the
         weights that they have now, where those are others. It is settled."""

@@ -233,6 +233,7 @@ class PauseState:
 
     mode: PauseMode | None = None  # the operator's
     frozen: bool = False  # executors' weights, or what they have computed, are being changed
+    closed: bool = False  # what runs goes on, and nothing that waits begins: the executors are about to sleep
     held: dict[int, Request] = field(default_factory=dict)  # by id: requests that came since, in mode wait
 
 

@@ -37,6 +37,7 @@ from penstock.services.tracing.names import MOVED
 from penstock.services.tracing.tracer import Operations
 
 RETRY_AFTER = 1.0  # seconds, where nothing better is known
+LOAD_SECONDS = 30.0  # that a model takes to be loaded, before it was measured
 MOST_DEATHS = 3  # of tokenizers, while a request did not get further; then it ends
 KILLED_TOKENIZERS = f"{MOST_DEATHS + 1} tokenizers died while they had this request"
 LIKE_POISON = "a tokenizer died of a request like this one; it is refused for ten minutes"
@@ -59,8 +60,8 @@ class EngineClientStatistics(msgspec.Struct, frozen=True):
 class EngineClient:
     """The requests and calls of one api process, by id, and the state of the engine as it reports it.
 
-    `limit` bounds the unfinished requests of this process, one of `processes`; `ordered`: the schedulers heed
-    priorities.
+    `limit` bounds the unfinished requests of this process, one of `processes`; `unloaded` those for a model that others
+    share its memory with, while it is not loaded; `ordered`: the schedulers heed priorities.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class EngineClient:
         replicas: int = 1,
         ordered: bool = True,
         operations: Operations | None = None,
+        unloaded: int | None = None,
     ) -> None:
         self.replicas = ReplicaSet(replicas, status_limit)
         self.remote = RemoteSnapshots()
@@ -83,6 +85,7 @@ class EngineClient:
         self._router = TokenizerRouter(links, api_index, processes=processes, keep_conversations=replicas > 1)
         self._ordered = ordered
         self._limit = limit
+        self._unloaded = unloaded
         self._operations = operations if operations is not None else Operations()
         self._counter = 0
         self._first_id = request_id(api_index, incarnation, 0)
@@ -267,6 +270,12 @@ class EngineClient:
         if len(self._requests) + self._reserved + count > self._limit:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
+        if self._unloaded is not None and len(self._requests) + self._reserved + count > self._unloaded:
+            status = self.replicas.status
+            if status is not None and not status.loaded:
+                self._refused += 1
+                why = f"{self._unloaded} requests wait for this model to be loaded already (--max-unloaded-requests)"
+                raise Unavailable(why, code="not_loaded", retry_after=status.load_seconds or LOAD_SECONDS)
 
     def _new_id(self) -> int:
         """An id that no other request of any api process has."""

@@ -15,7 +15,7 @@ from penstock.services.metrics.snapshot import Snapshot
 
 UNHEARD = "the engine has not reported yet"
 SUMS = (
-    *("step", "running", "waiting", "blocks", "blocks_free", "blocks_idle", "max_num_seqs", "prompt_tokens"),
+    *("step", "running", "waiting", "demand", "blocks", "blocks_free", "blocks_idle", "max_num_seqs", "prompt_tokens"),
     *("cached_tokens", "output_tokens", "finished", "aborted", "failed", "preemptions", "drain_rate", "drafts"),
     *("draft_tokens", "accepted_tokens", "adapter_places", "adapters_placed", "adapters_held"),
     *("encoder_rows", "encoder_rows_held", "images_encoded", "image_hits"),
@@ -70,6 +70,14 @@ class ReplicaSet:
         if len(statuses) <= 1:
             return statuses[0] if statuses else None
         return total(statuses)
+
+    @property
+    def whole(self) -> EngineStatus | None:
+        """The same, once each replica has been heard of; its time is that of the oldest heartbeat."""
+        statuses = [status for status, _ in self._statuses.values()]
+        if len(statuses) < self._replicas:
+            return None
+        return msgspec.structs.replace(total(statuses), time=min(status.time for status in statuses))
 
     @property
     def first(self) -> EngineStatus | None:
@@ -159,6 +167,9 @@ def total(statuses: Sequence[EngineStatus]) -> EngineStatus:
         ready=bool(ready),
         draining=all(status.draining for status in statuses),
         sleeping=all(status.sleeping for status in statuses),
+        asleep=all(status.asleep for status in statuses),
+        loaded=any(status.loaded for status in statuses),
+        load_seconds=max(status.load_seconds for status in statuses),
         paused=next((status.paused for status in statuses), "") if all(status.paused for status in statuses) else "",
         step_age=max(status.step_age for status in statuses),
         accepted_at=tuple(map(sum, zip(*accepted, strict=True))),

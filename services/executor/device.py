@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.kernels.triton_names import open_compiler
+from penstock.protocol.engine_config import ExecutorConfig
 
 LIBRARY = "libcuda.so.1"
 MAJOR, MINOR = 75, 76  # CUdevice_attribute of the compute capability
@@ -41,6 +42,11 @@ def open_device(index: int, library: str = LIBRARY) -> bool:
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), index):
         return False
     return not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+
+
+def gpu_number(options: ExecutorConfig, index: int) -> int:
+    """Of executor number `index`, on its host."""
+    return options.base_gpu_id + index - options.first_executor
 
 
 class Gpu(NamedTuple):

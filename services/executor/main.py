@@ -24,8 +24,9 @@ from penstock.protocol import groups
 from penstock.protocol.config import Config
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
+from penstock.protocol.served_models import several
 from penstock.protocol.steps import Sleep
-from penstock.services.executor.device import begin_device, is_device_error, is_group_error, set_timer_slack
+from penstock.services.executor.device import begin_device, gpu_number, is_device_error, is_group_error, set_timer_slack
 from penstock.services.executor.peer_liveness import PeerLiveness, leave
 from penstock.services.executor.sleep import beating, fall_asleep, sleeps, wait_for_wake
 from penstock.services.executor.watchdog import WATCH_INTERVAL, Watchdog
@@ -67,7 +68,7 @@ def run(config: Config, index: int) -> int:
     or the first member of the group refuses this process.
     """
     stop, done, phases, heartbeat = Stop(), threading.Event(), StartupPhases(), None
-    if sleeps():
+    if sleeps() or several(config):  # another model may have the device: the scheduler says when to take it
         heartbeat = Heartbeat()
         if not wait_for_wake(config, index, stop, heartbeat):
             return ExitCode.ORDERLY
@@ -78,7 +79,7 @@ def run(config: Config, index: int) -> int:
             read_keys(config.links.link_keys)  # a mistake shows now, not when the model is loaded
         if config.executor.device != "cpu":
             # Importing torch takes longer than opening the GPU's driver, and finds it open.
-            Thread(target=begin_device, args=(index - config.executor.first_executor,), daemon=True).start()
+            Thread(target=begin_device, args=(gpu_number(config.executor, index),), daemon=True).start()
         generation, liveness = None, None
         if groups.group_size(config.model) > 1:
             from penstock.services.executor.rendezvous import choose, rendezvous

@@ -7,6 +7,7 @@ process stays: whatever supervises it, a launcher, systemd or supervisord, sees 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ import zmq
 from penstock.protocol import groups
 from penstock.protocol.config import Config
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
+from penstock.protocol.served_models import several
 from penstock.protocol.steps import ExecutorAsleep, Wake
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Joined, Left, Link, level_of
@@ -34,6 +36,7 @@ from penstock.services.tracing.startup import PARENT, STATE
 log = logging.getLogger(__name__)
 
 ASLEEP = "PENSTOCK_ASLEEP"  # set for the image that waits
+LOADER = "penstock.services.executor.startup"  # the module that imports torch, and all that a load needs
 TICK = 0.2  # seconds between ticks of the link, and of the heartbeat
 
 
@@ -74,7 +77,7 @@ def wait_for_wake(config: Config, index: int, stop: Stop, heartbeat: Heartbeat) 
     link = Link.connect(context, STEPS, me, Path(config.run.run_dir), replica, network_of(context, config.links))
     heartbeat.tell("READY=1", "STATUS=sleeping")
     logs.info(log, "asleep")
-    next_tick = time.monotonic()
+    next_tick, imports = time.monotonic(), several(config)
     try:
         while not stop.asked:
             now = time.monotonic()
@@ -84,6 +87,11 @@ def wait_for_wake(config: Config, index: int, stop: Stop, heartbeat: Heartbeat) 
                 link.tick(now)
             if woken(link):
                 return True
+            if imports and link.peers:
+                imports = False
+                with beating(heartbeat):
+                    importlib.import_module(LOADER)
+                continue
             # A tick may have begun another connection, to a scheduler on another host.
             zmq.select([link.socket, stop.fileno()], [], [], max(0.0, next_tick - time.monotonic()))
         return False

@@ -61,11 +61,12 @@ from penstock.protocol import groups
 from penstock.protocol.config import Config, wrong_output
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.served_models import several
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.step_columns import chunk_positions
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor import cpu_trial
-from penstock.services.executor.device import available_memory
+from penstock.services.executor.device import available_memory, gpu_number
 from penstock.services.executor.kernel_compilers import compilers
 from penstock.services.executor.loading import (
     check_agreed,
@@ -87,6 +88,7 @@ log = logging.getLogger(__name__)
 
 GPU_STEP_TOKENS = 8192
 CPU_STEP_TOKENS = 512
+LEFT_SHARE = 0.98  # of what other models leave of a GPU, the share that one more may take
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def start(
     began = time.monotonic()
     phases = phases if phases is not None else StartupPhases()
     device = take_device(config, index)
+    others = used_memory(device)[0] if several(config) and device.type != "cpu" else 0
     log_chip(device, invariant=config.model.batch_invariant)
     phases.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
@@ -153,7 +156,7 @@ def start(
             if not group.all_min(0 if changed else 1):  # of any member: the steps are run by all together
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
-        runner, shape, copies = make_runner(config, model, spec, options, draft, phases)
+        runner, shape, copies = make_runner(config, model, spec, options, draft, phases, others)
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
@@ -284,7 +287,7 @@ def put_steps_first(device: torch.device) -> None:
 
 def take_device(config: Config, index: int) -> torch.device:
     """The device of executor number `index`, made this process's current one. Raises ConfigError."""
-    device = choose_device(config.executor.device, index - config.executor.first_executor)
+    device = choose_device(config.executor.device, gpu_number(config.executor, index))
     if config.model.batch_invariant and device.type == "cpu":
         raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
     if device.type != "cpu":
@@ -319,10 +322,12 @@ def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> di
 
 
 def make_runner(
-    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, phases: StartupPhases
-) -> tuple[Runner, CacheShape, BlockCopier | None]:
+    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, phases: StartupPhases,
+    others: int = 0,
+) -> tuple[Runner, CacheShape, BlockCopier | None]:  # fmt: skip
     """A runner whose cache is as large as the options or the memory allow, the cache's shape, and its blocks in the
-    host's memory, if there are any. Raises ConfigError."""
+    host's memory, if there are any. `others`: bytes of the device that other models had before this one. Raises
+    ConfigError."""
     phases.begin("making the KV cache")
     sizes = options.block_size, options.dtype.itemsize
     shape = CacheShape(
@@ -333,7 +338,7 @@ def make_runner(
         max_num_seqs=options.max_num_seqs,
         length_given=bool(config.model.max_model_len),
     )
-    blocks, places = count_blocks(config, shape, model, spec, options, draft)
+    blocks, places = count_blocks(config, shape, model, spec, options, draft, others)
     each = snapshot_bytes(rank_spec(spec, options.group.size), sizes[1])
     state_memory = config.executor.state_host_memory
     host = host_places("--state-host-memory", state_memory, each, "a snapshot", available_memory())
@@ -435,10 +440,11 @@ def choose_graphs(
 
 
 def count_blocks(
-    config: Config, shape: CacheShape, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None
-) -> tuple[int, int]:
+    config: Config, shape: CacheShape, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None,
+    others: int = 0,
+) -> tuple[int, int]:  # fmt: skip
     """KV blocks of this executor, enough for one request of full length or ConfigError with the numbers, and snapshots
-    of states; an encoder has none."""
+    of states; an encoder has none. The share of the device is this model's alone, within what `others` left."""
     if spec.encoder:
         return 0, 0
     executor: ExecutorConfig = config.executor
@@ -458,7 +464,10 @@ def count_blocks(
     peak = step_peak(model, spec, options, step_tokens(config.model, options.device), draft)
     used, total = used_memory(options.device)
     used += staging_bytes(shape.block_bytes) if executor.kv_host_memory else 0
-    logs.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total)
-    count = places(int(total * executor.gpu_memory_utilization) - used - peak)
-    blocks = gpu_blocks(shape, total, executor.gpu_memory_utilization, used + count * each, peak)
+    share = executor.gpu_memory_utilization
+    if others:
+        used, share = used - others, min(share, LEFT_SHARE * (total - others) / total)
+    logs.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total, others_bytes=others)
+    count = places(int(total * share) - used - peak)
+    blocks = gpu_blocks(shape, total, share, used + count * each, peak)
     return check_blocks(shape, blocks, "--gpu-memory-utilization", executor.gpu_memory_utilization), count

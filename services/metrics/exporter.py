@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol.links import Role
 from penstock.protocol.snapshots import MetricsSnapshots
@@ -167,14 +169,16 @@ def collect_tokenizer(
 
 
 def collect_api(
-    engine_client: EngineClient, text: Sequence[End], traffic: Traffic, limiter: ConnectionLimiter,
+    clients: Sequence[EngineClient], text: Sequence[End], traffic: Traffic, limiter: ConnectionLimiter,
     responses: ResponseStore, into: Snapshot,
 ) -> None:  # fmt: skip
-    found = engine_client.statistics()
+    every = [client.statistics() for client in clients]
+    names = every[0].__struct_fields__
+    found = msgspec.structs.replace(every[0], **{name: sum(getattr(one, name) for one in every) for name in names})
     collect_link(into, "text", text, found.held + found.aborts_owed)
     into.collect(definitions.TRAFFIC, traffic)
     into.collect(definitions.CLIENT, found)
-    into.collect(definitions.API_READY, engine_client.ready(time.monotonic()))
+    into.collect(definitions.API_READY, any(client.ready(time.monotonic()) for client in clients))
     into.collect(definitions.RESPONSES, responses.statistics())
     into.collect(definitions.ROOM, limiter.statistics())
 

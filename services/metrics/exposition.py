@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 
 from penstock.engine_core.histogram import cumulated, merged
+from penstock.engine_core.placement.residency import State
 from penstock.protocol import groups
 from penstock.protocol.config import Config
 from penstock.protocol.links import Role
@@ -71,13 +74,28 @@ VLLM_INFO: Mapping[str, tuple[tuple[str, ...], str]] = {
 NO_SUCCESS = ("error", "grammar", "unavailable")  # finish reasons that vLLM does not count
 
 
-class ServerCollector:
-    """A collector of prometheus-client over snapshots; a process without one has no series."""
+class ModelProcesses(NamedTuple):
+    """One of several models, and the processes that it has for itself."""
 
-    def __init__(self, config: Config, snapshots: Sequence[Snapshot], model: str) -> None:
+    name: str
+    config: Config
+    state: State
+    snapshots: Sequence[Snapshot]
+
+
+class ServerCollector:
+    """A collector of prometheus-client over snapshots; a process without one has no series.
+
+    With several models the series of their processes have the label `model_name`, which is empty for api processes.
+    """
+
+    def __init__(
+        self, config: Config, snapshots: Sequence[Snapshot], model: str, models: Sequence[ModelProcesses] = ()
+    ) -> None:
         self._config = config
         self._snapshots = snapshots
         self._model = model
+        self._models = models
 
     def text(self) -> bytes:
         """Prometheus' text format 0.0.4."""
@@ -86,17 +104,24 @@ class ServerCollector:
     def collect(self) -> Iterator[Metric]:
         """Every metric family; called by `generate_latest`."""
         build = GaugeMetricFamily("penstock_build_info", "1; the version and model", labels=["version", "model"])
-        build.add_metric([VERSION, self._model], 1)
+        for model in [each.name for each in self._models] or [self._model]:
+            build.add_metric([VERSION, model], 1)
         yield build
-        yield from presence(self._config, self._snapshots)
+        if self._models:
+            yield states(self._models)
+        every = [("", self._snapshots), *((each.name, each.snapshots) for each in self._models)]
+        yield from presence(self._config, self._models, [one for _, snapshots in every for one in snapshots])
+        named = ("model_name",) if self._models else ()
         for metric in METRICS.values():
             subject = by_process if metric.subject is Subject.PROCESS else by_index
-            name = f"penstock_{metric.name}"
-            found = family(metric, self._snapshots, name, metric.help, metric.subject.value, subject)
+            labels = (*metric.subject.value, *named)
+            found = family(metric, (), f"penstock_{metric.name}", metric.help, labels, subject)
+            for model, snapshots in every:
+                add(found, metric, snapshots, partial(of_model, subject, model) if named else subject)
             if found.samples or metric.subject is Subject.API:
                 yield found
         if self._config.api.metrics_alias == "vllm":
-            yield from vllm(self._snapshots, self._model)
+            yield from vllm([(model or self._model, snapshots) for model, snapshots in every])
 
 
 def by_process(snapshot: Snapshot) -> Sequence[str]:
@@ -107,13 +132,32 @@ def by_index(snapshot: Snapshot) -> Sequence[str]:
     return (str(snapshot.index),)
 
 
-def presence(config: Config, snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
+def of_model(subject: Callable[[Snapshot], Sequence[str]], model: str, snapshot: Snapshot) -> Sequence[str]:
+    return *subject(snapshot), model
+
+
+def as_vllm(model: str, snapshot: Snapshot) -> Sequence[str]:
+    return model, str(snapshot.index)
+
+
+def states(models: Sequence[ModelProcesses]) -> Metric:
+    """1 for the state that each model is in."""
+    found = GaugeMetricFamily("penstock_model_state", "1 for the state of each model", labels=["model_name", "state"])
+    for each in models:
+        for state in State:
+            if state is not State.LEAVING:
+                found.add_metric([each.name, state.value], float(each.state is state))
+    return found
+
+
+def presence(config: Config, models: Sequence[ModelProcesses], snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
     """Processes of each role: those that run, and those that are configured."""
+    engines = [each.config for each in models] or [config]
     wanted = {
         Role.API: config.api.api_processes,
-        Role.TOKENIZER: config.tokenizer.tokenizer_processes,
-        Role.SCHEDULER: config.model.data_parallel_size,
-        Role.EXECUTOR: groups.executors(config.model),
+        Role.TOKENIZER: sum(each.tokenizer.tokenizer_processes for each in engines),
+        Role.SCHEDULER: sum(each.model.data_parallel_size for each in engines),
+        Role.EXECUTOR: sum(groups.executors(each.model) for each in engines),
     }
     found = Counter(snapshot.role for snapshot in snapshots)
     present = GaugeMetricFamily("penstock_processes", "Processes with a recent snapshot", labels=["role"])
@@ -125,27 +169,31 @@ def presence(config: Config, snapshots: Sequence[Snapshot]) -> Iterator[Metric]:
     yield configured
 
 
-def vllm(snapshots: Sequence[Snapshot], model: str) -> Iterator[Metric]:
-    """vLLM's metric families: latencies over all api processes, the engine's metrics by replica."""
-    apis = [snapshot.histograms for snapshot in snapshots if snapshot.role == Role.API]
-    engines = [snapshot for snapshot in snapshots if snapshot.role == Role.SCHEDULER]
+def vllm(every: Sequence[tuple[str, Sequence[Snapshot]]]) -> Iterator[Metric]:
+    """vLLM's metric families: latencies over all api processes, the engine's metrics by replica. `every`: snapshots of
+    the api processes, with those of a server's only model, and then of each of several models, by the model's name."""
+    apis = [snapshot.histograms for _, snapshots in every for snapshot in snapshots if snapshot.role == Role.API]
     for name, (ours, text) in VLLM.items():
-        metric, several = METRICS[ours], engines
-        if metric.subject is Subject.API:
-            several = [Snapshot(Role.API, FRONT, 0, 0, 0.0)] if apis else []
-            for together in several:
-                together.histograms[ours] = {(): merged([each[ours][()] for each in apis])}
-        found = family(metric, several, name, text, LABELS, lambda snapshot: (model, str(snapshot.index)))
+        metric, found = METRICS[ours], family(METRICS[ours], (), name, text, LABELS, by_index)
+        any_engine = False
+        for model, snapshots in every:
+            several = [snapshot for snapshot in snapshots if snapshot.role == Role.SCHEDULER]
+            if metric.subject is Subject.API:
+                several = [Snapshot(Role.API, FRONT, 0, 0, 0.0)] if apis and model == every[0][0] else []
+                for together in several:
+                    together.histograms[ours] = {(): merged([each[ours][()] for each in apis])}
+            any_engine |= bool(several)
+            add(found, metric, several, partial(as_vllm, model))
         found.samples = [sample for sample in found.samples if sample.labels.get("finish") not in NO_SUCCESS]
         for sample in found.samples:
             if "finish" in sample.labels:
                 sample.labels["finished_reason"] = sample.labels.pop("finish")
-        if several:
+        if any_engine:
             yield found
-    yield from vllm_info(engines, model)
+    yield from vllm_info([(model, one) for model, found in every for one in found if one.role == Role.SCHEDULER])
 
 
-def vllm_info(engines: Sequence[Snapshot], model: str) -> Iterator[Metric]:
+def vllm_info(engines: Sequence[tuple[str, Snapshot]]) -> Iterator[Metric]:
     """How large the KV cache is, and which adapters are in use, as vLLM says it."""
     cache = GaugeMetricFamily(CACHE_INFO, VLLM_INFO[CACHE_INFO][1], labels=[*LABELS, "block_size", "num_gpu_blocks"])
     states = ("running", "waiting")
@@ -154,7 +202,7 @@ def vllm_info(engines: Sequence[Snapshot], model: str) -> Iterator[Metric]:
         VLLM_INFO[LORA_INFO][1],
         labels=[*LABELS, "max_lora", *(f"{state}_lora_adapters" for state in states)],
     )
-    for engine in engines:
+    for model, engine in engines:
         size, blocks, places = (
             int(engine.values.get(name, {}).get((), 0))
             for name in ("engine_block_size", "engine_blocks", "engine_lora_places")
@@ -177,15 +225,27 @@ def family(
     subject: Callable[[Snapshot], Sequence[str]],
 ) -> Metric:
     """One metric of these processes, under any name; `subject` gives the values of `labels`."""
+    kind: type[Metric] = GaugeMetricFamily
     if metric.kind is Kind.HISTOGRAM:
-        histogram = HistogramMetricFamily(name, text, labels=[*labels, *metric.labels])
-        for snapshot in snapshots:
-            for values, statistics in snapshot.histograms.get(metric.name, {}).items():
-                histogram.add_metric([*subject(snapshot), *values], cumulated(statistics), statistics.total)
-        return histogram
-    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
-    found = kind(name, text, labels=[*labels, *metric.labels])
-    for snapshot in snapshots:
-        for values, value in snapshot.values.get(metric.name, {}).items():
-            found.add_metric([*subject(snapshot), *values], value)
+        kind = HistogramMetricFamily
+    elif metric.kind is Kind.COUNTER:
+        kind = CounterMetricFamily
+    found = kind(name, text, labels=[*labels, *metric.labels])  # type: ignore[call-arg]
+    add(found, metric, snapshots, subject)
     return found
+
+
+def add(
+    family: Metric,
+    metric: definitions.Metric[object],
+    snapshots: Sequence[Snapshot],
+    subject: Callable[[Snapshot], Sequence[str]],
+) -> None:
+    """Add the samples of these processes to a family of the metric."""
+    for snapshot in snapshots:
+        if isinstance(family, HistogramMetricFamily):
+            for values, statistics in snapshot.histograms.get(metric.name, {}).items():
+                family.add_metric([*subject(snapshot), *values], cumulated(statistics), statistics.total)
+        elif isinstance(family, CounterMetricFamily | GaugeMetricFamily):
+            for values, value in snapshot.values.get(metric.name, {}).items():
+                family.add_metric([*subject(snapshot), *values], value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.protocol.errors import NotFound
+from penstock.protocol.errors import InvalidRequest, NotFound
 from penstock.services.client.adapters import AdapterNames
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
@@ -43,7 +43,8 @@ UNLOAD = msgspec.json.Decoder(UnloadAdapterRequest)
 
 
 def names_of(app: AppState) -> AdapterNames:
-    assert app.model.adapters is not None, "--lora-dir needs --enable-lora"
+    if app.model.adapters is None or app.model.adapters.directory is None:  # of several models another one has them
+        raise InvalidRequest(f"the model {app.model.name} has no lora_dir", param="model", code="unsupported")
     return app.model.adapters
 
 
@@ -51,7 +52,7 @@ async def load_adapter(app: AppState, context: RequestContext) -> None:
     """Have a name mean an adapter, as its folder is now."""
     request = decode(await context.read_json(), LOAD)
     names_of(app).load(request.lora_name, request.lora_path or request.lora_name)
-    await context.send_json(msgspec.json.encode(model_answer(app.model, request.lora_name)))
+    await context.send_json(msgspec.json.encode(model_answer(app, request.lora_name)))
 
 
 async def unload_adapter(app: AppState, context: RequestContext) -> None:

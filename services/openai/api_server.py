@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import gc
 import logging
@@ -26,8 +27,10 @@ from penstock.protocol.config import Config
 from penstock.protocol.engine_config import PRIORITY
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.links import TEXT, Role, new_incarnation, shared_hash
+from penstock.protocol.served_models import engines, several, shares
 from penstock.services.client.engine_client import EngineClient
-from penstock.services.client.model_info import read_model_info
+from penstock.services.client.model_info import ModelInfo, read_model_info
+from penstock.services.client.model_switcher import ModelSwitcher
 from penstock.services.http.connection import Connection, ConnectionLimits
 from penstock.services.http.security import OPERATOR, Keys
 from penstock.services.http.server import (
@@ -54,17 +57,18 @@ from penstock.services.metrics.exporter import Exporter, collect_api, keep_expor
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai import errors
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.health import hopeless
+from penstock.services.openai.health import broken, hopeless
 from penstock.services.openai.media_fetcher import MediaFetcher
 from penstock.services.openai.responses.endpoint import BackgroundWork
 from penstock.services.openai.responses.store import ResponseStore
 from penstock.services.openai.routes import application, metrics_application, operator_application
 from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import engine_facts
+from penstock.services.supervisor.options import sized, usable_cores
 from penstock.services.supervisor.process import ExitCode, StartupPhases, background_task
 from penstock.services.supervisor.sd_notify import Heartbeat, notify, send_heartbeats
 from penstock.services.tracing.startup import Start, tracer_of
-from penstock.services.tracing.tracer import Operations
+from penstock.services.tracing.tracer import Operations, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +106,8 @@ async def serve(config: Config, index: int) -> ExitCode:
     """The process's whole life; its exit code. Raises as `run` does."""
     raise_descriptor_limit()
     stages = StartupPhases()
-    model = read_model_info(config)
+    configs = [sized(each, usable_cores()) for each in engines(config)]
+    infos = [read_model_info(each) for each in configs]
     keys = Keys(config.api)
     operators = Keys(config.api, OPERATOR) if config.api.admin_address else None
     encryption = tls(config.api)
@@ -116,32 +121,34 @@ async def serve(config: Config, index: int) -> ExitCode:
     network = network_of(context, config.links)
     incarnation = new_incarnation()
     tracer = tracer_of(config.trace, Role.API, index)
-    me = Identity(Role.API, index, incarnation, shared_hash(config.model))
     start = Start(tracer, f"{Role.API}-{index}", stages)
-    run_dir = Path(config.run.run_dir)
     watches = [
-        AsyncLink(Link.connect(context, TEXT, me, run_dir, number, network))
-        for number in range(config.tokenizer.tokenizer_processes)
+        [
+            AsyncLink(Link.connect(context, TEXT, identity_of(each, index, incarnation), Path(each.run.run_dir), number,
+                                   network))
+            for number in range(each.tokenizer.tokenizer_processes)
+        ]
+        for each in configs
+    ]  # fmt: skip
+    every = [watch for found in watches for watch in found]
+    clients = [
+        client_of(each, info, found, index, incarnation, tracer)
+        for each, info, found in zip(configs, infos, watches, strict=True)
     ]
-    engine_client = EngineClient(
-        watches, index, incarnation, config.api.max_queued_requests,
-        max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval), processes=config.api.api_processes,
-        replicas=config.model.data_parallel_size, ordered=config.scheduler.scheduling_policy == PRIORITY,
-        operations=Operations(tracer, model.name),
-    )  # fmt: skip
-    for watch in watches:
-        watch.start(engine_client.receive)
+    run_dir = Path(config.run.run_dir)
     responses = ResponseStore(run_dir, index, config.api.api_processes, config.api)
-    limiter = ConnectionLimiter(connection_limit(config.api.max_connections, len(watches)))
+    limiter = ConnectionLimiter(connection_limit(config.api.max_connections, len(every)))
     traffic = Traffic()
-    background = BackgroundWork(engine_client, traffic)
     media = MediaFetcher(config.api, config.tokenizer.media_timeout, traffic.images)
-    collector = functools.partial(collect_api, engine_client, watches, traffic, limiter, responses)
-    exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=engine_client.remote)
+    collector = functools.partial(collect_api, clients, every, traffic, limiter, responses)
+    me = identity_of(config, index, incarnation)
+    exporter = Exporter(me, run_dir, Histogram(LAG), collector, tracer, remote=clients[0].remote)
     app = AppState(
-        config, index, model, engine_client, traffic, exporter, keys, responses, background, media, tracer, operators,
-        limiter,
+        config, index, infos[0], clients[0], traffic, exporter, keys, responses, BackgroundWork(traffic), media, tracer,
+        operators, limiter,
     )  # fmt: skip
+    if several(config):
+        app = with_models(app, configs, infos, clients)
     # To look through all that was imported takes 30 ms, in which no stream goes on.
     gc.collect()
     gc.freeze()
@@ -154,10 +161,50 @@ async def serve(config: Config, index: int) -> ExitCode:
                 remove_file(options)
         exporter.close()
         responses.close()
-        for watch in watches:
+        for watch in every:
             watch.close()
         context.term()
         tracer.close()
+
+
+def identity_of(config: Config, index: int, incarnation: int) -> Identity:
+    """This process's, as the tokenizers of one model know it."""
+    return Identity(Role.API, index, incarnation, shared_hash(config.model))
+
+
+def client_of(
+    config: Config, info: ModelInfo, watches: Sequence[AsyncLink], index: int, incarnation: int, tracer: Tracer
+) -> EngineClient:
+    """The client of one model's engine."""
+    client = EngineClient(
+        watches, index, incarnation, config.api.max_queued_requests,
+        max(MIN_SILENCE, HEARTBEATS_MISSED * config.scheduler.status_interval), processes=config.api.api_processes,
+        replicas=config.model.data_parallel_size, ordered=config.scheduler.scheduling_policy == PRIORITY,
+        operations=Operations(tracer, info.name),
+        unloaded=config.api.max_unloaded_requests if several(config) else None,
+    )  # fmt: skip
+    for watch in watches:
+        watch.start(client.receive)
+    return client
+
+
+def with_models(
+    app: AppState, configs: Sequence[Config], infos: Sequence[ModelInfo], clients: Sequence[EngineClient]
+) -> AppState:
+    """The state of a server of several models."""
+    switcher = None
+    if app.index == OPERATORS_PROCESS:
+        by_name = {info.name: client for info, client in zip(infos, clients, strict=True)}
+        directories = {info.name: Path(each.run.run_dir) for info, each in zip(infos, configs, strict=True)}
+        switcher = ModelSwitcher(
+            by_name, shares(app.config), app.config.api.model_turn, lambda name: broken(directories[name])
+        )
+    app = dataclasses.replace(app, switcher=switcher)
+    models = tuple(
+        dataclasses.replace(app, config=each, model=info, engine_client=client)
+        for each, info, client in zip(configs, infos, clients, strict=True)
+    )
+    return dataclasses.replace(app, models=models)
 
 
 async def answer(app: AppState, listeners: Sequence[Listener], start: Start) -> ExitCode:
@@ -186,7 +233,7 @@ async def answer(app: AppState, listeners: Sequence[Listener], start: Start) -> 
     for listener in listeners:
         listener.socket.listen(BACKLOG)
     url = url_of(listeners[0].socket, options)
-    logs.info(log, "listening", url=url, model=app.model.name)
+    logs.info(log, "listening", url=url, model=",".join(each.model.name for each in app.each))
     heartbeat = Heartbeat()
     heartbeat.tell(f"X_PENSTOCK_URL={url}", f"STATUS={WAITING}")
     start.phases.note(WAITING)
@@ -219,7 +266,9 @@ async def answer(app: AppState, listeners: Sequence[Listener], start: Start) -> 
         loop.add_reader(launcher, on_orphaned)
     loop.add_signal_handler(signal.SIGHUP, functools.partial(refresh_keys, app))
     attendance = attend(app, server, start, heartbeat)
-    work = (attendance, send_heartbeats(heartbeat), keep_exporting(app.exporter))
+    work = [attendance, send_heartbeats(heartbeat), keep_exporting(app.exporter)]
+    if app.switcher is not None:
+        work.append(app.switcher.run())
     tasks = [background_task(each, fail) for each in work]
     server.accepting = tuple([
         background_task(accept_at(listener, app, make, limits.head_seconds), fail) for listener in listeners
@@ -238,7 +287,7 @@ async def answer(app: AppState, listeners: Sequence[Listener], start: Start) -> 
             os.close(launcher)
     if failures:
         raise failures[0]
-    logs.info(log, "ended", unfinished=app.engine_client.statistics().unfinished)
+    logs.info(log, "ended", unfinished=unfinished(app))
     return ExitCode.FAILED if server.force_exit else ExitCode.ORDERLY
 
 
@@ -262,30 +311,39 @@ def refresh_keys(app: AppState, *, always: bool = True) -> None:
 async def attend(app: AppState, server: Server, start: Start, heartbeat: Heartbeat) -> None:
     """Say when requests are taken and when no more, and end those that outlast the drain limit."""
     announced = False
-    engine_client = app.engine_client
+    clients = [each.engine_client for each in app.each]
     entered = float("-inf")
     while not server.should_exit:
         if (now := time.monotonic()) - entered >= KEYS_TICK:
             entered = now
             refresh_keys(app, always=False)
-        ready = server.started and engine_client.ready(time.monotonic())
-        engine_client.permanent_failure = "" if ready else hopeless(app)
+        settled = announced or app.switcher is None or app.switcher.settled
+        ready = server.started and settled and any(client.ready(time.monotonic()) for client in clients)
+        for each in app.each:
+            each.engine_client.permanent_failure = "" if each.engine_client.ready(time.monotonic()) else hopeless(each)
         if ready and not announced:
             announced = True
-            engine = engine_client.replicas.first
-            assert engine is not None, "one is ready"
-            heartbeat.tell("READY=1", "STATUS=serving", *engine_facts(engine))
+            facts = next((engine_facts(first) for client in clients if (first := client.replicas.first)), ())
+            heartbeat.tell("READY=1", "STATUS=serving", *facts)
             logs.info(log, "ready")
             start.ready(time.monotonic())
-        engine_client.tick(time.monotonic())
+        for client in clients:
+            client.tick(time.monotonic())
         await server.pause(TICK if announced else EAGER)
-    engine_client.draining = True
+    for client in clients:
+        client.draining = True
     notify("STOPPING=1", "STATUS=draining")
-    logs.info(log, "draining", unfinished=engine_client.statistics().unfinished)
+    logs.info(log, "draining", unfinished=unfinished(app))
     deadline = time.monotonic() + app.config.run.drain_timeout
     while time.monotonic() < deadline and not server.force_exit:
-        engine_client.tick(time.monotonic())
+        for client in clients:
+            client.tick(time.monotonic())
         await server.pause(TICK)
     if server.force_exit:
         logs.warning(log, "ending_at_once")
-    engine_client.fail_all(Unavailable("the server is shutting down", code="draining"))
+    for client in clients:
+        client.fail_all(Unavailable("the server is shutting down", code="draining"))
+
+
+def unfinished(app: AppState) -> int:
+    return sum(each.engine_client.statistics().unfinished for each in app.each)

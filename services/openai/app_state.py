@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.protocol.config import Config
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.model_info import ModelInfo
+from penstock.services.client.model_switcher import ModelSwitcher
 from penstock.services.http.security import Keys
 from penstock.services.http.server import ConnectionLimiter
 from penstock.services.metrics.exporter import Exporter
@@ -22,7 +23,8 @@ if TYPE_CHECKING:  # it works with what is below
 
 @dataclass(frozen=True)
 class AppState:
-    """The parts of one api process."""
+    """The parts of one api process. Of several models an endpoint gets those of the one that is asked for; `config`,
+    `model` and `engine_client` of the whole are the first one's."""
 
     config: Config
     index: int
@@ -37,3 +39,10 @@ class AppState:
     tracer: Tracer = field(default_factory=Tracer)
     operators: Keys | None = None  # of --operator-key-file; None without --admin-address
     limiter: ConnectionLimiter = field(default_factory=ConnectionLimiter)
+    models: tuple[AppState, ...] = ()  # of each of several models; empty: there is one
+    switcher: ModelSwitcher | None = None  # of several models, in the process that listens to the operator
+
+    @property
+    def each(self) -> tuple[AppState, ...]:
+        """Of each model."""
+        return self.models or (self,)

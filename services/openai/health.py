@@ -12,15 +12,18 @@ from typing import Any
 
 import msgspec
 
+from penstock.engine_core.placement.residency import State
 from penstock.protocol import groups
 from penstock.protocol.control import EngineStatus
 from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import Unavailable
 from penstock.protocol.links import Role
 from penstock.protocol.version import VERSION
+from penstock.services.client.model_switcher import state_of
 from penstock.services.client.replicas import ReplicaHealth, status_tokens
 from penstock.services.http.request_context import RequestContext
-from penstock.services.metrics.exposition import ServerCollector
+from penstock.services.metrics.exposition import ModelProcesses, ServerCollector
+from penstock.services.metrics.snapshot import read_snapshots
 from penstock.services.openai.app_state import AppState
 from penstock.services.supervisor.restart_policy import CrashLoop, crash_loops
 
@@ -68,6 +71,19 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     paused: str  # mode of the operator's pause; empty: there is none
     adapters: int | None  # LoRA adapters that have been loaded by name; None without --enable-lora
     wrong_output: tuple[str, ...] = ()  # why what the server says is wrong: benchmarks' options
+    models: tuple[ModelHealth, ...] | msgspec.UnsetType = msgspec.UNSET  # of several; the rest is the first one's
+
+
+class ModelHealth(msgspec.Struct, frozen=True):
+    """One of several models in the body of GET /health. `status` is "ok" or why its requests cannot be served."""
+
+    model: str
+    state: str  # as in /v1/models
+    status: str
+    ready: bool
+    unfinished_requests: int
+    load_seconds: float | None  # that its last load took; None before the first
+    replicas: tuple[ReplicaHealth, ...]
 
 
 class VersionAnswer(msgspec.Struct, frozen=True):
@@ -105,22 +121,45 @@ async def version(app: AppState, context: RequestContext) -> None:
     await context.send_json(msgspec.json.encode(VersionAnswer(VERSION)))
 
 
+def processes_of_models(app: AppState) -> tuple[ModelProcesses, ...]:
+    """What is known of the processes of each of several models."""
+    found = []
+    for each in app.models:
+        snapshots = read_snapshots(Path(each.config.run.run_dir), time.time())
+        each.engine_client.replicas.refresh(snapshots)
+        found.append(ModelProcesses(each.model.name, each.config, model_state(each), snapshots))
+    return tuple(found)
+
+
 async def metrics(app: AppState, context: RequestContext) -> None:
     """Prometheus' text of all processes."""
     snapshots = app.exporter.snapshots(time.time())
     app.engine_client.replicas.refresh(snapshots)
-    body = ServerCollector(app.config, snapshots, app.model.name).text()
+    body = ServerCollector(app.config, snapshots, app.model.name, processes_of_models(app)).text()
     await context.send_body(body, b"text/plain; version=0.0.4; charset=utf-8")
 
 
 def trouble_of(app: AppState, now: float) -> str:
-    """Why the server is not ready; a process that the launcher has given up is why before anything it leads to."""
-    return hopeless(app) or app.engine_client.trouble(now)
+    """Why the server is not ready; a process that the launcher has given up is why before anything it leads to. One of
+    several models that is served is enough."""
+    troubles = [hopeless(each) or each.engine_client.trouble(now) for each in app.each]
+    return "" if "" in troubles else troubles[0]
+
+
+def broken(run_dir: Path) -> bool:
+    """Whether the launcher has given an executor up."""
+    return any(failure.role == Role.EXECUTOR for failure in crash_loops(run_dir))
+
+
+def model_state(app: AppState) -> State:
+    """Of one of several models, as clients are told: one that leaves is as good as asleep."""
+    found = state_of(app.engine_client.replicas.whole, broken=broken(Path(app.config.run.run_dir)))
+    return State.ASLEEP if found is State.LEAVING else found
 
 
 def hopeless(app: AppState) -> str:
-    """Why the server will not serve again by itself: processes that the launcher has given up. A replica's are none of
-    these while there are others."""
+    """Why the server, or one of several models, will not be served again by itself: processes that the launcher has
+    given up. A replica's are none of these while there are others."""
     found = crash_loops(Path(app.config.run.run_dir))
     model = app.config.model
     lost = lost_replicas(found, model)
@@ -176,6 +215,23 @@ def health_of(app: AppState, now: float) -> Health:
         paused="" if status is None else status.paused,
         adapters=None if app.model.adapters is None else len(app.model.adapters.names()),
         wrong_output=app.model.wrong_output,
+        models=tuple(model_health(each, now) for each in app.models) or msgspec.UNSET,
+    )
+
+
+def model_health(app: AppState, now: float) -> ModelHealth:
+    """Of one of several models."""
+    trouble = trouble_of(app, now)
+    status = app.engine_client.status
+    lost = lost_replicas(crash_loops(Path(app.config.run.run_dir)), app.config.model)
+    return ModelHealth(
+        model=app.model.name,
+        state=model_state(app).value,
+        status=trouble or "ok",
+        ready=not trouble,
+        unfinished_requests=app.engine_client.statistics().unfinished,
+        load_seconds=None if status is None else status.load_seconds or None,
+        replicas=app.engine_client.replicas.each(now, lost),
     )
 
 

@@ -13,10 +13,11 @@ from urllib.parse import parse_qs
 import msgspec
 
 from penstock.protocol.errors import InvalidRequest
-from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.dispatch import find
 from penstock.services.openai.errors import VERSION_HEADER
+from penstock.services.openai.health import model_state
 
 PAGE, MOST = 20, 1000  # models of Anthropic's page: unless its query says how many, and at most
 
@@ -49,6 +50,7 @@ class ModelAnswer(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | msgspec.UnsetType = msgspec.UNSET  # of an adapter, as in vLLM: the model that it is added to
     quantization: Quantization | msgspec.UnsetType = msgspec.UNSET  # of weights that are
     wrong_output: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # why what it says is wrong; ours
+    state: str | msgspec.UnsetType = msgspec.UNSET  # of several models: loaded, asleep, loading or failed; ours
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,21 +71,23 @@ class ModelPage(msgspec.Struct, frozen=True, kw_only=True):
 
 async def models(app: AppState, context: RequestContext) -> None:
     """All names, or the one of the path."""
-    model = app.model
     name = context.path_params.get("name")
     body: ModelAnswer | ModelList | ModelPage
     if name is not None:
-        model.adapter(name)
-        body = model_answer(model, name)
+        if app.models:
+            app = find(app, name)
+        app.model.adapter(name)
+        body = model_answer(app, name)
     elif VERSION_HEADER in context.headers:
-        body = page(model, context.query)
+        body = page(app, context.query)
     else:
-        body = ModelList(data=[model_answer(model, each) for each in served(model)])
+        body = ModelList(data=[model_answer(each, name) for each, name in served(app)])
     await context.send_json(msgspec.json.encode(body))
 
 
-def model_answer(model: ModelInfo, name: str) -> ModelAnswer:
-    facts = model.quantization
+def model_answer(app: AppState, name: str) -> ModelAnswer:
+    """Of the model of `app`, or of its adapter."""
+    model, facts = app.model, app.model.quantization
     return ModelAnswer(
         id=name,
         created=model.created,
@@ -97,21 +101,27 @@ def model_answer(model: ModelInfo, name: str) -> ModelAnswer:
         parent=msgspec.UNSET if name in model.names else model.name,
         quantization=msgspec.UNSET if facts is None else Quantization(facts.method, facts.format, facts.bits),
         wrong_output=model.wrong_output or msgspec.UNSET,
+        state=model_state(app).value if app.config.run.for_model else msgspec.UNSET,
     )
 
 
-def served(model: ModelInfo) -> list[str]:
-    """The model's names, then those of its adapters."""
-    return [*model.names, *(() if model.adapters is None else model.adapters.names())]
+def served(app: AppState) -> list[tuple[AppState, str]]:
+    """The names of each model, then those of its adapters."""
+    return [
+        (each, name)
+        for each in app.each
+        for name in (*each.model.names, *(() if each.model.adapters is None else each.model.adapters.names()))
+    ]
 
 
-def page(model: ModelInfo, query: str) -> ModelPage:
+def page(app: AppState, query: str) -> ModelPage:
     """The names behind `after_id` or before `before_id`, at most `limit`. Raises InvalidRequest."""
     asked = {name: values[-1] for name, values in parse_qs(query).items()}
     limit = asked.get("limit", str(PAGE))
     if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MOST)) and 1 <= int(limit) <= MOST):
         raise InvalidRequest(f"limit must be a number from 1 to {MOST}", param="limit", code="invalid_value")
-    names, most = served(model), int(limit)
+    states, most = {name: each for each, name in served(app)}, int(limit)
+    names = list(states)
     if "after_id" in asked and "before_id" in asked:
         raise InvalidRequest("after_id and before_id cannot both be given", param="before_id", code="invalid_value")
     if "before_id" in asked:
@@ -121,7 +131,7 @@ def page(model: ModelInfo, query: str) -> ModelPage:
         rest = names[place(names, asked["after_id"], "after_id") + 1 :] if "after_id" in asked else names
         found = rest[:most]
     ends = (found[0], found[-1]) if found else (None, None)
-    data = [model_answer(model, name) for name in found]
+    data = [model_answer(states[name], name) for name in found]
     return ModelPage(data=data, has_more=len(found) < len(rest), first_id=ends[0], last_id=ends[1])
 
 

@@ -169,15 +169,20 @@ async def sleep(app: AppState, context: RequestContext) -> None:
     level = dict(parse_qsl(context.query)).get("level", "1")
     if level not in LEVELS:
         raise InvalidRequest(f"level: it must be {' or '.join(LEVELS)}", param="level", code="invalid_value")
-    found = await app.engine_client.control(SleepEngine(0))
-    if found.error:
-        raise Conflict(found.error, code="not_done")
+    for each in app.each:
+        found = await each.engine_client.control(SleepEngine(0))
+        if found.error:
+            raise Conflict(found.error, code="not_done")
     await context.send_body(b"", b"text/plain; charset=utf-8")
 
 
 async def wake_up(app: AppState, context: RequestContext) -> None:
-    """Load the model again. All of it, whatever `tags` there are."""
-    await ask(app, WakeEngine(0))
+    """Load the model again. All of it, whatever `tags` there are. One of several waits for its memory, as with
+    requests."""
+    if app.switcher is not None:
+        await app.switcher.wake(app.model.name)
+    else:
+        await ask(app, WakeEngine(0))
     await context.send_body(b"", b"text/plain; charset=utf-8")
 
 
@@ -260,6 +265,8 @@ async def update_weights_from_disk(app: AppState, context: RequestContext) -> No
 def weights_folder(directory: str, path: str) -> Path:
     """The folder that a request names, all of it below --weights-dir, whatever links say. Raises InvalidRequest, and
     NotFound where there is none."""
+    if not directory:  # of several models another one has it
+        raise InvalidRequest("the model has no weights_dir", param="model", code="unsupported")
     within = Path(directory).resolve()
     folder = (within / path).resolve()
     outside = InvalidRequest("the folder and its files must be below --weights-dir", param="model_path",
@@ -299,11 +306,20 @@ def next_version(current: str) -> str:
 
 
 async def ask(app: AppState, message: Control) -> Controlled:
-    """Have all schedulers do it. Raises Unavailable with the reason of one that has not."""
-    found = await app.engine_client.control(message)
-    if found.error:
-        raise Unavailable(found.error, code="not_done")
-    return found
+    """Have all schedulers do it, of each model where none is named. Raises Unavailable with the reason of one that has
+    not."""
+    answers = []
+    for each in app.each:
+        found = await each.engine_client.control(message)
+        if found.error:
+            raise Unavailable(f"{each.model.name}: {found.error}" if app.models else found.error, code="not_done")
+        answers.append(found)
+    return msgspec.structs.replace(
+        answers[0],
+        requests=sum(found.requests for found in answers),
+        paused=answers[0].paused if all(found.paused for found in answers) else "",
+        asleep=all(found.asleep for found in answers),
+    )
 
 
 async def answer(context: RequestContext, body: msgspec.Struct) -> None:

@@ -30,6 +30,7 @@ from penstock.services.openai.chat import create_chat_completion
 from penstock.services.openai.classification import ClassifyAnswer, ClassifyRequest, classify
 from penstock.services.openai.cohere import EmbedAnswer, EmbedRequest, embed
 from penstock.services.openai.completions import create_completion
+from penstock.services.openai.dispatch import dispatched, operated
 from penstock.services.openai.embeddings import EmbeddingAnswer, EmbeddingRequest, create_embeddings
 from penstock.services.openai.health import Health, StatusAnswer, VersionAnswer, health, live, metrics, ready, version
 from penstock.services.openai.messages.endpoint import count_message_tokens, create_message
@@ -103,7 +104,7 @@ async def openapi(app: AppState, context: RequestContext) -> None:
 async def operator_openapi(app: AppState, context: RequestContext) -> None:
     """The same at --admin-address, of the operator's routes."""
     assert app.operators is not None, "this listener has keys of its own"
-    await context.send_json(description(app.config.api, locked=app.operators.locked, operator=True))
+    await context.send_json(description(directories(app), locked=app.operators.locked, operator=True))
 
 
 @functools.lru_cache(maxsize=2)
@@ -242,7 +243,7 @@ DIALECTS = (
 
 def application(app: AppState) -> ASGIApp:
     """What clients ask, at --port or --uds."""
-    return middleware(app, ROUTES, app.config.api, app.keys)
+    return middleware(app, dispatched(app, ROUTES), app.config.api, app.keys)
 
 
 def metrics_application(app: AppState) -> ASGIApp:
@@ -256,7 +257,17 @@ def operator_application(app: AppState) -> ASGIApp:
     assert options is not None, "there is such a listener"
     assert app.operators is not None, "with keys of its own"
     assert app.operators.locked or options.uds, "but for a socket of its owner's"
-    return middleware(app, operator_routes(app.config.api), options, app.operators)
+    return middleware(app, operated(app, operator_routes(directories(app))), options, app.operators)
+
+
+def directories(app: AppState) -> ApiConfig:
+    """The options, with a directory of adapters and one of weights where any model has it."""
+    every = [each.config.api for each in app.each]
+    return msgspec.structs.replace(
+        app.config.api,
+        lora_dir=next((each.lora_dir for each in every if each.lora_dir), ""),
+        weights_dir=next((each.weights_dir for each in every if each.weights_dir), ""),
+    )
 
 
 def operator_routes(options: ApiConfig) -> tuple[Route, ...]:
@@ -267,7 +278,7 @@ def operator_routes(options: ApiConfig) -> tuple[Route, ...]:
 
 def middleware(app: AppState, routes: Sequence[Route], options: ApiConfig, keys: Keys) -> Middleware:
     """An application of these routes, for who has these keys."""
-    wrong = wrong_output(app.model.wrong_output)
+    wrong = wrong_output(list(dict.fromkeys(reason for each in app.each for reason in each.model.wrong_output)))
     return Middleware(
         Router(routes, PREFIX), app, options, keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer
     )

@@ -31,7 +31,7 @@ class StatusTimer:
         self._sent_at = now
 
     def is_due(self, now: float, *, ready: bool, draining: bool, counts: tuple[int, int] | None) -> bool:
-        """`counts`: sequences that run and that wait."""
+        """`counts`: sequences that run and that wait; None: nothing has been loaded yet."""
         sent = self._sent
         if sent is None:
             return now >= self.due
@@ -44,8 +44,9 @@ class StatusTimer:
 
 
 def group_status(
-    executors: ExecutorGroup[Peer], model: ModelConfig, max_model_len: int, replica: int, wall: float, *, draining: bool
-) -> EngineStatus:
+    executors: ExecutorGroup[Peer], model: ModelConfig, max_model_len: int, replica: int, wall: float, demand: int = 0,
+    *, draining: bool,
+) -> EngineStatus:  # fmt: skip
     """What there is to say before the first group of executors is complete. `wall`: unix seconds."""
     first = executors.known if executors.serves else None
     return EngineStatus(
@@ -53,6 +54,10 @@ def group_status(
         epoch=executors.epoch,
         ready=executors.serves and not draining,
         sleeping=executors.rest is Rest.ASLEEP,
+        asleep=executors.all_asleep,
+        loaded=executors.complete,
+        load_seconds=executors.wake_seconds,
+        demand=demand,
         draining=draining,
         replica=replica,
         block_size=model.block_size,

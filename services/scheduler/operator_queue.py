@@ -64,6 +64,7 @@ SUMS_DIFFER = "tensor {}: executors that should hold the same have different num
 GROUP_DIFFERS = "its weights are not its group's"
 NOT_WOKEN = "the executors do not become ready"
 REQUESTS = "{} requests have not ended: end them or hold them with POST /pause before"
+FOLDERS_ONLY = "one of several models takes weights from folders alone: it would lose others when it leaves its GPU"
 INTERNAL = -1  # id of a change that nobody asked for
 MASK = (1 << 64) - 1  # of sums
 HOLD_SECONDS = 300.0  # between the parts of an update, after which the trainer has died
@@ -103,7 +104,9 @@ class Hold:
 class OperatorQueue:
     """Owner of what was asked, and of which weights this replica is to have."""
 
-    def __init__(self, clients: TokenizerClients, steps: Link) -> None:
+    def __init__(self, clients: TokenizerClients, steps: Link, *, on_demand: bool = False) -> None:
+        """on_demand: others share the executors' devices, and say when these sleep and wake, from the start on."""
+        self._on_demand = on_demand
         self._clients = clients
         self._steps = steps
         self._pauses: deque[tuple[Peer, Pause]] = deque()
@@ -116,6 +119,7 @@ class OperatorQueue:
         self._adopted = False  # executors have said what they have
         self._rests: deque[tuple[Peer, SleepEngine | WakeEngine]] = deque()
         self._asleep = False
+        self._leaves_at: float | None = None  # monotonic seconds; None: nothing is given time to end
 
     @property
     def changing(self) -> bool:
@@ -129,10 +133,17 @@ class OperatorQueue:
 
     def take(self, peer: Peer, message: Control, scheduler: Scheduler | None, now: float) -> None:
         """A message of the operator's, perhaps for the second time by another way."""
-        if scheduler is None:
+        if scheduler is None and not (self._on_demand and isinstance(message, AskState | SleepEngine | WakeEngine)):
             self._clients.answer(peer, Controlled(message.id, NOT_READY))
             return
         match message:
+            case SleepEngine() | WakeEngine():
+                self._rests = deque(one for one in self._rests if one[1].id != message.id)
+                self._rests.append((peer, message))
+            case AskState():
+                self._answer(peer, message.id, scheduler)
+            case _ if scheduler is None:
+                raise AssertionError("it was answered")
             case Pause():
                 self._supersede(message.id)
                 scheduler.pause(message.mode, now)
@@ -144,11 +155,8 @@ class OperatorQueue:
             case AbortAll():
                 scheduler.abort_all(now, message.rid)
                 self._answer(peer, message.id, scheduler)
-            case AskState():
-                self._answer(peer, message.id, scheduler)
-            case SleepEngine() | WakeEngine():
-                self._rests = deque(one for one in self._rests if one[1].id != message.id)
-                self._rests.append((peer, message))
+            case JoinGroup() | HoldWeights() if self._on_demand:
+                self._answer(peer, message.id, scheduler, FOLDERS_ONLY)
             case FlushCache() | UpdateWeights() | JoinGroup() | HoldWeights() | AskDigests():
                 again = next((change for change in self._changes if change.message.id == message.id), None)
                 if again is not None:
@@ -175,15 +183,19 @@ class OperatorQueue:
             logs.warning(log, "trainer_gone", seconds=HOLD_SECONDS, weights_written=self._hold.written)
             self._give_up_hold(scheduler)
 
-    def rest(self, scheduler: Scheduler, executors: ExecutorGroup[Peer], unfinished: int, now: float) -> Rest | None:
+    def rest(
+        self, scheduler: Scheduler | None, executors: ExecutorGroup[Peer], unfinished: int, now: float
+    ) -> Rest | None:
         """Whether the executors are to sleep now, or to wake; what holds already is answered. `unfinished` requests
         have not ended. Called behind `advance`."""
         while self._rests and not self._changes:
             peer, message = self._rests[0]
             self._asleep, error = executors.rest is Rest.ASLEEP, ""
             if isinstance(message, SleepEngine) and not self._asleep:
-                if not unfinished or scheduler.paused:
-                    return None if scheduler.in_flight else Rest.ASLEEP
+                if message.grace is not None:
+                    return Rest.ASLEEP if self._leaves(scheduler, message.grace, now) else None
+                if not unfinished or (scheduler is not None and scheduler.paused):
+                    return None if scheduler is not None and scheduler.in_flight else Rest.ASLEEP
                 error = REQUESTS.format(unfinished)
             elif isinstance(message, SleepEngine):
                 if not executors.all_asleep:
@@ -197,6 +209,30 @@ class OperatorQueue:
             self._answer(peer, message.id, scheduler, error)
             self._rests.popleft()
         return None
+
+    def _leaves(self, scheduler: Scheduler | None, grace: float, now: float) -> bool:
+        """Whether nothing is in the way of sleep any more: what runs has ended, or had its time, and no step is in
+        flight. What has not ended stays where it is."""
+        if scheduler is None:
+            return True
+        if self._leaves_at is None:
+            self._leaves_at = now + grace
+            scheduler.close(closed=True)
+        if scheduler.counts[0] and now < self._leaves_at and not scheduler.paused:
+            return False
+        scheduler.freeze(frozen=True)
+        if scheduler.in_flight:
+            return False
+        self._leaves_at = None
+        scheduler.close(closed=False)
+        scheduler.freeze(frozen=False)
+        return True
+
+    def not_woken(self, scheduler: Scheduler | None) -> None:
+        """The executors have been given up: whoever wants them woken hears of it."""
+        for peer, message in self._rests:
+            self._answer(peer, message.id, scheduler, NOT_WOKEN)
+        self._rests.clear()
 
     def answered(self, peer: Peer, message: WeightsAnswer) -> None:
         """An executor has looked at a folder, or read it."""
@@ -243,8 +279,11 @@ class OperatorQueue:
             self.path, self.version = self._whole = "", FIRST_VERSION
 
     def _answer(
-        self, peer: Peer, number: int, scheduler: Scheduler, error: str = "", digests: tuple[Digest, ...] = ()
+        self, peer: Peer, number: int, scheduler: Scheduler | None, error: str = "", digests: tuple[Digest, ...] = ()
     ) -> None:
+        if scheduler is None:
+            self._clients.answer(peer, Controlled(number, error, version=self.version, asleep=self._asleep))
+            return
         paused = (scheduler.pause_mode or "") if scheduler.paused else ""
         told = Controlled(number, error, scheduler.unfinished, paused, self.version, self._asleep, digests)
         self._clients.answer(peer, told)

@@ -25,6 +25,7 @@ from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
 from penstock.protocol.links import Role
 from penstock.protocol.messages import Abort, Rejected, StopHit, SubmitTokens
+from penstock.protocol.served_models import several
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.protocol.steps import (
     AdapterLoaded,
@@ -41,7 +42,8 @@ from penstock.services.metrics.snapshot import RemoteSnapshots
 from penstock.services.scheduler.bitmask_filler import BitmaskFiller, BitmaskStatistics
 from penstock.services.scheduler.engine_status import StatusTimer, group_status, with_statistics
 from penstock.services.scheduler.grammar_queue import GrammarQueue, GrammarStatistics
-from penstock.services.scheduler.operator_queue import OperatorQueue
+from penstock.services.scheduler.housekeeping import Housekeeping
+from penstock.services.scheduler.operator_queue import NOT_READY, OperatorQueue
 from penstock.services.scheduler.options import ModelFacts, depth, scheduling_options
 from penstock.services.scheduler.step_times import StepTimes, StepTimeStatistics
 from penstock.services.scheduler.tokenizer_clients import TokenizerClients
@@ -53,12 +55,8 @@ from penstock.services.tracing.tracer import Tracer
 log = logging.getLogger(__name__)
 
 TICK = 0.2  # seconds between ticks of the links
-CHECK_STEPS = 256  # between checks of the block accounts' sums; every block is checked whenever it is idle
-IDLE_SECONDS = 1.0  # seconds without work after which there is time for what takes milliseconds
 RESERVED = 8  # messages on an executor's link that are kept for steps and masks
 MASK_WAIT = 0.0003  # seconds that the next plan waits for masks, which go first
-GC_SECONDS = 30.0  # between garbage collections while it is never idle
-NOT_READY = "the engine is not ready"
 SHUTTING_DOWN = "the server is shutting down"
 NO_MASKS = "this server runs too many sequences at once (--max-num-seqs) to keep the masks of structured output"
 OUT_OF_STEP = "its group is out of step"
@@ -99,7 +97,7 @@ class SchedulerLoop:
     ) -> None:
         self.executors: ExecutorGroup[Peer] = ExecutorGroup(
             group_size(config.model), steps.epoch, now, answering(0, config.model), config.model.tensor_parallel_size,
-            config.scheduler.idle_timeout,
+            config.scheduler.idle_timeout, on_demand=several(config),
         )  # fmt: skip
         self.draining = False
         self.remote = RemoteSnapshots()  # of executors on other hosts
@@ -114,8 +112,9 @@ class SchedulerLoop:
         self._grammars = grammars
         self._bitmasks = bitmasks
         self._depth = depth(config)
-        self._operator = OperatorQueue(self._clients, steps)
+        self._operator = OperatorQueue(self._clients, steps, on_demand=several(config))
         self._scheduler: Scheduler | None = None  # from the first complete executor group on
+        self._early: dict[int, tuple[Peer, SubmitTokens]] = {}  # requests that wait for it, since nothing is loaded yet
         self._next_tick = now
         self._status = StatusTimer(config.scheduler.status_interval, now)
         self._housekeeping = Housekeeping(now)
@@ -128,7 +127,8 @@ class SchedulerLoop:
     @property
     def unfinished(self) -> int:
         """Requests that have not ended."""
-        return 0 if self._scheduler is None else self._scheduler.unfinished + self._grammars.waiting
+        scheduled = 0 if self._scheduler is None else self._scheduler.unfinished + self._grammars.waiting
+        return scheduled + len(self._early)
 
     @property
     def drained(self) -> bool:
@@ -170,7 +170,8 @@ class SchedulerLoop:
                 logs.error(log, "gave_up", unfinished=self._scheduler.unfinished, reason=reason)
                 self._scheduler.fail(reason)
             self._operator.advance(self._scheduler, self.executors, now)
-            self._rest(self._scheduler, now)
+        self._rest(self._scheduler, now)
+        if self._scheduler is not None:
             self._plan(self._scheduler, now)
             self._deliver(self._scheduler)
             self._traces.record(self._scheduler.stays())
@@ -204,8 +205,21 @@ class SchedulerLoop:
         self.executors.crash_loop = self._crash_loop_reason()
         if self.executors.stuck(now):
             self._disband(STUCK)
-        if self.executors.rest is Rest.WAKING and self.executors.given_up(now):
-            self.executors.end_wake(now)
+        if self.executors.given_up(now):
+            if self.executors.rest is Rest.WAKING:
+                self.executors.end_wake(now)
+            if several(self._config) and self.executors.rest is not Rest.ASLEEP:
+                self._release(now)
+
+    def _release(self, now: float) -> None:
+        """The executors do not come. Their memory is for other models: those that come after all wait to be asked."""
+        for peer, request in self._early.values():
+            self._clients.refuse(peer, request.id, self.executors.crash_loop or LOST)
+        self._early.clear()
+        if self._scheduler is not None and self._scheduler.unfinished:
+            self._scheduler.fail(self.executors.crash_loop or LOST)
+        self._operator.not_woken(self._scheduler)
+        self._sleep(now)
 
     def _step_arrival(self, arrival: Arrival, now: float) -> None:
         peer = arrival.peer
@@ -244,6 +258,7 @@ class SchedulerLoop:
                 broke = peer in self.executors.peers and self.executors.complete
                 if broke:
                     self._operator.lost(self._scheduler)
+                self._steps.send_each(self.executors.adopt(now), Wake())
                 if self.executors.rest is Rest.ASLEEP:  # it has been started again, or has not heard
                     self._send_to_sleep((peer,))
                 elif self.executors.add(peer, ready, now) and not self.executors.in_step:
@@ -272,18 +287,25 @@ class SchedulerLoop:
         for member in self.executors.peers:
             self._steps.give_up(member, reason)
 
-    def _rest(self, scheduler: Scheduler, now: float) -> None:
+    def _rest(self, scheduler: Scheduler | None, now: float) -> None:
         """Have the executors sleep after a time without requests, or when the operator asks for it, and wake them for
-        what comes. Requests that a pause holds wake nobody."""
+        what comes. Requests that a pause holds wake nobody. Of several models none is woken but when it is asked for:
+        the memory may be another one's."""
         asked = self._operator.rest(scheduler, self.executors, self.unfinished, now)
-        changing = self._operator.changing or self._operator.fleeting
-        if self.unfinished or scheduler.in_flight or self.draining or changing:
+        in_flight = scheduler is not None and scheduler.in_flight > 0
+        if self.unfinished or in_flight or self.draining or self._operator.changing or self._operator.fleeting:
             self.executors.busy(now)
         if asked is Rest.ASLEEP or self.executors.sleep_due(now):
             self._sleep(now)
-        wanted = self._operator.changing or (self.unfinished and not scheduler.paused)
+        wanted = self._demand > 0 and not several(self._config)
         if self.executors.rest is Rest.ASLEEP and (wanted or asked is Rest.WAKING):
             self._wake(now)
+
+    @property
+    def _demand(self) -> int:
+        """What executors are needed for: requests that no pause holds, and changes of the operator's."""
+        held = self._scheduler is not None and self._scheduler.paused
+        return (0 if held else self.unfinished) + self._operator.changing
 
     def _sleep(self, now: float) -> None:
         logs.info(log, "sleeping", idle_seconds=self.executors.idle_for(now))
@@ -321,7 +343,13 @@ class SchedulerLoop:
             return
         options = scheduling_options(self._config, self._facts, self.executors, self._bitmasks.most)
         self._scheduler = Scheduler(msgspec.structs.replace(options, traced=self._traces.enabled))
+        if self.executors.rest is Rest.WAKING:
+            logs.info(log, "awake", seconds=now - self.executors.rest_since, epoch=epoch, unfinished=len(self._early))
+            self.executors.end_wake(now)
         self._operator.begin(self._scheduler, self.executors)
+        early, self._early = self._early, {}
+        for peer, request in early.values():
+            self._submit(peer, request, self._scheduler, now)
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -330,17 +358,17 @@ class SchedulerLoop:
         peer, scheduler = arrival.peer, self._scheduler
         match arrival.message:
             case SubmitTokens() as request:
-                if scheduler is None or self.draining or self.executors.given_up(now):
+                early = scheduler is None and self.executors.rest is not Rest.AWAKE
+                if self.draining or self.executors.given_up(now) or (scheduler is None and not early):
                     self._clients.refuse(peer, request.id, SHUTTING_DOWN if self.draining else NOT_READY)
-                elif request.automaton is not None and self._bitmasks.most < self._config.model.max_num_seqs:
-                    self._clients.reject(peer, Rejected(id=request.id, status=400, message=NO_MASKS))
-                elif request.automaton is not None:
-                    self._traces.wait(request, now)
-                    self._grammars.take(peer, request)
+                elif scheduler is None:
+                    self._early[request.id] = peer, request
+                    self._status.due = now
                 else:
-                    scheduler.submit(request, self._clients.source(peer), now)
+                    self._submit(peer, request, scheduler, now)
             case Abort(id=request):
-                if scheduler is not None and not self._grammars.abort(request):
+                waited = self._early.pop(request, None) is not None
+                if not waited and scheduler is not None and not self._grammars.abort(request):
                     scheduler.abort(request)
             case StopHit() as hit:
                 if scheduler is not None:
@@ -354,8 +382,18 @@ class SchedulerLoop:
             case Left(reason):
                 source = self._clients.leave(peer, reason)
                 self._grammars.forget(peer)
+                self._early = {number: found for number, found in self._early.items() if found[0] is not peer}
                 if scheduler is not None:
                     scheduler.forget(source)
+
+    def _submit(self, peer: Peer, request: SubmitTokens, scheduler: Scheduler, now: float) -> None:
+        if request.automaton is None:
+            scheduler.submit(request, self._clients.source(peer), now)
+        elif self._bitmasks.most < self._config.model.max_num_seqs:
+            self._clients.reject(peer, Rejected(id=request.id, status=400, message=NO_MASKS))
+        else:
+            self._traces.wait(request, now)
+            self._grammars.take(peer, request)
 
     def _admit(self, scheduler: Scheduler, now: float) -> None:
         """Submit requests whose automaton has been made. Those aborted meanwhile end in the scheduler, in order."""
@@ -447,48 +485,12 @@ class SchedulerLoop:
     def status(self, now: float, wall: float) -> EngineStatus:
         """The engine's state and totals, as every heartbeat carries them."""
         status = group_status(
-            self.executors, self._config.model, self._facts.max_model_len, self._replica, wall, draining=self.draining
-        )
+            self.executors, self._config.model, self._facts.max_model_len, self._replica, wall, self._demand,
+            draining=self.draining,
+        )  # fmt: skip
         if self._scheduler is None:
             return status
         status = msgspec.structs.replace(
             status, paused=self._scheduler.pause_mode or "", weight_version=self._operator.version
         )
         return with_statistics(status, self._scheduler.statistics(), self._times.age(now))
-
-
-class Housekeeping:
-    """Work between steps: the block accounts are checked, and garbage is collected.
-
-    What takes milliseconds waits for a second without work. The next request often comes right after the last one
-    ended, and must not wait for a look at every block.
-    """
-
-    def __init__(self, now: float) -> None:
-        self.idle = True  # nothing was running when the last iteration ended
-        self.faults = 0  # checks that found the block accounts wrong
-        self._busy_at = now
-        self._idle_done = True  # this idle time has had its work
-        self._checked_plan = 0
-        self._collected_at = now
-
-    def run(self, scheduler: Scheduler, plans: int, now: float) -> None:
-        """Called at the end of each iteration; `plans`: how many have been made."""
-        self.idle = not (scheduler.unfinished or scheduler.in_flight)
-        if not self.idle:
-            self._busy_at, self._idle_done = now, False
-        has_time = not self._idle_done and now - self._busy_at >= IDLE_SECONDS
-        self._idle_done |= has_time
-        if has_time or plans - self._checked_plan >= CHECK_STEPS:
-            self._checked_plan = plans
-            self._check(scheduler, thorough=has_time)
-        if has_time or now - self._collected_at >= GC_SECONDS:
-            self._collected_at = now
-            gc.collect(0)
-
-    def _check(self, scheduler: Scheduler, *, thorough: bool) -> None:
-        """Compare the block accounts with one another, block by block when there is time for it."""
-        report = scheduler.check(thorough=thorough)
-        if not report.ok:
-            self.faults += 1
-            logs.error(log, "block_accounts_wrong", faults="; ".join(report.faults), quarantined=len(report.blocks))

@@ -19,6 +19,7 @@ from penstock.protocol.config import ApiConfig, Config, wrong_output
 from penstock.protocol.control import EngineStatus
 from penstock.protocol.media import LIMIT, image_limit
 from penstock.protocol.option import words
+from penstock.protocol.served_models import engines, names
 from penstock.services.supervisor import address
 
 if TYPE_CHECKING:
@@ -174,6 +175,22 @@ def banner(facts: Serving) -> list[str]:
     lines += [f"  {name:<12} {value}" for name, value in rows.items()]
     lines += ["", "Try it:" + (f" (with the key in ${KEY_VARIABLE})" if facts.locked else ""), f"  {curl(facts)}", ""]
     return lines
+
+
+def several_models(config: Config, url: str, seconds: float) -> list[str]:
+    """The lines that are printed once a server of several models is ready."""
+    rows = {}
+    for name, engine in zip(names(config), engines(config), strict=True):
+        share = f"{engine.executor.gpu_memory_utilization:g} of a GPU's memory"
+        aliases = [f"also {alias}" for alias in words(engine.model.served_model_name)[1:]]
+        rows[name] = ", ".join((engine.model.model, share, *aliases))
+    if exposed(config.api):
+        rows["NO KEY"] = "whoever reaches this address may use the server; --api-key asks clients for a key"
+    rows["started in"] = f"{seconds:.1f} s"
+    wide = max(map(len, rows))
+    lines = ["", f"Penstock serves {len(names(config))} models on {url}"]
+    lines += [f"  {name:<{wide}}  {value}" for name, value in rows.items()]
+    return [*lines, "", f"GET {url}/v1/models tells which are loaded; the others are when they are asked for.", ""]
 
 
 def part(here: str, elsewhere: Mapping[str, str], seconds: float) -> list[str]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from penstock.protocol.links import Role
+from penstock.services.supervisor.process import name_of
 
 TAIL_LINES = 8
 READ_BYTES = 64 << 10
@@ -20,10 +21,14 @@ class Child:
     """A started process. Owned by the launcher, which watches `output` and `pidfd`. Raises OSError, and leaves nothing
     behind, where the host has no process or descriptor left for it."""
 
-    def __init__(self, role: Role, index: int, command: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, role: Role, index: int, command: Sequence[str], environ: Mapping[str, str], model: str = ""
+    ) -> None:
+        """`model`: the one of several that it is for; empty for an api process, and for a server's only model."""
         self.role = role
         self.index = index
-        self.name = f"{role}-{index}"
+        self.model = model
+        self.name = name_of(role, index, model)
         self.ready = False
         self.speaking = True
         self.status = "starting"

@@ -32,14 +32,15 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
-from penstock.protocol.parts import OPTION, ORDER, Parts, parts_of, spelled
+from penstock.protocol.parts import OPTION, ORDER, Parts, count, parts_of, spelled
+from penstock.protocol.served_models import engines, names, several
 from penstock.services.supervisor import address, banner, logs, options, process
 from penstock.services.supervisor.child import Child
 from penstock.services.supervisor.options import sized, usable_cores
 from penstock.services.supervisor.preflight import checked, elsewhere, executor_config, has_template
 from penstock.services.supervisor.process import ExitCode, StartupPhases, Stop
 from penstock.services.supervisor.restart_policy import RestartPolicy
-from penstock.services.supervisor.run_directory import RunDirectory
+from penstock.services.supervisor.run_directory import RunDirectory, prepared
 from penstock.services.supervisor.sd_notify import (
     ERROR_FIELD,
     NOTIFY_SOCKET,
@@ -49,16 +50,15 @@ from penstock.services.supervisor.sd_notify import (
     notify,
     read_error,
 )
-from penstock.services.tracing import names
+from penstock.services.supervisor.shutdown import Shutdown
+from penstock.services.tracing import names as span_names
 from penstock.services.tracing.startup import PARENT, STATE, Start, environment, tracer_of
 
 log = logging.getLogger(__name__)
 
 ENTRY = Path(__file__).absolute().parents[2] / "__main__.py"  # by path: nothing in the working directory hides it
-END_ORDER = ORDER  # from the clients to the device: each role may still serve the ones before it
 START_ORDER = ORDER[::-1]  # the slowest first
 LAUNCHER = "launcher"
-END_SECONDS = 5.0  # from SIGTERM to SIGKILL, beyond draining
 SILENCE_SECONDS = 6.0  # without a heartbeat, after the first one: the process hangs and is killed
 BUSY_SECONDS = 30.0  # the same while it uses a processor: it may just be late
 MISTAKES = (ExitCode.CONFIG, ExitCode.MODEL, ExitCode.ADDRESS, ExitCode.LINK)
@@ -115,60 +115,12 @@ def launch(
         if owner is not None:
             held.callback(os.close, owner)
         run = msgspec.structs.replace(config.run, run_dir=str(directory.path))
-        launcher = Launcher(msgspec.structs.replace(config, run=run), directory, entry, parts, owner)
+        config = msgspec.structs.replace(config, run=run)
+        for each in engines(config):
+            prepared(Path(each.run.run_dir))
+        launcher = Launcher(config, directory, entry, parts, owner)
         held.callback(launcher.close)
         return launcher.run(), launcher.cause
-
-
-class Shutdown:
-    """The end of a server: its roles are asked to end one after the other, and killed after a deadline."""
-
-    def __init__(self, restarts: RestartPolicy, drain_seconds: float) -> None:
-        self.remaining: list[Role] | None = None  # roles not yet asked to end; None while serving
-        self.asked: list[Child] = []  # by the last request
-        self.deadline = float("inf")  # monotonic seconds at which those are killed
-        self._restarts = restarts
-        self._drain_seconds = drain_seconds
-        self._drained = False  # once the first role has drained, the others have no requests left
-
-    @property
-    def begun(self) -> bool:
-        return self.remaining is not None
-
-    def begin(self, children: Sequence[Child]) -> None:
-        """End in order: each role after the roles that it serves."""
-        self.remaining = list(END_ORDER)
-        self.next_role(children)
-
-    def next_role(self, children: Sequence[Child]) -> None:
-        """Ask the next role that has processes to end."""
-        assert self.remaining is not None
-        while self.remaining:
-            role = self.remaining.pop(0)
-            found = [child for child in children if child.role is role]
-            self._restarts.give_up((role,))
-            if found:
-                drains, self._drained = not self._drained, True
-                self._ask(found, END_SECONDS + (self._drain_seconds if drains else 0.0))
-                return
-
-    def all_at_once(self, children: Sequence[Child]) -> None:
-        """Ask all processes to end: nothing is left to drain."""
-        self.remaining = []
-        self._ask(children, END_SECONDS)
-
-    def cancel(self) -> None:
-        """Wait for nothing more; the caller kills the remaining processes."""
-        self.remaining = []
-        self._restarts.give_up(Role)
-
-    def _ask(self, children: Sequence[Child], seconds: float) -> None:
-        if not self.remaining:
-            self._restarts.give_up(Role)  # these are the last
-        self.asked = list(children)
-        self.deadline = time.monotonic() + seconds
-        for child in self.asked:
-            child.signal(signal.SIGTERM)
 
 
 class Launcher:
@@ -184,6 +136,8 @@ class Launcher:
         self._config = config
         self._entry = entry
         self._parts = parts
+        self._several = several(config)
+        self._engines = dict(zip(names(config), engines(config), strict=True))
         self._owner = owner
         self._stop = Stop(once=False, numbers=stop_signals())
         self._notices = NoticeSocket(directory.path / "notify.sock")
@@ -198,8 +152,12 @@ class Launcher:
         self._environ = child_environment(config, directory, self._notices.path)
         self._environ |= environment(self._trace.context)
         self._children: list[Child] = []  # that run
-        self._restarts = RestartPolicy(directory.path)
-        self._shutdown = Shutdown(self._restarts, config.run.drain_timeout)
+        self._restarts = {"": RestartPolicy(directory.path)}  # by model; empty: the api's, and a server's only one
+        if self._several:
+            self._restarts |= {
+                name: RestartPolicy(Path(each.run.run_dir)) for name, each in self._engines.items()
+            }
+        self._shutdown = Shutdown(self._restarts.values(), config.run.drain_timeout)
         self._was_ready = False  # all processes have been ready at the same time at least once
         self._all_ready = False  # they are now
         self._code = ExitCode.ORDERLY
@@ -211,14 +169,14 @@ class Launcher:
         self._phases.note("waiting for the processes")
         if self._config.run.parts:
             logs.info(log, "parts", here=spelled(self._parts), **elsewhere(self._config, self._parts))
-        for role in START_ORDER:
-            for index in self._parts.get(role, ()):
-                if not self._shutdown.begun:
-                    self._start(role, index)
+        for role, index, model in self._wanted():
+            if not self._shutdown.begun:
+                self._start(role, index, model)
         self._progress.open()
         self._progress.update(self._children)
-        while self._children or self._restarts.waiting:
-            wait = min(self._shutdown.deadline, self._restarts.next, self._next_silence_check()) - time.monotonic()
+        while self._children or any(policy.waiting for policy in self._restarts.values()):
+            restart = min(policy.next for policy in self._restarts.values())
+            wait = min(self._shutdown.deadline, restart, self._next_silence_check()) - time.monotonic()
             for key, _ in self._selector.select(min(max(0.0, wait), 3600.0)):
                 if key.data is not None:
                     self._on_child(key.data, key.fd)
@@ -234,8 +192,9 @@ class Launcher:
             if now >= self._next_silence_check():
                 self._read_notices()  # heartbeats that wait in the socket were in time
                 self._kill_silent(time.monotonic())
-            for role, index in self._restarts.due(now):
-                self._start(role, index)
+            for model, policy in self._restarts.items():
+                for role, index in policy.due(now):
+                    self._start(role, index, model)
         return self._code
 
     def close(self) -> None:
@@ -245,19 +204,34 @@ class Launcher:
             child.signal(signal.SIGKILL)
             child.wait()
             self._forget(child)
-        self._restarts.close()
+        for policy in self._restarts.values():
+            policy.close()
         self._selector.close()
         self._notices.close()
         self._stop.close()
         self._tracer.close()
 
-    def _start(self, role: Role, index: int) -> None:
-        config = self._config if role is not Role.EXECUTOR else executor_config(self._config, self._parts, index)
+    def _wanted(self) -> list[tuple[Role, int, str]]:
+        """The processes of this host, in the order in which they start: role, number, and the model of several."""
+        if not self._several:
+            return [(role, index, "") for role in START_ORDER for index in self._parts.get(role, ())]
+        found: list[tuple[Role, int, str]] = []
+        for role in START_ORDER:
+            for model, config in self._engines.items() if role is not Role.API else [("", self._config)]:
+                found += [(role, index, model) for index in range(count(role, config))]
+        return found
+
+    def _start(self, role: Role, index: int, model: str) -> None:
+        config = self._config
+        if role is Role.EXECUTOR and not model:
+            config = executor_config(config, self._parts, index)
+        if model:
+            config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, for_model=model))
         command = [sys.executable, str(self._entry), role.value, f"--index={index}", *options.arguments(config)]
         try:
-            child = Child(role, index, command, self._environ)
+            child = Child(role, index, command, self._environ, model)
         except OSError as error:  # no process, memory or descriptor left, which may pass
-            self._not_started(f"{role}-{index}", role, index, str(error))
+            self._not_started(role, index, model, str(error))
             return
         self._children.append(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
@@ -286,7 +260,7 @@ class Launcher:
                     before = child.status
                     child.notice(notice.fields, notice.received)
                     if child.ready:
-                        self._restarts.recovered(child.role, child.index)
+                        self._restarts[child.model].recovered(child.role, child.index)
                     starting = not self._was_ready and not self._shutdown.begun
                     if child.status != before and starting and not self._progress.shown:
                         logs.info(log, "status", process=child.name, status=child.status)
@@ -301,8 +275,7 @@ class Launcher:
 
     def _complete(self) -> bool:
         """Whether every process runs and is ready."""
-        wanted = sum(len(numbers) for numbers in self._parts.values())
-        return len(self._children) == wanted and all(child.ready for child in self._children)
+        return len(self._children) == len(self._wanted()) and all(child.ready for child in self._children)
 
     def _serving(self) -> None:
         """Every process is ready for the first time: inform the user and the supervisor."""
@@ -316,22 +289,37 @@ class Launcher:
             logs.info(log, "serving", run_dir=self._config.run.run_dir, parts=here)
             notify("READY=1", f"STATUS=serving {here}")
             return
+        if self._several:
+            self._serving_several()
+            return
         name = self._config.model.served_model_name.split(",")[0]
         model = Path(self._config.model.model)
         chat = has_template(model, self._config.tokenizer.chat_template)
         spec = read_spec(model, self._config.model.quantization)
         facts = banner.serving(self._config, self._children, name, process.age(), spec, chat=chat)
-        port = 0 if self._config.api.uds else urlsplit(facts.url).port
-        if port:  # clients know it, so an api process that is started again must listen there
-            api = msgspec.structs.replace(self._config.api, port=port)
-            self._config = msgspec.structs.replace(self._config, api=api)
+        self._keep_port(facts.url)
         banner.show(banner.banner(facts))
         logs.info(log, "serving", url=facts.url, model=facts.model, blocks=facts.engine.blocks, seconds=facts.seconds)
         notify("READY=1", f"STATUS=serving {facts.model} on {facts.url}", f"X_PENSTOCK_URL={facts.url}")
 
+    def _serving_several(self) -> None:
+        url = next(child.fields["X_PENSTOCK_URL"] for child in self._children if "X_PENSTOCK_URL" in child.fields)
+        self._keep_port(url)
+        banner.show(banner.several_models(self._config, url, process.age()))
+        called = ",".join(self._engines)
+        logs.info(log, "serving", url=url, models=called, seconds=process.age())
+        notify("READY=1", f"STATUS=serving {called} on {url}", f"X_PENSTOCK_URL={url}")
+
+    def _keep_port(self, url: str) -> None:
+        """Clients know it, so an api process that is started again must listen there."""
+        port = 0 if self._config.api.uds else urlsplit(url).port
+        if port:
+            api = msgspec.structs.replace(self._config.api, port=port)
+            self._config = msgspec.structs.replace(self._config, api=api)
+
     def _end_start_trace(self) -> None:
         """A process that is started again begins a trace of its own."""
-        self._trace.ready(time.monotonic(), {names.PROCESSES: len(self._children)})
+        self._trace.ready(time.monotonic(), {span_names.PROCESSES: len(self._children)})
         self._environ = {name: value for name, value in self._environ.items() if name not in (PARENT, STATE)}
 
     def _on_signal(self) -> None:
@@ -374,7 +362,7 @@ class Launcher:
         if child.code == ExitCode.GROUP:  # another process failed, which is handled by itself
             self._all_ready = False
             logs.warning(log, "group_broken", process=child.name, pid=child.pid)
-            self._restarts.ended_with_group(child.role, child.index, time.monotonic())
+            self._restarts[child.model].ended_with_group(child.role, child.index, time.monotonic())
             return
         self._progress.close()
         last = "\n".join(child.tail)
@@ -391,25 +379,28 @@ class Launcher:
         notify("STOPPING=1", f"STATUS={child.name} died", reason)
         self._shutdown.all_at_once(self._children)
 
-    def _not_started(self, name: str, role: Role, index: int, reason: str) -> None:
+    def _not_started(self, role: Role, index: int, model: str, reason: str) -> None:
         """The system refused to create a process; handled like a death."""
+        name = process.name_of(role, index, model)
         self._progress.close()
         logs.error(log, "process_not_started", process=name, reason=reason)
         if self._was_ready:
-            self._schedule_restart(name, role, index, f"a start that failed: {reason}", f"cannot be started ({reason})")
+            ending = f"a start that failed: {reason}"
+            self._schedule_restart(role, index, model, ending, f"cannot be started ({reason})")
             return
         self._code, self.cause = ExitCode.FAILED, f"{name} cannot be started: {reason}"
         notify("STOPPING=1", f"STATUS={self.cause}")
         self._shutdown.all_at_once(self._children)
 
     def _restart(self, child: Child) -> None:
-        self._schedule_restart(child.name, child.role, child.index, ending(child), "died")
+        self._schedule_restart(child.role, child.index, child.model, ending(child), "died")
 
-    def _schedule_restart(self, name: str, role: Role, index: int, ending: str, status: str) -> None:
+    def _schedule_restart(self, role: Role, index: int, model: str, ending: str, status: str) -> None:
         """Start a process again at the time that the restart policy gives. `ending` goes into the reason of a crash
         loop, `status` into the status otherwise."""
         self._all_ready = False
-        found = self._restarts.died(role, index, ending, time.monotonic())
+        name = process.name_of(role, index, model)
+        found = self._restarts[model].died(role, index, ending, time.monotonic())
         if found is not None:
             logs.error(log, "beyond_hope", process=name, reason=found.reason)
         notify(f"STATUS={found.reason if found else f'{name} {status} and is started again'}")

@@ -21,6 +21,7 @@ import msgspec
 from penstock.protocol.config import Config, fields
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.option import Field
+from penstock.protocol.served_models import PAIR, engines, read_models, several
 from penstock.protocol.validation import check, check_content, check_value
 from penstock.services.supervisor.foreign_flags import COMMAND_LINE, did_you_mean, meant_value, opposite, translate
 
@@ -133,7 +134,7 @@ def add_options(
             group.add_argument(*flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         else:
             metavar = option.metavar or ("WORD" if option.choices else METAVARS[field.type])
-            action = "append" if option.several else "store"
+            action = "append" if option.several or field.name == "model" else "store"
             count = "+" if option.greedy else None
             group.add_argument(
                 *flags, action=action, nargs=count, metavar=metavar, default=argparse.SUPPRESS, help=text
@@ -203,12 +204,57 @@ def effective(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Effe
         if field.option.secret and field.variable in environ
     ]
     typed = vars(namespace)
-    given += [Given(field, typed[field.name], COMMAND_LINE) for field in fields() if field.name in typed]
-    if typed.get("positional_model"):
-        given.append(Given(model_field(), positional_model(typed), COMMAND_LINE))
-    elif "positional_model" in typed and not any(one.field.name == "model" for one in given):
+    given += [
+        Given(field, typed[field.name], COMMAND_LINE)
+        for field in fields()
+        if field.name in typed and field.name != "model"
+    ]
+    typed_models = models_of(typed)
+    given += named_models(typed_models, given)
+    if not typed_models and "positional_model" in typed and not any(one.field.name == "model" for one in given):
         check_swallowed(typed)
-    return merge(given)
+    return only_model(merge(given))
+
+
+def models_of(typed: Mapping[str, object]) -> list[str]:
+    """The models of the command line, each as it was typed."""
+    positional, named = typed.get("positional_model") or [], typed.get("model") or []
+    found = [positional] if isinstance(positional, str) else positional
+    assert isinstance(found, list)
+    assert isinstance(named, list)
+    if found and named and found != named:
+        raise ConfigError("--model", named[0], f"the command line also names the model {found[0]!r}")
+    return found or named
+
+
+def named_models(typed: Sequence[str], given: Sequence[Given]) -> list[Given]:
+    """Models of the command line as options: one by its path alone, or several by names, which go before a file's."""
+    by_name = {field.name: field for field in fields()}
+    pairs = [None if Path(text).exists() else PAIR.fullmatch(text) for text in typed]
+    if len(typed) <= 1 and not any(pairs):
+        return [Given(by_name["model"], text, COMMAND_LINE) for text in typed]
+    models: dict[str, dict[str, object]] = {}
+    for one in given:
+        if one.field.name == "models" and isinstance(one.value, str):
+            models = {name: dict(options) for name, options in read_models(one.value).items()}
+    seen = set()
+    for text, pair in zip(typed, pairs, strict=True):
+        folder = Path(text).exists() or text.startswith(("/", ".", "~"))
+        name, path = (pair[1], pair[2]) if pair else (Path(text).name if folder else text, text)
+        if name in seen:
+            raise ConfigError("--model", text, f"two models are called {name!r}: give names, as --model NAME=PATH")
+        seen.add(name)
+        models.setdefault(name, {})["model"] = path
+    return [Given(by_name["models"], msgspec.json.encode(models).decode(), COMMAND_LINE)]
+
+
+def only_model(found: Effective) -> Effective:
+    """One model that has a name is served as any other one, by that name."""
+    if len(read_models(found.config.run.models)) != 1:
+        return found
+    (config,) = engines(found.config)
+    run = msgspec.structs.replace(found.config.run, models="", for_model="")
+    return msgspec.structs.replace(found, config=msgspec.structs.replace(config, run=run))
 
 
 def check_swallowed(typed: Mapping[str, object]) -> None:
@@ -220,17 +266,6 @@ def check_swallowed(typed: Mapping[str, object]) -> None:
             if len(each) > 1:
                 hint = f"is {each[-1]!r} the model? Name the model in front: MODEL {field.flag} {shlex.join(each)}"
                 raise ConfigError(field.flag, " ".join(each), hint)
-
-
-def model_field() -> Field:
-    return next(field for field in fields() if field.name == "model")
-
-
-def positional_model(typed: Mapping[str, object]) -> object:
-    model = typed["positional_model"]
-    if typed.get("model", model) != model:
-        raise ConfigError("--model", typed["model"], f"the command line also names the model {model!r}")
-    return model
 
 
 def merge(given: Sequence[Given]) -> Effective:
@@ -312,6 +347,9 @@ def read_file(path: Path) -> list[Given]:
     known = {field.name: field for field in fields()}
     given = []
     for key, value in tables.items():
+        if key == "models" and isinstance(value, dict):
+            given.append(Given(known[key], msgspec.json.encode(value).decode(), f"file {path}"))
+            continue
         if key in TITLES and isinstance(value, dict):
             entries = {f"{key}.{name}": (name, entry) for name, entry in value.items()}
         else:
@@ -341,6 +379,8 @@ def as_toml(effective: Effective) -> str:
             lines += ["", f"[{section}]"]
         value = getattr(getattr(effective.config, section), field.name)
         origin = effective.origins.get(field.name)
+        if field.name == "models" and value:
+            continue  # below, a table each
         if field.option.secret:
             lines.append(f"# {field.name} is {'set and not shown' if value else 'not set'}")
         elif field.option.blank and not value:
@@ -349,6 +389,9 @@ def as_toml(effective: Effective) -> str:
             lines.append(f"{field.name} = {toml_value(value)}")
         if origin is not None:
             lines[-1] += f"  # {origin}"
+    for name, overrides in read_models(effective.config.run.models).items():
+        lines += ["", f"[models.{toml_value(name)}]"]
+        lines += [f"{option} = {toml_value(value)}" for option, value in overrides.items()]
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -393,7 +436,7 @@ def sized(config: Config, cores: int) -> Config:
     """
     sharing = 1 if config.api.uds else MANY_CORES  # processes that can listen at one address
     apis = config.api.api_processes or min(sharing, 1 if cores < FEW_CORES else 2 if cores < MANY_CORES else 4)
-    tokenizers = config.tokenizer.tokenizer_processes or (1 if cores < MANY_CORES else 2)
+    tokenizers = config.tokenizer.tokenizer_processes or (1 if cores < MANY_CORES or several(config) else 2)
     return msgspec.structs.replace(
         config,
         api=msgspec.structs.replace(config.api, api_processes=apis),

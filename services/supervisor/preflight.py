@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -23,9 +23,10 @@ from penstock.engine_core.tokenizer.codec import check_tokenizer
 from penstock.engine_core.tokenizer.vocabulary import read_special
 from penstock.protocol import groups
 from penstock.protocol.config import ApiConfig, Config
-from penstock.protocol.errors import ConfigError
+from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.links import HostAddress, Role, ports_of, read_address
-from penstock.protocol.parts import ORDER, Parts, count
+from penstock.protocol.parts import ORDER, Parts, count, parts_of
+from penstock.protocol.served_models import engines, names, several, with_options
 from penstock.protocol.speculation import HEADS, WITH_MODEL, read_speculative
 from penstock.services.client.model_info import read_model_info
 from penstock.services.executor.device import Gpu, available_memory, find_gpus, foreign_accelerator
@@ -44,16 +45,34 @@ def checked(config: Config, parts: Parts) -> Config:
     """
     executors = len(parts.get(Role.EXECUTOR, ()))
     with ThreadPoolExecutor(1, "driver") as driver:  # which takes a quarter of a second, outside of Python
-        gpus = driver.submit(find_gpus) if executors and config.executor.device != "cpu" else None
+        on_gpu = any(each.executor.device != "cpu" for each in engines(config))
+        gpus = driver.submit(find_gpus) if executors and on_gpu else None
         if Role.API in parts:
             check_api(config.api)
-        check_topology(config, parts)
-        config = resolved(config)
-        model = Path(config.model.model)
-        spec = read_spec(model, config.model.quantization)
-        check_files(config, parts, model, spec)
-        if executors:
-            check_device(config, spec, executors, () if gpus is None else gpus.result())
+        if not several(config):
+            check_topology(config, parts)
+            return checked_engine(config, parts, gpus)
+        found: dict[str, dict[str, object]] = {}
+        for name, each in zip(names(config), engines(config), strict=True):
+            try:
+                engine = checked_engine(each, parts_of(each), gpus)
+            except ConfigError as error:
+                raise ConfigError(f"models.{name}: {error.option}", error.value, error.allowed) from None
+            except ModelError as error:
+                raise ModelError(f"models.{name}: {error}") from None
+            found[name] = {"model": engine.model.model, "served_model_name": engine.model.served_model_name}
+    return with_options(config, found)
+
+
+def checked_engine(config: Config, parts: Parts, gpus: Future[tuple[Gpu, ...]] | None) -> Config:
+    """The same for one model: its folder is read and its memory checked against that of its GPUs."""
+    config = resolved(config)
+    model = Path(config.model.model)
+    spec = read_spec(model, config.model.quantization)
+    check_files(config, parts, model, spec)
+    if executors := len(parts.get(Role.EXECUTOR, ())):
+        on_gpu = gpus is not None and config.executor.device != "cpu"
+        check_device(config, spec, executors, gpus.result() if gpus is not None and on_gpu else ())
     return config
 
 
@@ -119,10 +138,13 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
     if not gpus and option == "cuda":
         why = "the driver shows no GPU; give --device cpu, or see whether nvidia-smi finds one"
         raise ConfigError("--device", option, why)
-    if gpus and len(gpus) < executors:
-        why = f"this host's {executors} executors need a GPU each, and the driver shows {len(gpus)}"
+    first = config.executor.base_gpu_id
+    if gpus and len(gpus) < first + executors:
+        behind = f" from number {first} on" if first else ""
+        why = f"this host's {executors} executors need a GPU each{behind}, and the driver shows {len(gpus)}"
         raise ConfigError("--device", option, f"{why}; lower --tensor-parallel-size, or give --device cpu")
-    for place, gpu in enumerate(gpus[:executors]):
+    gpus = gpus[first : first + executors]
+    for place, gpu in enumerate(gpus, first):
         if gpu.capability < MIN_CAPABILITY:
             found = f"GPU {place}, {gpu.name}, has compute capability {decimal(gpu.capability)}"
             why = f"{found}, and the kernels need {decimal(MIN_CAPABILITY)} (Ampere) or newer"

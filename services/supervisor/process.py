@@ -94,9 +94,14 @@ class Stop:
                 signal.signal(ours, signal.SIG_DFL)
 
 
+def name_of(role: Role, index: int, model: str = "") -> str:
+    """The name of a process in logs and messages; `model` is the one that it is for, of several."""
+    return f"{model}/{role}-{index}" if model else f"{role}-{index}"
+
+
 def enter(role: Role, index: int, options: RunConfig) -> None:
     """Called first by the process of a role."""
-    logs.setup(f"{role}-{index}", options.log_level, options.log_format)
+    logs.setup(name_of(role, index, options.for_model), options.log_level, options.log_format)
     if role is not Role.API:  # which ends in order, and removes the run directory
         follow_parent()
     if options.run_dir:

@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import LINKS
 from penstock.protocol.run_directory import RUN_FILES
+from penstock.protocol.served_models import FOLDER
 
 PREFIX = "penstock-"
 TEMPORARY = "PENSTOCK_TEMPORARY_DIR"  # set for processes started in a directory that was made for this run alone
@@ -168,7 +169,7 @@ def clear(path: Path, *, temporary: bool) -> None:
         shutil.rmtree(path, ignore_errors=True)
         return
     for pattern in LEFTOVERS:
-        for name in path.glob(pattern):
+        for name in (*path.glob(pattern), *path.glob(f"{FOLDER.format('*')}/{pattern}")):
             name.unlink(missing_ok=True)
 
 

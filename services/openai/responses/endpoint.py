@@ -42,7 +42,7 @@ async def create_response(app: AppState, context: RequestContext) -> None:
     (submit,) = asked.prompts
     turn.open(submit.sampling, submit.images)
     if turn.request.background:
-        begun = app.background.begin(turn, generation.submit(app, asked, context), context)
+        begun = app.background.begin(turn, generation.submit(app, asked, context), context, app.engine_client)
         await turn.saved()
         await context.send_json(msgspec.json.encode(begun))
         return
@@ -132,17 +132,18 @@ class BackgroundWork:
     """The responses that are being made in the background, while nobody waits for them. Their bodies count as
     unfinished until they end."""
 
-    def __init__(self, engine_client: EngineClient, traffic: Traffic) -> None:
-        self._engine_client = engine_client
+    def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        self._running: dict[str, tuple[OutputCollector, asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[EngineClient, OutputCollector, asyncio.Task[None]]] = {}
 
-    def begin(self, turn: Turn, collector: OutputCollector, context: RequestContext) -> ResponseAnswer:
+    def begin(
+        self, turn: Turn, collector: OutputCollector, context: RequestContext, engine_client: EngineClient
+    ) -> ResponseAnswer:
         """The response as it stands now, which is kept. The request's timeout goes on."""
         turn.keep(turn.opening)
         context.background = True
-        task = asyncio.create_task(self._finish(turn, collector, context))
-        self._running[turn.id] = (collector, task)
+        task = asyncio.create_task(self._finish(turn, collector, context, engine_client))
+        self._running[turn.id] = (engine_client, collector, task)
         return turn.opening
 
     async def end(self, name: str) -> None:
@@ -150,21 +151,23 @@ class BackgroundWork:
         found = self._running.get(name)
         if found is None:
             return
-        collector, task = found
-        self._engine_client.abort(collector)
+        engine_client, collector, task = found
+        engine_client.abort(collector)
         collector.disconnect()
         await asyncio.shield(task)
 
     async def ended(self, seconds: float) -> None:
         """Wait so long for all of them to end, and to be kept."""
-        if tasks := [task for _, task in self._running.values()]:
+        if tasks := [task for _, _, task in self._running.values()]:
             logs.info(log, "draining_background", unfinished=len(tasks))
             await asyncio.wait(tasks, timeout=seconds)
 
-    async def _finish(self, turn: Turn, collector: OutputCollector, context: RequestContext) -> None:
+    async def _finish(
+        self, turn: Turn, collector: OutputCollector, context: RequestContext, engine_client: EngineClient
+    ) -> None:
         status = "failed"
         try:
-            with timed(collector, self._engine_client, context):
+            with timed(collector, engine_client, context):
                 await whole(collector, context)
             status = turn.whole(collector).status
         except ClientDisconnect:
@@ -181,7 +184,7 @@ class BackgroundWork:
         finally:
             await turn.saved()
             del self._running[turn.id]
-            self._engine_client.abort(collector)
+            engine_client.abort(collector)
             self._account(turn, collector, context, status)
 
     def _account(self, turn: Turn, collector: OutputCollector, context: RequestContext, status: str) -> None:

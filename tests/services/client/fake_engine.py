@@ -213,7 +213,7 @@ def app_state(
     collector = partial(collect_api, engine_client, ports, traffic, limiter, responses)
     me = Identity(Role.API, 0, 1, 7)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=engine_client.remote)
-    background = BackgroundWork(engine_client, traffic)
+    background = BackgroundWork(traffic)
     fetcher = MediaFetcher(config.api, media_timeout, traffic.images, **(media or {}))
     keys = Keys(config.api)
     operators = Keys(config.api, OPERATOR) if config.api.admin_address else None
