@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import msgspec
 
@@ -43,6 +44,13 @@ KILLED_TOKENIZERS = f"{MOST_DEATHS + 1} tokenizers died while they had this requ
 LIKE_POISON = "a tokenizer died of a request like this one; it is refused for ten minutes"
 POISON = "condemned"  # the error code of a poison request
 HOLD = 60.0  # seconds that requests wait for a missing part to come back
+
+
+class Limits(NamedTuple):
+    """Most requests that have not ended."""
+
+    unfinished: int
+    unloaded: int | None  # while the model is not loaded; None: as many
 
 
 class EngineClientStatistics(msgspec.Struct, frozen=True):
@@ -84,8 +92,7 @@ class EngineClient:
         self.permanent_failure = ""  # why a part that is missing will not come back, once that is known
         self._router = TokenizerRouter(links, api_index, processes=processes, keep_conversations=replicas > 1)
         self._ordered = ordered
-        self._limit = limit
-        self._unloaded = unloaded
+        self._limits = Limits(limit, unloaded)
         self._operations = operations if operations is not None else Operations()
         self._counter = 0
         self._first_id = request_id(api_index, incarnation, 0)
@@ -123,8 +130,8 @@ class EngineClient:
             raise InvalidRequest(message, param="priority", code="unsupported")
         if self.draining or now > self._open_until:
             self._check_open(self.trouble(now), now)
-        if len(requests) > self._limit:
-            message = f"{len(requests)} prompts in one request; the server takes {self._limit} (--max-queued-requests)"
+        if len(requests) > (most := self._limits.unfinished):
+            message = f"{len(requests)} prompts in one request; the server takes {most} (--max-queued-requests)"
             raise InvalidRequest(message, param="prompt", code="invalid_value")
         if self._poison_requests.until:
             for request in requests:
@@ -200,7 +207,7 @@ class EngineClient:
         call = msgspec.structs.replace(call, id=self._new_id())
         answer: asyncio.Future[Tokenized | Detokenized | Controlled] = asyncio.get_running_loop().create_future()
         state = Call(call.id, call, answer)
-        if len(self._calls) >= self._limit or not self._router.route(state, call):
+        if len(self._calls) >= self._limits.unfinished or not self._router.route(state, call):
             self._refused += 1
             raise Overloaded("the server is busy; try again later", retry_after=RETRY_AFTER)
         self._calls[call.id] = state
@@ -267,14 +274,15 @@ class EngineClient:
 
     def _check_room(self, count: int) -> None:
         """Raise Overloaded where so many requests more would be too many."""
-        if len(self._requests) + self._reserved + count > self._limit:
+        if len(self._requests) + self._reserved + count > self._limits.unfinished:
             self._refused += 1
             raise Overloaded("too many requests are waiting; try again later", retry_after=self.retry_after())
-        if self._unloaded is not None and len(self._requests) + self._reserved + count > self._unloaded:
+        unloaded = self._limits.unloaded
+        if unloaded is not None and len(self._requests) + self._reserved + count > unloaded:
             status = self.replicas.status
             if status is not None and not status.loaded:
                 self._refused += 1
-                why = f"{self._unloaded} requests wait for this model to be loaded already (--max-unloaded-requests)"
+                why = f"{unloaded} requests wait for this model to be loaded already (--max-unloaded-requests)"
                 raise Unavailable(why, code="not_loaded", retry_after=status.load_seconds or LOAD_SECONDS)
 
     def _new_id(self) -> int:

@@ -111,8 +111,7 @@ def start(
     """
     began = time.monotonic()
     phases = phases if phases is not None else StartupPhases()
-    device = take_device(config, index)
-    others = used_memory(device)[0] if several(config) and device.type != "cpu" else 0
+    device, others = take_shared(config, index)
     log_chip(device, invariant=config.model.batch_invariant)
     phases.begin("reading the model's configuration")
     path = folder.resolve(config.model.model, config.model.revision)
@@ -294,6 +293,12 @@ def take_device(config: Config, index: int) -> torch.device:
         set_fp_fusion()
         torch.cuda.set_device(device)
     return device
+
+
+def take_shared(config: Config, index: int) -> tuple[torch.device, int]:
+    """The same, and the bytes that other models have of it before this one is loaded."""
+    device = take_device(config, index)
+    return device, used_memory(device)[0] if several(config) and device.type != "cpu" else 0
 
 
 def log_loaded(ready: ExecutorReady, options: RunnerOptions, shape: CacheShape, draft: Draft | None) -> None:

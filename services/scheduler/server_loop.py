@@ -111,7 +111,6 @@ class SchedulerLoop:
         self._steps = steps
         self._grammars = grammars
         self._bitmasks = bitmasks
-        self._depth = depth(config)
         self._operator = OperatorQueue(self._clients, steps, on_demand=several(config))
         self._scheduler: Scheduler | None = None  # from the first complete executor group on
         self._early: dict[int, tuple[Peer, SubmitTokens]] = {}  # requests that wait for it, since nothing is loaded yet
@@ -271,6 +270,7 @@ class SchedulerLoop:
                 if self.executors.fall_asleep(peer):
                     self._steps.send(peer, Wake())
                 elif self.executors.all_asleep:
+                    self._status.due = now
                     logs.info(log, "asleep", seconds=now - self.executors.rest_since)
             case Left(reason):
                 self.remote.remove(peer)
@@ -327,7 +327,7 @@ class SchedulerLoop:
     def _begin(self, now: float) -> None:
         """The executor group is complete: the first one brings the scheduler, a later one a new epoch for it."""
         epoch, blocks = self.executors.epoch, self.executors.blocks
-        self._steps.epoch = epoch
+        self._steps.epoch, self._status.due = epoch, now
         self._times.restart(now)
         self._bitmasks.renew(self.executors.mask_slots)
         if self._scheduler is not None:
@@ -433,7 +433,8 @@ class SchedulerLoop:
         """Keep `depth` steps in flight as long as there is work."""
         if not self.executors.complete:
             return
-        while scheduler.in_flight < self._depth:
+        most = depth(self._config)
+        while scheduler.in_flight < most:
             began = time.perf_counter()
             plan = scheduler.plan(now)
             if plan is None:

@@ -136,7 +136,6 @@ class Launcher:
         self._config = config
         self._entry = entry
         self._parts = parts
-        self._several = several(config)
         self._engines = dict(zip(names(config), engines(config), strict=True))
         self._owner = owner
         self._stop = Stop(once=False, numbers=stop_signals())
@@ -153,7 +152,7 @@ class Launcher:
         self._environ |= environment(self._trace.context)
         self._children: list[Child] = []  # that run
         self._restarts = {"": RestartPolicy(directory.path)}  # by model; empty: the api's, and a server's only one
-        if self._several:
+        if several(self._config):
             self._restarts |= {
                 name: RestartPolicy(Path(each.run.run_dir)) for name, each in self._engines.items()
             }
@@ -213,7 +212,7 @@ class Launcher:
 
     def _wanted(self) -> list[tuple[Role, int, str]]:
         """The processes of this host, in the order in which they start: role, number, and the model of several."""
-        if not self._several:
+        if not several(self._config):
             return [(role, index, "") for role in START_ORDER for index in self._parts.get(role, ())]
         found: list[tuple[Role, int, str]] = []
         for role in START_ORDER:
@@ -289,7 +288,7 @@ class Launcher:
             logs.info(log, "serving", run_dir=self._config.run.run_dir, parts=here)
             notify("READY=1", f"STATUS=serving {here}")
             return
-        if self._several:
+        if several(self._config):
             self._serving_several()
             return
         name = self._config.model.served_model_name.split(",")[0]

@@ -13,6 +13,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.protocol.errors import ConfigError
@@ -171,6 +172,9 @@ def clear(path: Path, *, temporary: bool) -> None:
     for pattern in LEFTOVERS:
         for name in (*path.glob(pattern), *path.glob(f"{FOLDER.format('*')}/{pattern}")):
             name.unlink(missing_ok=True)
+    for folder in path.glob(FOLDER.format("*")):
+        with suppress(OSError):  # it has reports of crashes, which are kept
+            folder.rmdir()
 
 
 def await_end(pid: int, seconds: float) -> None:

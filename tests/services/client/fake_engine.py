@@ -210,7 +210,7 @@ def app_state(
     )
     responses = ResponseStore(Path(config.run.run_dir), 0, 1, config.api)
     traffic, limiter, run_dir = Traffic(), ConnectionLimiter(), Path(config.run.run_dir)
-    collector = partial(collect_api, engine_client, ports, traffic, limiter, responses)
+    collector = partial(collect_api, [engine_client], ports, traffic, limiter, responses)
     me = Identity(Role.API, 0, 1, 7)
     exporter = Exporter(me, run_dir, Histogram(LAG), collector, Tracer(), remote=engine_client.remote)
     background = BackgroundWork(traffic)

@@ -78,7 +78,7 @@ def test_every_name_of_ours_is_in_the_catalogue() -> None:
 
 def test_ends_are_told_by_their_reasons_and_errors_are_no_success() -> None:
     engine = every(Role.SCHEDULER, engine_ended=5)
-    families = {family.name: family for family in exposition.vllm([engine], "m")}
+    families = {family.name: family for family in exposition.vllm([("m", [engine])])}
     reasons = [sample.labels["finished_reason"] for sample in families["vllm:request_success"].samples]
     assert reasons == ["stop", "length", "abort"]
     places = families["vllm:spec_decode_num_accepted_tokens_per_pos"].samples
@@ -90,7 +90,7 @@ def test_aliases_of_several_processes_are_one_series() -> None:
         every(Role.API, index, time_to_first_token_seconds=seconds, e2e_seconds=seconds)
         for index, seconds in enumerate((0.001, 0.02))
     ]
-    families = {family.name: family for family in exposition.vllm([*apis, every(Role.SCHEDULER)], "m")}
+    families = {family.name: family for family in exposition.vllm([("m", [*apis, every(Role.SCHEDULER)])])}
     for name in ("vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"):
         assert [s.value for s in families[name].samples if s.name.endswith("_count")] == [2]
         assert [s.value for s in families[name].samples if s.name.endswith("_sum")] == [pytest.approx(0.021)]
@@ -137,5 +137,5 @@ def test_what_an_engine_does_not_have_is_not_told() -> None:
 
 
 def test_without_processes_there_is_nothing_to_tell() -> None:
-    assert list(exposition.vllm([], "m")) == []
-    assert list(exposition.vllm([every(Role.EXECUTOR)], "m")) == []
+    assert list(exposition.vllm([("m", [])])) == []
+    assert list(exposition.vllm([("m", [every(Role.EXECUTOR)])])) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -54,9 +55,11 @@ async def test_a_server_whose_output_is_wrong_says_so_everywhere() -> None:
 
 
 async def test_quantized_weights_are_told() -> None:
-    async with client(app_state(FakeLink(silent))) as http:
+    app = app_state(FakeLink(silent))
+    async with client(app) as http:
         assert "quantization" not in (await http.get("/v1/models")).json()["data"][0]
-    quantized = model_answer(msgspec.structs.replace(MODEL, quantization=FACTS), "demo")
+    app = dataclasses.replace(app, model=msgspec.structs.replace(MODEL, quantization=FACTS))
+    quantized = model_answer(app, "demo")
     told = msgspec.json.decode(msgspec.json.encode(quantized))
     assert told["quantization"] == {"method": "awq", "format": "awq (INT4 in groups of 128)", "bits": 4}
 

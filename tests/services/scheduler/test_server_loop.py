@@ -14,8 +14,9 @@ from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import StepResult
 from penstock.services.links.link import UNREACHABLE, end_of
 from penstock.services.scheduler.engine_status import PLACES, STATUS_DELAY
+from penstock.services.scheduler.housekeeping import IDLE_SECONDS
 from penstock.services.scheduler.options import ModelFacts
-from penstock.services.scheduler.server_loop import IDLE_SECONDS, SchedulerLoop
+from penstock.services.scheduler.server_loop import SchedulerLoop
 from penstock.services.scheduler.step_times import LONG_STEP
 from penstock.services.supervisor.restart_policy import LIMIT, RestartPolicy
 from tests.services.scheduler.fakes import WINDOW, FakeExecutor, FakePort, Transcript, without_grammars

@@ -63,7 +63,7 @@ def test_values_may_stand_behind_an_equals_sign():
         ("--max-model-length 3", "command line: '--max-model-length' is not allowed; there is no such option; "
          "did you mean --max-model-len?"),
         ("--no-overlapp", "did you mean --no-overlap"),
-        ("a b", "command line: 'b' is not allowed"),
+        ("a a", "--model: 'a' is not allowed; two models are called 'a': give names, as --model NAME=PATH"),
         ("a --model b", "--model: 'b' is not allowed; the command line also names the model 'a'"),
         ("--overlap=3", "--overlap"),
         ("--seed 9223372036854775808", "between 0 and 9223372036854775807"),
