@@ -21,7 +21,7 @@ ROLES = frozenset(role.value for role in Role)
 class Local(msgspec.Struct, frozen=True):
     """A process as /proc has it."""
 
-    role: str
+    role: str  # with several models behind the name of its one
     index: str
     pid: int
     resident_bytes: int
@@ -56,6 +56,8 @@ def local_processes(proc: Path = PROC) -> tuple[Local, ...]:
         except (OSError, IndexError, ValueError):
             continue  # it has just ended
         began = now - up + ticks / os.sysconf("SC_CLK_TCK")
+        if model := value_of("--for-model", arguments):
+            role = f"{model}/{role}"
         index, memory = value_of("--index", arguments) or "0", pages * os.sysconf("SC_PAGE_SIZE")
         found.append(Local(role, index, int(path.name), memory, began, run_dir_of(path, arguments)))
     return tuple(sorted(found, key=lambda one: (one.role, one.index, one.pid)))

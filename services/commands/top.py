@@ -260,7 +260,7 @@ def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> Serve
     parts = after.health.get("parts") or {}
     tokenizer = parts.get("tokenizer") or {}
     return ServerStatistics(
-        model=str(after.health.get("model", "")),
+        model=models_of(after.health),
         status="sleeping" if after.total(f"{ENGINE}sleeping") == replicas > 0 else str(after.health.get("status", "")),
         ready=bool(after.health.get("ready")),
         version=str(after.health.get("version", "")),
@@ -291,6 +291,12 @@ def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> Serve
     )  # fmt: skip
 
 
+def models_of(health: Mapping[str, Any]) -> str:
+    """The model's name, or those of several with their states."""
+    several = health.get("models") or ()
+    return ", ".join(f"{each['model']} {each['state']}" for each in several) or str(health.get("model", ""))
+
+
 def reasons_of(after: Snapshot) -> dict[str, int]:
     """The number of waiting requests, by reason."""
     found = after.by("penstock_waiting_requests", "reason")
@@ -316,19 +322,21 @@ def reported_processes(before: Snapshot, after: Snapshot) -> tuple[Process, ...]
     """The processes that report at /metrics."""
     passed = after.time - before.time
     cpu = "penstock_process_cpu_seconds_total"
-    then = before.by(cpu, "role", "index")
-    memory = after.by("penstock_process_resident_memory_bytes", "role", "index")
-    queued = after.by("penstock_link_queued_messages", "role", "index")
-    starts = after.by("penstock_process_starts_total", "role", "index")
-    pids = {(role, index): int(pid) for role, index, pid in after.by("penstock_process_info", "role", "index", "pid")}
+    names = "role", "index", "model_name"
+    then = before.by(cpu, *names)
+    memory = after.by("penstock_process_resident_memory_bytes", *names)
+    queued = after.by("penstock_link_queued_messages", *names)
+    starts = after.by("penstock_process_starts_total", *names)
+    pids = {key[:3]: int(key[3]) for key in after.by("penstock_process_info", *names, "pid")}
     found = []
-    for (role, index), seconds in after.by(cpu, "role", "index").items():
-        key = role, index
+    for key, seconds in after.by(cpu, *names).items():
+        role, index, model = key
         used = max(0.0, seconds - then.get(key, seconds))
-        lags = [look.buckets(LAG, role=role, index=index) for look in (before, after)]
+        of_model = {"model_name": model} if model else {}  # of several
+        lags = [look.buckets(LAG, role=role, index=index, **of_model) for look in (before, after)]
         found.append(
             Process(
-                role, index, pids.get(key, 0), int(memory.get(key, 0)), True,
+                f"{model}/{role}" if model else role, index, pids.get(key, 0), int(memory.get(key, 0)), True,
                 cores=used / passed if passed > 0 else 0.0,
                 lag_ms=percentiles(*lags).get("p99", 0.0),
                 queued=int(queued.get(key, 0)),
@@ -370,9 +378,12 @@ def quantile(counts: list[tuple[float, float]], share: float) -> float:
 def silent_processes(after: Snapshot, run_dir: str) -> tuple[Process, ...]:
     """The server's processes on this machine: those of `run_dir` if it is given, else those of the same run directory
     as a reported one. None for a server elsewhere."""
-    starts = after.by("penstock_process_start_time_seconds", "role", "index")
-    names = after.by("penstock_process_info", "role", "index", "pid")
-    reported = {(role, index, int(pid)): starts.get((role, index), 0.0) for role, index, pid in names}
+    names = "role", "index", "model_name"
+    starts = after.by("penstock_process_start_time_seconds", *names)
+    reported = {
+        (f"{model}/{role}" if model else role, index, int(pid)): starts.get((role, index, model), 0.0)
+        for role, index, model, pid in after.by("penstock_process_info", *names, "pid")
+    }
     found = local_processes()
     here = [one for one in found if one.run_dir == run_dir] if run_dir else companions(found, reported)
     return tuple(Process(one.role, one.index, one.pid, one.resident_bytes) for one in here)

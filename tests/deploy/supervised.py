@@ -103,6 +103,13 @@ class Supervised:
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, f"{pids}, ready {self._ready}:\n{self.log.read_text()}"
 
+    def until_url(self) -> None:
+        """Wait until an api process listens and is ready."""
+        deadline = time.monotonic() + LIMIT
+        while not (self.url and self.answers()):
+            assert time.monotonic() < deadline, self.log.read_text()
+            select.select([], [], [], 0.05)
+
     def until(self, done: Callable[[dict[str, Any]], bool]) -> None:
         """Wait for a /health of which `done` holds."""
         deadline = time.monotonic() + LIMIT
