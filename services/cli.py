@@ -20,7 +20,7 @@ from penstock.protocol.config import Config, fields
 from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import count
-from penstock.protocol.served_models import FOR_MODEL, engine_of
+from penstock.protocol.served_models import FOR_MODEL, engine_of, several
 from penstock.protocol.version import VERSION
 from penstock.services.supervisor import logs, options, process, run_directory
 from penstock.services.supervisor.foreign_flags import did_you_mean
@@ -146,6 +146,8 @@ def run(words: list[str]) -> int:
         return ExitCode.ORDERLY
     namespace = options.parse(parser_of(command), words[1:])
     effective = options.effective(namespace, os.environ)
+    if several(effective.config) and command not in (*SEVERAL, *Role):
+        raise ConfigError("--model", None, f"`penstock {command}` takes one model; several are for `penstock serve`")
     if namespace.without_effect:
         logs.setup(command, effective.config.run.log_level, effective.config.run.log_format)
         logs.warning(log, "flags_without_effect", flags=" ".join(namespace.without_effect))

@@ -99,7 +99,7 @@ class ModelSwitcher:
         elif whole is None or whole.time < self._known[model][1]:
             state = self._known[model][0]
         else:
-            state = state_of(whole, broken=self._broken(name))
+            state = state_of(whole, broken=whole.sleeping and not whole.asleep and self._broken(name))
             self._known[model] = state, 0.0
         return ModelView(state, demand + (name in self._wanted))
 
@@ -122,6 +122,8 @@ class ModelSwitcher:
             error = (await self._clients[model].control(message)).error
         except RequestError as refused:
             error = str(refused)
+        finally:
+            del self._asked[model]
         state = State.LOADED if loads else State.ASLEEP
         if error:
             logs.warning(log, "model_not_switched", model=name, reason=error)
@@ -132,4 +134,3 @@ class ModelSwitcher:
         self._known[model] = state, time.time()
         if error and loads:
             self._reached(name, error)
-        del self._asked[model]

@@ -14,10 +14,11 @@ from penstock.services.http.routing import Handler, Route
 from penstock.services.openai.app_state import AppState
 
 BY_QUERY = ("/tokenizer_info",)  # routes for clients without a body that are about one model
+# The operator's routes that are about one model; others are about all of them, unless they name one.
 NEED_ONE = (
     "/wake_up", "/update_weights_from_disk", "/get_weight_version", "/model_info", "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
-)  # the operator's that are about one model; others are about all of them, unless they name one  # fmt: skip
+)  # fmt: skip
 
 
 class Asked(msgspec.Struct, frozen=True):

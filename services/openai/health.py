@@ -142,6 +142,8 @@ async def metrics(app: AppState, context: RequestContext) -> None:
 def trouble_of(app: AppState, now: float) -> str:
     """Why the server is not ready; a process that the launcher has given up is why before anything it leads to. One of
     several models that is served is enough."""
+    if app.models and (reason := hopeless(app)):  # an api process
+        return reason
     troubles = [hopeless(each) or each.engine_client.trouble(now) for each in app.each]
     return "" if "" in troubles else troubles[0]
 

@@ -153,9 +153,7 @@ class Launcher:
         self._children: list[Child] = []  # that run
         self._restarts = {"": RestartPolicy(directory.path)}  # by model; empty: the api's, and a server's only one
         if several(self._config):
-            self._restarts |= {
-                name: RestartPolicy(Path(each.run.run_dir)) for name, each in self._engines.items()
-            }
+            self._restarts |= {name: RestartPolicy(Path(each.run.run_dir)) for name, each in self._engines.items()}
         self._shutdown = Shutdown(self._restarts.values(), config.run.drain_timeout)
         self._was_ready = False  # all processes have been ready at the same time at least once
         self._all_ready = False  # they are now

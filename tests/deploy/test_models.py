@@ -77,9 +77,7 @@ def test_the_programs_serve_both_models(tmp_path: Path) -> None:
         server.until_url()
         for model in ("chat", "embed"):
             body = json.dumps({"model": model, "prompt": "The water", "max_tokens": 2}).encode()
-            request = urllib.request.Request(
-                server.url + "/v1/completions", body, {"Content-Type": "application/json"}
-            )
+            request = urllib.request.Request(server.url + "/v1/completions", body, {"Content-Type": "application/json"})
             with urllib.request.urlopen(request, timeout=LIMIT) as answer:
                 assert json.load(answer)["model"] == model
         server.until(lambda found: [each["state"] for each in found["models"]] == ["loaded", "loaded"])
