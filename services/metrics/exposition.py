@@ -176,10 +176,10 @@ def vllm(every: Sequence[tuple[str, Sequence[Snapshot]]]) -> Iterator[Metric]:
     for name, (ours, text) in VLLM.items():
         metric, found = METRICS[ours], family(METRICS[ours], (), name, text, LABELS, by_index)
         any_engine = False
-        for model, snapshots in every:
+        for place, (model, snapshots) in enumerate(every):
             several = [snapshot for snapshot in snapshots if snapshot.role == Role.SCHEDULER]
             if metric.subject is Subject.API:
-                several = [Snapshot(Role.API, FRONT, 0, 0, 0.0)] if apis and model == every[0][0] else []
+                several = [Snapshot(Role.API, FRONT, 0, 0, 0.0)] if apis and not place else []
                 for together in several:
                     together.histograms[ours] = {(): merged([each[ours][()] for each in apis])}
             any_engine |= bool(several)
