@@ -244,7 +244,6 @@ def index_of(role: Role, namespace: argparse.Namespace, config: Config) -> int:
 def of_role(role: Role, config: Config) -> Config:
     """The configuration of one process of a server, in its directory. Raises ConfigError."""
     directory = run_directory.of_one_process(config.run.run_dir)
-    config = sized(config, usable_cores())
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
     if role is Role.API:
         if config.run.for_model:
@@ -258,6 +257,7 @@ def of_role(role: Role, config: Config) -> Config:
 def run_role(role: Role, index: int, config: Config) -> int:
     """One process of a server, in this process."""
     progress("starting")
+    config = sized(config, usable_cores())
     process.enter(role, index, config.run)
     try:
         module = importlib.import_module(f"penstock.services.{ROLE_MODULES.get(role, f'{role}.main')}")

@@ -132,7 +132,7 @@ def test_an_endpoint_picker_reads_the_cache_and_the_adapters() -> None:
 
 def test_what_an_engine_does_not_have_is_not_told() -> None:
     """Neither adapters without --enable-lora, nor a cache before the executors are ready."""
-    families = {family.name for family in exposition.vllm([engine(0, 1.0, 0, 0)], "m")}
+    families = {family.name for family in exposition.vllm([("m", [engine(0, 1.0, 0, 0)])])}
     assert not families & set(exposition.VLLM_INFO)
 
 
