@@ -188,6 +188,7 @@ class OperatorQueue:
     ) -> Rest | None:
         """Whether the executors are to sleep now, or to wake; what holds already is answered. `unfinished` requests
         have not ended. Called behind `advance`."""
+        self._asleep = executors.rest is Rest.ASLEEP
         while self._rests and not self._changes:
             peer, message = self._rests[0]
             self._asleep, error = executors.rest is Rest.ASLEEP, ""

@@ -219,7 +219,7 @@ def test_the_operator_is_answered_before_anything_was_loaded() -> None:
     bench = OnDemand()
     bench.operator(AskState(1))
     bench.operator(SleepEngine(2))
-    assert bench.answers() == {1: Controlled(1, asleep=False), 2: Controlled(2, asleep=True)}
+    assert bench.answers() == {1: Controlled(1, asleep=True), 2: Controlled(2, asleep=True)}
 
 
 def test_it_sleeps_by_itself_after_a_time_without_requests_and_is_not_woken_by_one() -> None:
