@@ -14,10 +14,10 @@ from penstock.services.http.routing import Handler, Route
 from penstock.services.openai.app_state import AppState
 
 BY_QUERY = ("/tokenizer_info",)  # routes for clients without a body that are about one model
-# The operator's routes that are about one model; others are about all of them, unless they name one.
-NEED_ONE = (
-    "/wake_up", "/update_weights_from_disk", "/get_weight_version", "/model_info", "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter",
+# The operator's routes that are about all models unless they name one; others are about one model.
+FOR_ALL = (
+    "/pause", "/resume", "/is_paused", "/pause_generation", "/continue_generation", "/flush_cache", "/abort_request",
+    "/sleep", "/is_sleeping", "/openapi.json",
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def operated(app: AppState, routes: Sequence[Route]) -> tuple[Route, ...]:
     if not app.models:
         return tuple(routes)
     return tuple(
-        msgspec.structs.replace(route, handler=functools.partial(by_query, route.handler, route.path in NEED_ONE))
+        msgspec.structs.replace(route, handler=functools.partial(by_query, route.handler, route.path not in FOR_ALL))
         for route in routes
     )
 

@@ -179,11 +179,16 @@ async def sleep(app: AppState, context: RequestContext) -> None:
 async def wake_up(app: AppState, context: RequestContext) -> None:
     """Load the model again. All of it, whatever `tags` there are. One of several waits for its memory, as with
     requests."""
+    await wake(app)
+    await context.send_body(b"", b"text/plain; charset=utf-8")
+
+
+async def wake(app: AppState) -> None:
+    """Have the model loaded; one of several by the process that knows whose memory it is."""
     if app.switcher is not None:
         await app.switcher.wake(app.model.name)
     else:
         await ask(app, WakeEngine(0))
-    await context.send_body(b"", b"text/plain; charset=utf-8")
 
 
 async def is_sleeping(app: AppState, context: RequestContext) -> None:

@@ -26,13 +26,12 @@ from penstock.protocol.control import (
     JoinGroup,
     SleepEngine,
     UpdateWeights,
-    WakeEngine,
     WeightTensor,
 )
 from penstock.protocol.errors import Conflict, InvalidRequest, Unsupported
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.operator import UpdateAnswer, answer, ask, optional, version_of
+from penstock.services.openai.operator import UpdateAnswer, answer, ask, optional, version_of, wake
 from penstock.services.openai.validation import decode
 
 ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
@@ -313,7 +312,7 @@ async def release_memory(app: AppState, context: RequestContext) -> None:
 async def resume_memory(app: AppState, context: RequestContext) -> None:
     """POST /wake_up by SGLang's path. All is loaded, whatever `tags` there are."""
     await optional(context, MEMORY, MemoryRequest())
-    await ask(app, WakeEngine(0))
+    await wake(app)
     await context.send_json(b"null")
 
 
