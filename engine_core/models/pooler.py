@@ -103,7 +103,7 @@ def read_pooler(
             case "LogitScore":
                 found = with_answer(found, read_json(folder / module.path / "config.json").values)
             case other:
-                found = msgspec.structs.replace(found, unpooled=f"{MODULES} asks for {other}, which is not built")
+                found = msgspec.structs.replace(found, unpooled=f"{MODULES} asks for {other}, which is not supported")
     if classifier is not None:
         several = f"its classifier has {len(classifier.labels)} labels, and pairs are scored by one; ask /classify"
         found = msgspec.structs.replace(
@@ -161,7 +161,7 @@ def with_mode(pooler: Pooler, values: Mapping[str, Any]) -> Pooler:
         kinds = [NEWER.get(modes[0], "")]
     if len(kinds) == 1 and kinds[0]:
         return msgspec.structs.replace(pooler, kind=kinds[0])
-    reason = f"its pooling ({', '.join(modes) or 'none'}) is not built; mean, last and cls are (--pooler)"
+    reason = f"its pooling ({', '.join(modes) or 'none'}) is not supported; mean, last and cls are (--pooler)"
     return msgspec.structs.replace(pooler, unpooled=reason)
 
 
@@ -169,7 +169,7 @@ def with_answer(pooler: Pooler, values: Mapping[str, Any]) -> Pooler:
     """By the configuration of a LogitScore module."""
     if values.get("true_token_id") is not None and values.get("false_token_id") is not None:
         return msgspec.structs.replace(pooler, scorer="yes_no")
-    reason = f"its LogitScore ({dict(values)}) is not built; the logits of yes and no are (--scorer yes_no)"
+    reason = f"its LogitScore ({dict(values)}) is not supported; the logits of yes and no are (--scorer yes_no)"
     return msgspec.structs.replace(pooler, unscored=reason)
 
 

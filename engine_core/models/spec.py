@@ -36,9 +36,9 @@ from penstock.protocol.errors import ConfigError, ModelError
 STACKED = "mlp.experts.gate_up_proj"  # in a checkpoint whose experts are
 # Models of other kinds: a key of config.json or a pattern of the architecture's name, and the kind in words.
 FOREIGN: tuple[tuple[str, str, str], ...] = (
-    ("audio_config", r"Whisper|Wav2Vec|Speech|Audio|TTS", "a model that hears or speaks"),
-    ("vision_config", r"VL|Llava|Vision|CLIP|ViT|Image|Paligemma", "a model that sees images"),
-    ("is_encoder_decoder", r"T5|Bart|M2M|Marian|Pegasus", "an encoder and a decoder"),
+    ("audio_config", r"Whisper|Wav2Vec|Speech|Audio|TTS", "an audio model"),
+    ("vision_config", r"VL|Llava|Vision|CLIP|ViT|Image|Paligemma", "a vision model"),
+    ("is_encoder_decoder", r"T5|Bart|M2M|Marian|Pegasus", "an encoder-decoder model"),
     ("", r"ForTokenClassification|ForQuestionAnswering|RewardModel|PreTraining", "a model with another head"),
     ("", r"Bert|BERT|Roberta|MPNet|Electra|XLM|Deberta|ForMaskedLM", "an encoder of another kind"),
     ("", r"ForSequenceClassification", "a classifier of another kind"),
@@ -52,7 +52,7 @@ TEXT = "text_config"  # where a model of text and images has the numbers of its 
 OUTER = ("tie_word_embeddings", "dtype", "torch_dtype", "quantization_config", "quantization", "auto_map")
 TOKENS = ("bos_token_id", "eos_token_id")
 MROPE = "mrope"  # also how its settings begin
-# Tensors beside the text half of a model of text and images or sound.
+# Tensors beside the text half of a model of text and images or audio.
 ENCODERS = (
     *("visual.", "vision_tower.", "vision_model.", "vision_encoder.", "vision_adapter.", "vision_language_adapter."),
     *("multi_modal_projector.", "audio.", "audio_tower.", "embed_vision.", "embed_audio.", "mtp."),

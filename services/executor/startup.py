@@ -223,7 +223,7 @@ def log_notes(config: Config, model: Decoder, draft: Draft | None, path: Path, d
         logs.info(log, "quantized", **msgspec.structs.asdict(quantized))
     own = draft.model.destinations().keys() if draft is not None and isinstance(draft.model, EagleHead) else ()
     if left := unread_tensors(spec, read_names(path).difference(own)):
-        logs.info(log, "left_unread", tensors=left, reason="images, sound, draft layers, heads for training")
+        logs.info(log, "left_unread", tensors=left, reason="images, audio, draft layers, heads for training")
     for reason in quantization_notes(spec, chip_of(device)):
         logs.info(log, "served_otherwise", reason=reason)
     if spec.attention.kv_fp8 and (missing := model.missing_kv_scales):

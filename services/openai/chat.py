@@ -300,7 +300,7 @@ def check_message(message: ChatMessage, path: str) -> None:
         reason = "function_call is OpenAI's deprecated form of tool_calls"
         raise Unsupported(f"{path}.{reason}", param=f"{path}.function_call")
     if message.audio and given(message.audio):
-        raise Unsupported(f"{path}.audio is not built yet", param=f"{path}.audio")
+        raise Unsupported(f"{path}.audio is not supported", param=f"{path}.audio")
     if message.tool_calls and message.role != "assistant":
         param = f"{path}.tool_calls"
         raise InvalidRequest(f"{param}: only an assistant calls tools", param=param, code="invalid_value")

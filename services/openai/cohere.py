@@ -103,11 +103,11 @@ def submissions(request: EmbedRequest, model: ModelInfo, trace: TraceContext) ->
     check_dimensions(request.output_dimension, model, "output_dimension")
     check_count(len(request.texts), "texts")
     if request.input_type == "image":
-        raise Unsupported("input_type: 'image' is not built; only text is read", param="input_type")
+        raise Unsupported("input_type: 'image' is not supported; only text is read", param="input_type")
     for number, kind in enumerate(request.embedding_types or ()):
         if kind not in BUILT:
             param = f"embedding_types[{number}]"
-            raise Unsupported(f"{param}: {kind!r} is not built; {', '.join(BUILT)} are", param=param)
+            raise Unsupported(f"{param}: {kind!r} is not supported; {', '.join(BUILT)} are", param=param)
     asked = truncated(request)
     before = {"search_query": model.pooler.query, "search_document": model.pooler.document}.get(request.input_type, "")
     return [

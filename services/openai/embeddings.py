@@ -103,7 +103,7 @@ async def read_vector_request(
     context.adapter = app.model.adapter(request.model)
     for name, raw in decode(body, FIELDS).items():
         if name in REFUSED and name not in served and bytes(raw).strip() != b"null":
-            raise Unsupported(f"{name} is not built: {REFUSED[name]}", param=name)
+            raise Unsupported(f"{name} is not supported: {REFUSED[name]}", param=name)
     return request
 
 

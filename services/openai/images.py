@@ -103,7 +103,7 @@ def joined(parts: Sequence[str | Message]) -> str | list[Message]:
 
 def unread(kind: str, param: str, images: Images) -> Unsupported:
     """The error of a part that is neither text nor an image."""
-    return Unsupported(f"{param}: {kind!r} is not built; this server reads {images.read} only", param=param)
+    return Unsupported(f"{param}: {kind!r} is not supported; this server reads {images.read} only", param=param)
 
 
 def restored(messages: list[dict[str, Any]], images: Images, param: str) -> list[dict[str, Any]]:

@@ -161,7 +161,7 @@ def schemas(routes: Sequence[Route], options: ApiConfig) -> dict[str, Any]:
     components["TokenizeRequest"]["properties"] |= {"messages": messages, "chat_template_kwargs": arguments}
     for kind, without, refused in DESCRIBED:
         schema = components[kind.__name__]
-        effects = f"Accepted without effect: {', '.join(without)}. Refused, not built: {', '.join(refused)}."
+        effects = f"Accepted without effect: {', '.join(without)}. Not supported, refused: {', '.join(refused)}."
         schema["description"] = f"{schema.get('description', '')} {effects}".strip()
     for kind in (ChatRequest, CompletionRequest):
         schema = components[kind.__name__]

@@ -180,7 +180,7 @@ def wants_usage(request: GenerationRequest) -> UsageWanted:
         )
     if options.include_obfuscation:
         param = "stream_options.include_obfuscation"
-        raise Unsupported(f"{param} is not built yet", param=param)
+        raise Unsupported(f"{param} is not supported", param=param)
     included = bool(options.include_usage)
     return UsageWanted(included, included and bool(options.continuous_usage_stats))
 
@@ -283,8 +283,8 @@ UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
 
 # Why, and what to do, where there is more to say.
 REASONS: Mapping[str, str] = {
-    "functions": "functions is OpenAI's deprecated form of tools and not built; give tools instead",
-    "function_call": "function_call is OpenAI's deprecated form of tool_choice and not built; give that instead",
+    "functions": "functions is OpenAI's deprecated form of tools and not supported; give tools instead",
+    "function_call": "function_call is OpenAI's deprecated form of tool_choice and not supported; give that instead",
 }
 
 WITHOUT_EFFECT: tuple[str, ...] = (
@@ -313,7 +313,7 @@ def check_unsupported(
         if neutral is None:
             continue
         if len(raw) > LONGEST_NEUTRAL or not is_neutral(decode(raw, VALUE, name), name, neutral, n):
-            raise Unsupported(reasons.get(name, f"{name} is not built yet"), param=name)
+            raise Unsupported(reasons.get(name, f"{name} is not supported"), param=name)
 
 
 def is_neutral(value: object, name: str, neutral: tuple[object, ...], n: int) -> bool:

@@ -126,7 +126,7 @@ def structured_outputs(raw: msgspec.Raw, name: str) -> Grammar | None:
     form = decode(raw, OUTPUTS, name)
     if form.disable_additional_properties:
         path = f"{name}.disable_additional_properties"
-        raise Unsupported(f"{path} is not built; the schema says it with additionalProperties", param=path)
+        raise Unsupported(f"{path} is not supported; the schema says it with additionalProperties", param=path)
     found = []
     for kind, read in KINDS.items():
         part = getattr(form, kind)

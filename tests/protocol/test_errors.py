@@ -58,7 +58,7 @@ def test_every_status_has_an_openai_type():
 
 
 def test_what_is_not_built_is_a_400_that_says_so():
-    error = Unsupported("tools are not built yet", param="tools")
+    error = Unsupported("tools are not supported", param="tools")
     assert (error.status, error.code, error.param) == (400, "unsupported", "tools")
 
 

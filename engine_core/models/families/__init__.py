@@ -47,7 +47,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     read: Callable[[ConfigFile], Body]
     defaults: Mapping[str, Any]
-    wrappers: tuple[str, ...] = ()  # classes that have the family's text model beside encoders of images or sound
+    wrappers: tuple[str, ...] = ()  # classes that have the family's text model beside encoders of images or audio
     texts: tuple[str, ...] = ()  # the text model's `model_type` in these, where it is not `name`
     names: tuple[tuple[str, str], ...] = ()  # parts of tensor names as `models.tensors` has them, and the checkpoint's
     keys: Mapping[str, str] = {}  # of config.json by names of the family's own, and what others call them

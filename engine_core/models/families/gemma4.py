@@ -2,7 +2,7 @@
 turn the fastest pairs of global layers alone, and a stream that every layer scales. The last layers of E2B and E4B
 share keys and values of earlier ones, and each of their layers adds an embedding of its own.
 
-Images and sound are left unread. Tokens of text see earlier ones alone, also where those of images would not.
+Images and audio are left unread. Tokens of text see earlier ones alone, also where those of images would not.
 """
 
 from __future__ import annotations

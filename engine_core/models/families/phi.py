@@ -19,7 +19,7 @@ def read(file: ConfigFile) -> Body:
 
 
 def read_multimodal(file: ConfigFile) -> Body:
-    """Adapters beside the matrices are for images and sound alone."""
+    """Adapters beside the matrices are for images and audio alone."""
     found = read(file)
     adapters = tuple(
         f"layers.{layer}.{module}.lora_"

@@ -142,8 +142,8 @@ CHAT_NAMES: Mapping[str, tuple[object, ...]] = {
 REFUSALS: Mapping[str, tuple[object, ...]] = {**UNSUPPORTED, **OWN_REFUSALS, **CHAT_NAMES}
 REASONS: Mapping[str, str] = {
     "container": "container names a machine of Anthropic's; this server has no such tools",
-    "mcp_servers": "mcp_servers is not built; this server connects to no others",
-    "speed": "speed is not built; every request is served as fast as the engine can",
+    "mcp_servers": "mcp_servers is not supported; this server connects to no others",
+    "speed": "speed is not supported; every request is served as fast as the engine can",
     "max_completion_tokens": "max_completion_tokens is a parameter of chats; here it is max_tokens",
     "stop": "stop is a parameter of chats; here it is stop_sequences",
     "response_format": "response_format is a parameter of chats; here it is output_config.format",

@@ -134,7 +134,7 @@ def part_of(block: InputBlock, path: str, images: Images) -> str | Message:
     if source.type == "file":
         message = f"{place}.type: this server keeps no files; give the image as base64 or url"
         raise Unsupported(message, param=f"{place}.type")
-    message = f"{place}.type: {source.type!r} is not built; images of type base64 and url are read"
+    message = f"{place}.type: {source.type!r} is not supported; images of type base64 and url are read"
     raise Unsupported(message, param=f"{place}.type")
 
 
@@ -293,7 +293,7 @@ def document(block: InputBlock, path: str, images: Images) -> str:
     elif source.type == "content":
         said = said_by(needed(source.content, f"{place}.content"), f"{place}.content", images)
     else:
-        message = f"{place}.type: {source.type!r} is not built; documents of type text and content are read"
+        message = f"{place}.type: {source.type!r} is not supported; documents of type text and content are read"
         raise Unsupported(message, param=f"{place}.type")
     return element("document", title=block.title, context=block.context, content=said)
 

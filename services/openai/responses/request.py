@@ -199,10 +199,10 @@ REFUSALS: Mapping[str, tuple[object, ...]] = {
 }
 RESPONSE_WITHOUT_EFFECT = tuple(name for name in WITHOUT_EFFECT if name not in ("metadata", "store"))
 REASONS: Mapping[str, str] = {
-    "conversation": "conversation is not built; previous_response_id goes on from a response that is kept",
+    "conversation": "conversation is not supported; previous_response_id goes on from a response that is kept",
     "prompt": "prompt names a template that OpenAI keeps; this server keeps none",
     "max_tool_calls": "max_tool_calls bounds OpenAI's built-in tools; this server has none",
-    "context_management": "context_management is not built; truncation says what becomes of an input that is too long",
+    "context_management": "context_management is not supported; truncation says what to do with too long an input",
     "messages": "messages is a parameter of chats; here it is input",
     "max_tokens": "max_tokens is a parameter of chats; here it is max_output_tokens",
     "max_completion_tokens": "max_completion_tokens is a parameter of chats; here it is max_output_tokens",

@@ -224,12 +224,12 @@ def check_options(request: ResponseRequest, store: ResponseStore) -> None:
             raise InvalidRequest(message, param="stream_options", code="invalid_value")
         if request.stream_options.include_obfuscation:
             param = "stream_options.include_obfuscation"
-            raise Unsupported(f"{param} is not built yet", param=param)
+            raise Unsupported(f"{param} is not supported", param=param)
     if not request.background:
         return
     if request.stream:
         raise Unsupported(
-            "background is not built for streams; retrieve the response when it is ready", param="background"
+            "background is not supported for streams; retrieve the response when it is ready", param="background"
         )
     if store.shared:
         message = "background needs a server with --api-processes 1, where whoever asks finds who runs it"

@@ -63,7 +63,7 @@ def test_a_folder_that_does_not_normalize_is_followed(tmp_path: Path) -> None:
 def test_other_poolings_are_refused_unless_an_option_says_otherwise(tmp_path: Path, values: dict[str, Any]) -> None:
     path = folder(tmp_path, "Transformer", "Pooling", Pooling=values)
     found = read_pooler(path)
-    assert "is not built" in found.unpooled
+    assert "is not supported" in found.unpooled
     assert found.unscored == found.unpooled
     told = read_pooler(path, pooler="mean")
     assert (told.kind, told.unpooled, told.unscored) == ("mean", "", "")

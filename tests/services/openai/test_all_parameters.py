@@ -180,7 +180,7 @@ async def test_not_built(path: str, body: dict[str, Any], name: str) -> None:
         assert code == 400, text
         check_error(json.loads(text), "invalid_request_error", name)
         assert json.loads(text)["error"]["code"] == "unsupported"
-        assert "not built" in json.loads(text)["error"]["message"]
+        assert "not supported" in json.loads(text)["error"]["message"]
     assert port.sent == []
 
 

@@ -147,7 +147,7 @@ async def test_a_wrong_field_is_named(body: dict[str, Any], param: str) -> None:
 
 async def test_an_unknown_model_is_not_found_and_one_without_vectors_says_so() -> None:
     assert (await post({"input": "a", "model": "nobody"}))[0] == 404
-    model = msgspec.structs.replace(POOLED, pooler=Pooler(unpooled="modules.json asks for Dense, which is not built"))
+    model = msgspec.structs.replace(POOLED, pooler=Pooler(unpooled="modules.json asks for Dense, not supported"))
     code, answer = await post({"input": "a"}, model=model)
     assert (code, answer["error"]["code"]) == (400, "unsupported")
     assert "Dense" in answer["error"]["message"]

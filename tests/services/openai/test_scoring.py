@@ -147,7 +147,7 @@ async def test_a_wrong_field_is_named(path: str, body: dict[str, Any], param: st
 
 
 async def test_a_model_whose_scores_cannot_be_made_says_why() -> None:
-    model = msgspec.structs.replace(POOLED, pooler=Pooler(unscored="its LogitScore ({}) is not built"))
+    model = msgspec.structs.replace(POOLED, pooler=Pooler(unscored="its LogitScore ({}) is not supported"))
     code, answer = await post("/v1/score", {"text_1": "a", "text_2": "b"}, model=model)
     assert (code, answer["error"]["code"]) == (400, "unsupported")
     assert "LogitScore" in answer["error"]["message"]

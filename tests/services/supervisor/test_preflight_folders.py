@@ -152,16 +152,16 @@ FOLDERS: list[tuple[str, Callable[[Path], object], str]] = [
     ("unknown architecture", config(architectures=["GPTNeoXForCausalLM"]),
      f"{{}}/config.json: architectures is ['GPTNeoXForCausalLM']; Penstock serves {SERVED}"),
     ("vision model", config(architectures=["Qwen2VLForConditionalGeneration"], vision_config={"depth": 1}),
-     "{}/config.json: architectures is ['Qwen2VLForConditionalGeneration']; this is a model that sees images, and "
+     "{}/config.json: architectures is ['Qwen2VLForConditionalGeneration']; this is a vision model, and "
      f"Penstock serves {SERVED}"),
     ("audio model", config(architectures=["WhisperForConditionalGeneration"], is_encoder_decoder=True),
-     "{}/config.json: architectures is ['WhisperForConditionalGeneration']; this is a model that hears or speaks, and "
+     "{}/config.json: architectures is ['WhisperForConditionalGeneration']; this is an audio model, and "
      f"Penstock serves {SERVED}"),
     ("encoder", config(architectures=["MPNetModel"]),
      f"{{}}/config.json: architectures is ['MPNetModel']; this is an encoder of another kind, and Penstock serves "
      f"{SERVED}"),
     ("encoder and decoder", config(architectures=["T5ForConditionalGeneration"]),
-     "{}/config.json: architectures is ['T5ForConditionalGeneration']; this is an encoder and a decoder, and "
+     "{}/config.json: architectures is ['T5ForConditionalGeneration']; this is an encoder-decoder model, and "
      f"Penstock serves {SERVED}"),
     ("classifier", config(architectures=["GPT2ForSequenceClassification"]),
      "{}/config.json: architectures is ['GPT2ForSequenceClassification']; this is a classifier of another kind, and "
