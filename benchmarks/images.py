@@ -59,10 +59,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     text_ttft_ms: float  # of a prompt of as many tokens of text
     tpot_ms: float  # of streams alone
     tpot_with_images_ms: float
-    tpot_with_text_ms: float  # beside as many prompts of as many tokens of text
+    tpot_with_text_ms: float | None = None  # beside as many prompts of as many tokens of text; older files lack it
     offered: float  # images, or prompts, a second meanwhile
     price: float  # percent, of images
-    text_price: float  # of text
+    text_price: float | None = None  # of text
     errors: dict[str, int]
 
 
@@ -190,12 +190,13 @@ def table(figures: Sequence[Figures]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for one in figures:
         share = "" if one.share_of_limit is None else f"{one.share_of_limit:.0%}"
+        text_price = "" if one.text_price is None else f"{one.text_price:+.1f} %"
         lines.append(
             f"| {SHAPES[one.model].title} | {one.pixels} x {one.pixels}, {one.tokens} tokens "
             f"| {one.images_per_second:.0f} | {share} "
             f"| {one.ttft_ms:.1f} | {one.known_ttft_ms:.1f} | {one.text_ttft_ms:.1f} "
             f"| {one.tpot_ms:.2f} → {one.tpot_with_images_ms:.2f} at {one.offered:.0f}/s "
-            f"| {one.price:+.1f} % | {one.text_price:+.1f} % |"
+            f"| {one.price:+.1f} % | {text_price} |"
         )
     return "\n".join(lines)
 
