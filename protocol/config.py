@@ -51,31 +51,32 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     several=True, greedy=True, metavar="NAME=FOLDER")
     ] = ""
     lora_dir: Annotated[
-        str, Option("directory whose folders are adapters, each found by its name when it is first asked for")
+        str, Option("directory of adapters, each a folder of its name, which is read when a request first names it")
     ] = ""
     admin_address: Annotated[
-        str, Option("where the operator's routes are, on this address alone: needs --operator-key-file, but for a unix "
-                    "socket, which its owner alone may connect to; empty: nowhere", metavar="HOST:PORT|unix:FILE")
+        str, Option("address of the operator's routes, which are nowhere else; needs --operator-key-file, except for "
+                    "a unix socket, to which only its owner may connect; empty: no such routes",
+                    metavar="HOST:PORT|unix:FILE")
     ] = ""
     operator_key_file: Annotated[
-        str, Option("file with a key per line, as --api-key-file, for --admin-address", metavar="FILE")
+        str, Option("file with a key per line for --admin-address, like --api-key-file", metavar="FILE")
     ] = ""
     weights_dir: Annotated[
-        str, Option("directory whose folders may be read in place of the model's weights, by the operator's requests")
+        str, Option("directory with the folders from which the operator may update the model's weights")
     ] = ""
     allowed_media_domains: Annotated[
-        str, Option("host names whose https images the server fetches for requests, *.NAME for those below; may be "
-                    "repeated; empty: none, images come as data: URLs",
+        str, Option("hosts from which the server fetches images by https, *.NAME for subdomains; may be repeated; "
+                    "empty: none, images come as data: URLs",
                     several=True, greedy=True, metavar="HOST", aliases=("--allowed-media-hosts",))
     ] = ""
     allowed_hosts: Annotated[
         str,
-        Option("host names that this server goes by beside loopback names, *.NAME for those below, or *; may be "
-               "repeated; empty: any, or loopback names alone where --host is a loopback address",
+        Option("host names that requests may address besides loopback names, *.NAME for subdomains, or *; may be "
+               "repeated; empty: any, or only loopback names if --host is a loopback address",
                several=True, metavar="HOST[:PORT]"),
     ] = ""
     allowed_origins: Annotated[
-        str, Option("origins whose pages may call this server (CORS), or *; may be repeated; empty: its own alone",
+        str, Option("origins whose pages may call this server (CORS), or *; may be repeated; empty: only its own",
                     several=True, metavar="ORIGIN")
     ] = ""
     allowed_methods: Annotated[
@@ -85,77 +86,79 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         str, Option("headers that those pages may send, or *; may be repeated", several=True, metavar="HEADER")
     ] = "*"
     allow_credentials: Annotated[bool, Option("let those pages send cookies and client certificates")] = False
-    ssl_keyfile: Annotated[str, Option("private key, PEM; empty: it stands in --ssl-certfile", metavar="FILE")] = ""
+    ssl_keyfile: Annotated[str, Option("private key, PEM; empty: it is in --ssl-certfile", metavar="FILE")] = ""
     ssl_certfile: Annotated[str, Option("certificate chain, PEM; empty: no TLS", metavar="FILE")] = ""
     ssl_keyfile_password: Annotated[str, Option("password of the private key", secret=True)] = ""
     ssl_ca_certs: Annotated[
-        str, Option("certificates, PEM, of those who sign client certificates; empty: none are asked for",
+        str, Option("certificates, PEM, of the authorities that sign client certificates; empty: none are asked for",
                     metavar="FILE")
     ] = ""
     ssl_cert_reqs: Annotated[
-        str, Option("whether a client must have a certificate, given --ssl-ca-certs",
+        str, Option("whether a client must have a certificate; needs --ssl-ca-certs",
                     choices=("required", "optional"))
     ] = "required"
     max_queued_requests: Annotated[
-        int, Option("unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
+        int, Option("max unfinished requests per api process; beyond it 429 with Retry-After", 1, 1 << 20)
     ] = 4096
     max_connections: Annotated[
-        int, Option("open connections per api process, beyond which the next ones wait to be accepted; 0: as many as "
+        int, Option("max open connections per api process, beyond which new ones wait to be accepted; 0: as many as "
                     "the limit of open files (ulimit -n) leaves room for", 0, 1 << 20)
     ] = 0
     max_stored_responses: Annotated[
-        int, Option("responses that an api process keeps for previous_response_id; 0: none", 0, 1 << 20)
+        int, Option("max responses that an api process stores for previous_response_id; 0: none", 0, 1 << 20)
     ] = 1000
-    max_stored_bytes: Annotated[int, Option("bytes that these may take", 1024, 1 << 34)] = 64 << 20
-    response_dir: Annotated[str, Option("directory that keeps these beyond the server's end; empty: none does")] = ""
+    max_stored_bytes: Annotated[int, Option("max bytes of these responses", 1024, 1 << 34)] = 64 << 20
+    response_dir: Annotated[
+        str, Option("directory in which these responses survive a restart of the server; empty: none")
+    ] = ""
     max_unloaded_requests: Annotated[
-        int, Option("of several models, requests per api process that wait for one which is not loaded; beyond it 503 "
-                    "with Retry-After", 1, 1 << 20)
+        int, Option("with several models, max requests per api process that wait for one that is not loaded; beyond it "
+                    "503 with Retry-After", 1, 1 << 20)
     ] = 1024
     model_turn: Annotated[
-        float, Option("of several models, seconds that one with requests stays loaded while others wait for its memory",
+        float, Option("with several models, seconds that one with requests stays loaded while others wait for its memory",
                       0.0, limits.MAX_TIMEOUT)
     ] = 30.0
     max_queued_bytes: Annotated[
-        int, Option("bytes of unfinished requests' bodies per api process; beyond it 429", 1024, 1 << 40)
+        int, Option("max bytes of unfinished requests' bodies per api process; beyond it 429", 1024, 1 << 40)
     ] = 512 << 20
-    log_prompts: Annotated[bool, Option("log the bodies of requests, prompts included; otherwise no prompt is")] = False
+    log_prompts: Annotated[bool, Option("log the bodies of requests, prompts included; off: no prompts")] = False
     metrics_port: Annotated[
-        int, Option("port of --host for /metrics, /health and /version without a key and without TLS, for monitoring "
-                    "alone; 0: none, they are at --port for clients with a key", 0, 65535)
+        int, Option("further port that serves only /metrics, /health and /version, without a key and without TLS; 0: "
+                    "none, they are at --port for clients with a key", 0, 65535)
     ] = 0
     metrics_alias: Annotated[
-        str, Option("server under whose names metrics are exported too, as far as they mean the same",
+        str, Option("server whose metric names are exported as well, where the meaning is the same",
                     choices=("none", "vllm"))
     ] = "none"
-    max_header_bytes: Annotated[int, Option("largest request line with headers", 1024, 1 << 24)] = 64 << 10
-    max_body_bytes: Annotated[int, Option("largest request body", 1024, 1 << 30)] = limits.MAX_BODY_BYTES
+    max_header_bytes: Annotated[int, Option("max bytes of the request line with headers", 1024, 1 << 24)] = 64 << 10
+    max_body_bytes: Annotated[int, Option("max bytes of a request body", 1024, 1 << 30)] = limits.MAX_BODY_BYTES
     header_timeout: Annotated[
         float, Option("seconds from the first byte of a request to the end of its headers", 0.1, 3600.0)
     ] = 10.0
-    body_timeout: Annotated[float, Option("seconds that the body of a request may take", 0.1, 3600.0)] = 60.0
+    body_timeout: Annotated[float, Option("seconds in which the body of a request must arrive", 0.1, 3600.0)] = 60.0
     request_timeout: Annotated[
-        float, Option("seconds that a request may take in all; beyond it 504; 0: as long as it takes", 0.0,
+        float, Option("max duration of a request in seconds; beyond it 504; 0: no limit", 0.0,
                       limits.MAX_TIMEOUT)
     ] = 0.0
     keep_alive_timeout: Annotated[
         float, Option("seconds that a connection may be idle", 0.1, 86400.0, aliases=("--timeout-keep-alive",))
     ] = 75.0
-    max_json_depth: Annotated[int, Option("deepest nesting of a body", 8, limits.MAX_JSON_DEPTH)] = (
+    max_json_depth: Annotated[int, Option("max nesting of a JSON body", 8, limits.MAX_JSON_DEPTH)] = (
         limits.MAX_JSON_DEPTH
     )
-    max_n: Annotated[int, Option("most choices per prompt", 1, limits.MAX_CHOICES)] = limits.MAX_N
+    max_n: Annotated[int, Option("max choices per prompt", 1, limits.MAX_CHOICES)] = limits.MAX_N
     max_logprobs: Annotated[
-        int, Option("most log-probabilities per token", 0, limits.MAX_LOGPROBS)
+        int, Option("max log-probabilities per token", 0, limits.MAX_LOGPROBS)
     ] = limits.MAX_LOGPROBS
     max_stop_strings: Annotated[
-        int, Option("most stop strings of a request", 0, limits.MOST_STOP_STRINGS)
+        int, Option("max stop strings of a request", 0, limits.MOST_STOP_STRINGS)
     ] = limits.MAX_STOP_STRINGS
     max_logit_bias: Annotated[
-        int, Option("most tokens in logit_bias", 0, limits.MAX_LOGIT_BIAS)
+        int, Option("max tokens in logit_bias", 0, limits.MAX_LOGIT_BIAS)
     ] = limits.MAX_LOGIT_BIAS
     clamp_max_tokens: Annotated[
-        str, Option("requests whose max_tokens becomes what the context has left, instead of a 400 where it is more: "
+        str, Option("requests whose max_tokens is reduced to what the context has left, not refused with a 400: "
                     "those of /v1/messages, all, or none",
                     choices=(CLAMP_NONE, CLAMP_MESSAGES, CLAMP_ALL))
     ] = CLAMP_MESSAGES
@@ -169,40 +172,40 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 0
     placement: Annotated[
         str,
-        Option("which replica a request goes to: who is expected to have most of its prompt cached unless its load is "
-               "far above the others', who has least to do, or each in turn",
+        Option("which replica a request goes to: the one with most of its prompt in the cache unless its load is far "
+               "above the others', the one with the least load, or each in turn",
                choices=("prefix", "least_loaded", "round_robin")),
     ] = "prefix"
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
     trust_request_chat_template: Annotated[
-        bool, Option("take a request's own chat_template; it is rendered in a process of its own, within limits")
+        bool, Option("accept chat_template in requests; it is rendered in a separate process, within limits")
     ] = False
     split_special_tokens: Annotated[
-        bool, Option("control tokens that users, tools and documents of chats spell are text; the template's are not")
+        bool, Option("treat control tokens in the text of users, tools and documents as plain text")
     ] = True
     template_workers: Annotated[int, Option("processes that render requests' templates, per tokenizer", 1, 64)] = 2
     template_timeout: Annotated[
-        float, Option("CPU seconds that rendering one request's own template may take; beyond it 400", 0.1, 60.0)
+        float, Option("max CPU seconds for rendering a request's own template; beyond it 400", 0.1, 60.0)
     ] = 2.0
     template_memory: Annotated[
-        int, Option("bytes that rendering one request's own template may take; beyond it 400", 16 << 20, 1 << 40)
+        int, Option("max memory in bytes for rendering a request's own template; beyond it 400", 16 << 20, 1 << 40)
     ] = 512 << 20
     media_workers: Annotated[
         int, Option("processes that decode images, per tokenizer; 0: 1 to 4, by cores", 0, 64)
     ] = 0
     media_timeout: Annotated[
-        float, Option("seconds that fetching one image may take, and CPU seconds that decoding it may; beyond it 400",
+        float, Option("max seconds for fetching one image, and max CPU seconds for decoding it; beyond it 400",
                       0.1, 60.0)
     ] = 2.0
     media_memory: Annotated[
-        int, Option("bytes that decoding one image may take; beyond it 400", 64 << 20, 1 << 40)
+        int, Option("max memory in bytes for decoding one image; beyond it 400", 64 << 20, 1 << 40)
     ] = 1 << 30
     media_max_pixels: Annotated[
-        int, Option("most pixels of an image, which its header tells before it is decoded; beyond it 400", 1, 1 << 30)
+        int, Option("max pixels of an image, read from its header before it is decoded; beyond it 400", 1, 1 << 30)
     ] = 64 << 20
     tool_call_parser: Annotated[
         str,
-        Option("how the model writes tool calls; auto: as its chat template tells",
+        Option("tool call format of the model; auto: recognized from its chat template",
                choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder", "glm45",
                         "harmony", "deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "minimax_m2",
                         "gemma4", "functiongemma", "granite", "phi4", "phi4_mini_json", "olmo3", "hunyuan_a13b",
@@ -210,19 +213,19 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = "auto"
     reasoning_parser: Annotated[
         str,
-        Option("markers of the model's reasoning; auto: those in its chat template; deepseek_r1: outputs begin inside",
+        Option("reasoning markers of the model; auto: those in its chat template; deepseek_r1: they begin inside",
                choices=("auto", "none", "think", "qwen3", "deepseek_r1", "mistral", "reasoning", "harmony", "gemma4",
                         "granite", "seed_oss", "hunyuan_a13b", "ernie45", "minimax_m2_append_think")),
     ] = "auto"
     grammar_workers: Annotated[int, Option("processes that compile grammars, per tokenizer process", 1, 64)] = 2
     grammar_compile_timeout: Annotated[
-        float, Option("CPU seconds that compiling one grammar may take; beyond it 400", 0.1, 60.0)
+        float, Option("max CPU seconds for compiling one grammar; beyond it 400", 0.1, 60.0)
     ] = 2.0
     grammar_compile_memory: Annotated[
-        int, Option("bytes that compiling one grammar may take; beyond it 400", 16 << 20, 1 << 40)
+        int, Option("max memory in bytes for compiling one grammar; beyond it 400", 16 << 20, 1 << 40)
     ] = 512 << 20
-    grammar_max_bytes: Annotated[int, Option("longest schema, regex or grammar of a request", 64, 1 << 26)] = 2 << 20
-    grammar_cache_entries: Annotated[int, Option("compiled grammars that are remembered", 1, 1 << 20)] = 1024
+    grammar_max_bytes: Annotated[int, Option("max bytes of a schema, regex or grammar", 64, 1 << 26)] = 2 << 20
+    grammar_cache_entries: Annotated[int, Option("max compiled grammars in the tokenizer's cache", 1, 1 << 20)] = 1024
 
 
 class LinksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -230,19 +233,20 @@ class LinksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     scheduler_address: Annotated[
         str,
-        Option("where schedulers listen, each at two ports from this one on, so that processes of other hosts reach "
-               "them; empty: socket files of the run directory",
+        Option("where schedulers listen for processes of other hosts, each at two ports from this one on; empty: only "
+               "on socket files of the run directory",
                metavar="tcp://HOST:PORT"),
     ] = ""
     tokenizer_address: Annotated[
         str,
-        Option("where tokenizers listen, each at a port from this one on; empty: socket files of the run directory",
+        Option("where tokenizers listen for processes of other hosts, each at a port from this one on; empty: only on "
+               "socket files of the run directory",
                metavar="tcp://HOST:PORT"),
     ] = ""
     link_keys: Annotated[
         str,
-        Option("file that `penstock keys` made, the same on every host: who does not have it is refused; needed "
-               "wherever hosts meet",
+        Option("key file made by `penstock keys`, the same on every host; peers without it are refused; needed with "
+               "several hosts",
                metavar="FILE"),
     ] = ""
 
@@ -252,46 +256,46 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     parts: Annotated[
         str,
-        Option("processes that `penstock serve` starts on this host, like api,tokenizer,scheduler,executor:0-3 here "
+        Option("processes that `penstock serve` starts on this host, such as api,tokenizer,scheduler,executor:0-3 here "
                "and executor:4-7 on another; may be repeated; empty: all",
                several=True, metavar="PARTS"),
     ] = ""
-    run_dir: Annotated[str, Option("directory of socket files, made with mode 0700; empty: a temporary one")] = ""
+    run_dir: Annotated[str, Option("directory of socket files, created with mode 0700; empty: a temporary one")] = ""
     models: Annotated[
         str, Option('several models behind one endpoint, as a JSON object like {"chat": {"model": "FOLDER", '
                     '"max_model_len": 8192}}; --model NAME=PATH, repeated, and [models.NAME] of a file write it; '
                     'empty: the one of --model', metavar="JSON"),
     ] = ""
     for_model: Annotated[
-        str, Option("of several models, the one whose tokenizer, scheduler or executor a process is; `penstock serve` "
+        str, Option("with several models, the one whose tokenizer, scheduler or executor a process is; `penstock serve` "
                     "starts those of all", metavar="NAME"),
     ] = ""
     drain_timeout: Annotated[
         float, Option("seconds that running requests get to finish after SIGTERM or Ctrl-C", 0.0, 3600.0)
     ] = 30.0
-    report_prompts: Annotated[bool, Option("let crash reports hold the token ids of prompts and outputs")] = False
+    report_prompts: Annotated[bool, Option("include the token ids of prompts and outputs in crash reports")] = False
     log_level: Annotated[
-        str, Option("least severe log lines that are printed", choices=("debug", "info", "warning", "error"))
+        str, Option("lowest level of the log lines that are printed", choices=("debug", "info", "warning", "error"))
     ] = "info"
-    log_format: Annotated[str, Option("form of log lines", choices=("logfmt", "json"))] = "logfmt"
+    log_format: Annotated[str, Option("format of log lines", choices=("logfmt", "json"))] = "logfmt"
 
 
 class TraceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of tracing, the same for every process; the standard OTEL_ variables count as well."""
 
     otlp_endpoint: Annotated[
-        str, Option("OpenTelemetry collector to which traces go, such as http://localhost:4318; empty: no traces",
+        str, Option("OpenTelemetry collector to send traces to, such as http://localhost:4318; empty: no traces",
                     metavar="URL")
     ] = ""
     otlp_protocol: Annotated[
-        str, Option("how they go there; auto: as $OTEL_EXPORTER_OTLP_PROTOCOL says, else http/protobuf",
+        str, Option("protocol of the collector; auto: as $OTEL_EXPORTER_OTLP_PROTOCOL says, else http/protobuf",
                     choices=("auto", "http/protobuf", "grpc"))
     ] = "auto"
     trace_sampling_ratio: Annotated[
-        float, Option("share of the requests whose client has not decided that are traced", 0.0, 1.0)
+        float, Option("share of requests that are traced, of those whose client has not decided", 0.0, 1.0)
     ] = 1.0
     trace_steps: Annotated[
-        float, Option("most spans of steps per second, of steps that traced requests are in; 0: none", 0.0, 1000.0)
+        float, Option("max spans per second of steps that traced requests are in; 0: none", 0.0, 1000.0)
     ] = 1.0
     trace_tokens: Annotated[int, Option("output tokens between two events of a decode span; 0: none", 0, 1 << 20)] = 128
 

@@ -27,7 +27,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options that all processes share; their hash is checked in every handshake."""
 
     model: Annotated[
-        str, Option("folder in Hugging Face layout or hub id; empty: penstock-demo, which Penstock brings")
+        str, Option("folder in Hugging Face layout or hub id; empty: penstock-demo, the embedded model")
     ] = ""
     revision: Annotated[str, Option("hub revision: branch, tag or commit")] = ""
     served_model_name: Annotated[
@@ -36,72 +36,73 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ""
     dtype: Annotated[
         str,
-        Option("arithmetic type; auto: the checkpoint's on a GPU, on a CPU the same or float32 by a trial",
+        Option("arithmetic type; auto: the checkpoint's on a GPU, on a CPU the same or float32, by a trial",
                choices=("auto", "float32", "bfloat16", "float16")),
     ] = "auto"
     kv_cache_dtype: Annotated[
         str,
         Option("type of cached keys and values; fp8: e4m3 with the checkpoint's scales, or scales of 1; bfloat16: "
-               "that of the arithmetic; auto: fp8 where the checkpoint says so",
+               "the same as --dtype; auto: fp8 if the checkpoint says so",
                choices=(KV_AUTO, KV_MODEL, KV_FP8)),
     ] = KV_AUTO
     load_format: Annotated[
-        str, Option("dummy makes random weights for speed work", choices=("auto", "safetensors", "dummy"))
+        str, Option("where weights come from; auto: from safetensors; dummy: random, for benchmarks",
+                    choices=("auto", "safetensors", "dummy"))
     ] = "auto"
     quantization: Annotated[
-        str, Option("round the weights of an unquantized model while they load: to 8-bit floats or integers with a "
-                    "scale a row, or 4-bit integers in groups; none: as the folder has them", choices=QUANTIZATIONS)
+        str, Option("quantize an unquantized model while it loads: fp8 and int8 by output, int4 in groups",
+                    choices=QUANTIZATIONS)
     ] = "none"
     allow_wrong_output: Annotated[
-        bool, Option("serve although the output is known to be wrong, for benchmarks: synthetic_acceptance needs it")
+        bool, Option("serve even if the output is known to be wrong, for benchmarks; synthetic_acceptance needs it")
     ] = False
     verify_weights: Annotated[
-        bool, Option("hold weight files to their SHA-256 where SHA256SUMS, the hub cache or a download names it")
+        bool, Option("check the SHA-256 of weight files if SHA256SUMS, the hub cache or a download has it")
     ] = True
-    max_model_len: Annotated[int, Option("longest prompt plus output in tokens; 0: the model's own", 0, 1 << 24)] = 0
+    max_model_len: Annotated[int, Option("max tokens of prompt plus output; 0: the model's own", 0, 1 << 24)] = 0
     block_size: Annotated[int, Option("tokens per KV block", 1, 256)] = 16
-    max_num_seqs: Annotated[int, Option("max sequences that run at once (executor slots)", 1, 4096)] = 256
+    max_num_seqs: Annotated[int, Option("max requests that run at once, counting each of n choices", 1, 4096)] = 256
     max_num_batched_tokens: Annotated[
         int, Option("token budget of one step; 0: 8192 on a GPU, 512 on a CPU", 0, 1 << 20)
     ] = 0
     tensor_parallel_size: Annotated[
-        int, Option("GPUs that share every layer; each has its heads, MLP width and vocabulary", 1, 64)
+        int, Option("GPUs that share every layer (heads, MLP width and vocabulary)", 1, 64)
     ] = 1
     expert_parallel: Annotated[
-        bool, Option("GPUs hold whole experts, not a share of each; for mixtures of experts")
+        bool, Option("each GPU holds whole experts rather than a share of every expert; for mixtures of experts")
     ] = False
-    pipeline_parallel_size: Annotated[int, Option("stages that share the layers, one after the other", 1, 64)] = 1
+    pipeline_parallel_size: Annotated[int, Option("stages that the layers are divided into", 1, 64)] = 1
     data_parallel_size: Annotated[
         int, Option("replicas behind one API; each is a group of GPUs with the whole model and a cache", 1, 64)
     ] = 1
     pooler: Annotated[
         str,
-        Option("hidden state that a text's vector is made of; auto: as the model's folder says, else the last, of "
+        Option("hidden state that becomes a text's vector; auto: as the model's folder says, else the last, or for "
                "encoders the mean",
                choices=("auto", "mean", "last", "cls")),
     ] = "auto"
     scorer: Annotated[
         str,
-        Option("how pairs of texts are scored: the cosine of their vectors, or the model's yes or no as Qwen3-Reranker "
-               "is asked; auto: its classifier, else as the model's folder says, else cosine",
+        Option("how pairs of texts are scored: by the cosine of their vectors, or by a yes or no, prompted like "
+               "Qwen3-Reranker; auto: by the model's classifier, else as its folder says, else cosine",
                choices=("auto", "cosine", "yes_no")),
     ] = "auto"
-    enable_lora: Annotated[bool, Option("serve LoRA adapters beside the model")] = False
-    lora_experts: Annotated[bool, Option("adapters may change routed experts; memory is taken for each")] = False
-    max_loras: Annotated[int, Option("adapters that rows of one step may have", 1, 1024)] = 8
-    max_lora_rank: Annotated[int, Option("largest rank of an adapter; memory is taken for it", 1, 512)] = 16
+    enable_lora: Annotated[bool, Option("serve LoRA adapters together with the model")] = False
+    lora_experts: Annotated[bool, Option("allow adapters of routed experts; memory is taken for every expert")] = False
+    max_loras: Annotated[int, Option("max different adapters in one step; memory is allocated for each", 1, 1024)] = 8
+    max_lora_rank: Annotated[int, Option("max rank of an adapter; memory is allocated for it", 1, 512)] = 16
     max_cpu_loras: Annotated[int, Option("adapters in the host's memory; 0: four times --max-loras", 0, 1 << 16)] = 0
     limit_mm_per_prompt: Annotated[
-        str, Option("most images of one prompt, as a number, image=N or {\"image\": N}; 0: the vision encoder is not "
+        str, Option("max images of one prompt, as a number, image=N or {\"image\": N}; 0: the vision encoder is not "
                     "loaded, and images are refused", metavar="LIMIT")
     ] = "16"
     mm_encoder_cache_tokens: Annotated[
-        int, Option("image tokens whose embeddings an executor holds; 0: 16384, or what the largest image takes",
+        int, Option("image tokens whose embeddings an executor caches; 0: 16384, or what the largest image takes",
                     0, 1 << 22)
     ] = 0
-    seed: Annotated[int, Option("seed of the server's own randomness: dummy weights", 0, 2**63 - 1)] = 0
+    seed: Annotated[int, Option("seed of dummy weights; requests have a seed of their own", 0, 2**63 - 1)] = 0
     batch_invariant: Annotated[
-        bool, Option("a request's tokens never depend on what shares its steps, to the last bit; needs a GPU")
+        bool, Option("make a request's output independent of its batch, to the last bit; needs a GPU")
     ] = False
 
 
@@ -112,35 +113,37 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     scheduling_policy: Annotated[
         str,
         Option(
-            "order of waiting requests: fcfs, as they come; or priority, the request's, the larger first",
+            "order of waiting requests: first come, first served, or by priority, the larger first",
             choices=(FCFS, PRIORITY),
         ),
     ] = FCFS
     fairness: Annotated[
         str,
-        Option("on: clients (keys, and below each its users, sessions or connections) take turns, and one that has "
-               "nothing running gets a slot of the one that has most; off: requests are served as they come",
+        Option("on: clients (keys, and within each its users, sessions or connections) take turns, and a client with "
+               "nothing running gets a slot of the one with the most; off: requests are served as they arrive",
                choices=(ON, OFF)),
     ] = ON
     max_queued_tokens: Annotated[
-        int, Option("tokens of the prompts that wait; beyond it 429 with Retry-After; 0: any number", 0, 1 << 40)
+        int, Option("max tokens of waiting prompts; beyond it 429 with Retry-After; 0: any number", 0, 1 << 40)
     ] = 8 << 20
     max_queue_time: Annotated[
-        float, Option("seconds that a request waits to begin; beyond it 429 with Retry-After; 0: as long as it takes",
+        float, Option("max seconds that a request waits to begin; beyond it 429 with Retry-After; 0: no limit",
                       0.0, limits.MAX_TIMEOUT)
     ] = 0.0
     overlap: Annotated[bool, Option("plan step k+1 while step k runs")] = True
     speculative_config: Annotated[
         str,
-        Option('drafts, as a JSON object like {"method": "ngram", "num_speculative_tokens": 4}; beside these keys '
-               'prompt_lookup_max and prompt_lookup_min; with method draft_model or eagle, "model" is a folder or '
-               'hub id; method mtp drafts by the head that the checkpoint has; '
+        Option('speculative decoding, as a JSON object like {"method": "ngram", "num_speculative_tokens": 4}; further '
+               'keys are prompt_lookup_max and prompt_lookup_min; methods draft_model and eagle need "model", a '
+               'folder or hub id; method mtp uses the head in the checkpoint; '
                'empty: only predictions of requests and what a grammar forces',
                metavar="JSON"),
     ] = ""
-    grammar_cache_bytes: Annotated[int, Option("bytes of automata; beyond it 429", 1 << 20, 1 << 40)] = 512 << 20
+    grammar_cache_bytes: Annotated[
+        int, Option("max bytes of compiled grammars in the scheduler; beyond it 429", 1 << 20, 1 << 40)
+    ] = 512 << 20
     mask_threads: Annotated[
-        int, Option("threads that fill the masks of structured output; 0: a core in four, at most 4", 0, 256)
+        int, Option("threads that fill the masks of structured output; 0: a quarter of the cores, at most 4", 0, 256)
     ] = 0
     status_interval: Annotated[float, Option("seconds between heartbeats", 0.05, 10.0)] = 0.5
     idle_timeout: Annotated[
@@ -181,7 +184,8 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = 0.25
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
     tune: Annotated[
-        bool, Option("measure how products with weights run best, where nobody has on this chip; off: rules decide")
+        bool, Option("measure which kernels are fastest for matrix products, at the first start on a chip for which no "
+                     "measurements ship; off: rules decide")
     ] = True
     cpu_threads: Annotated[int, Option("torch threads on a CPU; 0: by a trial", 0, 1024)] = 0
     rendezvous: Annotated[
@@ -192,7 +196,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ] = ""
     first_executor: Annotated[
         int,
-        Option("number of this host's first executor, whose GPU is the first one; `penstock serve` counts them itself",
+        Option("number of this host's first executor, which has its first GPU; `penstock serve` counts them itself",
                0, MOST_EXECUTORS - 1),
     ] = 0
     base_gpu_id: Annotated[

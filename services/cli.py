@@ -31,35 +31,35 @@ from penstock.services.supervisor.sd_notify import error_line, notify, progress
 log = logging.getLogger(__name__)
 
 COMMANDS: Mapping[str, str] = {
-    "serve": "start every process of a server on this machine",
+    "serve": "start a server: every process on this machine",
+    "chat": "chat with a model in the terminal, or ask one question through a pipe",
+    "complete": "complete a text",
+    "run-batch": "process a file of requests in OpenAI's batch format",
+    "plan": "print the GPU memory that a model needs, and how many requests run at once",
+    "top": "show the live state of a server",
+    "quantize": "write a quantized copy of a model, and print the error of each layer",
+    "tune": "measure the fastest kernels for a model on this GPU, and keep the result for later starts",
+    "bench serve": "benchmark a running server, or one that is started for it",
+    "bench offline": "benchmark the Python API",
+    "bench start": "measure how long a server takes to start",
+    "config": "print the effective configuration as a file for --config",
+    "keys": "create the key file for links between hosts",
+    "collect-env": "print the environment for a bug report",
     "api": "one api process: HTTP",
     "tokenizer": "one tokenizer process: text to tokens and back",
     "scheduler": "the scheduler process: queue, KV blocks, steps",
     "executor": "one executor process: weights, forward pass, sampling",
     "engine": "every process but the api, for a program such as the Python API",
-    "config": "print the effective configuration as a file for --config",
-    "keys": "make the key file for the links between hosts",
-    "chat": "chat with a model in the terminal, or ask one question through a pipe",
-    "complete": "complete a text",
-    "run-batch": "process a file of requests in OpenAI's batch format",
-    "bench serve": "benchmark a running server, or one that is started for it",
-    "bench offline": "benchmark the Python API",
-    "bench start": "measure how long a server takes to start",
-    "plan": "print the GPU memory that a model needs, and how many requests run at once",
-    "quantize": "write a model's folder with quantized weights, and tell what each layer lost",
-    "tune": "measure how a model's products run best on this GPU, and keep that for every start",
-    "top": "show the live state of a server",
-    "collect-env": "print the environment for a bug report",
 }
 BENCHES = ("bench serve", "bench offline", "bench start")
 TAKES_MODEL = ("serve", "engine", "config", "plan", "quantize", "tune", "chat", "complete", "run-batch", *BENCHES)
 SEVERAL = ("serve", "config")  # of those, the ones that take several
 STARTED = ("model", "tokenizer", "scheduler", "executor", "trace", "api_processes", "api_key", "max_queued_requests",
            "log_level", "log_format", "run_dir")  # fmt: skip
-COMMON = ("served_model_name", "dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
+COMMON = ("served_model_name", "dtype", "quantization", "max_model_len", "max_num_seqs", "max_num_batched_tokens",
           "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "host", "port",
           "api_key", "chat_template", "tool_call_parser", "reasoning_parser", "enable_prefix_caching",
-          "speculative_config", "device", "gpu_memory_utilization", "log_level")  # fmt: skip
+          "speculative_config", "device", "gpu_memory_utilization")  # fmt: skip
 STARTED_COMMON = ("dtype", "max_model_len", "tensor_parallel_size", "device", "api_key", "log_level")
 # The sections and single options of protocol/config.py that a command has; a command that is not here has all.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -95,10 +95,10 @@ MODULES: Mapping[str, str] = {
 }
 ROLE_MODULES: Mapping[Role, str] = {Role.API: "openai.api_server"}  # of roles whose module is not ROLE.main
 MAX_UNSIZED = 64  # processes of a role whose number is left to the cores; protocol/messages.py gives an api's 7 bits
-MODEL = "folder in Hugging Face layout or hub id, as --model; left out: penstock-demo, which Penstock brings"
+MODEL = "folder in Hugging Face layout or hub id, as --model; left out: penstock-demo, the embedded model"
 WIDE = 60  # columns of a terminal that has room for two columns of help
 HELP = re.compile(r"-h|--help(?:=(.*))?")
-EPILOG = "`penstock {command} --help=all` shows every option, `--help=WORD` those about a word."
+EPILOG = "`penstock {command} --help=all` shows every option, `--help=WORD` those about WORD."
 EXIT_CODES: Mapping[type[PenstockError], ExitCode] = {
     AddressError: ExitCode.ADDRESS,
     ConfigError: ExitCode.CONFIG,

@@ -39,7 +39,7 @@ METAVARS: Mapping[type, str] = {str: "TEXT", int: "N", float: "X"}
 ALL_OPTIONS = "all"  # --help=all
 EMPTY = "empty"  # a default that is no text
 MOST_CHOICES = 12  # that the page of often used options lists
-OFTEN = "options that are often used"
+OFTEN = "common options"
 ARGUMENT_ERROR = re.compile(r"argument (-[^\s:/]+).*?: (.*)")  # argparse's messages: about one option,
 NEEDED = re.compile(r"the following arguments are required: (.*)")  # one that is missing,
 WRONG_VALUE = re.compile(r"invalid (\w+) value: '(.*)'")  # a value's type,

@@ -127,7 +127,7 @@ def test_help_is_a_command_too(words, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["srve"], "command line: 'srve' is not allowed; the commands are serve, api"),
+        (["srve"], "command line: 'srve' is not allowed; the commands are serve, chat"),
         (["keys"], "command line: FILE is missing"),
         (["chat", "--temperature", "x"], "--temperature: 'x' is not allowed; it must be a number"),
         (["bench", "serve", "--endpoint", "x"], "--endpoint: 'x' is not allowed; it must be one of completions, chat"),
