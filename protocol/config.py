@@ -116,7 +116,7 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     "503 with Retry-After", 1, 1 << 20)
     ] = 1024
     model_turn: Annotated[
-        float, Option("with several models, seconds that one with requests stays loaded while others wait for its memory",
+        float, Option("with several models, seconds that one with requests stays loaded while others wait for memory",
                       0.0, limits.MAX_TIMEOUT)
     ] = 30.0
     max_queued_bytes: Annotated[
@@ -267,8 +267,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     'empty: the one of --model', metavar="JSON"),
     ] = ""
     for_model: Annotated[
-        str, Option("with several models, the one whose tokenizer, scheduler or executor a process is; `penstock serve` "
-                    "starts those of all", metavar="NAME"),
+        str, Option("with several models, the one whose tokenizer, scheduler or executor a process is; "
+                    "`penstock serve` starts those of all", metavar="NAME"),
     ] = ""
     drain_timeout: Annotated[
         float, Option("seconds that running requests get to finish after SIGTERM or Ctrl-C", 0.0, 3600.0)

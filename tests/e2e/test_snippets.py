@@ -87,6 +87,8 @@ def check_command(command: Command) -> None:
     subprocess.run(["bash", "-n", "-c", command.text], check=True, capture_output=True, timeout=LIMIT)
     for line in re.split(r"[|;&]+\s", command.text.replace("\\\n", " ")):
         words = shlex.split(line, comments=True)
+        if words[:1] == ["curl"] and "-d" in words:
+            assert any("application/json" in word for word in words), f"line {command.line}: a body of no content type"
         if "penstock" not in words[:1]:
             continue
         name = " ".join(words[1 : 3 if words[1] == "bench" else 2])
@@ -145,6 +147,7 @@ def test_a_page_is_taken_apart() -> None:
 
 @pytest.mark.parametrize(
     "text", ["```python\nx = (\n```\n", "```console\n$ penstock serve --no-such-option\n```\n", "```toml\na =\n```\n",
+             "```console\n$ curl http://127.0.0.1:8000/v1/completions -d '{}'\n```\n",
              "```console\n$ echo 'open\n```\n", "```json\n{\n```\n", "```\nwhat\n```\n"]
 )  # fmt: skip
 def test_a_block_that_cannot_be_right_is_found(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
