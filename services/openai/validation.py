@@ -100,7 +100,7 @@ def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
     code = "invalid_type" if ", got `" in reason else "invalid_value"
     message = f"{param}: {reason[:1].lower()}{reason[1:]}"
     if BOUND.search(reason) and param in LIMIT_OPTIONS:
-        message = f"{param}: more than {LIMIT_OPTIONS[param]} allows"
+        message += f", the most that {LIMIT_OPTIONS[param]} can allow"
     elif WORD.match(reason) and (words := enum_values(kind, place)):
         message += f"; it may be {', '.join(words)}"
     return InvalidRequest(message, param=param, code=code)

@@ -166,5 +166,5 @@ async def test_an_empty_body_and_a_bound_of_the_operators_are_called_so() -> Non
         empty = await http.post("/v1/completions", headers={"content-type": "application/json"})
         many = await http.post("/v1/completions", json={"prompt": "a", "n": 100_000})
     assert empty.json()["error"]["message"] == "the body is empty"
-    assert many.json()["error"]["message"] == "n: more than --max-n allows"
+    assert many.json()["error"]["message"] == "n: expected `int` <= 1024, the most that --max-n can allow"
     assert many.json()["error"]["param"] == "n"
