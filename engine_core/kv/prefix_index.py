@@ -109,7 +109,7 @@ class PrefixIndex:
         return self._blocks[key[0]].get(key)
 
     def key(self, block: int) -> bytes:
-        """What an idle block is found by."""
+        """What a block is found by that can be found."""
         identity = self._identities[block]
         assert identity is not None
         return identity

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from penstock.engine_core.loading.streaming import WeightStream
 from penstock.engine_core.models.layers import Destination
 from penstock.engine_core.models.quantized_matrix import QuantizedMatrix
 from penstock.engine_core.models.weight_files import LEFTOVER, WantedTensor, check_tensors
@@ -33,8 +34,14 @@ def read_checkpoint(
         place = destinations[name]
         if place.matrix is not None and place.role != "unread":
             place.matrix.expected.add(place.role)
-    for path, names in files.items():
-        read_file(path, names, destinations)
+    on_gpu = {place.tensor.device for place in destinations.values() if place.tensor is not None}
+    stream = next((WeightStream(device) for device in on_gpu if device.type == "cuda"), None)
+    try:
+        for path, names in files.items():
+            read_file(path, names, destinations, stream)
+    finally:
+        if stream is not None:
+            stream.close()
 
 
 def wanted_tensors(destinations: Mapping[str, Destination]) -> dict[str, WantedTensor]:
@@ -42,8 +49,11 @@ def wanted_tensors(destinations: Mapping[str, Destination]) -> dict[str, WantedT
     return {name: WantedTensor(place.shape, place.stored_types, place.optional) for name, place in destinations.items()}
 
 
-def read_file(path: Path, names: Sequence[str], destinations: Mapping[str, Destination]) -> None:
-    """Copy this rank's slices of these tensors of one file to where they belong, converting types on the way."""
+def read_file(
+    path: Path, names: Sequence[str], destinations: Mapping[str, Destination], stream: WeightStream | None = None
+) -> None:
+    """Copy this rank's slices of these tensors of one file to where they belong, converting types on the way. stream:
+    large ones go by it."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in names:
@@ -53,17 +63,24 @@ def read_file(path: Path, names: Sequence[str], destinations: Mapping[str, Desti
                 if destination.matrix is not None:
                     read_raw(file, name, destination, destination.matrix)
                 if destination.tensor is not None:
-                    fill(destination, destination.tensor, file.get_slice(name))
+                    fill(destination, destination.tensor, file.get_slice(name), stream)
+            if stream is not None:
+                stream.flush()
     except SafetensorError as error:
         raise ModelError(f"{path}: truncated or not a safetensors file: {error}") from None
     except (OSError, ModelError) as error:
         raise ModelError(f"{path}: {error}") from None
 
 
-def fill(destination: Destination, tensor: Tensor, stored: Any) -> None:
-    """Copy this rank's slices of a whole tensor, or of a file's, to where they belong."""
+def fill(destination: Destination, tensor: Tensor, stored: Any, stream: WeightStream | None = None) -> None:
+    """Copy this rank's slices of a whole tensor, or of a file's, to where they belong; those that go by `stream` are
+    there once it is flushed."""
     for place, part in cuts(destination, tensor):
-        part.copy_(stored_part(stored, place))
+        found = stored_part(stored, place)
+        if stream is not None and not destination.offset and stream.takes(part, found):
+            stream.copy(part, found)
+        else:
+            part.copy_(found)
     if destination.offset:
         tensor.add_(destination.offset)
 

@@ -1,8 +1,9 @@
 """KV blocks in the host's memory, in the schedule: which are copied there, and who waits for which to come back.
 
-Out: idle blocks that are about to go are copied ahead of that, oldest first, so that nothing ever waits for a copy.
-Only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a loss.
-A block whose copy is not done may be taken all the same, and the copy is dropped.
+Out: only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a
+loss. Idle blocks that go next are copied first, then those that running sequences have filled: under load a block is
+idle for less time than its copy takes. Nothing ever waits for a copy: a block whose copy is not done may be taken all
+the same, and the copy is dropped.
 
 Back: a sequence that may enter a slot, and whose prefix goes on in the host's memory behind what the device has, waits
 for those blocks if that is faster than to compute them. Others are planned past it meanwhile. The blocks are held until
@@ -37,26 +38,49 @@ MEMORY = 1 / 8  # weight of one measurement in a running mean
 
 
 def copy_ahead(state: SchedulerState) -> None:
-    """Have the idle blocks that go next copied to the host's memory, as far as they are not there."""
+    """Have the blocks that go next copied to the host's memory, as far as they are not there, and what sequences have
+    filled."""
     kv, host = state.kv, state.kv.host
     if host is None or state.steps.pause.frozen or len(host.spills) >= MOST_SPILLS:
         return
+    missing = host.reserve - kv.pool.ready
     pairs: list[tuple[int, int]] = []
-    for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS)):
-        key = kv.prefix.key(block)
-        if host.tier.touch(key) or key in host.spilling:
-            continue
-        place = host.tier.reserve(key)
-        if place == NO_ROOM:
-            host.lost += 1
-        else:
-            host.spilling.add(key)
-            pairs.append((block, place))
+    for block in kv.pool.leave(min(missing, MOST_BLOCKS)):
+        if not host.tier.touch(kv.prefix.key(block)):
+            add_pair(kv, host, block, pairs)
+    filled = host.filled
+    while missing > 0 and filled and filled[0][0] <= state.steps.applied and len(pairs) < MOST_BLOCKS:
+        step, block = filled.popleft()
+        if host.written[block] != step:
+            continue  # it has been given away and filled again, which may not be over
+        if kv.prefix.named(block) and host.tier.find(kv.prefix.key(block)) is None:
+            add_pair(kv, host, block, pairs)
     if pairs:
         spill = Spill(next_number(host), tuple(pairs), tuple([kv.prefix.key(block) for block, _ in pairs]))
         kv.prefix.copying.update([(block, spill.number) for block, _ in pairs])
         host.spills[spill.number] = spill
         send(state, host, spill.number, pairs, to_host=True)
+
+
+def note_filled(host: HostCopies, step: int, blocks: Iterable[int]) -> None:
+    """These blocks are full once this step has been applied; none of their positions is written later."""
+    for block in blocks:
+        if block != NO_BLOCK:
+            host.written[block] = step
+            host.filled.append((step, block))
+
+
+def add_pair(kv: KVState, host: HostCopies, block: int, pairs: list[tuple[int, int]]) -> None:
+    """Have a block copied with these, unless its like is on the way already, or there is no room."""
+    key = kv.prefix.key(block)
+    if key in host.spilling:
+        return
+    place = host.tier.reserve(key)
+    if place == NO_ROOM:
+        host.lost += 1
+    else:
+        host.spilling.add(key)
+        pairs.append((block, place))
 
 
 def fetch_prefix(state: SchedulerState, sequence: Sequence, table: list[int]) -> None:
@@ -204,7 +228,7 @@ def clear_copies(state: SchedulerState, blocks: int | None = None) -> None:
     for fetch in host.fetches.values():
         fetch.done = True
     host.tier.clear(host.tier.total if blocks is None else blocks)
-    for one in (host.fetches, host.spills, host.fetching, host.spilling, host.messages):
+    for one in (host.fetches, host.spills, host.fetching, host.spilling, host.messages, host.filled, host.written):
         one.clear()
 
 

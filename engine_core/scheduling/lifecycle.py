@@ -14,7 +14,7 @@ from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.block_pool import Fenced
 from penstock.engine_core.kv.prefix_index import extend
 from penstock.engine_core.scheduling.drafting import equip
-from penstock.engine_core.scheduling.host_tier import distrust_copies, forget_waiting
+from penstock.engine_core.scheduling.host_tier import distrust_copies, forget_waiting, note_filled
 from penstock.engine_core.scheduling.outbox import end_row
 from penstock.engine_core.scheduling.poison_requests import signature
 from penstock.engine_core.scheduling.recurrent_state import leave_slot
@@ -50,6 +50,8 @@ def cache_blocks_to(state: SchedulerState, sequence: Sequence, full: int) -> Non
     blocks = sequence.blocks[sequence.cached * groups : full * groups]
     for group in range(groups):
         state.kv.prefix.cache(hashes, blocks[group::groups] if groups > 1 else blocks, group)
+    if state.kv.host is not None:
+        note_filled(state.kv.host, state.steps.planned + 1, blocks)
     sequence.cached = full
     state.slots.blocks.cached[sequence.slot] = full
 

@@ -143,6 +143,9 @@ class KVState:
     pressure: bool = False  # the last plan lacked blocks for what runs
 
 
+MOST_FILLED = 1 << 16  # blocks that are remembered to be copied
+
+
 @dataclass(slots=True, eq=False)
 class Fetch:
     """Blocks that are copied from the host's memory."""
@@ -160,7 +163,7 @@ class Fetch:
 
 @dataclass(slots=True, eq=False)
 class Spill:
-    """Idle blocks that are copied to the host's memory."""
+    """Blocks that are copied to the host's memory."""
 
     number: int
     blocks: tuple[tuple[int, int], ...]  # on the device, in the host's memory
@@ -180,6 +183,8 @@ class HostCopies:
     spills: dict[int, Spill] = field(default_factory=dict)
     fetching: dict[bytes, Fetch] = field(default_factory=dict)  # by key
     spilling: set[bytes] = field(default_factory=set)  # keys
+    written: dict[int, int] = field(default_factory=dict)  # by block: a step behind which its content is there
+    filled: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST_FILLED))  # such steps, and blocks
     # Of sequences without a slot: what they wait for, or have waited for.
     waiting: dict[Sequence, Fetch] = field(default_factory=dict)
     block_seconds: float = 0.0  # that fetching a block takes

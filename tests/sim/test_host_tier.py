@@ -46,7 +46,8 @@ def test_every_position_reads_its_own_prefix(name: str) -> None:
     world = WORLDS[name]
     seen = [run(world, seed, 150) for seed in range(2)]
     assert sum(stand.copied for stand in seen) > 20
-    assert sum(stand.lost for stand in seen) > 5, "blocks were taken while they were copied"
+    if world.depth > 1:  # with one step at a time all copies are done in time
+        assert sum(stand.lost for stand in seen) > 5, "blocks were taken while they were copied"
     if world.host_blocks > 1:
         assert sum(stand.fetches for stand in seen) > 5
         assert sum(stand.fetched for stand in seen) > 20
