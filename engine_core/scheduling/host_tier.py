@@ -31,6 +31,7 @@ from penstock.protocol.steps import BlocksCopied, CopyBlocks
 
 MOST_SPILLS = 2  # messages that ask for copies to the host's memory, at once: links have room for few
 MOST_BLOCKS = 512  # of one of them
+FEW = 64  # the part of the reserve below which blocks that sequences have filled wait for more
 PATIENCE = 5.0  # seconds that a sequence waits for blocks
 OVERHEAD = 0.002  # seconds that a fetch takes beside its copies: messages, and the steps that it waits for
 LONG_CHUNKS = 256  # positions of prompts that a step has to have for its time to tell what one of them takes
@@ -43,13 +44,14 @@ def copy_ahead(state: SchedulerState) -> None:
     kv, host = state.kv, state.kv.host
     if host is None or state.steps.pause.frozen or len(host.spills) >= MOST_SPILLS:
         return
-    missing = host.reserve - kv.pool.ready
     pairs: list[tuple[int, int]] = []
-    for block in kv.pool.leave(min(missing, MOST_BLOCKS)):
+    for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS)):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
-    filled = host.filled
-    while missing > 0 and filled and filled[0][0] <= state.steps.applied and len(pairs) < MOST_BLOCKS:
+    filled, most = host.filled, MOST_BLOCKS
+    if kv.pool.ready >= host.reserve or len(filled) <= host.reserve // FEW:
+        most = 0  # there are idle blocks enough, or too few others to be worth a message
+    while len(pairs) < most and filled and filled[0][0] <= state.steps.applied:
         step, block = filled.popleft()
         if host.written[block] != step:
             continue  # it has been given away and filled again, which may not be over

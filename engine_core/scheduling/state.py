@@ -143,9 +143,6 @@ class KVState:
     pressure: bool = False  # the last plan lacked blocks for what runs
 
 
-MOST_FILLED = 1 << 16  # blocks that are remembered to be copied
-
-
 @dataclass(slots=True, eq=False)
 class Fetch:
     """Blocks that are copied from the host's memory."""
@@ -184,7 +181,7 @@ class HostCopies:
     fetching: dict[bytes, Fetch] = field(default_factory=dict)  # by key
     spilling: set[bytes] = field(default_factory=set)  # keys
     written: dict[int, int] = field(default_factory=dict)  # by block: a step behind which its content is there
-    filled: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST_FILLED))  # such steps, and blocks
+    filled: deque[tuple[int, int]] = field(default_factory=deque)  # such steps, and blocks: the last ones
     # Of sequences without a slot: what they wait for, or have waited for.
     waiting: dict[Sequence, Fetch] = field(default_factory=dict)
     block_seconds: float = 0.0  # that fetching a block takes
@@ -342,7 +339,8 @@ def new_kv_state(options: SchedulingOptions) -> KVState:
 def new_host_copies(options: SchedulingOptions) -> HostCopies:
     """Every block of the host's memory is free."""
     two_steps = 2 * -(-options.max_num_batched_tokens // options.block_size) * len(options.windows)
-    return HostCopies(HostTier(options.host_blocks), reserve=min(two_steps, options.blocks // 2))
+    reserve = min(two_steps, options.blocks // 2)
+    return HostCopies(HostTier(options.host_blocks), reserve, filled=deque(maxlen=max(reserve, 1)))
 
 
 def new_recurrent_states(options: SchedulingOptions) -> RecurrentStates:
