@@ -232,7 +232,7 @@ class Host:
         exporter = Exporter(me, run_dir, Histogram(LAG), lambda into: None, Tracer())
         traffic, responses = Traffic(), ResponseStore(run_dir, 0, 1, config.api)
         app = AppState(config, 0, model, self.engine_client, traffic, exporter, Keys(config.api), responses,
-                       BackgroundWork(self.engine_client, traffic),
+                       BackgroundWork(traffic),
                        MediaFetcher(config.api, config.tokenizer.media_timeout, traffic.images))  # fmt: skip
         self._server = uvicorn.Config(application(app), ws="none", lifespan="off", log_config=None,
                                       access_log=False, server_header=False, proxy_headers=False)  # fmt: skip

@@ -82,6 +82,6 @@ def test_a_small_measurement(method: str, tmp_path: Path) -> None:
     assert set(found) == {(load, way) for load in ("copy", "chat") for way in ("plain", method)}
     plain, drafted = found["copy", "plain"], found["copy", method]
     assert plain["accepted"] == 0
-    assert drafted["accepted"] > 0 or method == "eagle"  # whose drafts are tried, and may not pay here
+    assert drafted["accepted"] > 0 or method != "ngram"  # a model's drafts are tried, and may not pay on this machine
     assert drafted["tokens"] == plain["tokens"] > 10
     assert all(row["differing"] == 0 for row in report["figures"])

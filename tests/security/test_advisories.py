@@ -119,7 +119,8 @@ def test_nothing_listens_beyond_this_machine_by_default(tmp_path: Path) -> None:
     for link in LINKS:
         assert address(link, tmp_path, 0).startswith(f"ipc://{tmp_path}/")
     named = {source.module for source in product() if '"tcp://' in source.text or "'tcp://" in source.text}
-    assert named == {"protocol.links", "protocol.config", "services.executor.rendezvous"}, "which options name"
+    options = {"protocol.config", "protocol.engine_config"}
+    assert named == {"protocol.links", *options, "services.executor.rendezvous"}, "which options name"
     assert Config().links == LinksConfig(scheduler_address="", tokenizer_address="", link_keys="")
     assert ExecutorConfig().rendezvous == "", "members of a group meet over a file of the run directory"
     environ: dict[str, str] = {}
@@ -303,7 +304,8 @@ def test_a_salt_keeps_equal_prompts_apart(one: str, other: str) -> None:
     assert all(len(identity) == IDENTITY_BYTES >= 16 for identity in identities(one))
 
 
-OPEN_PATHS = {"/health/live", "/health/ready", "/ping", "/", "/favicon.ico", "/favicon.svg", "/robots.txt"}
+OPEN_PATHS = {"/health/live", "/health/ready", "/health_generate", "/ping"}
+OPEN_PATHS |= {"/", "/favicon.ico", "/favicon.svg", "/robots.txt"}
 OPEN_PATHS |= {path for path in FILES if path.startswith("/static/")}  # of the page, which asks for the key itself
 
 # H: every route but liveness needs the key, compared in constant time (CVE-2025-59425)

@@ -25,7 +25,7 @@ from penstock.services.openai.schema import ChatRequest, CompletionRequest, Deto
 from penstock.services.openai.scoring import RerankRequest, ScoreRequest
 
 QUOTED = re.compile(r"`([^`]+)`")
-REFUSED = "Refused with a 400, unless the value asks for nothing"
+REFUSED = "Refused with a 400, unless the value is neutral"
 
 
 TEXT = "\n".join(path.read_text() for path in pages())
@@ -169,7 +169,7 @@ def test_the_defaults_that_are_told_are_the_defaults() -> None:
     bodies = f"{options.max_queued_requests:,} and {options.max_queued_bytes >> 20} MiB of bodies per api process"
     assert told["unfinished requests"] == bodies
     queue = SchedulerConfig()
-    assert told["prompts that wait"] == f"{queue.max_queued_tokens >> 20} Mi tokens, for any time"
+    assert told["waiting prompts"] == f"{queue.max_queued_tokens >> 20} Mi tokens, for any time"
     assert queue.max_queue_time == 0.0
     most = (options.max_n, options.max_logprobs, options.max_stop_strings, options.max_logit_bias)
     assert told["`n`; log-probabilities; stop strings; `logit_bias`"] == "; ".join(f"{value:,}" for value in most)
