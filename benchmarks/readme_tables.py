@@ -95,6 +95,52 @@ def images() -> str:
     return pictures.table(found)
 
 
+def kv_tier() -> str:
+    """What KV blocks in the host's memory are worth."""
+    found = result("h200/kv_tier.json")["figures"]
+    heads = [f"first token of {found['prompt_tokens']:,}, ms", "found on the GPU", "fetched", "share", "bandwidth",
+             "repeated tokens found", "first tokens by turn, ms", "a token beside, ms"]  # fmt: skip
+    cells = [f"{found['cold_ttft_ms']:.0f}", f"{found['device_hit_ttft_ms']:.1f}", f"{found['host_hit_ttft_ms']:.1f}",
+             f"{found['host_hit_share']:.3f}", f"{found['fetch_bytes_per_second'] / 1e9:.1f} GB/s",
+             f"{100 * found['hit_rate']:.1f} %", ", ".join(f"{one:,.0f}" for one in found["turn_ttft_ms"]),
+             f"{found['tpot_ms']:.2f} → {found['tpot_beside_fetches_ms']:.2f}, {found['price']:+.1f} %"]  # fmt: skip
+    return table(heads, [cells])
+
+
+def several_models() -> str:
+    """Two models that take turns on a GPU, and both on it."""
+    found = result("h200/several_models.json")
+    heads = ["Two 8B models", "requests", "lost", "tok/s", "switches", "longest request, s"]
+    lines = [
+        [name, f"{sum(one['requests'].values()):,}", str(sum(one["lost"].values())), f"{one['tokens_per_second']:,.0f}",
+         str(one["switches"]), f"{one['longest']:.1f}"]
+        for name, one in (("one at a time", found["mixed"]), ("both", found["together"]["mixed"]))
+    ]  # fmt: skip
+    return table(heads, lines)
+
+
+def switches() -> str:
+    """What a switch between them takes."""
+    found = result("h200/several_models.json")
+    turns = found["turns"]
+    heads = ["first token after a switch, s", "of which the other leaves", "and this one loads", "memory asleep"]
+    spans = (f"{min(turns[name]):.1f} to {max(turns[name]):.1f}" for name in ("switched", "left", "load"))
+    return table(heads, [[*spans, f"{found['memory_asleep']} of {found['memory_loaded']:,} MiB"]])
+
+
+def weight_updates() -> str:
+    """Seconds without a token while weights change."""
+    found = result("h200/weight_updates.json")["updates"]
+    ways = {"disk": "from files in the page cache", "ipc": "from a trainer's memory on the same GPU"}
+    lines = []
+    for way, title in ways.items():
+        ones = [one for one in found if one["way"] == way]
+        kept = f"{sum(one['kept'] for one in ones)} of {sum(one['streams'] for one in ones)}"
+        pauses = ", ".join(f"{one['pause']:.2f}" for one in ones)
+        lines.append([title, f"{ones[0]['bytes'] / 1e9:.1f} GB", pauses, kept])
+    return table(["Weights of 8B", "", "pause of three updates, s", "streams that went on"], lines)
+
+
 def format_scores() -> str:
     """What weight formats cost the embedded model."""
     report = result("format_scores.json")
@@ -353,7 +399,8 @@ BLOCKS: Blocks = {
     "scheduler": scheduler, "h200-serving": lambda: h200()[0],
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
     "formats": lambda: together("formats"), "hybrids": lambda: together("hybrids"),
-    "conversations": conversations, "images": images,
+    "conversations": conversations, "images": images, "kv-tier": kv_tier, "several-models": several_models,
+    "switches": switches, "weight-updates": weight_updates,
     "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
     "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
