@@ -26,7 +26,7 @@ from penstock.engine_core.grammar.tokens import GrammarTokens
 
 Masks32 = npt.NDArray[np.int32]  # [rows, words]
 ABSENT = -1  # a mask is in no slot
-SOON = 0.0004  # seconds that masks may take which are made without a thread
+SOON = 0.0002  # seconds that masks may take which are made without a thread: what it costs to hand them to one
 Job = tuple[Guide, int, list[int]]  # a guide, its first entry, and the drafts after each of which a mask is wanted
 Executors = Sequence[LLExecutor]  # for one family, and for several; none: all on this thread
 

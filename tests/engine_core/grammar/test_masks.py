@@ -385,7 +385,7 @@ def test_masks_of_a_quick_automaton_are_made_without_a_thread(monkeypatch: pytes
     assert store.soon(1, 0, found) is None
     assert store.statistics().fills == 0
     expected = executors.masks(MaskStore(tokens(), 64, 2).fill(1, 0, found))
-    for _ in range(99):
+    for _ in range(199):
         origin.took(0.0001, 9)
     assert twin.pace < masks.SOON / 9, "it is the automaton's"
     monkeypatch.setattr(masks, "fill_next_token_bitmask_par", None)
@@ -397,7 +397,7 @@ def test_masks_of_a_quick_automaton_are_made_without_a_thread(monkeypatch: pytes
 
 def test_masks_wait_for_a_thread_where_they_are_many_or_slow() -> None:
     origin, store = guide("regex", "[ab]{1,64}"), MaskStore(tokens(), 64, 2)
-    for _ in range(99):
+    for _ in range(199):
         origin.took(masks.SOON / 4, 1)
     ends = [origin.copy() for _ in range(5)]
     for each, text in zip(ends, ("", "a", "aa", "aaa", "aaaa"), strict=True):
