@@ -152,6 +152,7 @@ def shared_file(tensors: dict[str, torch.Tensor]) -> tuple[str, list[dict[str, A
     return name, listed
 
 
+@pytest.mark.long
 def test_memory_in_parts_and_a_killed_executor(server: Server, fresh: Server) -> None:  # noqa: F811
     """By vLLM's paths. Weights that are in no folder are lost with an executor: the server goes on with the last
     folder's, and says so."""
