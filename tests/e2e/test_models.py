@@ -54,7 +54,11 @@ def asked(server: Server, model: str, tokens: int = 8) -> str:
 
 
 def states(server: Server) -> dict[str, str]:
-    return {each["id"]: each["state"] for each in server.get("/v1/models")["data"]}
+    return states_of(server.get("/v1/models"))
+
+
+def states_of(listed: dict[str, Any]) -> dict[str, str]:
+    return {each["id"]: each["state"] for each in listed["data"]}
 
 
 def pid_of(server: Server, role: str, model: str) -> int:
@@ -89,11 +93,11 @@ def test_who_names_none_is_told_which_there_are_and_one_unknown_is_not_found(ser
 def test_the_operator_has_one_loaded_and_put_to_sleep(server: Server) -> None:
     for name, other in (("one", "other"), ("other", "one")):
         assert operate(server, f"/wake_up?model={name}") == ""
-        assert states(server)[name] == "loaded"
+        server.until("/v1/models", lambda listed, name=name: states_of(listed)[name] == "loaded")  # by a heartbeat
         assert operate(server, f"/is_sleeping?model={other}", method="GET") == {"is_sleeping": True}
     assert operate(server, "/sleep") == ""
     assert operate(server, "/is_sleeping", method="GET") == {"is_sleeping": True}
-    assert set(states(server).values()) == {"asleep"}
+    server.until("/v1/models", lambda listed: set(states_of(listed).values()) == {"asleep"})
 
 
 def struck(server: Server, role: str, model: str, words: str) -> None:

@@ -58,8 +58,8 @@ async def test_the_oldest_go_first(tmp_path: Path, temporary: Path, kept_in: str
         await found.get(names[0])
     assert [(await found.get(name)).answer for name in names[1:]] == [name.encode() for name in names[1:]]
     assert (found.statistics().responses, found.statistics().evicted) == (2, 1)
-    assert len(files(tmp_path)) == (0 if kept_in == "memory" else 2)
-    await found.delete(names[2])
+    await found.delete(names[2])  # behind what the writer's thread removes for others
+    assert files(tmp_path) == ([] if kept_in == "memory" else [names[1]])
     with pytest.raises(NotFound):
         await found.delete(names[2])
     found.close()
