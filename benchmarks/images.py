@@ -15,7 +15,6 @@ import io
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,13 @@ from PIL import Image
 
 from benchmarks import limits, report
 from benchmarks.h200 import SERVE, device
+from benchmarks.load.loads import Loads, median_ttft, price
 from benchmarks.server import Server, serving
 from benchmarks.shapes import SHAPES, Shape, make_folder
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.vision_cost import tower_flops
 from penstock.engine_core.models.vision_spec import VisionSpec
-from penstock.services.bench.client import Load, target
-from penstock.services.bench.serve import Summary, summarize
 from penstock.services.bench.workload import Request
 
 RESULTS = report.ROOT / "benchmarks" / "results" / "h200" / "images.json"
@@ -91,34 +89,22 @@ class Measurement:
     """The loads of one server and size."""
 
     def __init__(self, server: Server, side: int, seeds: Iterator[int]) -> None:
-        self.errors: dict[str, int] = {}
-        self._where, self._side, self._seeds = target(server.url), side, seeds
+        self.loads = Loads(server, "chat", ROW_LIMIT)
+        self._side, self._seeds = side, seeds
 
     def files(self, count: int) -> list[bytes]:
         return [picture(self._side, next(self._seeds)) for _ in range(count)]
 
-    async def load(self, requests: Sequence[Request], concurrency: int) -> Summary:
-        """What came of requests that are sent from now on."""
-        load = Load(self._where, "chat", ROW_LIMIT)
-        await load.connect(min(concurrency or len(requests), len(requests)))
-        await load.run(requests, concurrency, time.monotonic() + 0.05)
-        load.close()
-        summary = summarize(load.records)
-        for kind, count in summary.errors.items():
-            self.errors[kind] = self.errors.get(kind, 0) + count
-            print(f"  {count} x {kind}: {summary.error_examples.get(kind, '')}", flush=True)
-        return summary
-
     async def first_tokens(self, count: int) -> tuple[float, float, int]:
         """Medians of times to the first token of new images and of known ones, one at a time; tokens of a prompt."""
         requests = [with_image(file, 1, index) for index, file in enumerate(self.files(count))]
-        fresh, known = await self.load(requests, 1), await self.load(requests, 1)
+        fresh, known = await self.loads.run(requests, 1), await self.loads.run(requests, 1)
         return median_ttft(fresh), median_ttft(known), fresh.prompt_tokens // max(1, fresh.completed)
 
     async def text(self, count: int, tokens: int) -> float:
         """The same of text: random words, about so many tokens."""
         return median_ttft(
-            await self.load([asked(text, 1, at) for at, text in enumerate(self.texts(count, tokens))], 1)
+            await self.loads.run([asked(text, 1, at) for at, text in enumerate(self.texts(count, tokens))], 1)
         )
 
     def texts(self, count: int, tokens: int) -> list[str]:
@@ -127,22 +113,13 @@ class Measurement:
     async def rate(self, count: int) -> float:
         """Images a second with OPEN requests."""
         requests = [with_image(file, 1, index) for index, file in enumerate(self.files(count))]
-        return (await self.load(requests, OPEN)).requests_per_second
+        return (await self.loads.run(requests, OPEN)).requests_per_second
 
     async def streams(self, beside: Sequence[Request] = ()) -> float:
         """Milliseconds per token of streams of text, while the requests `beside` come."""
         words = [asked(f"Stream {next(self._seeds)}: go on.", STREAM_TOKENS, at) for at in range(STREAMS)]
-        streams = asyncio.create_task(self.load(words, STREAMS))
-        coming = asyncio.create_task(self.load(beside, 0)) if beside else None
-        summary = await streams
-        if coming is not None:
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
+        summary = await self.loads.streams(words, beside)
         return summary.tpot_ms.p50 if summary.tpot_ms else 0.0
-
-
-def median_ttft(summary: Summary) -> float:
-    return summary.ttft_ms.p50 if summary.ttft_ms else 0.0
 
 
 async def measure(
@@ -150,7 +127,7 @@ async def measure(
 ) -> Figures:
     """Every figure of one size. `offered`: images a second beside streams."""
     found = Measurement(server, side, seeds)
-    await found.load([with_image(file, 8, at) for at, file in enumerate(found.files(4))], 4)  # warm-up
+    await found.loads.run([with_image(file, 8, at) for at, file in enumerate(found.files(4))], 4)  # warm-up
     fresh, known, tokens = await found.first_tokens(8)
     text = await found.text(8, tokens)
     rate = await found.rate(96 if side < 800 else 48)
@@ -165,13 +142,8 @@ async def measure(
         images_per_second=round(rate, 2), share_of_limit=None if most is None else round(rate / most, 4),
         ttft_ms=fresh, known_ttft_ms=known, text_ttft_ms=text, tpot_ms=alone, tpot_with_images_ms=beside,
         tpot_with_text_ms=beside_text, offered=offered, price=price(beside, alone),
-        text_price=price(beside_text, alone), errors=found.errors,
+        text_price=price(beside_text, alone), errors=found.loads.errors,
     )  # fmt: skip
-
-
-def price(beside: float, alone: float) -> float:
-    """Percent."""
-    return round(100 * (beside / alone - 1), 2) if alone else 0.0
 
 
 def table(figures: Sequence[Figures]) -> str:

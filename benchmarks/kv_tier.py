@@ -16,7 +16,6 @@ import random
 import shlex
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,12 +24,12 @@ import msgspec
 
 from benchmarks import report
 from benchmarks.h200 import device
+from benchmarks.load.loads import Loads, median_ttft, price
 from benchmarks.server import Server, serving
 from benchmarks.shapes import SHAPES, SMOKE, Shape, make_folder
 from penstock.engine_core.models.memory_estimate import ITEM_BYTES, block_bytes
 from penstock.engine_core.models.spec import read_spec
-from penstock.services.bench.client import Load, target
-from penstock.services.bench.serve import Summary, summarize
+from penstock.services.bench.serve import Summary
 from penstock.services.bench.workload import FIRST_ID, Request
 from penstock.services.executor.device import available_memory
 
@@ -107,9 +106,8 @@ class Measurement:
     """The loads of one server."""
 
     def __init__(self, server: Server, sizes: Sizes, prompts: Prompts) -> None:
-        self.errors: dict[str, int] = {}
+        self.loads = Loads(server, "completions", REQUEST_LIMIT)
         self._server, self._sizes, self._prompts = server, sizes, prompts
-        self._where = target(server.url)
 
     def metric(self, name: str, label: str = "") -> float:
         """A metric's value, or the sum of all whose labels have this in them."""
@@ -122,40 +120,21 @@ class Measurement:
         """Until the metrics are of now: they are taken once a second."""
         await asyncio.sleep(2.5)
 
-    async def load(self, requests: Sequence[Request], concurrency: int) -> Summary:
-        """What came of requests that are sent from now on."""
-        load = Load(self._where, "completions", REQUEST_LIMIT)
-        await load.connect(min(concurrency or len(requests), len(requests)))
-        await load.run(requests, concurrency, time.monotonic() + 0.05)
-        load.close()
-        summary = summarize(load.records)
-        for kind, count in summary.errors.items():
-            self.errors[kind] = self.errors.get(kind, 0) + count
-            print(f"  {count} x {kind}: {summary.error_examples.get(kind, '')}", flush=True)
-        return summary
-
     async def one_by_one(self, prompts: Sequence[Sequence[int]]) -> Summary:
-        return await self.load([asked(prompt, 1, at) for at, prompt in enumerate(prompts)], 1)
+        return await self.loads.run([asked(prompt, 1, at) for at, prompt in enumerate(prompts)], 1)
 
     async def fill(self) -> None:
         """Have the device's cache hold other prompts than those before."""
         count = self._sizes.cache // self._sizes.prompt + 1
-        await self.load([asked(self._prompts.new(self._sizes.prompt), 1, at) for at in range(count)], 1)
+        await self.loads.run([asked(self._prompts.new(self._sizes.prompt), 1, at) for at in range(count)], 1)
 
     async def streams(self, beside: Sequence[Sequence[int]]) -> float:
         """Milliseconds per token of streams, while these prompts come in turn."""
         sizes = self._sizes
         requests = [asked(self._prompts.new(32), sizes.stream_tokens, at) for at in range(sizes.streams)]
-        streams = asyncio.create_task(self.load(requests, sizes.streams))
-        coming: list[asyncio.Task[Summary]] = []
-        if beside:
-            count = int(sizes.offered * 20)  # longer than the streams: the rest is not waited for
-            due = [asked(beside[at % len(beside)], 1, at, 0.2 + at / sizes.offered) for at in range(count)]
-            coming.append(asyncio.create_task(self.load(due, 0)))
-        summary = await streams
-        for task in coming:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        count = int(sizes.offered * 20) if beside else 0  # longer than the streams
+        due = [asked(beside[at % len(beside)], 1, at, 0.2 + at / sizes.offered) for at in range(count)]
+        summary = await self.loads.streams(requests, due)
         return summary.tpot_ms.mean if summary.tpot_ms else 0.0
 
     async def conversations(self) -> tuple[int, float, list[float]]:
@@ -168,24 +147,16 @@ class Measurement:
             if turn:
                 repeated += sum(map(len, told))
                 told = [[*prompt, *self._prompts.new(min(TURN_TOKENS, sizes.prompt // 16))] for prompt in told]
-            summary = await self.load([asked(prompt, ANSWER, at) for at, prompt in enumerate(told)], sizes.open)
+            summary = await self.loads.run([asked(prompt, ANSWER, at) for at, prompt in enumerate(told)], sizes.open)
             cached += summary.cached_tokens if turn else 0
             first.append(median_ttft(summary))
         return sum(map(len, told)), cached / max(1, repeated), first
 
 
-def median_ttft(summary: Summary) -> float:
-    return summary.ttft_ms.p50 if summary.ttft_ms else 0.0
-
-
-def percent(slow: float, fast: float) -> float:
-    return round(100 * (slow / fast - 1), 2) if fast else 0.0
-
-
 async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int) -> Figures:
     prompts = Prompts(shape.vocab)
     found = Measurement(server, sizes, prompts)
-    await found.load([asked(prompts.new(sizes.prompt), 4, at) for at in range(2)], 1)  # warm-up
+    await found.loads.run([asked(prompts.new(sizes.prompt), 4, at) for at in range(2)], 1)  # warm-up
     single = [prompts.new(sizes.prompt) for _ in range(sizes.prompts)]
     cold, device_hit = await found.one_by_one(single), await found.one_by_one(single)
     await found.fill()
@@ -216,9 +187,9 @@ async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int) 
         host_hit_tokens=host_hit.cached_tokens // max(1, host_hit.completed),
         fetch_bytes_per_second=round(fetched / max(seconds, 1e-9)),
         tpot_ms=alone, tpot_beside_device_hits_ms=beside_hits, tpot_beside_fetches_ms=beside, fetches_beside=fetches,
-        price=percent(beside, alone), price_of_device_hits=percent(beside_hits, alone), conversation_tokens=tokens,
+        price=price(beside, alone), price_of_device_hits=price(beside_hits, alone), conversation_tokens=tokens,
         hit_rate=round(rate, 4), turn_ttft_ms=tuple(round(value, 3) for value in first),
-        lost_blocks=int(found.metric("engine_host_lost_blocks_total")), errors=found.errors,
+        lost_blocks=int(found.metric("engine_host_lost_blocks_total")), errors=found.loads.errors,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from penstock.protocol.errors import ConfigError
 from penstock.protocol.option import Field, words
 
 MODELS, FOR_MODEL = "--models", "--for-model"
-PAIR = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:@/+-]{0,199})=(.+)", re.DOTALL)  # --model NAME=PATH
+PAIR = re.compile(rf"({NAME.pattern})=(.+)", re.DOTALL)  # --model NAME=PATH
 MOST = 64
 FOLDER = "model-{}"  # of the run directory
 LONGEST_FOLDER = len(FOLDER.format(MOST - 1))

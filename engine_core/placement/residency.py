@@ -76,19 +76,14 @@ class Residency:
         taken: set[int] = set()  # devices whose memory is spoken for
         for model in sorted(self._wanted, key=lambda each: (self._wanted[each], each)):
             devices = self._shares[model].keys()
-            if taken & devices or views[model].state is not State.ASLEEP:
-                taken |= devices
-                continue
-            if not self._fits(model, held):
-                leave += [one for one in self._victims(model, views, held, now) if one not in leave]
-                taken |= devices
-            elif any(view.state is State.LOADING and self._shares[one].keys() & devices
-                     for one, view in enumerate(views)):  # fmt: skip
-                taken |= devices
-            else:
-                load.append(model)
-                held.append(model)
-                taken |= devices
+            if not taken & devices and views[model].state is State.ASLEEP:
+                loads = [self._shares[one].keys() for one, view in enumerate(views) if view.state is State.LOADING]
+                if not self._fits(model, held):
+                    leave += [one for one in self._victims(model, views, held, now) if one not in leave]
+                elif not any(devices & others for others in loads):
+                    load.append(model)
+                    held.append(model)
+            taken |= devices
         return Decision(tuple(leave), tuple(load))
 
     def due(self, now: float) -> float:

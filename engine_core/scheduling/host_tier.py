@@ -48,20 +48,24 @@ def copy_ahead(state: SchedulerState) -> None:
     for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS)):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
-    filled, most = host.filled, MOST_BLOCKS
-    if kv.pool.ready >= host.reserve or len(filled) <= host.reserve // FEW:
-        most = 0  # there are idle blocks enough, or too few others to be worth a message
-    while len(pairs) < most and filled and filled[0][0] <= state.steps.applied:
-        step, block = filled.popleft()
-        if host.written[block] != step:
-            continue  # it has been given away and filled again, which may not be over
-        if kv.prefix.named(block) and host.tier.find(kv.prefix.key(block)) is None:
-            add_pair(kv, host, block, pairs)
+    if kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW:
+        add_filled(kv, host, state.steps.applied, pairs)
     if pairs:
         spill = Spill(next_number(host), tuple(pairs), tuple([kv.prefix.key(block) for block, _ in pairs]))
         kv.prefix.copying.update([(block, spill.number) for block, _ in pairs])
         host.spills[spill.number] = spill
         send(state, host, spill.number, pairs, to_host=True)
+
+
+def add_filled(kv: KVState, host: HostCopies, applied: int, pairs: list[tuple[int, int]]) -> None:
+    """Have blocks copied with these that steps up to `applied` have filled, and that are not there."""
+    filled = host.filled
+    while len(pairs) < MOST_BLOCKS and filled and filled[0][0] <= applied:
+        step, block = filled.popleft()
+        if host.written[block] != step:
+            continue  # it has been given away and filled again, which may not be over
+        if kv.prefix.named(block) and host.tier.find(kv.prefix.key(block)) is None:
+            add_pair(kv, host, block, pairs)
 
 
 def note_filled(host: HostCopies, step: int, blocks: Iterable[int]) -> None:
@@ -92,7 +96,7 @@ def fetch_prefix(state: SchedulerState, sequence: Sequence, table: list[int]) ->
     assert host is not None
     places = [place for place, block in enumerate(table) if block < 0]
     sources = [-1 - table[place] for place in places]
-    keys = tuple([in_group(sequence.block_hashes[at // kv.layout.groups], at % kv.layout.groups) for at in places])
+    keys = tuple([key_of(sequence, at, kv.layout.groups) for at in places])
     kv.pool.share([block for block in table if block > NO_BLOCK])
     blocks = kv.pool.take(len(places))
     kv.owners[blocks] = 0
@@ -126,11 +130,15 @@ def find_prefix(state: SchedulerState, host: HostCopies, sequence: Sequence, kno
     return found[: kv.recurrent.snapshots.longest(sequence.block_hashes, len(found), unit)[0]]
 
 
+def key_of(sequence: Sequence, at: int, groups: int) -> bytes:
+    """What the block at a place of a table is found by."""
+    return in_group(sequence.block_hashes[at // groups], at % groups)
+
+
 def joins(state: SchedulerState, host: HostCopies, sequence: Sequence, table: list[int]) -> bool:
     """Whether a block of the table is being fetched for another sequence: then this one waits for it as well."""
-    groups = state.kv.layout.groups
     for at, block in enumerate(table):
-        if block < 0 and (fetch := host.fetching.get(in_group(sequence.block_hashes[at // groups], at % groups))):
+        if block < 0 and (fetch := host.fetching.get(key_of(sequence, at, state.kv.layout.groups))):
             host.waiting[sequence] = fetch
             return True
     return False

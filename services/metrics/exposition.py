@@ -115,7 +115,7 @@ class ServerCollector:
         for metric in METRICS.values():
             subject = by_process if metric.subject is Subject.PROCESS else by_index
             labels = (*metric.subject.value, *named)
-            found = family(metric, (), f"penstock_{metric.name}", metric.help, labels, subject)
+            found = family(metric, f"penstock_{metric.name}", metric.help, labels)
             for model, snapshots in every:
                 add(found, metric, snapshots, partial(of_model, subject, model) if named else subject)
             if found.samples or metric.subject is Subject.API:
@@ -174,7 +174,7 @@ def vllm(every: Sequence[tuple[str, Sequence[Snapshot]]]) -> Iterator[Metric]:
     the api processes, with those of a server's only model, and then of each of several models, by the model's name."""
     apis = [snapshot.histograms for _, snapshots in every for snapshot in snapshots if snapshot.role == Role.API]
     for name, (ours, text) in VLLM.items():
-        metric, found = METRICS[ours], family(METRICS[ours], (), name, text, LABELS, by_index)
+        metric, found = METRICS[ours], family(METRICS[ours], name, text, LABELS)
         any_engine = False
         for place, (model, snapshots) in enumerate(every):
             several = [snapshot for snapshot in snapshots if snapshot.role == Role.SCHEDULER]
@@ -216,23 +216,14 @@ def vllm_info(engines: Sequence[tuple[str, Snapshot]]) -> Iterator[Metric]:
     yield from (found for found in (cache, lora) if found.samples)
 
 
-def family(
-    metric: definitions.Metric[object],
-    snapshots: Sequence[Snapshot],
-    name: str,
-    text: str,
-    labels: Sequence[str],
-    subject: Callable[[Snapshot], Sequence[str]],
-) -> Metric:
-    """One metric of these processes, under any name; `subject` gives the values of `labels`."""
+def family(metric: definitions.Metric[object], name: str, text: str, labels: Sequence[str]) -> Metric:
+    """A metric without samples, under any name; `labels` come before its own."""
     kind: type[Metric] = GaugeMetricFamily
     if metric.kind is Kind.HISTOGRAM:
         kind = HistogramMetricFamily
     elif metric.kind is Kind.COUNTER:
         kind = CounterMetricFamily
-    found = kind(name, text, labels=[*labels, *metric.labels])  # type: ignore[call-arg]
-    add(found, metric, snapshots, subject)
-    return found
+    return kind(name, text, labels=[*labels, *metric.labels])  # type: ignore[call-arg]
 
 
 def add(
@@ -241,7 +232,7 @@ def add(
     snapshots: Sequence[Snapshot],
     subject: Callable[[Snapshot], Sequence[str]],
 ) -> None:
-    """Add the samples of these processes to a family of the metric."""
+    """Add the samples of these processes to a family of the metric; `subject` gives the values of its first labels."""
     for snapshot in snapshots:
         if isinstance(family, HistogramMetricFamily):
             for values, statistics in snapshot.histograms.get(metric.name, {}).items():

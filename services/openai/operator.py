@@ -6,7 +6,6 @@ serve/sleep/api_router.py; SGLang, srt/entrypoints/http_server.py and srt/manage
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -169,11 +168,17 @@ async def sleep(app: AppState, context: RequestContext) -> None:
     level = dict(parse_qsl(context.query)).get("level", "1")
     if level not in LEVELS:
         raise InvalidRequest(f"level: it must be {' or '.join(LEVELS)}", param="level", code="invalid_value")
+    await put_to_sleep(app)
+    await context.send_body(b"", b"text/plain; charset=utf-8")
+
+
+async def put_to_sleep(app: AppState) -> None:
+    """Have the model sleep, or each of several where none is named. Raises Conflict where its requests are in the
+    way."""
     for each in app.each:
         found = await each.engine_client.control(SleepEngine(0))
         if found.error:
             raise Conflict(found.error, code="not_done")
-    await context.send_body(b"", b"text/plain; charset=utf-8")
 
 
 async def wake_up(app: AppState, context: RequestContext) -> None:
@@ -252,12 +257,18 @@ async def update_weights_from_disk(app: AppState, context: RequestContext) -> No
         raise InvalidRequest(why, param="flush_cache", code="unsupported")
     path = str(weights_folder(app.config.api.weights_dir, request.model_path))
     version = await version_of(app, request.weight_version)
-    change = functools.partial(UpdateWeights, 0, path, version)
-    found = await app.engine_client.control(change(check_only=True))  # before one of several replicas has written
-    if not found.error:
-        if request.keep_pause:
+    change = UpdateWeights(0, path, version, abort=request.abort_all_requests)
+    await update(app, context, change, keep_pause=request.keep_pause)
+
+
+async def update(app: AppState, context: RequestContext, change: UpdateWeights, *, keep_pause: bool = False) -> None:
+    """Look at the weights everywhere, then have them written, and answer. A folder's path is nothing for clients."""
+    found = await app.engine_client.control(msgspec.structs.replace(change, check_only=True))
+    if not found.error:  # none of several replicas has written
+        if keep_pause:
             await ask(app, Pause(0, PauseMode.KEEP))
-        found = await app.engine_client.control(change(abort=request.abort_all_requests))
+        found = await app.engine_client.control(change)
+    path = change.path
     told = UpdateAnswer(
         success=not found.error,
         message=found.error.replace(f"{path}/", "").replace(f"{path}: ", "") or "Succeeded to update model weights.",

@@ -24,14 +24,13 @@ from penstock.protocol.control import (
     Control,
     HoldWeights,
     JoinGroup,
-    SleepEngine,
     UpdateWeights,
     WeightTensor,
 )
-from penstock.protocol.errors import Conflict, InvalidRequest, Unsupported
+from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.operator import UpdateAnswer, answer, ask, optional, version_of, wake
+from penstock.services.openai.operator import answer, ask, optional, put_to_sleep, update, version_of, wake
 from penstock.services.openai.validation import decode
 
 ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
@@ -303,9 +302,7 @@ async def world_size(app: AppState, context: RequestContext) -> None:
 async def release_memory(app: AppState, context: RequestContext) -> None:
     """POST /sleep by SGLang's path. Whatever `tags` there are, all is given back, weights among it."""
     await optional(context, MEMORY, MemoryRequest())
-    found = await app.engine_client.control(SleepEngine(0))
-    if found.error:
-        raise Conflict(found.error, code="not_done")
+    await put_to_sleep(app)
     await context.send_json(b"null")
 
 
@@ -394,20 +391,6 @@ async def changing(
     app: AppState, tensors: tuple[WeightTensor, ...], version: str | None, group: str = ""
 ) -> UpdateWeights:
     return UpdateWeights(0, IN_MEMORY, await version_of(app, version), tensors=tensors, group=group)
-
-
-async def update(app: AppState, context: RequestContext, change: UpdateWeights) -> None:
-    """Look at it everywhere, then do it."""
-    found = await app.engine_client.control(msgspec.structs.replace(change, check_only=True))
-    if not found.error:
-        found = await app.engine_client.control(change)
-    told = UpdateAnswer(
-        success=not found.error,
-        message=found.error or "Succeeded to update model weights.",
-        num_paused_requests=found.requests,
-        weight_version=found.version,
-    )
-    await context.send_json(msgspec.json.encode(told), 400 if found.error else 200)
 
 
 async def done(app: AppState, context: RequestContext, message: Control, words: str) -> None:

@@ -71,8 +71,8 @@ def checked_engine(config: Config, parts: Parts, gpus: Future[tuple[Gpu, ...]] |
     spec = read_spec(model, config.model.quantization)
     check_files(config, parts, model, spec)
     if executors := len(parts.get(Role.EXECUTOR, ())):
-        on_gpu = gpus is not None and config.executor.device != "cpu"
-        check_device(config, spec, executors, gpus.result() if gpus is not None and on_gpu else ())
+        shown = () if gpus is None or config.executor.device == "cpu" else gpus.result()
+        check_device(config, spec, executors, shown)
     return config
 
 

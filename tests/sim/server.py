@@ -94,9 +94,7 @@ class Server:
             images=images,
             rid=rid,
         )
-        self.natures[message.sampling.seed] = Nature(
-            root_of(salt, adapter), fails_at, period, adapter, images
-        )
+        self.natures[message.sampling.seed] = Nature(root_of(salt, adapter), fails_at, period, adapter, images)
         self.lives[number] = Life(message, source, self.natures[message.sampling.seed])
         self.scheduler.submit(message, source, self.now, None if automaton is None else FakeGuide(automaton))
         return number
