@@ -274,3 +274,29 @@ def test_blocks_on_their_way_leave_no_room_for_what_will_need_it() -> None:
     finish(made)
     assert made.seen(long).finish == Finish.LENGTH
     assert made.scheduler.statistics().preemptions == 0
+
+
+def test_a_block_that_is_being_filled_again_is_not_copied_before_it_is_full() -> None:
+    """It was filled by a sequence that has ended, before there was room for one more message about copies."""
+    made = server(depth=2)
+    state = made.scheduler._state
+    host = state.kv.host
+    assert host is not None
+    made.submit([*FIRST, *FIRST[:8]], max_tokens=12)
+    made.step()
+    for prompt in (SECOND[:8], THIRD[:12], SECOND[8:20]):
+        made.submit(prompt, max_tokens=1)
+        made.step()
+    assert len(host.spills) == host_tier.MOST_SPILLS
+    made.submit(THIRD[12:24], max_tokens=1)
+    ((slot, *_),) = chunks(made.plan())
+    sequence = state.slots.sequences[slot]
+    assert sequence is not None
+    again = [block for step, block in host.filled if step <= state.steps.applied and block in sequence.blocks]
+    assert again, "the step that fills them is in flight"
+    take(made)
+    for number in list(host.spills):
+        for executor in range(GROUP):
+            made.scheduler.blocks_copied(BlocksCopied(number), executor, 0.0)
+    assert host.spills, "others are copied"
+    assert not {block for spill in host.spills.values() for block, _ in spill.blocks}.intersection(sequence.blocks)
