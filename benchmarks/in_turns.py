@@ -20,11 +20,11 @@ import msgspec
 
 from benchmarks import report, rows
 from benchmarks.h200 import CLIENTS, ROW_LIMIT, SERVE, SMOKE, attempt, device, prepared
-from benchmarks.rows import SERVING, WORKLOADS, Row
+from benchmarks.rows import FEATURES, SERVING, WORKLOADS, Row
 from benchmarks.server import Server, serving
 from benchmarks.shapes import SHAPES, Shape, make_folder
 
-ROWS = {row.name: row for row in SERVING}
+ROWS = {row.name: row for row in (*SERVING, *FEATURES)}
 OUTPUT = report.ROOT / "benchmarks" / "results" / "in_turns.json"
 MEMORY = ("0.42", "0.86")  # --gpu-memory-utilization of the first server, and of both together
 
