@@ -223,8 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with serving(words) as server:
             chip = device(server)
             results = asyncio.run(measure(server, folder, weights / "admin", size, options))
-    results |= {"chip": chip, "shape": folder.name, "server_arguments": options.server_args}
-    report.write(options.output, "weight_updates", results, arguments, options.commit)
+            results |= {"chip": chip, "shape": folder.name, "server_arguments": options.server_args}
+            report.write(options.output, "weight_updates", results, arguments, options.commit)
     return int(any(update.kept < update.streams for update in results["updates"]))
 
 
