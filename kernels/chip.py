@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -36,7 +36,7 @@ class Chip:
     tma: bool
     wgmma: bool
 
-    @property
+    @cached_property
     def runs_triton(self) -> bool:
         """Whether Triton's kernels serve it; else the plain-torch references do."""
         return self.vendor == "nvidia"

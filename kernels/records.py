@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -186,7 +187,7 @@ class AttentionOptions:
     sinks: Tensor | None = None  # fp32 [heads], a logit that takes part in each softmax and has no value
     kv_scales: Tensor | None = None  # fp32 [2, kv_heads], what keys and values in e4m3 pages are multiplied with
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether scores go through nothing but scale, mask and softmax."""
         return not self.softcap and self.sinks is None

@@ -8,6 +8,7 @@ the model nor the sampler knows how many there are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,7 @@ class Group:
     invariant: bool = False  # sums are made in the order of ranks, whatever the batch
     exchange: Exchange | None = None  # for small sums and the norm behind them, where there is one
 
-    @property
+    @cached_property
     def answers(self) -> bool:
         """Whether this is the member that samples for all and answers the scheduler: the last stage's first rank."""
         return self.rank == 0 and self.ends
@@ -46,12 +47,12 @@ class Group:
         """Whether there are other members."""
         return self.size * self.stages > 1
 
-    @property
+    @cached_property
     def begins(self) -> bool:
         """Whether this stage has the embedding."""
         return self.stage == 0
 
-    @property
+    @cached_property
     def ends(self) -> bool:
         """Whether this stage has the output embedding."""
         return self.stage == self.stages - 1

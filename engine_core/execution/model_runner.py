@@ -300,7 +300,8 @@ class Runner:
             if rows.entries > shape.entries:
                 (last,) = self._upload.send((rows.last,))
         else:
-            inputs, types = self._send_inputs(rows), self._pools.token_types(plan, rows)
+            inputs = self._send_inputs(rows)
+            types = self._pools.token_types(plan, rows) if plan.chunks else None
             sent = None if types is None else self._upload.send((types,))[0]
             hidden = self._forward.run(
                 inputs.rows, rows.longest, self._slots.longest(rows), rows.rows - rows.decoding, sent,

@@ -198,9 +198,9 @@ class Pools:
         self._kept.clear()
 
     def token_types(self, plan: StepPlan, rows: HostRows) -> NDArray[np.int32] | None:
-        """Of each token of a step, 1 in the second text of a pair. None: all are 0."""
+        """Of each token of a step with chunks, 1 in the second text of a pair. None: all are 0."""
         found = None
-        for span in self._spans(plan, rows) if self._asked and plan.chunks else ():
+        for span in self._spans(plan, rows) if self._asked else ():
             if span.pooling.second:
                 found = np.zeros(rows.tokens, np.int32) if found is None else found
                 found[span.first + max(0, span.pooling.second - span.start) : span.first + span.count] = 1

@@ -40,7 +40,7 @@ class BlockLayout(msgspec.Struct, frozen=True, dict=True):
     ahead: int = 0  # most positions that a decoding sequence has in steps that are not applied
     prompts: int = 0  # the same of a sequence whose prompt is computed in chunks
 
-    @property
+    @cached_property
     def groups(self) -> int:
         return len(self.windows)
 

@@ -189,7 +189,7 @@ class Decoder:
         group = placement.group
         looked_up = group.begins or (group.ends and (spec.tied or spec.headless or head))
         self.embedding = Embedding(spec, placement) if looked_up else None
-        self.input = InputEmbedding(spec, placement)
+        self.input = InputEmbedding(spec, placement) if spec.body.embedding.joined else None
         self.by_layer = LayerEmbedding(spec, placement) if spec.body.embedding.layer_inputs else None
         scale, post_norm = spec.body.residual_scale, spec.body.post_norm
         self.blocks = tuple(
@@ -237,14 +237,16 @@ class Decoder:
             places = torch.arange(len(input_ids), device=input_ids.device)
             attention = replace(attention, slot_mapping=places)  # of pages that the step alone has
         block_size = next((pages[0].shape[1] for pages in cache if pages), 1) if self.parts else 1
-        batches = [
-            attention.of_group(group, self.parts.get(group, 1), block_size)
-            for group in range(1 + len(attention.others))
-        ]
+        batches = [attention]
+        if self.parts or attention.others:
+            groups = range(1 + len(attention.others))
+            batches = [attention.of_group(group, self.parts.get(group, 1), block_size) for group in groups]
         residual: Tensor | None = None
         aux_states: list[Tensor] = []
         if stream is None:
-            delta = self.input.forward(self.embed(input_ids, attention.images), positions, attention.token_types)
+            delta = self.embed(input_ids, attention.images)
+            if self.input is not None:
+                delta = self.input.forward(delta, positions, attention.token_types)
         else:
             delta, *aux_states = stream.unbind()
         given = None if self.by_layer is None else self.by_layer.forward(input_ids, delta)
@@ -335,6 +337,7 @@ class Decoder:
         found: dict[str, Destination] = {}
         if self.embedding is not None:
             found.update(prefixed("model.embed_tokens.", self.embedding.destinations()))
+        if self.embedding is not None and self.input is not None:
             found.update(prefixed("model.", self.input.destinations()))
         if self.by_layer is not None:
             found.update(prefixed("model.", self.by_layer.destinations()))

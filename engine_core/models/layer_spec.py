@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -75,7 +76,7 @@ class LatentSpec(msgspec.Struct, frozen=True, kw_only=True):
 PageKind: TypeAlias = tuple[int, int, int]
 
 
-class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Grouped-query attention (Ainslie et al., 2023), or latent attention, whose cached key of `head_dim` numbers is
     the latent and what is turned."""
 
@@ -107,7 +108,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     latent: LatentSpec | None = None
     formats: Formats = ()
 
-    @property
+    @cached_property
     def rotary(self) -> tuple[RopeSpec, int]:
         """What its rotary table follows from: positions, and the numbers of a head that it is made for."""
         return self.rope, self.head_dim if self.latent is None else self.latent.rope_dim
@@ -177,6 +178,11 @@ class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True):
     norm: NormSpec | None = None
     layer_inputs: int = 0  # numbers of the embeddings by layer, of all layers, see `LayerSpec.layer_input`
     layer_rows: int = 0  # of their table
+
+    @property
+    def joined(self) -> bool:
+        """Whether something is added to a token's embedding, or the sum has a norm."""
+        return bool(self.positions or self.types or self.norm is not None)
 
 
 class NormNames(msgspec.Struct, frozen=True, kw_only=True):

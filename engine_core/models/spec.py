@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -62,7 +63,7 @@ NO_ATTENTION = AttentionSpec(heads=0, kv_heads=0, head_dim=0, rope=NO_ROPE)
 BEFORE = re.compile(r"^(model\.layers\.)(\d+)\.input_layernorm")
 
 
-class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A transformer: a decoder, or an encoder, whose attention goes both ways."""
 
     family: str
@@ -94,7 +95,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def layers(self) -> int:
         return len(self.blocks)
 
-    @property
+    @cached_property
     def attentions(self) -> tuple[AttentionSpec, ...]:
         """Of each layer that has one."""
         return tuple(layer.attention for layer in self.blocks if layer.attention is not None)
@@ -110,7 +111,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Of each layer that keeps a state of a fixed size for a sequence."""
         return tuple(layer.recurrence for layer in self.blocks if layer.recurrence is not None)
 
-    @property
+    @cached_property
     def encoder(self) -> bool:
         """Whether its attention goes both ways: a prompt is run at once, and leaves nothing in a cache."""
         return any(attention.bidirectional for attention in self.attentions)

@@ -47,7 +47,7 @@ from penstock.engine_core.scheduling.preemption import make_way, preempt_for_blo
 from penstock.engine_core.scheduling.recurrent_state import cut, keep_states
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, joined
-from penstock.engine_core.scheduling.state import Chunk, Drafts, GuidedRow, InFlightStep, SchedulerState
+from penstock.engine_core.scheduling.state import PLANNING, Chunk, Drafts, GuidedRow, InFlightStep, SchedulerState
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.steps import NO_MICROBATCH, NO_STATE, SlotStart, StepPlan, choice_seed
 
@@ -65,7 +65,9 @@ class PlanBuilder:
 
 
 def plan(state: SchedulerState) -> StepPlan | None:
-    """The next step, or None when nothing can run before a result or a request comes."""
+    """The next step, or None when nothing can run before a result or a request comes, or there is a pause."""
+    if state.steps.pause.frozen or state.steps.pause.mode not in PLANNING:
+        return None
     if state.quarantine:
         clear_suspects(state)
     elif state.queue.waiting:
@@ -115,11 +117,13 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch,
     needs = [blocks_needed(state, sequence, count) for sequence, count in claims]
     short = crossing(state, batch) if drafts is None else drafted_crossing(state, batch, drafts)
     groups = state.kv.layout.groups
-    if drafts is not None and groups * len(short) + sum(needs) > state.kv.pool.available:
+    needed = groups * len(short) + sum(needs)
+    if drafts is not None and needed and needed > state.kv.pool.available:
         budget += drafts.total
         drafts = None  # they yield before any row waits for a block
         short = crossing(state, batch)
-    kv_pressure = state.kv.pressure = groups * len(short) + sum(needs) > state.kv.pool.available
+        needed = groups * len(short) + sum(needs)
+    kv_pressure = state.kv.pressure = bool(needed) and needed > state.kv.pool.available
     if kv_pressure:
         batch, claims = preempt_for_blocks(state, batch, short, claims, needs)
         short = crossing(state, batch)
@@ -291,7 +295,7 @@ def finish_plan(
         drafting=asked.columns,
         microbatch=microbatch,
         keep=np.array([(one.slot, one.position, one.place, one.spilled) for one in kept], np.int32).tobytes(),
-        adapters=state.adapters.take_changes(),
+        adapters=state.adapters.take_changes() if state.adapters.changes else b"",
     )
 
 

@@ -132,7 +132,7 @@ class Scheduler:
         means that no sequence waits, but for its adapter, its images or blocks from the host's memory, or that there is
         a pause."""
         self._state.stats.now = now
-        return plan(self._state) if pausing.plans(self._state) else None
+        return plan(self._state)
 
     @property
     def pause_mode(self) -> PauseMode | None:

@@ -229,6 +229,9 @@ class SpeculationState:
     drafted: DraftingWork | None = None  # the drafting behind the last planned step
 
 
+PLANNING = (None, PauseMode.WAIT)  # modes of the operator's pause in which steps are planned
+
+
 @dataclass(slots=True, eq=False)
 class PauseState:
     """Why no step is planned; see pausing.py."""
