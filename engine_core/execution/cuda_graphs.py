@@ -332,7 +332,7 @@ def absorbed_pairs(spec: ModelSpec, ranks: int) -> int:
 
 def kept_tokens(sizes: GraphSizes) -> int:
     """Tokens whose hidden states graphs keep permanently, besides those of the largest graphs."""
-    return (sum(sizes.decode[:-1]) + sum(sizes.mixed[:-1])) * (1 + sizes.adapters) + sum(sizes.seeing[:-1])
+    return (sum(sizes.decode[:-1]) + sum(sizes.mixed[:-1]) + sum(sizes.seeing[:-1])) * (1 + sizes.adapters)
 
 
 def decode_sizes(most: int) -> tuple[int, ...]:
@@ -376,9 +376,9 @@ def shapes(sizes: GraphSizes) -> tuple[Shape, ...]:
     most = max(sizes.entries)
     decode = [Shape(size, size, min(size, most), True) for size in sizes.decode]
     found = (*decode, *(Shape(size, min(size, sizes.rows), min(size, most), False) for size in sizes.mixed))
-    twins = [replace(shape, adapted=True) for shape in found] if sizes.adapters else []
     seeing = [replace(shape, seeing=True) for shape in found[len(decode) :] if shape.tokens in sizes.seeing]
-    return *found, *twins, *seeing
+    found = (*found, *seeing)
+    return *found, *(replace(shape, adapted=True) for shape in found if sizes.adapters)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.images.processor_spec import ProcessorSpec, Size, SmartResize
 from penstock.engine_core.models import registry
+from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.layer_spec import RopeSpec
 from penstock.engine_core.models.spec import ModelSpec
@@ -53,8 +54,9 @@ class Scene:
     """A runner over a model, and its vision encoder, which a later stage has not."""
 
     def __init__(
-        self, model: Decoder, tower: Tower | None, draft: Draft | None = None, graphs: GraphSizes | None = None
-    ) -> None:
+        self, model: Decoder, tower: Tower | None, draft: Draft | None = None, graphs: GraphSizes | None = None,
+        *, adapters: bool = False,
+    ) -> None:  # fmt: skip
         assert model.spec.vision is not None, "it sees images"
         self.model, self.vision, slots = model, model.spec.vision, 3
         self.encoder = None if tower is None else Encoder(tower, 64)
@@ -62,11 +64,22 @@ class Scene:
             device=model.placement.device, dtype=torch.float32, graphs=graphs, blocks=slots * LENGTH // BLOCK,
             block_size=BLOCK, max_model_len=LENGTH, max_num_seqs=slots, group=model.placement.group,
             step_tokens=LENGTH, encoder=self.encoder, row_drafts=0 if draft is None else draft.tokens,
+            adapters=AdapterPlaces(model, model.spec, 1, 8) if adapters else None,
         )  # fmt: skip
         self.runner = Runner(model, model.spec, options, draft)
 
-    def prompt(self, *parts: int | Size, slot: int = 0) -> Prompt:
-        """So many random tokens of text, or a picture, one behind the other; its pictures' rows are in the cache."""
+    def adapt(self, adapter: torch.Tensor | None = None) -> None:
+        """Put an adapter, or a random one, into place 1."""
+        assert self.runner.adapters is not None, "there are places"
+        memory = self.runner.adapters.places.memory
+        if adapter is None:
+            adapter = torch.randn(memory.shape[1:], generator=torch.Generator().manual_seed(9)).to(memory.dtype) * 0.3
+        self.runner.adapters.loaded = {0: adapter}
+        self.launch(adapters=column(0, 1))
+
+    def prompt(self, *parts: int | Size, slot: int = 0, adapter: int = 0) -> Prompt:
+        """So many random tokens of text, or a picture, one behind the other; its pictures' rows are in the cache.
+        adapter: its place."""
         chance = np.random.default_rng(7)
         tokens: list[int] = []
         images: list[tuple[int, Size]] = []
@@ -76,7 +89,7 @@ class Scene:
             else:
                 images.append((len(tokens), part))
                 tokens += [self.vision.token_id] * self.vision.rows(part)
-        found = Prompt(tokens, images, slot)
+        found = Prompt(tokens, images, slot, adapter)
         for at, row in enumerate(image_table(found.start(self.vision).images)):
             self.encode(images[at][1], at, int(row[2]))
         return found
@@ -112,13 +125,13 @@ class Scene:
         return found
 
 
-def made(spec: ModelSpec, group: Group = ALONE) -> Scene:
+def made(spec: ModelSpec, group: Group = ALONE, *, adapters: bool = False) -> Scene:
     """With random weights."""
     with torch.inference_mode():
         model = registry.build(spec, torch.float32, CPU, LENGTH, group=group)
         tower = registry.build_tower(model)
         loading.load(model, Path(), "dummy", 3, tower)
-    return Scene(model, tower)
+    return Scene(model, tower, adapters=adapters)
 
 
 def asked(size: Size, seed: int, first_row: int, rows: int, number: int = 1) -> EncodeImage:
@@ -136,6 +149,7 @@ class Prompt:
     token_ids: Sequence[int]
     images: Sequence[tuple[int, Size]] = ()  # position, size
     slot: int = 0
+    adapter: int = 0
     output: list[int] = field(default_factory=list)
 
     def start(self, vision: VisionSpec, *, computed: int = 0, read: Sequence[bool] = ()) -> SlotStart:
@@ -150,7 +164,7 @@ class Prompt:
         return SlotStart(
             slot=self.slot, token_ids=column(*self.token_ids, *self.output), prompt_tokens=len(self.token_ids),
             computed=computed, blocks=column(*blocks.tolist()), sampling=SCORED, seed=1,
-            images=np.array(rows, "<i4").tobytes(),
+            images=np.array(rows, "<i4").tobytes(), adapter=self.adapter,
         )  # fmt: skip
 
 

@@ -39,29 +39,39 @@ def gpu_scene(*, graphs: bool) -> Scene:
             assert place.tensor is not None
             assert source is not None
             place.tensor.copy_(source)
-    found = Scene(model, tower, graphs=graph_sizes(3, 1, 3, LENGTH, LENGTH, images=True) if graphs else None)
+    sizes = graph_sizes(3, 1, 3, LENGTH, LENGTH, images=True, adapters=True) if graphs else None
+    found = Scene(model, tower, graphs=sizes, adapters=True)
     found.runner.compile(())
     found.runner.prepare()
+    found.adapt()
     return found
 
 
-@pytest.fixture(scope="module")
-def on_cpu() -> list[int]:
-    scene = made(seeing_spec())
-    prompt = scene.prompt(*PARTS)
+def said_on_cpu(adapter: int) -> list[int]:
+    scene = made(seeing_spec(), adapters=True)
+    scene.adapt()
+    prompt = scene.prompt(*PARTS, adapter=adapter)
     scene.run(prompt, (9, 20), decodes=DECODES)
     return prompt.output
 
 
+@pytest.fixture(scope="module")
+def on_cpu() -> list[int]:
+    return said_on_cpu(0)
+
+
+@pytest.mark.parametrize("adapter", [0, 1])
 @pytest.mark.parametrize("graphs", [False, True])
-def test_tokens_are_the_cpus(on_cpu: list[int], graphs: bool) -> None:
-    """Also of chunks with images in graphs; decoding rows are turned by the slots' offsets there."""
-    scene = gpu_scene(graphs=graphs)
+def test_tokens_are_the_cpus(on_cpu: list[int], graphs: bool, adapter: int) -> None:
+    """Also of chunks with images in graphs, whose rows may have an adapter; decoding rows are turned by the slots'
+    offsets there."""
+    scene, expected = gpu_scene(graphs=graphs), said_on_cpu(adapter)
+    assert (expected == on_cpu) is not bool(adapter)
     for cuts in ((), (9, 20)):
-        prompt = scene.prompt(*PARTS)
+        prompt = scene.prompt(*PARTS, adapter=adapter)
         before = scene.runner.graphs.statistics().forward_replays if scene.runner.graphs is not None else 0
         scene.run(prompt, cuts, decodes=DECODES)
-        assert prompt.output == on_cpu
+        assert prompt.output == expected
         if scene.runner.graphs is not None:
             assert scene.runner.graphs.statistics().forward_replays - before == len(cuts) + 1 + DECODES
 

@@ -143,6 +143,13 @@ def test_steps_with_images_have_twins_of_some_mixed_graphs() -> None:
     assert kept_tokens(replace(SIZES, seeing=(16, 32))) == kept_tokens(SIZES) + 16
 
 
+def test_steps_with_images_and_adapters_have_graphs_of_their_own() -> None:
+    both = replace(SIZES, seeing=(16, 32), adapters=True)
+    found = [shape for shape in shapes(both) if shape.seeing and shape.adapted]
+    assert [(shape.tokens, shape.plain) for shape in found] == [(16, False), (32, False)]
+    assert kept_tokens(both) == 2 * kept_tokens(replace(both, adapters=False))
+
+
 def test_nothing_is_captured_for_steps_that_have_no_graph() -> None:
     assert capture_order((Shape(2, 2, 2, True),), (SamplingShape(2),)) == ([Shape(2, 2, 2, True), SamplingShape(2)], [])
     assert capture_order((Shape(2, 2, 2, True),), ()) == ([Shape(2, 2, 2, True)], [])

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from peft import LoraConfig, get_peft_model
 from transformers import Gemma3Config, Gemma3ImageProcessorPil
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.loading import load
+from penstock.engine_core.loading.adapters import read_adapter
 from penstock.engine_core.models import registry
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.steps import OWN_DRAFT
 from tests.engine_core.execution.harness import column, tokens_of
-from tests.engine_core.execution.image_scene import CPU, IMAGE, LENGTH, VISION, Scene, asked, made, scores, seeing_spec
+from tests.engine_core.execution.image_scene import (
+    CPU,
+    IMAGE,
+    LENGTH,
+    VISION,
+    Prompt,
+    Scene,
+    asked,
+    made,
+    scores,
+    seeing_spec,
+)
 from tests.engine_core.models.specs import small_spec
 from tests.engine_core.models.vision.test_qwen import CASES, PROCESSOR, patches_of
 from tests.engine_core.models.vision.test_siglip import PROCESSOR as GEMMA_PROCESSOR
@@ -31,6 +47,7 @@ from tests.ranks import Size as Members
 
 WIDE, TALL = Size(16, 40), Size(32, 16)  # 2 x 5 and 4 x 2 rows
 SIZES: tuple[Members, ...] = (2, (1, 2))  # ranks; ranks and stages
+ADAPTED = r".*language_model.*\.(q_proj|o_proj|up_proj|down_proj)"
 PARTS = (4, WIDE, 3, TALL, 5)  # of 30 tokens: images at 4..13 and 17..24
 
 
@@ -44,18 +61,23 @@ def test_tokens_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     scene = stored(tmp_path)
     prompt = scene.prompt(*PARTS)
     scene.run(prompt, (7, 20), decodes=6)
+    assert prompt.output == generated(reference, prompt, 7)
+
+
+def generated(model: Any, prompt: Prompt, count: int) -> list[int]:
+    """What transformers' model of Qwen's says."""
     pictures = [patches_of(pixels(size, seed)) for seed, (_, size) in enumerate(prompt.images)]
     with torch.inference_mode():
         ids = torch.tensor([prompt.token_ids])
-        found = reference.generate(
+        found = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             mm_token_type_ids=(ids == IMAGE).int(),
             pixel_values=torch.cat([picture["pixel_values"] for picture in pictures]),
             image_grid_thw=torch.cat([picture["image_grid_thw"] for picture in pictures]),
-            max_new_tokens=7, do_sample=False,
+            max_new_tokens=count, do_sample=False,
         )  # fmt: skip
-    assert prompt.output == found[0, len(prompt.token_ids) :].tolist()
+    return [int(token) for token in found[0, len(prompt.token_ids) :]]
 
 
 def test_tokens_that_see_their_image_are_those_of_transformers(tmp_path: Path) -> None:
@@ -79,6 +101,31 @@ def test_tokens_that_see_their_image_are_those_of_transformers(tmp_path: Path) -
     assert prompt.output == found[0, len(prompt.token_ids) :].tolist()
 
 
+@pytest.mark.parametrize("case", ["qwen3_vl", "qwen3_5"])
+def test_rows_with_an_adapter_of_the_text_half(case: str, tmp_path: Path) -> None:
+    """Beside one without, over the same images, in the same steps; peft says what is expected."""
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    reference = write(base, CASES[case], PROCESSOR)
+    scene = stored(base, adapters=True)
+    assert scene.runner.adapters is not None
+    plain, own = scene.prompt(*PARTS), scene.prompt(*PARTS, slot=1, adapter=1)
+    expected = [generated(reference, plain, 4)]
+    with warnings.catch_warnings():  # peft asks transformers for what is deprecated
+        warnings.simplefilter("ignore")
+        config = LoraConfig(target_modules=ADAPTED, r=4, lora_alpha=8, init_lora_weights=False)
+        adapted = get_peft_model(reference, config).eval()
+        adapted.save_pretrained(folder)
+    expected.append(generated(adapted, own, 4))
+    scene.adapt(read_adapter(folder, scene.runner.adapters.places))
+    starts = tuple(prompt.start(scene.vision) for prompt in (plain, own))
+    found = [scene.launch(starts=starts, chunks=column(0, 0, 7, 0, 1, 0, 12, 0))]
+    found.append(scene.launch(chunks=column(0, 7, 23, 1, 1, 12, 18, 1)))
+    found += [scene.launch(decode_on=column(0, 1) if step == 0 else b"") for step in range(3)]
+    tokens = [tokens_of(result) for result in found[1:]]
+    assert [list(row) for row in zip(*tokens, strict=True)] == expected
+    assert expected[0] != expected[1]
+
+
 def test_the_first_stage_alone_reads_the_encoder(tmp_path: Path) -> None:
     """From the files that hold all of it."""
     write(tmp_path, CASES["qwen3_vl_moe"], PROCESSOR)
@@ -93,13 +140,14 @@ def test_the_first_stage_alone_reads_the_encoder(tmp_path: Path) -> None:
     assert read == [True, False]
 
 
-def stored(folder: Path) -> Scene:
+def stored(folder: Path, *, adapters: bool = False) -> Scene:
     """With the weights of a folder."""
     with torch.inference_mode():
         model = registry.build(read_spec(folder), torch.float32, CPU, LENGTH)
         tower = registry.build_tower(model)
         load(model, folder, tower=tower)
-    return Scene(model, tower)
+        pack(model.destinations())
+    return Scene(model, tower, adapters=adapters)
 
 
 def pixels(size: Size, seed: int) -> torch.Tensor:
