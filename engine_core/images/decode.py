@@ -87,7 +87,8 @@ def decode(data: bytes, most_pixels: int) -> Image.Image:
         image.load()
     turn = TURNS.get(orientation(image))
     with malformed(kind):
-        return on_white((image if turn is None else image.transpose(turn)).convert("RGB"))
+        upright = image if turn is None else image.transpose(turn)
+        return on_white(upright if upright.mode == "RGB" else upright.convert("RGB"))  # of RGB it makes a copy
 
 
 def recognised(data: bytes) -> str:

@@ -11,7 +11,7 @@ from penstock.engine_core.images.processor_spec import Size
 DIGEST = 16  # bytes
 
 
-class Picture(msgspec.Struct, frozen=True, tag=True):
+class Picture(msgspec.Struct, frozen=True):
     """Decoded and resized."""
 
     height: int  # pixels

@@ -18,4 +18,6 @@ def resize(image: Image.Image, processor: ProcessorSpec, detail: str) -> Image.I
         most = processor.resize.sharpest
         message = f"it has {sides}; for this model one side may be at most {most} times the other"
         raise InvalidRequest(message, code="image_too_small")
+    if target == size:  # Pillow would copy it
+        return image
     return image.resize((target.width, target.height), Image.Resampling(processor.resample))

@@ -5,6 +5,7 @@ process."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
@@ -21,43 +22,84 @@ TIME_CODES = (-TIME_SIGNAL, -signal.SIGXCPU)
 MEMORY_CODES = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGKILL)
 
 
+class Child:
+    """A child process for one job, forked before the job is there.
+
+    Its answer is what `work` makes of the job, with `seconds` of CPU time and `memory` bytes beyond what `prepare` has
+    taken. Made by processes with one thread.
+    """
+
+    def __init__(
+        self, work: Callable[[bytes], bytes], seconds: float, memory: int, prepare: Callable[[], None] | None = None
+    ) -> None:
+        jobs, self._jobs = os.pipe()
+        self._answers, answers = os.pipe()
+        for pipe in (self._jobs, answers):
+            enlarge(pipe)
+        self._code: int | None = None
+        own = os.getpid()
+        self._process = os.fork()
+        if self._process == 0:
+            try:
+                os.close(self._jobs)  # the parent's end, or the job would never be whole
+                if prepare is not None:
+                    prepare()
+                confine(memory, own)
+                job = read_all(jobs)
+                limit_time(seconds)
+                write_all(answers, work(job))
+                os.close(answers)  # the answer is whole: nobody waits until its memory is given back
+            except MemoryError:
+                os._exit(OUT_OF_MEMORY)
+            except BaseException:  # guard: design 7, the child must not go on as the worker
+                os._exit(os.EX_SOFTWARE)
+            os._exit(os.EX_OK)
+        os.close(jobs)
+        os.close(answers)
+
+    def ask(self, job: bytes) -> bytes:
+        """Its answer, or what there is of one where it ends before. Called once."""
+        with contextlib.suppress(BrokenPipeError):
+            write_all(self._jobs, job)
+        os.close(self._jobs)
+        body = read_all(self._answers, MOST_ANSWER)
+        if len(body) > MOST_ANSWER:
+            os.kill(self._process, signal.SIGKILL)
+        return body
+
+    def end(self, *, kill: bool = False) -> int:
+        """Wait for its end: its exit code, EX_OK where it completed."""
+        if self._code is None:
+            if kill:
+                os.kill(self._process, signal.SIGKILL)
+            _, status = os.waitpid(self._process, 0)
+            self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+
 def in_child(work: Callable[[], bytes], seconds: float, memory: int) -> tuple[bytes, int]:
-    """What `work` returns in a child process with `seconds` of CPU time and `memory` bytes, and the child's exit code:
-    EX_OK where it completed. Called by processes with one thread."""
-    reader, writer = os.pipe()
-    enlarge(writer)
-    own = os.getpid()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            confine(seconds, memory, own)
-            write_all(writer, work())
-        except MemoryError:
-            os._exit(OUT_OF_MEMORY)
-        except BaseException:  # guard: design 7, the child must not go on as the worker
-            os._exit(os.EX_SOFTWARE)
-        os._exit(os.EX_OK)
-    os.close(writer)
-    body = read_all(reader, MOST_ANSWER)
-    if len(body) > MOST_ANSWER:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return body, os.waitstatus_to_exitcode(status)
+    """What `work` returns in a `Child`, and its exit code."""
+    child = Child(lambda _: work(), seconds, memory)
+    return child.ask(b""), child.end()
 
 
-def confine(seconds: float, memory: int, parent: int) -> None:
+def confine(memory: int, parent: int) -> None:
     """Limit this process for good: it ends with its parent, opens and writes no file, and starts no process."""
     follow_parent({PARENT: str(parent)})
     limit_memory(memory, for_good=True)
     for kind, most in (
-        (resource.RLIMIT_CPU, math.ceil(seconds) + 1),  # after the timer, which the process could reset
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, 0),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_CORE, 0),
     ):
         lower(kind, most)
+
+
+def limit_time(seconds: float) -> None:
+    """Limit this process to so much CPU time from now on, for good."""
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    lower(resource.RLIMIT_CPU, math.ceil(used + seconds) + 1)  # after the timer, which the process could reset
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
@@ -72,7 +114,7 @@ def write_all(descriptor: int, body: bytes) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def read_all(descriptor: int, most: int) -> bytes:
+def read_all(descriptor: int, most: float = math.inf) -> bytes:
     """Read until the other end closes, or there are more than `most` bytes. Closes the descriptor."""
     parts: list[bytes] = []
     length = 0

@@ -21,7 +21,7 @@ from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import Grammar
 from penstock.services.tokenizer.outcome_cache import OutcomeCache
-from penstock.services.tokenizer.worker_pool import ATTEMPTS, PATIENCE, End, WorkerKind, WorkerPool
+from penstock.services.tokenizer.worker_pool import ATTEMPTS, PATIENCE, End, Reply, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import COMPILED, Done, Refusal
 
 ENTRY = 512  # bytes of a cache entry besides its texts
@@ -122,7 +122,7 @@ class GrammarCompiler:
         """A worker's answer; a worker that exceeds a limit makes a refusal."""
         options = self._options
         match await self._pool.ask(body, options.grammar_compile_timeout * PATIENCE):
-            case bytes() as answer:
+            case Reply(answer):
                 return COMPILED.decode(answer)
             case End.TIME:
                 limit = f"{options.grammar_compile_timeout:g} s (--grammar-compile-timeout)"

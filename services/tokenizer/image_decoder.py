@@ -22,12 +22,13 @@ from penstock.protocol.media import LIMIT
 from penstock.services.tokenizer.confinement import environment
 from penstock.services.tokenizer.image_protocol import DECODED, ImageJob, ImageSettings, too_large, too_slow
 from penstock.services.tokenizer.outcome_cache import OutcomeCache
-from penstock.services.tokenizer.worker_pool import PATIENCE, End, WorkerKind, WorkerPool
+from penstock.services.tokenizer.worker_pool import PATIENCE, End, Reply, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import Refusal
 
 MOST_WORKERS = 4  # unless the operator says otherwise
 SLACK = 2.0  # seconds beyond the CPU limit: a large file and its pixels on their way
 MOST_BYTES = 256 << 20  # of cached pixels
+MOST_PIXELS = 256 << 20  # bytes of those of one picture
 ENTRY = 512  # bytes of a cache entry besides its pixels
 # A child that decodes touches megabytes of new memory, page by page otherwise. Source: glibc's manual, tunables.
 HUGE_PAGES: Mapping[str, str] = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -61,6 +62,7 @@ class ImageDecoder:
         kind = WorkerKind(
             "image", "images cannot be decoded at this time", "penstock.services.tokenizer.image_worker",
             (str(os.getpid()),), {**environment(os.environ), **HUGE_PAGES}, msgspec.msgpack.encode(settings), spare=1,
+            shared=MOST_PIXELS,
         )  # fmt: skip
         by_cores = max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) // 4))
         self._pool = WorkerPool(kind, options.media_workers or by_cores)
@@ -115,7 +117,7 @@ class ImageDecoder:
         )
 
     async def _decode(self, key: bytes, file: ImageFile) -> Picture | Refusal:
-        found = await self._outcome(msgspec.msgpack.encode(ImageJob(file.data, file.detail)))
+        found = await self._outcome(key, msgspec.msgpack.encode(ImageJob(file.data, file.detail)))
         if isinstance(found, Refusal):
             self._refused += 1
         else:
@@ -123,12 +125,13 @@ class ImageDecoder:
             self._cache.keep(key, found)
         return found
 
-    async def _outcome(self, body: bytes) -> Picture | Refusal:
+    async def _outcome(self, key: bytes, body: bytes) -> Picture | Refusal:
         """A worker's answer; a worker that exceeds a limit itself makes a refusal."""
         options = self._options
         match await self._pool.ask(body, options.media_timeout * PATIENCE + SLACK):
-            case bytes() as answer:
-                return DECODED.decode(answer)
+            case Reply(answer, pixels):
+                found = DECODED.decode(answer)
+                return found if isinstance(found, Refusal) else Picture(found.height, found.width, key, pixels)
             case End.TIME:
                 return too_slow(options.media_timeout)
             case _:

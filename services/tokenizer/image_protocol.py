@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.services.tokenizer.worker_protocol import Refusal
 
@@ -27,7 +26,18 @@ class ImageJob(msgspec.Struct, frozen=True):
     detail: str
 
 
-DECODED: msgspec.msgpack.Decoder[Picture | Refusal] = msgspec.msgpack.Decoder(Picture | Refusal)
+class Decoded(msgspec.Struct, frozen=True, tag=True):
+    """A picture, whose pixels are in the shared memory: uint8 [height, width, 3], RGB."""
+
+    height: int
+    width: int
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.height * self.width
+
+
+DECODED: msgspec.msgpack.Decoder[Decoded | Refusal] = msgspec.msgpack.Decoder(Decoded | Refusal)
 
 
 def too_slow(seconds: float) -> Refusal:

@@ -1,12 +1,16 @@
-"""An image worker: decodes and resizes pictures, each in a child process.
+"""An image worker: decodes and resizes pictures, each in a child process that has been forked before the picture comes.
 
-The CPU time and memory of a child are limited for good, and nothing of a picture stays in the worker. Its owner
-(`services.tokenizer.image_decoder`) replaces it when it ends.
+The CPU time and memory of a child are limited for good, and nothing of a picture stays in the worker but its pixels,
+in memory that its owner reads (`services.tokenizer.image_decoder`), who replaces it when it ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import mmap
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -17,50 +21,90 @@ from PIL import (
 )
 
 from penstock.engine_core.images.decode import BROKEN
-from penstock.engine_core.images.picture import Picture
-from penstock.engine_core.images.reading import read_picture
+from penstock.engine_core.images.reading import pixels_of, read_image
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, in_child
-from penstock.services.tokenizer.image_protocol import ImageJob, ImageSettings, too_large, too_slow
+from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, Child
+from penstock.services.tokenizer.image_protocol import DECODED, Decoded, ImageJob, ImageSettings, too_large, too_slow
 from penstock.services.tokenizer.worker_protocol import Refusal, refusal, reply, requests
 
 SETTINGS = msgspec.msgpack.Decoder(ImageSettings)
 JOB = msgspec.msgpack.Decoder(ImageJob)
+POPULATE_WRITE = 23  # madvise(2), since Linux 5.14
+SAMPLE_SIDE = 1024  # pixels of what a child decodes before its picture comes: memory for as much is there then
 
 
 def main(arguments: Sequence[str]) -> None:
-    """PARENT: read the settings, then answer until the input ends."""
-    (parent,) = arguments
+    """PARENT SHARED: read the settings, then answer until the input ends. SHARED: the descriptor of the memory for
+    pixels."""
+    parent, shared = arguments
     follow_parent({PARENT: parent})
+    pixels = mmap.mmap(int(shared), 0)
+    os.close(int(shared))
     Image.MAX_IMAGE_PIXELS = None  # the operator's limit is checked before Pillow's would be
     frames = requests()
     settings = next(frames, None)
     if settings is None:
         return
-    worker = ImageWorker(SETTINGS.decode(settings))
+    worker = ImageWorker(SETTINGS.decode(settings), pixels)
     for frame in frames:
-        reply(worker.answer(frame))
+        reply(*worker.answer(frame))
+        waiting, _, _ = select.select([sys.stdin], [], [], 0)
+        worker.renew(prepared=not waiting)
 
 
 class ImageWorker:
-    """Runs jobs in child processes."""
+    """Runs jobs in child processes, of which one is always ready."""
 
-    def __init__(self, settings: ImageSettings) -> None:
+    def __init__(self, settings: ImageSettings, pixels: mmap.mmap) -> None:
         self._settings = settings
+        self._pixels = pixels
+        file = io.BytesIO()
+        Image.new("RGB", (SAMPLE_SIDE, SAMPLE_SIDE)).save(file, "JPEG")
+        self._sample = file.getvalue()
+        self._child = self._fork(prepared=True)
 
-    def answer(self, frame: bytes) -> bytes:
-        """An encoded `Picture` or `Refusal`."""
+    def answer(self, frame: bytes) -> tuple[bytes, int]:
+        """An encoded `Decoded` or `Refusal`, and how many bytes of pixels there are. `renew` must follow."""
+        with contextlib.suppress(msgspec.DecodeError):  # of nothing, where the child has ended
+            body = self._child.ask(frame)
+            found = DECODED.decode(body)
+            if isinstance(found, Refusal):
+                return body, 0
+            if min(found.height, found.width) > 0 and found.bytes <= len(self._pixels):
+                return body, found.bytes
+        return msgspec.msgpack.encode(limit_passed(self._child.end(), self._settings)), 0
+
+    def renew(self, *, prepared: bool) -> None:
+        """Make sure that the child of the last job writes to the pixels no more, and fork the next one."""
+        self._child.end(kill=True)
+        self._child = self._fork(prepared=prepared)
+
+    def _fork(self, *, prepared: bool) -> Child:
         settings = self._settings
-        body, code = in_child(lambda: msgspec.msgpack.encode(self._outcome(frame)), settings.seconds, settings.memory)
-        return body if code == os.EX_OK else msgspec.msgpack.encode(limit_passed(code, settings))
+        return Child(self._decode, settings.seconds, settings.memory, self._prepare if prepared else None)
 
-    def _outcome(self, frame: bytes) -> Picture | Refusal:
+    def _prepare(self) -> None:
+        """Have the memory and the code there that a picture needs. In a child, while nobody waits."""
+        with contextlib.suppress(OSError):  # of an older kernel
+            self._pixels.madvise(POPULATE_WRITE, 0, 3 * SAMPLE_SIDE**2)
+        for _ in pixels_of(read_image(self._sample, "auto", self._settings.processor, SAMPLE_SIDE**2)):
+            pass
+
+    def _decode(self, frame: bytes) -> bytes:
+        """In a child: an encoded `Decoded` or `Refusal`; the pixels are where the owner reads them."""
         settings, job = self._settings, JOB.decode(frame)
         try:
-            return read_picture(job.data, job.detail, settings.processor, settings.most_pixels)
+            image = read_image(job.data, job.detail, settings.processor, settings.most_pixels)
         except InvalidRequest as error:
-            return refusal(error)
+            return msgspec.msgpack.encode(refusal(error))
+        found, at = Decoded(image.height, image.width), 0
+        if found.bytes > len(self._pixels):
+            raise MemoryError
+        for piece in pixels_of(image):
+            self._pixels[at : at + len(piece)] = piece
+            at += len(piece)
+        return msgspec.msgpack.encode(found)
 
 
 def limit_passed(code: int, settings: ImageSettings) -> Refusal:

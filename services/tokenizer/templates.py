@@ -28,7 +28,7 @@ from penstock.services.tokenizer.template_worker import (
     too_large,
     too_slow,
 )
-from penstock.services.tokenizer.worker_pool import MOST_WAITING, PATIENCE, End, WorkerKind, WorkerPool
+from penstock.services.tokenizer.worker_pool import MOST_WAITING, PATIENCE, End, Reply, WorkerKind, WorkerPool
 from penstock.services.tokenizer.worker_protocol import Refusal
 
 SLACK = 5.0  # seconds beyond the CPU limit: compiling the template, decoding a long conversation and its text
@@ -103,7 +103,7 @@ class Templates:
         """A worker's answer; a worker that exceeds a limit itself makes a refusal."""
         options = self._options
         match await self._pool.ask(msgspec.msgpack.encode(job), seconds * PATIENCE + SLACK):
-            case bytes() as body:
+            case Reply(body):
                 answer = ANSWER.decode(body)
                 alive = {worker.pid for worker in self._pool.workers}
                 self._remembered = {pid: size for pid, size in self._remembered.items() if pid in alive}

@@ -10,18 +10,20 @@ import asyncio
 import contextlib
 import enum
 import logging
+import mmap
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from penstock.protocol.errors import EngineFailure
 from penstock.services.supervisor import logs
-from penstock.services.tokenizer.worker_protocol import LENGTH, PIPE, TIME_SIGNAL, enlarge
+from penstock.services.tokenizer.worker_protocol import HEAD, PIPE, TIME_SIGNAL, enlarge
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,8 @@ LONGEST_LINE = 400  # characters
 PATIENCE = 5  # times its CPU limit that a worker may take in real time, on a busy machine
 ATTEMPTS = 3
 MOST_WAITING = 1024  # requests for one kind of worker; more are refused with 429
+
+KEPT = 4 << 20  # bytes of shared memory that a worker keeps between answers: pages that are there are not cleared anew
 
 # Exit codes of a process whose memory (abort, MemoryError) or stack (segmentation fault) ran out.
 OUT_OF_MEMORY = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS, os.EX_UNAVAILABLE)
@@ -46,6 +50,13 @@ class End(enum.Enum):
     OTHER = "other"  # not because of the request
 
 
+class Reply(NamedTuple):
+    """A worker's answer to one frame."""
+
+    body: bytes
+    shared: bytes = b""  # what it wrote to the shared memory
+
+
 class WorkerKind(msgspec.Struct, frozen=True):
     """The workers of one pool."""
 
@@ -57,6 +68,7 @@ class WorkerKind(msgspec.Struct, frozen=True):
     greeting: bytes = b""  # the first frame for each
     spare: int = 0
     complains: bool = False  # its stderr is read and logged
+    shared: int = 0  # most bytes of memory that each shares with its owner; the descriptor is its last argument
 
 
 class Worker:
@@ -67,15 +79,17 @@ class Worker:
         process: subprocess.Popen[bytes],
         answers: asyncio.StreamReader,
         pipes: tuple[asyncio.ReadTransport, asyncio.WriteTransport],
+        shared: mmap.mmap | None = None,
     ) -> None:
         self._process = process
+        self._shared = shared
         self._answers = answers
         self._pipes = pipes
         self.pid = process.pid
         self.last_words = ""  # its last line on stderr, once it has ended
 
     @classmethod
-    async def start(cls, process: subprocess.Popen[bytes], nice: int = NICE) -> Worker:
+    async def start(cls, process: subprocess.Popen[bytes], nice: int = NICE, shared: mmap.mmap | None = None) -> Worker:
         """The worker once it is ready. It has `nice` from its first import on, which it could not set itself.
 
         Raises EngineFailure if it does not start."""
@@ -85,7 +99,7 @@ class Worker:
         loop, answers = asyncio.get_running_loop(), asyncio.StreamReader(PIPE)
         outward, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(answers), process.stdout)
         inward, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
-        worker = cls(process, answers, (outward, inward))
+        worker = cls(process, answers, (outward, inward), shared)
         try:
             await asyncio.wait_for(worker._read(), START_LIMIT)
         except (TimeoutError, asyncio.IncompleteReadError) as error:
@@ -103,9 +117,9 @@ class Worker:
         lower_priority(self._process, nice)
 
     def tell(self, body: bytes) -> None:
-        self._pipes[1].writelines((LENGTH.pack(len(body)), body))
+        self._pipes[1].writelines((HEAD.pack(len(body), 0), body))
 
-    async def ask(self, body: bytes, seconds: float) -> bytes | End:
+    async def ask(self, body: bytes, seconds: float) -> Reply | End:
         """The answer to one frame, or why the worker ended."""
         try:
             self.tell(body)
@@ -140,9 +154,15 @@ class Worker:
             self.last_words = last_line(stream.read(LAST_WORDS) or b"")
             stream.close()
 
-    async def _read(self) -> bytes:
-        head = await self._answers.readexactly(LENGTH.size)
-        return await self._answers.readexactly(LENGTH.unpack(head)[0])
+    async def _read(self) -> Reply:
+        length, shared = HEAD.unpack(await self._answers.readexactly(HEAD.size))
+        body = await self._answers.readexactly(length)
+        if self._shared is None:
+            return Reply(body)
+        answer = Reply(body, self._shared[:shared])
+        if shared > KEPT:
+            self._shared.madvise(mmap.MADV_REMOVE, KEPT)
+        return answer
 
 
 class WorkerPool:
@@ -175,7 +195,7 @@ class WorkerPool:
             worker.defer(NICE)
         self._nice = NICE
 
-    async def ask(self, body: bytes, seconds: float) -> bytes | End:
+    async def ask(self, body: bytes, seconds: float) -> Reply | End:
         """A worker's answer, or the limit that ended it. A worker that dies otherwise is replaced, and the request
         tried again.
 
@@ -203,7 +223,7 @@ class WorkerPool:
         for worker in self.workers:
             worker.reap()
 
-    async def _ask(self, body: bytes, seconds: float) -> bytes | End:
+    async def _ask(self, body: bytes, seconds: float) -> Reply | End:
         worker = await self._take()
         try:
             found = await worker.ask(body, seconds)
@@ -254,7 +274,8 @@ class WorkerPool:
 
     async def _start(self) -> None:
         try:
-            worker = await Worker.start(begin(self._kind), self._nice)
+            process, shared = begin(self._kind)
+            worker = await Worker.start(process, self._nice, shared)
         except (EngineFailure, OSError) as error:
             self._started()
             failure = error
@@ -279,20 +300,27 @@ class WorkerPool:
         self._starting.discard(task)
 
 
-def begin(kind: WorkerKind) -> subprocess.Popen[bytes]:
-    """A worker's process. Started on this thread, because it ends with it, and not by uvloop, whose fork would stop
-    every stream for 20 ms."""
+def begin(kind: WorkerKind) -> tuple[subprocess.Popen[bytes], mmap.mmap | None]:
+    """A worker's process, and the memory that it shares. Started on this thread, because it ends with it, and not by
+    uvloop, whose fork would stop every stream for 20 ms."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.Popen(
-        [sys.executable, "-m", kind.module, *kind.arguments],
-        bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if kind.complains else subprocess.DEVNULL,
-        env={**kind.environment, "PYTHONPATH": paths},
-    )  # fmt: skip
+    with contextlib.ExitStack() as closing:
+        passed, shared = [], None
+        if kind.shared:
+            passed.append(os.memfd_create("penstock-answers"))
+            closing.callback(os.close, passed[0])
+            os.ftruncate(passed[0], kind.shared)
+            shared = mmap.mmap(passed[0], kind.shared)
+        process = subprocess.Popen(
+            [sys.executable, "-m", kind.module, *kind.arguments, *map(str, passed)],
+            bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if kind.complains else subprocess.DEVNULL,
+            env={**kind.environment, "PYTHONPATH": paths}, pass_fds=passed,
+        )  # fmt: skip
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
         enlarge(pipe.fileno())
-    return process
+    return process, shared
 
 
 def lower_priority(process: subprocess.Popen[bytes], nice: int) -> None:

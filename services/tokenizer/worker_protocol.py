@@ -1,7 +1,8 @@
 """The worker's end of the protocol between a worker process and its owner (`worker_pool`), and limits of a worker.
 
-Both ends send frames, a length and msgpack, over the worker's standard streams. The worker reports with an empty frame
-that it is ready, and then answers one frame at a time until its input ends.
+Both ends send frames, a head and msgpack, over the worker's standard streams. The worker reports with an empty frame
+that it is ready, and then answers one frame at a time until its input ends. What is large in an answer may stand in
+memory that both share.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 
 from penstock.protocol.errors import InvalidRequest
 
-LENGTH = struct.Struct("<I")  # before each frame
+HEAD = struct.Struct("<II")  # before each frame: its length, and how many bytes of the shared memory belong to it
 TIME_SIGNAL = signal.SIGPROF  # of ITIMER_PROF, which limits a worker's CPU time; it ends the process
 PIPE = 1 << 20  # bytes that a writer may be ahead of its reader: pixels are megabytes, and the default is 64 kB
 
@@ -59,18 +60,19 @@ def requests() -> Iterator[bytes]:
         yield frame
 
 
-def reply(body: bytes) -> None:
-    write_frame(sys.stdout.buffer, body)
+def reply(body: bytes, shared: int = 0) -> None:
+    """shared: bytes of the shared memory that are the answer's."""
+    write_frame(sys.stdout.buffer, body, shared)
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
     """The next frame; None at the end."""
-    head = stream.read(LENGTH.size)
-    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else None
+    head = stream.read(HEAD.size)
+    return stream.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else None
 
 
-def write_frame(stream: BinaryIO, body: bytes) -> None:
-    stream.write(LENGTH.pack(len(body)))
+def write_frame(stream: BinaryIO, body: bytes, shared: int = 0) -> None:
+    stream.write(HEAD.pack(len(body), shared))
     stream.write(body)
     stream.flush()
 

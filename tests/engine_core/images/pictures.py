@@ -9,6 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 from PIL import Image, PngImagePlugin
 
+from penstock.engine_core.images.picture import Picture, digest_of
+from penstock.engine_core.images.processor_spec import ProcessorSpec
+from penstock.engine_core.images.reading import pixels_of, read_image
+
 ORIENTATION = 0x0112  # EXIF's tag
 SHAPES = {  # width, height
     "dot": (1, 1), "sliver": (2, 300), "ribbon": (400, 3), "tiny": (7, 5), "square": (64, 64), "cell": (28, 56),
@@ -40,6 +44,12 @@ def write(image: Image.Image, kind: str, **options: object) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
+
+
+def read_picture(data: bytes, detail: str, processor: ProcessorSpec, most_pixels: int) -> Picture:
+    """As a tokenizer has a file decoded."""
+    image = read_image(data, detail, processor, most_pixels)
+    return Picture(image.height, image.width, digest_of(data, detail), b"".join(pixels_of(image)))
 
 
 def turned(value: int) -> Image.Exif:

@@ -16,10 +16,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from penstock.engine_core.images.picture import Picture, digest_of
 from penstock.engine_core.images.processor_spec import FixedSize, LongestEdge, ProcessorSpec, Size, SmartResize
-from penstock.engine_core.images.reading import read_picture
 from penstock.engine_core.models.image_processor import CLIP_MEAN, CLIP_STD, HALF
 from penstock.protocol.errors import InvalidRequest
-from tests.engine_core.images.pictures import files, noise, write
+from tests.engine_core.images.pictures import files, noise, read_picture, write
 
 MOST = 1 << 30
 QWEN2 = ProcessorSpec(mean=CLIP_MEAN, std=CLIP_STD)

@@ -23,7 +23,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from penstock.engine_core.images.picture import Picture
 from penstock.engine_core.images.processor_spec import Size
-from penstock.engine_core.images.reading import read_picture
 from penstock.engine_core.parsers.dialect import Dialect
 from penstock.engine_core.text import image_prompt
 from penstock.engine_core.text.controls import read_controls
@@ -34,7 +33,7 @@ from penstock.protocol.columns import unpack
 from penstock.protocol.errors import InvalidRequest, ModelError
 from penstock.protocol.images import ImageFile
 from penstock.protocol.messages import Pooling, Sampling, SubmitText, Tokenize
-from tests.engine_core.images.pictures import noise, write
+from tests.engine_core.images.pictures import noise, read_picture, write
 from tests.engine_core.text.sighted import FAMILIES, Sighted
 
 IMAGE = {"type": "image"}

@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, environment, in_child
+from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, Child, environment, in_child
 
 PLENTY = 1 << 30
 
@@ -22,10 +24,10 @@ def spin() -> bytes:
 
 
 def hoard() -> bytes:
-    return bytes(PLENTY)
+    return bytes(PLENTY)[:1]
 
 
-def die() -> bytes:
+def die() -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
     return b""
 
@@ -39,6 +41,35 @@ def test_limits_end_the_child() -> None:
     assert in_child(spin, 0.05, PLENTY)[1] in TIME_CODES
     assert in_child(hoard, 5.0, 64 << 20)[1] in MEMORY_CODES
     assert in_child(die, 5.0, PLENTY)[1] in MEMORY_CODES
+
+
+def test_a_child_is_ready_before_its_job_and_its_limits_are_the_jobs() -> None:
+    """What it takes to get ready counts for neither; nor does the answer wait for the child's end."""
+    held: list[bytes] = []
+
+    def prepare() -> None:
+        held.append(bytes(PLENTY >> 2))
+        end = time.process_time() + 0.1
+        while time.process_time() < end:
+            pass
+
+    child = Child(lambda job: job + str(len(held)).encode() + bytes(16 << 20)[:1], 0.1, 32 << 20, prepare)
+    assert child.ask(b"job ") == b"job 1\0"
+    assert child.end() == os.EX_OK
+    late = Child(lambda _: spin(), 0.1, PLENTY, prepare)
+    assert (late.ask(b""), late.end() in TIME_CODES) == (b"", True)
+
+
+def test_a_child_that_goes_on_behind_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda _: time.sleep(5.0))
+    child = Child(lambda job: job, 5.0, PLENTY)
+    assert child.ask(b"a") == b"a"
+    assert child.end(kill=True) == -signal.SIGKILL
+
+
+def test_a_child_that_has_ended_before_its_job_says_nothing() -> None:
+    child = Child(lambda job: job, 5.0, PLENTY, die)
+    assert (child.ask(bytes(4 << 20)), child.end()) == (b"", -signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

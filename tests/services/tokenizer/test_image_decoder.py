@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import signal
 import struct
@@ -13,19 +14,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from penstock.engine_core.images.picture import Picture, digest_of
-from penstock.engine_core.images.processor_spec import ProcessorSpec, SmartResize
-from penstock.engine_core.images.reading import read_picture
+from penstock.engine_core.images.processor_spec import FixedSize, ProcessorSpec, SmartResize
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.images import ImageFile
-from penstock.services.tokenizer import image_decoder, image_worker
+from penstock.services.tokenizer import image_decoder, image_worker, worker_pool
 from penstock.services.tokenizer.image_decoder import ImageDecoder
-from penstock.services.tokenizer.image_protocol import ImageSettings
+from penstock.services.tokenizer.image_protocol import DECODED, Decoded, ImageJob, ImageSettings
 from penstock.services.tokenizer.worker_protocol import Refusal
-from tests.engine_core.images.pictures import files, noise, write
+from tests.engine_core.images.pictures import files, noise, read_picture, write
 
 PROCESSOR = ProcessorSpec(mean=(0.5,) * 3, std=(0.5,) * 3, resize=SmartResize(least=3136, most=100_000, factor=28))
 LIMITS: dict[str, Any] = {"media_workers": 1, "media_timeout": 5.0, "media_memory": 256 << 20}
@@ -33,8 +34,8 @@ SMALL = files()["square"]
 
 
 @asynccontextmanager
-async def decoding(limit: int = 4, **options: Any) -> AsyncIterator[ImageDecoder]:
-    decoder = ImageDecoder(PROCESSOR, limit, TokenizerConfig(**{**LIMITS, **options}))
+async def decoding(limit: int = 4, processor: ProcessorSpec = PROCESSOR, **options: Any) -> AsyncIterator[ImageDecoder]:
+    decoder = ImageDecoder(processor, limit, TokenizerConfig(**{**LIMITS, **options}))
     decoder.start()
     await decoder.warm()
     try:
@@ -184,6 +185,40 @@ async def test_requests_for_one_picture_share_its_decoding() -> None:
         found = await asyncio.gather(*(decoder.pictures((file(SMALL),)) for _ in range(5)))
         assert len(set(found)) == 1
         assert (decoder.statistics().decoded, decoder.statistics().hits) == (1, 4)
+
+
+async def test_memory_of_a_large_picture_is_given_back() -> None:
+    """The pixels of the next one are its own: no worker's memory holds more than a few megabytes of the last."""
+    side = 1300
+    processor = ProcessorSpec(mean=(0.5,) * 3, std=(0.5,) * 3, resize=FixedSize(height=side, width=side))
+    async with decoding(processor=processor) as decoder:
+        large = await decoder.picture(file(write(noise(64, 64), "PNG")))
+        assert len(large.pixels) == 3 * side * side
+        assert any(large.pixels[worker_pool.KEPT :])
+        (worker,) = decoder._pool.workers
+        assert worker._shared is not None
+        assert len(worker._shared) == image_decoder.MOST_PIXELS
+        assert any(worker._shared[: worker_pool.KEPT])
+        assert not any(worker._shared[worker_pool.KEPT : len(large.pixels)])
+
+
+def test_a_child_that_says_something_else_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More pixels than there are, none, or no answer at all; the next picture has a child of its own."""
+    settings, job = ImageSettings(PROCESSOR, 1 << 20, 5.0, 256 << 20), msgspec.msgpack.encode(ImageJob(SMALL, "auto"))
+    pixels = mmap.mmap(-1, 3 * 100_000)
+    for lie in (Decoded(1 << 20, 1 << 20), Decoded(0, 64), Decoded(-5, -5), b"nothing"):
+        with monkeypatch.context() as patched:
+            body = msgspec.msgpack.encode(lie)
+            patched.setattr(image_worker.ImageWorker, "_decode", lambda _, __, body=body: body)
+            worker = image_worker.ImageWorker(settings, pixels)
+            answer, size = worker.answer(job)
+            assert (DECODED.decode(answer), size) == (Refusal("it cannot be decoded", "image_parse_error"), 0), lie
+        worker.renew(prepared=False)
+        answer, size = worker.answer(job)
+        expected = read_picture(SMALL, "auto", PROCESSOR, 1 << 20)
+        assert DECODED.decode(answer) == Decoded(expected.height, expected.width)
+        assert pixels[:size] == expected.pixels
+        worker._child.end(kill=True)
 
 
 def test_how_a_child_ended_is_told() -> None:
