@@ -203,6 +203,10 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     media_max_pixels: Annotated[
         int, Option("max pixels of an image, read from its header before it is decoded; beyond it 400", 1, 1 << 30)
     ] = 64 << 20
+    media_max_bytes: Annotated[
+        int, Option("max bytes of unfinished requests' images as pixels, per tokenizer; beyond it 429",
+                    1 << 20, 1 << 44)
+    ] = 4 << 30
     tool_call_parser: Annotated[
         str,
         Option("tool call format of the model; auto: recognized from its chat template",

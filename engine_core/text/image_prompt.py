@@ -7,7 +7,7 @@ the token that begins an image, and its processor puts blank lines around what i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.engine_core.text.rendering import Rendered
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
-from penstock.protocol.errors import InvalidRequest, ModelError, Unsupported
+from penstock.protocol.errors import InvalidRequest, ModelError, Overloaded, Unsupported
 from penstock.protocol.images import Image
 from penstock.protocol.messages import SubmitText, Tokenize
 
@@ -42,6 +42,31 @@ LAYOUTS: Mapping[str, Layout] = {
     "[IMG]": Layout(line_end="[IMG_BREAK]", end="[IMG_END]"),
     "<image_soft_token>": Layout(opening="<start_of_image>", closing="<end_of_image>"),
 }
+
+
+class PixelBudget:
+    """Bytes of the pixels of unfinished requests, which they keep until they end: a scheduler may have to encode them
+    again."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most  # bytes, --media-max-bytes
+        self._held: dict[int, int] = {}  # by request
+
+    @property
+    def total(self) -> int:
+        return sum(self._held.values())
+
+    def add(self, request: int, size: int, alive: Callable[[int], bool]) -> None:
+        """A request has so many more bytes. Raises Overloaded if all that are `alive` would have too many together; one
+        that is alone may have any number."""
+        self._held[request] = self._held.get(request, 0) + size
+        if self.total <= self._most:
+            return
+        self._held = {held: size for held, size in self._held.items() if held == request or alive(held)}
+        if self.total > self._most and len(self._held) > 1:
+            del self._held[request]
+            told = f"the images of unfinished requests would take more than {self._most} bytes as pixels"
+            raise Overloaded(f"{told} (--media-max-bytes)")
 
 
 class ImagePrompter:

@@ -347,6 +347,7 @@ IMAGE_DECODER: tuple[Metric[ImageDecoderStatistics], ...] = (
     gauge("image_workers", "Processes that decode images", lambda s: s.workers),
     gauge("image_waiting", "Images that wait for a process", lambda s: s.waiting),
     gauge("image_cache_bytes", "Decoded images that are cached", lambda s: s.bytes),
+    gauge("image_pixel_bytes", "Pixels of unfinished requests' images, as of the last image", lambda s: s.held),
 )  # fmt: skip
 READY: tuple[Metric[ExecutorReady], ...] = (
     gauge("executor_weight_bytes", "Memory of the weights", lambda s: s.weight_bytes),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
 
 from penstock.engine_core.images.picture import Picture, digest_of
 from penstock.engine_core.images.processor_spec import ProcessorSpec
+from penstock.engine_core.text.image_prompt import PixelBudget
 from penstock.protocol.config import TokenizerConfig
 from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.images import ImageFile
@@ -34,12 +35,17 @@ ENTRY = 512  # bytes of a cache entry besides its pixels
 HUGE_PAGES: Mapping[str, str] = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
+def nobody(_: int) -> bool:
+    return False
+
+
 class ImageDecoderStatistics(msgspec.Struct, frozen=True):
     """Counters since the start, and present numbers."""
 
     workers: int  # now
     waiting: int  # now: pictures without a worker
     bytes: int  # now: of the cache
+    held: int  # bytes of pixels of unfinished requests, as of the last image
     decoded: int
     refused: int  # files, those that exceeded a limit included
     hits: int  # pictures that were cached or being decoded
@@ -53,6 +59,7 @@ class ImageDecoder:
         self._options = options
         self._limit = limit
         self._decoded = self._refused = 0
+        self._budget = PixelBudget(options.media_max_bytes)
         settings = ImageSettings(
             processor=processor,
             most_pixels=options.media_max_pixels,
@@ -77,8 +84,10 @@ class ImageDecoder:
         """Wait until a worker is ready for the first picture, or the log says why none is."""
         await self._pool.warm()
 
-    async def pictures(self, files: Sequence[ImageFile]) -> tuple[Picture, ...]:
-        """The images of one prompt, decoded side by side.
+    async def pictures(
+        self, files: Sequence[ImageFile], request: int = 0, alive: Callable[[int], bool] = nobody
+    ) -> tuple[Picture, ...]:
+        """The images of one prompt, decoded side by side. alive: whether a request has not ended.
 
         Raises InvalidRequest for the first one that is refused, and for more than one prompt may have; Overloaded,
         EngineFailure.
@@ -86,7 +95,13 @@ class ImageDecoder:
         if len(files) > self._limit:
             message = f"a prompt may hold {self._limit} images ({LIMIT}), and this one holds {len(files)}"
             raise InvalidRequest(message, param=files[self._limit].param or None, code="limit_exceeded")
-        found = await asyncio.gather(*map(self.picture, files), return_exceptions=True)
+
+        async def counted(file: ImageFile) -> Picture:
+            picture = await self.picture(file)
+            self._budget.add(request, len(picture.pixels), alive)
+            return picture
+
+        found = await asyncio.gather(*map(counted, files), return_exceptions=True)
         for each in found:
             if isinstance(each, BaseException):
                 raise each
@@ -111,6 +126,7 @@ class ImageDecoder:
             workers=len(self._pool.workers),
             waiting=self._pool.waiting,
             bytes=self._cache.bytes,
+            held=self._budget.total,
             decoded=self._decoded,
             refused=self._refused,
             hits=self._cache.hits,

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
@@ -58,15 +58,17 @@ class Workers:
         self._decoder = decoder
         self.waiting = 0
 
-    async def pictures(self, call: SubmitText | Tokenize) -> tuple[Picture, ...] | Rejected:
-        """The images of a request, decoded, or the rejection."""
-        return await guarded(self._pictures(call), call, "images_failed")
+    async def pictures(
+        self, call: SubmitText | Tokenize, alive: Callable[[int], bool]
+    ) -> tuple[Picture, ...] | Rejected:
+        """The images of a request, decoded, or the rejection. alive: whether a request has not ended."""
+        return await guarded(self._pictures(call, alive), call, "images_failed")
 
-    async def _pictures(self, call: SubmitText | Tokenize) -> tuple[Picture, ...]:
+    async def _pictures(self, call: SubmitText | Tokenize, alive: Callable[[int], bool]) -> tuple[Picture, ...]:
         check_place(call)
         if self._decoder is None:
             raise unseen(call)
-        return await self._decoder.pictures(call.images)
+        return await self._decoder.pictures(call.images, call.id, alive)
 
     async def render(self, text: SubmitText, now: float) -> Rendered | Rejected:
         """The chat rendered by the request's own template, or the rejection."""
@@ -131,7 +133,7 @@ class TokenizerLoop:
         self._controls = ControlCalls(len(self._tokens))
         self._short: deque[tuple[Peer, Call, float]] = deque()  # since when, in monotonic seconds
         self._next: asyncio.Handle | None = None
-        self._work: set[asyncio.Task[None]] = set()
+        self._work: dict[asyncio.Task[None], int] = {}  # with the id of each call
         self._retry: asyncio.TimerHandle | None = None
         self._stalls = 0
         self._drained: asyncio.Future[None] | None = None  # while draining
@@ -263,7 +265,7 @@ class TokenizerLoop:
             self._short.append((peer, call, time.monotonic()))
             return
         task = self._loop.create_task(self._in_thread(peer, call))
-        self._work.add(task)
+        self._work[task] = call.id
         task.add_done_callback(self._done)
 
     def _encode_short(self) -> None:
@@ -310,7 +312,7 @@ class TokenizerLoop:
         made: Prepared | Message | None = None
         pictures: tuple[Picture, ...] | Rejected = ()
         if not isinstance(call, Detokenize) and call.images:
-            pictures = await self._workers.pictures(call)
+            pictures = await self._workers.pictures(call, self._alive)
             call = without_files(call)
         if isinstance(pictures, Rejected):
             made = pictures
@@ -334,8 +336,12 @@ class TokenizerLoop:
             return rendered
         return await self._loop.run_in_executor(self._threads, self._make, peer, call, rendered, pictures)
 
-    def _done(self, task: asyncio.Future[None]) -> None:
-        self._work.discard(task)
+    def _alive(self, request_id: int) -> bool:
+        """Whether a request has not ended, or a call is in work."""
+        return self._frontend.wants(request_id) or request_id in self._work.values()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        del self._work[task]
         if not task.cancelled() and task.exception() is not None:
             self._loop.call_exception_handler({"message": "a prompt's end failed", "exception": task.exception()})
 

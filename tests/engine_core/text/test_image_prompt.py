@@ -26,11 +26,11 @@ from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.parsers.dialect import Dialect
 from penstock.engine_core.text import image_prompt
 from penstock.engine_core.text.controls import read_controls
-from penstock.engine_core.text.image_prompt import ImagePrompter
+from penstock.engine_core.text.image_prompt import ImagePrompter, PixelBudget
 from penstock.engine_core.text.prompts import Prepared, Prompter, PromptLimits
 from penstock.engine_core.text.template import ChatTemplate, Conversation
 from penstock.protocol.columns import unpack
-from penstock.protocol.errors import InvalidRequest, ModelError
+from penstock.protocol.errors import InvalidRequest, ModelError, Overloaded
 from penstock.protocol.images import ImageFile
 from penstock.protocol.messages import Pooling, Sampling, SubmitText, Tokenize
 from tests.engine_core.images.pictures import noise, read_picture, write
@@ -208,6 +208,25 @@ def test_pixels_of_a_prompt_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(image_prompt, "MOST_BYTES", size - 1)
     with pytest.raises(InvalidRequest, match="these take more"):
         prepared("qwen")
+
+
+def test_pixels_of_all_unfinished_requests_are_bounded() -> None:
+    """The request that brings too many is refused, and what it held is forgotten; one that is alone has any number."""
+    living, budget = {1, 2, 3}, PixelBudget(100)
+    budget.add(1, 60, living.__contains__)
+    budget.add(2, 40, living.__contains__)
+    budget.add(3, 0, living.__contains__)
+    with pytest.raises(Overloaded, match=r"more than 100 bytes as pixels \(--media-max-bytes\)"):
+        budget.add(2, 1, living.__contains__)
+    assert budget.total == 60
+    living.remove(1)
+    budget.add(2, 100, living.__contains__)
+    assert budget.total == 100, "the first has ended"
+    living.remove(3)
+    budget.add(2, 900, living.__contains__)
+    assert budget.total == 1000
+    with pytest.raises(Overloaded):
+        budget.add(4, 1, living.__contains__)
 
 
 def test_tokenizing_a_chat_shows_its_images() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,12 +35,17 @@ class Decoder:
 
     def __init__(self) -> None:
         self.asked: list[Sequence[ImageFile]] = []
+        self.alive: Callable[[int], bool] = bool
         self.go = asyncio.Event()
         self.tried: list[tuple[Any, Sequence[Picture]]] = []
         self.rendered: list[SubmitText] = []
 
-    async def pictures(self, files: Sequence[ImageFile]) -> tuple[Picture, ...]:
+    async def pictures(
+        self, files: Sequence[ImageFile], request: int, alive: Callable[[int], bool]
+    ) -> tuple[Picture, ...]:
         self.asked.append(files)
+        self.alive = alive
+        assert alive(request)
         await self.go.wait()
         if files[0].data == b"bad":
             raise InvalidRequest("image 0: it is a GIF", param="image 0", code="invalid_image_format")
@@ -101,6 +106,19 @@ async def test_a_chat_is_tokenized_with_its_images(scene: Scene) -> None:
     (found,) = await until(scene.api, Tokenized)
     assert found.token_strings is not None
     assert found.token_strings.count("<|image_pad|>") == 2
+
+
+async def test_pixels_are_counted_until_a_request_ends(scene: Scene) -> None:
+    scene.decoder.go.set()
+    scene.ask(text(1))
+    await until(scene.scheduler, SubmitTokens)
+    scene.ask(Tokenize(id=3, messages=MESSAGES, images=FILES))
+    await until(scene.api, Tokenized)
+    await asyncio.gather(*scene.loop._work)
+    await asyncio.sleep(0)
+    assert [scene.decoder.alive(number) for number in (1, 2, 3)] == [True, False, False]
+    scene.loop.from_scheduler(0, [scene.scheduler.arrival(Rejected(id=1, status=400, message="no"))])
+    assert not scene.decoder.alive(1)
 
 
 async def test_refusals_reach_the_api(scene: Scene) -> None:
