@@ -23,39 +23,12 @@ MEMORY_CODES = (OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS,
 
 
 class Child:
-    """A child process for one job, forked before the job is there.
+    """A child process for one job, which `forked` has made. Closes its ends of the pipes."""
 
-    Its answer is what `work` makes of the job, with `seconds` of CPU time and `memory` bytes beyond what `prepare` has
-    taken. Made by processes with one thread.
-    """
-
-    def __init__(
-        self, work: Callable[[bytes], bytes], seconds: float, memory: int, prepare: Callable[[], None] | None = None
-    ) -> None:
-        jobs, self._jobs = os.pipe()
-        self._answers, answers = os.pipe()
-        for pipe in (self._jobs, answers):
-            enlarge(pipe)
+    def __init__(self, process: int, jobs: int, answers: int) -> None:
+        self._process = process
+        self._jobs, self._answers = jobs, answers  # pipes
         self._code: int | None = None
-        own = os.getpid()
-        self._process = os.fork()
-        if self._process == 0:
-            try:
-                os.close(self._jobs)  # the parent's end, or the job would never be whole
-                if prepare is not None:
-                    prepare()
-                confine(memory, own)
-                job = read_all(jobs)
-                limit_time(seconds)
-                write_all(answers, work(job))
-                os.close(answers)  # the answer is whole: nobody waits until its memory is given back
-            except MemoryError:
-                os._exit(OUT_OF_MEMORY)
-            except BaseException:  # guard: design 7, the child must not go on as the worker
-                os._exit(os.EX_SOFTWARE)
-            os._exit(os.EX_OK)
-        os.close(jobs)
-        os.close(answers)
 
     def ask(self, job: bytes) -> bytes:
         """Its answer, or what there is of one where it ends before. Called once."""
@@ -77,9 +50,40 @@ class Child:
         return self._code
 
 
+def forked(
+    work: Callable[[bytes], bytes], seconds: float, memory: int, prepare: Callable[[], None] | None = None
+) -> Child:
+    """A child that is forked before its job is there. Its answer is what `work` makes of the job, with `seconds` of CPU
+    time and `memory` bytes beyond what `prepare` has taken. Called by processes with one thread."""
+    jobs, to_child = os.pipe()
+    from_child, answers = os.pipe()
+    for pipe in (to_child, answers):
+        enlarge(pipe)
+    own = os.getpid()
+    process = os.fork()
+    if process == 0:
+        try:
+            os.close(to_child)  # the parent's end, or the job would never be whole
+            if prepare is not None:
+                prepare()
+            confine(memory, own)
+            job = read_all(jobs)
+            limit_time(seconds)
+            write_all(answers, work(job))
+            os.close(answers)  # the answer is whole: nobody waits until its memory is given back
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        except BaseException:  # guard: design 7, the child must not go on as the worker
+            os._exit(os.EX_SOFTWARE)
+        os._exit(os.EX_OK)
+    os.close(jobs)
+    os.close(answers)
+    return Child(process, to_child, from_child)
+
+
 def in_child(work: Callable[[], bytes], seconds: float, memory: int) -> tuple[bytes, int]:
-    """What `work` returns in a `Child`, and its exit code."""
-    child = Child(lambda _: work(), seconds, memory)
+    """What `work` returns in a child process, and its exit code."""
+    child = forked(lambda _: work(), seconds, memory)
     return child.ask(b""), child.end()
 
 

@@ -24,7 +24,7 @@ from penstock.engine_core.images.decode import BROKEN
 from penstock.engine_core.images.reading import pixels_of, read_image
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.supervisor.process import PARENT, follow_parent
-from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, Child
+from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, Child, forked
 from penstock.services.tokenizer.image_protocol import DECODED, Decoded, ImageJob, ImageSettings, too_large, too_slow
 from penstock.services.tokenizer.worker_protocol import Refusal, refusal, reply, requests
 
@@ -82,7 +82,7 @@ class ImageWorker:
 
     def _fork(self, *, prepared: bool) -> Child:
         settings = self._settings
-        return Child(self._decode, settings.seconds, settings.memory, self._prepare if prepared else None)
+        return forked(self._decode, settings.seconds, settings.memory, self._prepare if prepared else None)
 
     def _prepare(self) -> None:
         """Have the memory and the code there that a picture needs. In a child, while nobody waits."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, Child, environment, in_child
+from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, environment, forked, in_child
 
 PLENTY = 1 << 30
 
@@ -53,22 +53,22 @@ def test_a_child_is_ready_before_its_job_and_its_limits_are_the_jobs() -> None:
         while time.process_time() < end:
             pass
 
-    child = Child(lambda job: job + str(len(held)).encode() + bytes(16 << 20)[:1], 0.1, 32 << 20, prepare)
+    child = forked(lambda job: job + str(len(held)).encode() + bytes(16 << 20)[:1], 0.1, 32 << 20, prepare)
     assert child.ask(b"job ") == b"job 1\0"
     assert child.end() == os.EX_OK
-    late = Child(lambda _: spin(), 0.1, PLENTY, prepare)
+    late = forked(lambda _: spin(), 0.1, PLENTY, prepare)
     assert (late.ask(b""), late.end() in TIME_CODES) == (b"", True)
 
 
 def test_a_child_that_goes_on_behind_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "_exit", lambda _: time.sleep(5.0))
-    child = Child(lambda job: job, 5.0, PLENTY)
+    monkeypatch.setattr(os, "_exit", lambda _: signal.pause())
+    child = forked(lambda job: job, 5.0, PLENTY)
     assert child.ask(b"a") == b"a"
     assert child.end(kill=True) == -signal.SIGKILL
 
 
 def test_a_child_that_has_ended_before_its_job_says_nothing() -> None:
-    child = Child(lambda job: job, 5.0, PLENTY, die)
+    child = forked(lambda job: job, 5.0, PLENTY, die)
     assert (child.ask(bytes(4 << 20)), child.end()) == (b"", -signal.SIGKILL)
 
 
