@@ -52,7 +52,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_adapters(shape: Shape, place: Path, rank: int, count: int) -> list[tuple[str, Path]]:
     """`count` PEFT folders of this rank below `place`: name and path of each."""
-    config = shape.config
+    config = shape.config.get("text_config", shape.config)
+    layers = "layers" if config is shape.config else "language_model.layers"  # of a model that sees
     hidden, wide, head = (int(config[name]) for name in ("hidden_size", "intermediate_size", "head_dim"))
     queries, keys = (int(config[name]) * head for name in ("num_attention_heads", "num_key_value_heads"))
     sizes = {"self_attn.q_proj": (hidden, queries), "self_attn.k_proj": (hidden, keys),
@@ -65,7 +66,7 @@ def write_adapters(shape: Shape, place: Path, rank: int, count: int) -> list[tup
         tensors = {}
         for layer in range(int(config["num_hidden_layers"])):
             for name, (inside, outside) in sizes.items():
-                prefix = f"base_model.model.model.layers.{layer}.{name}"
+                prefix = f"base_model.model.model.{layers}.{layer}.{name}"
                 for letter, size in (("A", (rank, inside)), ("B", (outside, rank))):
                     values = torch.randn(size, generator=chance) * 0.01
                     tensors[f"{prefix}.lora_{letter}.weight"] = values.to(torch.bfloat16)

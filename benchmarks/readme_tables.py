@@ -91,8 +91,7 @@ def conversations() -> str:
 
 def images() -> str:
     """What images cost a server."""
-    found = msgspec.convert(result("h200/images.json")["figures"], list[pictures.Figures])
-    return pictures.table(found)
+    return pictures.table(pictures.figures_of(result("h200/images.json")))
 
 
 def kv_tier() -> str:
