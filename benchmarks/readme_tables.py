@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from benchmarks import images as pictures
 from benchmarks import rows, scaling, speculation_h200
 from benchmarks.relimit import RESULTS

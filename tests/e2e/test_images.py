@@ -4,18 +4,23 @@ hits of the prefix cache, an executor that is killed, and files that are no pict
 from __future__ import annotations
 
 import base64
+import io
 import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
+import numpy as np
 import openai
 import pytest
+from PIL import Image, ImageOps
 
 from benchmarks.vision_shapes import IMAGE_TOKENS
+from tests.e2e.browser import browser, fresh, installed
 from tests.e2e.server import LIMIT, Server, serving
 from tests.e2e.vision_models import SeeingModel, picture, png, write_qwen3_vl
 
@@ -48,8 +53,8 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
-def image(file: bytes) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": data_url(file)}}
+def image(file: bytes, kind: str = "image/png") -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(file, kind)}}
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +123,74 @@ def test_clients_of_both_makers(seeing: Seeing) -> None:
     assert tokens["count"] == counted
     (model,) = [each for each in seeing.openai.models.list() if each.id == "eyes"]
     assert model.model_dump()["input_modalities"] == ["text", "image"]
+
+
+def test_a_photograph_through_every_client(seeing: Seeing, tmp_path: Path) -> None:
+    """A JPEG file of a camera held sideways, with the same question: OpenAI's client, Anthropic's and the page get what
+    transformers says to the picture as it was meant."""
+    file, upright = photograph()
+    question, encoded = "What is on this picture?", base64.b64encode(file).decode()
+    answer = seeing.ask(image(file, "image/jpeg"), text(question))
+    prompt, found = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+    assert prompt.count(IMAGE_TOKENS["image_token_id"]) == 12 * 16
+    assert found == seeing.model.greedy(prompt, [upright], COUNT)
+    expected = answer["choices"][0]["message"]["content"]
+    messages: Any = [{"role": "user", "content": [image(file, "image/jpeg"), text(question)]}]
+    chat = seeing.openai.chat.completions.create(
+        model="eyes", messages=messages, temperature=0, max_tokens=COUNT, extra_body={"ignore_eos": True}
+    )
+    assert chat.choices[0].message.content == expected
+    claude = anthropic.Anthropic(base_url=seeing.server.url, api_key="none", timeout=LIMIT, max_retries=0)
+    source: Any = {"type": "base64", "media_type": "image/jpeg", "data": encoded}
+    parts: Any = [{"type": "image", "source": source}, text(question)]
+    message = claude.messages.create(
+        model="eyes", max_tokens=COUNT, messages=[{"role": "user", "content": parts}],
+        extra_body={"ignore_eos": True, "temperature": 0},
+    )  # fmt: skip
+    assert [block.text for block in message.content if block.type == "text"] == [expected]
+    if not installed():  # `make browser` installs Chromium
+        return
+    with browser(tmp_path) as chromium, fresh(chromium) as page:
+        page.size(1280, 800)
+        page.open(f"{seeing.server.url}/")
+        page.until("document.getElementById('state').className === 'ready'")
+        for name, value in (("temperature", "0"), ("max_tokens", str(COUNT))):
+            page.evaluate(
+                f"(() => {{ const box = document.getElementById('{name}'); box.value = '{value}'; "
+                "box.dispatchEvent(new Event('input')); })()"
+            )
+        page.evaluate(f"""(() => {{
+            const bytes = Uint8Array.from(atob('{encoded}'), (one) => one.charCodeAt(0));
+            const given = new DataTransfer(), box = document.getElementById('files');
+            given.items.add(new File([bytes], 'holiday.jpg', {{type: 'image/jpeg'}}));
+            box.files = given.files;
+            box.dispatchEvent(new Event('change'));
+        }})()""")
+        page.until("document.querySelector('#attached img')?.naturalWidth === 384")
+        page.evaluate("document.getElementById('prompt').focus()")
+        page.type(question)
+        page.press("Enter", text="\r")
+        page.until("document.querySelector('article.assistant:last-of-type .timing')")
+        shown = page.evaluate("document.querySelector('article.assistant:last-of-type .text').textContent")
+        if folder := os.environ.get("PENSTOCK_PICTURES"):
+            page.screenshot(Path(folder) / "photograph.png")
+        assert page.faults == []
+        assert shown.split() == expected.split()
+
+
+def photograph() -> tuple[bytes, Image.Image]:
+    """A file of 512 by 384 pixels that are to be turned by a quarter: sky, sun, hills and grain; and it upright."""
+    lines, columns = np.mgrid[:384, :512]
+    chance = np.random.default_rng(12)
+    sky = np.stack([90 + lines / 4, 140 + lines / 5, 235 - lines / 6], axis=-1)
+    sky[(lines - 90) ** 2 + (columns - 380) ** 2 < 40**2] = (255, 240, 170)
+    hills = lines > 260 + 40 * np.sin(columns / 60) + 15 * np.sin(columns / 17)
+    sky[hills] = np.stack([40 + lines / 12, 110 - lines / 9, 50 + columns / 30], axis=-1)[hills]
+    pixels = np.clip(sky + chance.normal(0, 6, sky.shape), 0, 255).astype(np.uint8)
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x0112] = 6  # orientation: the top of the picture is at the right
+    Image.fromarray(pixels).save(file, "JPEG", quality=92, exif=exif)
+    return file.getvalue(), ImageOps.exif_transpose(Image.open(file)).convert("RGB")
 
 
 @pytest.mark.parametrize(
