@@ -81,7 +81,7 @@ def image_tokens(vision: VisionSpec, picture: Picture) -> list[int]:
 
 
 def said(scene: Scene, picture: Picture, tokens: list[int], cut: int) -> tuple[list[int], torch.Tensor]:
-    """Our answer, whose prompt is cut at a position, and log-probabilities of the prompt's tokens and of the answer's."""
+    """Our answer to a prompt that is cut at a position; log-probabilities of all tokens behind the first."""
     vision, known = scene.vision, len(tokens)
     length = known - len(BEFORE) - len(AFTER)
     table = np.array((len(BEFORE), length, 0, picture.width, picture.height), "<i4").tobytes()
