@@ -17,6 +17,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 from PIL import Image, ImageOps
 
 from benchmarks.vision_shapes import IMAGE_TOKENS
@@ -81,6 +82,18 @@ def test_answers_are_those_of_transformers(seeing: Seeing) -> None:
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] < 64, "pictures are told apart"
     expected = seeing.model.greedy(other["prompt_token_ids"], [SECOND, FIRST], COUNT)
     assert other["choices"][0]["token_ids"] == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_say_the_same(tmp_path: Path) -> None:
+    """Ranks that each have the whole encoder and half of the text model."""
+    model = write_qwen3_vl(tmp_path / "model")
+    ranks = ("--tensor-parallel-size", "2", "--served-model-name", "eyes")
+    with serving(tmp_path, *OPTIONS, *ranks, model=str(model.folder)) as server:
+        answer = Seeing(server, model).ask(text("Look:"), image(png(FIRST)), text("and"), image(png(SECOND)))
+    prompt, found = answer["prompt_token_ids"], answer["choices"][0]["token_ids"]
+    assert found == model.greedy(prompt, [FIRST, SECOND], COUNT)
 
 
 def test_a_killed_executor_loses_no_picture(seeing: Seeing) -> None:
