@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import fcntl
 import logging
 import mmap
 import os
@@ -36,6 +37,7 @@ PATIENCE = 5  # times its CPU limit that a worker may take in real time, on a bu
 ATTEMPTS = 3
 MOST_WAITING = 1024  # requests for one kind of worker; more are refused with 429
 
+FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # no worker takes pages from its owner
 KEPT = 4 << 20  # bytes of shared memory that a worker keeps between answers: pages that are there are not cleared anew
 
 # Exit codes of a process whose memory (abort, MemoryError) or stack (segmentation fault) ran out.
@@ -307,9 +309,10 @@ def begin(kind: WorkerKind) -> tuple[subprocess.Popen[bytes], mmap.mmap | None]:
     with contextlib.ExitStack() as closing:
         passed, shared = [], None
         if kind.shared:
-            passed.append(os.memfd_create("penstock-answers"))
+            passed.append(os.memfd_create("penstock-answers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
             closing.callback(os.close, passed[0])
             os.ftruncate(passed[0], kind.shared)
+            fcntl.fcntl(passed[0], fcntl.F_ADD_SEALS, FIXED_SIZE)
             shared = mmap.mmap(passed[0], kind.shared)
         process = subprocess.Popen(
             [sys.executable, "-m", kind.module, *kind.arguments, *map(str, passed)],
