@@ -3,7 +3,8 @@
     python -m benchmarks.mask_cpu --out result.json
 
 Rows follow one JSON schema over the vocabulary of a shape, beside free ones (`--loads 32+32`: so many of each). They
-say any allowed token, or what a model that was trained would say: the text of an array, as `json.dumps` writes it. The
+say any allowed token; or what a model that was trained would say: the text of an array, as `json.dumps` writes it; or
+what one with random weights says without sampling: of the allowed tokens always the one that its row likes best. The
 scheduler's loop runs as in a server, at depth 2, with its thread of masks and without sockets. Per step, in
 microseconds (median, mean, p99, least): `turn`, the CPU time of the loop's own thread, `process`, that of all threads,
 and `path`, the wall time from the turn that takes the result until the masks of the next step are encoded. A second run
@@ -62,7 +63,7 @@ ROW = {"id": {"type": "integer", "minimum": 0, "maximum": 99_999}, "name": {"typ
        "ok": {"type": "boolean"}}  # fmt: skip
 SCHEMA = {"type": "array", "minItems": 200, "maxItems": 300, "items": {
     "type": "object", "properties": ROW, "required": list(ROW), "additionalProperties": False}}  # fmt: skip
-SAYS = ("anything", "text")
+SAYS = ("anything", "text", "greedy")
 PARTS: dict[str, tuple[type[Any], str]] = {
     "apply": (Scheduler, "apply"),
     "follow": (Scheduler, "follow"),
@@ -166,7 +167,9 @@ class Sampler:
         self._lists: dict[int, list[int]] = {}
         self._decoding: set[int] = set()
         self._texts: dict[int, Iterator[int]] = {}  # by slot, of what the row goes on to say
-        self._next: dict[int, int] = {}  # the token that is its turn
+        self._liked: dict[tuple[int, int], int] = {}  # by seed and place, of rows that are greedy
+        self._seeds: dict[int, int] = {}  # by slot
+        self._tastes: dict[int, npt.NDArray[np.float32]] = {}  # by seed
         self._random = random.Random(3)
         self._tokens = tokens
         self._load = load
@@ -180,6 +183,9 @@ class Sampler:
         self._store[fresh] = np.frombuffer(masks.bits, np.uint32).reshape(-1, self._store.shape[1])
         for place in fresh.tolist():
             self._lists.pop(place, None)
+        if self._load.says == "greedy" and len(fresh):
+            places = set(fresh.tolist())
+            self._liked = {key: token for key, token in self._liked.items() if key[1] not in places}
         self.fresh += len(fresh)
         entries = np.frombuffer(masks.entries, np.int32).tolist()
         self.entries += len(entries)
@@ -189,6 +195,7 @@ class Sampler:
         self._decoding |= set(integers(plan.decode_on).tolist())
         self._decoding -= set(integers(plan.decode_off).tolist())
         for start in plan.starts:
+            self._seeds[start.slot] = start.seed
             if start.seed <= self._load.rows and self._load.says == "text":
                 self._texts[start.slot] = iter(self._tokens.split(text(start.seed)))
         pairs = draft_table(plan.drafts)
@@ -219,6 +226,8 @@ class Sampler:
             token = next(self._texts[slot])
             assert self._store[place][token // 32] >> np.uint32(token % 32) & 1, "the text follows the schema"
             return token
+        if self._load.says == "greedy":
+            return self._best(self._seeds[slot], place)
         tokens = self._lists.get(place)
         if tokens is None:
             bits = np.unpackbits(self._store[place].view(np.uint8), bitorder="little")
@@ -227,6 +236,20 @@ class Sampler:
         if draft in tokens[:4] and (len(tokens) == 1 or self._random.random() < 0.5):
             return draft
         return self._random.choice(tokens)
+
+    def _best(self, seed: int, place: int) -> int:
+        """What a row likes best: most of it is its own taste, some of it everybody's."""
+        token = self._liked.get((seed, place))
+        if token is None:
+            taste = self._tastes.get(seed)
+            if taste is None:
+                taste = np.random.default_rng(0).standard_normal(self._tokens.words * 32, np.float32)
+                taste += np.random.default_rng(seed).standard_normal(self._tokens.words * 32, np.float32)
+                taste[list(self._tokens.eos)] = -99.0
+                self._tastes[seed] = taste
+            allowed = np.unpackbits(self._store[place].view(np.uint8), bitorder="little").nonzero()[0]
+            token = self._liked[seed, place] = int(allowed[taste[allowed].argmax()])
+        return token
 
 
 def text(seed: int) -> bytes:

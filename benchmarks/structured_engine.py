@@ -199,7 +199,7 @@ class Engine:
                 guide = guides.get(ask.automaton) or guides.setdefault(
                     ask.automaton, Guide(self._tokens, ask.automaton)
                 )
-            scheduler.submit(submission(number, ask), 0, 0.0, guide)
+            scheduler.submit(submission(number, ask), 0, 0.0, None if guide is None else guide.copy())
         self.masked = Masked()
         answers = run(scheduler, runner, store, cell.depth, self.masked, self._group, copier)
         assert set(answers) == {(number, choice) for number, ask in enumerate(asks) for choice in range(ask.n)}

@@ -7,6 +7,8 @@ not the slot.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from llguidance import LLMatcher
 
@@ -108,6 +110,7 @@ class Guide:
         it is not needed, so it takes the output's tokens when it is asked for."""
         if self._untaken:
             untaken, self._untaken = self._untaken, []
+            self._teach(untaken)
             if not self._matcher.consume_tokens(untaken):
                 self.fail(first_line(self._matcher.get_error()))
         return self._matcher
@@ -176,6 +179,8 @@ class Guide:
         found = found[:LONGEST_RUN]
         if state is not None and not self._matcher.is_error():
             state.forced = found
+            if state.stopped is False:
+                state.run = len(found)
         return found
 
     def learn(self, shared: Habits) -> None:
@@ -289,7 +294,7 @@ class Guide:
             self.fail(f"following the structure takes much more than {FREE * 1000:.0f} ms a token")
 
     def _consume(self, token_ids: list[int]) -> None:
-        ends, spacing, unique, states = self._tokens.eos, self._spacing, self.unique, self.states
+        ends, unique, states = self._tokens.eos, self.unique, self.states
         for token in token_ids:
             if len(self._untaken) >= MOST_UNTAKEN:
                 check(self.matcher)
@@ -307,15 +312,15 @@ class Guide:
                 if not self.may_end():
                     raise EngineFailure("the output ended inside its structure")
                 self.state = self._over
-                if spacing is not None:
-                    spacing.end()
+                self._teach(self._untaken)
+                if self._spacing is not None:
+                    self._spacing.end()
+                    self._spacing = None  # it has all tokens, though the automaton may not
                 continue
             elif self.ended:
                 raise EngineFailure("the output went on after its end")
             else:
                 self._find(token)
-            if spacing is not None:
-                spacing.take(token)
             if unique is not None:
                 unique.take(token)
 
@@ -334,9 +339,12 @@ class Guide:
             return False
         self.state, self._name = known, name
         self._untaken.append(token)
-        if self._spacing is not None:
-            self._spacing.take(token)
         return True
+
+    def _teach(self, token_ids: list[int]) -> None:
+        """The automaton takes these tokens, and so does what guesses whitespace: it reads none before it is asked."""
+        if self._spacing is not None:
+            self._spacing.take(token_ids)
 
     def _find(self, token: int) -> None:
         """Go to the state behind a token that was not taken here before. The automaton takes it, unless the mask allows
@@ -350,12 +358,35 @@ class Guide:
         elif not self.matcher.consume_token(token):
             check(self._matcher)
             raise EngineFailure(f"token {token} is not allowed here")
+        else:
+            self._teach([token])
         if states is not None:
             self._name = exact
             found = found or states.find(name, make=True)
             if state is not None and found is not None:
                 states.note(state, token, states.counting if counting else found)
         self.state, self._spot = found, None
+
+
+def go_on(guides: Sequence[Guide], tokens: Sequence[int], aside: Sequence[bool], most: int, long: float) -> list[int]:
+    """Have each guide take its token if that leads to a known state where the structure goes on and no more than `most`
+    tokens are forced. Returns the places of the others, which have taken nothing: those set `aside`, and those whose
+    last mask took longer than `long`, are among them. One loop without calls: most constrained rows go through it in
+    every step."""
+    others: list[int] = []
+    for place, guide in enumerate(guides):
+        state = guide.state
+        if state is not None and not aside[place] and guide.seconds <= long:
+            token = tokens[place]
+            known = state.next.get(token)
+            if known is None and state.spans is not None:
+                known = state.spans.get(guide._tokens.characters(token))
+            if known is not None and known.run <= most and len(guide._untaken) < MOST_UNTAKEN:
+                guide.state = known
+                guide._untaken.append(token)
+                continue
+        others.append(place)
+    return others
 
 
 def follow(after: tuple[int, ...], seen: int, token: int) -> int:

@@ -108,9 +108,9 @@ class Spacing:
         self._said: list[int] = []  # the last guess, as far as the output has not come to it
         self._reach = FARTHEST // 2  # places for whitespace in a guess
 
-    def take(self, token_id: int) -> None:
-        """The output goes on with this token."""
-        self._unread.append(token_id)
+    def take(self, token_ids: list[int]) -> None:
+        """The output goes on with these tokens."""
+        self._unread += token_ids
         if len(self._unread) >= MOST_UNREAD:
             self._unread.clear()  # `likely` is not asked: reading them all at once would take long
 

@@ -17,6 +17,7 @@ MOST_STEPS = 16384  # tokens from one of them to another
 MOST_COUNTED = 4096  # ends of items that are remembered
 BYTES = 1024  # of a state, and of four tokens that lead on from it
 UNPROVEN = 0.01  # seconds that a mask is expected to take before many were made
+UNKNOWN = 1 << 30  # tokens
 LONGEST = 256  # bytes of an output that is a name
 Name = Position | bytes  # in a schema; or all that has been written
 
@@ -24,7 +25,7 @@ Name = Position | bytes  # in a schema; or all that has been written
 class State:
     """One state. What is None has not been asked. The scheduler's thread makes states; a thread of masks fills them."""
 
-    __slots__ = ("accepting", "forced", "name", "next", "place", "spans", "stopped")
+    __slots__ = ("accepting", "forced", "name", "next", "place", "run", "spans", "stopped")
 
     def __init__(self, name: Name) -> None:
         self.name = name
@@ -34,6 +35,7 @@ class State:
             self.spans = {}
         self.place: Any = None  # the mask's, among those that executors keep; see `masks`
         self.forced: list[int] | None = None
+        self.run = UNKNOWN  # how many that is, where the structure goes on for certain
         self.stopped: bool | None = None
         self.accepting: bool | None = None
 

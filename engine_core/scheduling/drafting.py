@@ -39,7 +39,9 @@ from penstock.protocol.steps import OWN_DRAFT, StepResult
 
 Counts = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
-HOST_SECONDS = 5e-5  # of the scheduler for a step with drafts beside one without: 60 to 190 us at 64 rows on a CPU
+# Of the scheduler for a step with drafts beside one without, and for each of its rows: on a CPU 60 to 190 us at 64
+# rows, on an H200's host two to three times as much.
+HOST_SECONDS, HOST_ROW_SECONDS = 1e-4, 1.5e-6
 LEAST_CATCH_UP = 2  # positions: what every row lacks whose drafts all came true
 
 
@@ -47,7 +49,7 @@ def equip(state: SchedulerState, sequence: Sequence) -> None:
     """Give a new sequence its copy of the request's guide, and a drafter if it may have drafts."""
     request, options = sequence.request, state.options.speculation
     if request.guide is not None:
-        sequence.guide = request.guide.copy()
+        sequence.guide = request.guide if request.message.n == 1 else request.guide.copy()
         if request.message.speculate and not options.own_drafts:  # a draft model predicts whitespace itself
             sequence.guide.learn(state.spec.habits)
         catch_up(sequence.guide, sequence.tokens[request.prompt_tokens :].tolist())
@@ -58,7 +60,7 @@ def equip(state: SchedulerState, sequence: Sequence) -> None:
         sequence.drafter = Drafter(found, ending, acceptance, gain)
     if sequence.guide is not None and sequence.drafter is not None:
         state.spec.jump_forward.meet(min(len(state.requests) + 1, state.slots.count), state.spec.cost)
-        update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward)
+        update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward, len(sequence.tokens))
 
 
 def catch_up(guide: Guide, written: list[int]) -> None:
@@ -84,11 +86,11 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int, ready: R
     `ready` past its masks."""
     slots, options = state.slots, state.options.speculation
     found: list[tuple[int, Drafter, Draft]] = []
-    for row, sequence in enumerate(batch.sequences):
-        drafter = sequence.drafter
-        if drafter is None or drafter.is_idle:
-            continue
-        slot = sequence.slot
+    asked = slots.drafting[batch.slots].nonzero()[0].tolist()
+    for row in asked:
+        sequence = batch.sequences[row]
+        drafter, slot = sequence.drafter, sequence.slot
+        assert drafter is not None
         room = int(slots.limit[slot] - slots.num_computed_tokens[slot]) - 2  # the step's own token is one of those
         if room <= 0:
             continue
@@ -100,17 +102,11 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int, ready: R
             draft = Draft(draft.tokens[:count], draft.chances[:count]) if count else None
         if draft is not None:
             found.append((row, drafter, draft))
-    if not found:
-        return None
-    lengths = draft_lengths(
-        len(batch.slots),
-        [draft.chances for _, _, draft in found],
-        state.spec.cost,
-        max(0, min(budget, options.max_step_drafts)),
-        HOST_SECONDS,
-    )
+    lengths = sent_lengths(state, batch, budget, [draft.chances for _, _, draft in found]) if found else []
     for (_, drafter, _), length in zip(found, lengths, strict=True):
         drafter.sent(length)
+    for row in asked:
+        slots.note_drafter(batch.sequences[row])
     sent = [(row, draft.tokens[:length]) for (row, _, draft), length in zip(found, lengths, strict=True) if length]
     if not sent:
         return None
@@ -120,6 +116,13 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int, ready: R
         [ids for _, ids in sent],
         np.zeros(len(sent), np.bool_),
     )
+
+
+def sent_lengths(state: SchedulerState, batch: RunningBatch, budget: int, chances: list[list[float]]) -> list[int]:
+    """How many tokens of each draft are worth their place in a step of this batch."""
+    most = max(0, min(budget, state.options.speculation.max_step_drafts))
+    rows = len(batch.slots)
+    return draft_lengths(rows, chances, state.spec.cost, most, HOST_SECONDS + HOST_ROW_SECONDS * rows)
 
 
 def drafts_in_flight(state: SchedulerState, sequence: Sequence) -> list[SequenceOf[int]]:
@@ -357,11 +360,14 @@ def record_acceptance(
         )
 
 
-def update_jump_forward(drafter: Drafter, guide: Guide, jump_forward: JumpForward) -> None:
-    """Give a drafter the tokens that its sequence's grammar forces or makes likely, if it will use them."""
+def update_jump_forward(drafter: Drafter, guide: Guide, jump_forward: JumpForward, length: int) -> None:
+    """Give a drafter the tokens that its sequence's grammar forces or makes likely behind so many tokens, if it will
+    use them. What is forced in a state is found out in any case, once for all sequences that come there."""
     drafter.forced, drafter.likely = [], []
-    if drafter.is_due:
-        drafter.forced = guide.forced()
+    due = drafter.is_due(length)
+    forced = guide.forced() if due or guide.state is not None else []
+    if due:
+        drafter.forced = forced
         if jump_forward.pays(drafter.gain):
             drafter.likely = guide.likely(drafter.forced)
 

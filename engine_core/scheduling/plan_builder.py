@@ -46,8 +46,8 @@ from penstock.engine_core.scheduling.lifecycle import (
 from penstock.engine_core.scheduling.preemption import make_way, preempt_for_blocks
 from penstock.engine_core.scheduling.recurrent_state import cut, keep_states
 from penstock.engine_core.scheduling.request import Sequence
-from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, joined
-from penstock.engine_core.scheduling.state import PLANNING, Chunk, Drafts, GuidedRow, InFlightStep, SchedulerState
+from penstock.engine_core.scheduling.running_batch import GuidedRow, Ints, RunningBatch, joined
+from penstock.engine_core.scheduling.state import PLANNING, Chunk, Drafts, InFlightStep, SchedulerState
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.steps import NO_MICROBATCH, NO_STATE, SlotStart, StepPlan, choice_seed
 
@@ -256,7 +256,8 @@ def finish_plan(
     if sampled:
         batch = joined(batch, slots.batch(np.array(sampled)))
     carried = {} if drafts is None else drafts.by_row()
-    guided, behind = guided_rows(state, batch, drafts, carried) if len(batch.guided) else ((), 0)
+    guided = guided_rows(batch, drafts, carried)
+    behind = int(slots.last[batch.slots[batch.guided]].max(initial=0))
     if state.steps.wanted and guided:
         planned = {row.sequence.guide for row in guided}
         state.steps.wanted = [guide for guide in state.steps.wanted if guide not in planned]
@@ -291,7 +292,7 @@ def finish_plan(
         chunks=np.array(chunks, np.int32).tobytes() if chunks else b"",
         drafts=table,
         draft_ids=ids,
-        masked=np.array([row.sequence.slot for row in guided], np.int32).tobytes() if guided else b"",
+        masked=batch.guided_rows.slots if guided else b"",
         drafting=asked.columns,
         microbatch=microbatch,
         keep=np.array([(one.slot, one.position, one.place, one.spilled) for one in kept], np.int32).tobytes(),
@@ -434,22 +435,20 @@ class MaskWork:
     rows: tuple[MaskRow, ...]
 
 
-def guided_rows(
-    state: SchedulerState, batch: RunningBatch, drafts: Drafts | None, carried: dict[int, list[int]]
-) -> tuple[tuple[GuidedRow, ...], int]:
-    """The batch's rows that sample under a mask, and the last planned step that ran any of them."""
-    rows = batch.guided
-    behind = int(state.slots.last[batch.slots[rows]].max())
+def guided_rows(batch: RunningBatch, drafts: Drafts | None, carried: dict[int, list[int]]) -> tuple[GuidedRow, ...]:
+    """The batch's rows that sample under a mask."""
+    if not len(batch.guided):
+        return ()
     if drafts is None:
-        return tuple([GuidedRow(batch.sequences[row], row, row, []) for row in rows.tolist()]), behind
+        return batch.guided_rows.rows
     sizes = drafts.sizes(len(batch.slots))
-    entries = (np.cumsum(sizes) - sizes)[rows]
+    entries = (np.cumsum(sizes) - sizes)[batch.guided]
     return tuple(
         [
             GuidedRow(batch.sequences[row], row, entry, carried.get(row, []))
-            for row, entry in zip(rows.tolist(), entries.tolist(), strict=True)
+            for row, entry in zip(batch.guided.tolist(), entries.tolist(), strict=True)
         ]
-    ), behind
+    )
 
 
 def mask_work(state: SchedulerState) -> MaskWork | None:
@@ -457,11 +456,10 @@ def mask_work(state: SchedulerState) -> MaskWork | None:
     if not state.steps.unmasked or state.steps.unmasked[0].depends_on > state.steps.followed:
         return None
     inflight = state.steps.unmasked.popleft()
-    ending = (
-        {id(found.sequence) for found in state.steps.stopped.values()}
-        if state.steps.followed > state.steps.applied
-        else ()
-    )
+    batch, ahead = inflight.batch, state.steps.followed > state.steps.applied
+    ending = {id(found.sequence) for found in state.steps.stopped.values()} if ahead else ()
+    if inflight.drafts is None and not ending and bool((state.slots.life[batch.slots] == batch.lives).all()):
+        return MaskWork(inflight.step, state.epoch, batch.guided_rows.masked)  # none of them has ended
     rows = []
     for guided in inflight.guided:
         sequence, guide = guided.sequence, guided.sequence.guide

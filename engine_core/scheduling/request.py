@@ -81,7 +81,7 @@ class Request:
     limit: int  # most tokens of a sequence, prompt included; one more than the prompt's where it pools
     root: bytes | None  # what its block hashes begin from; None: its blocks are not cached
     stop_token_ids: frozenset[int]  # token ids that end a sequence
-    guide: Guide | None = None  # before any output; each sequence has a copy
+    guide: Guide | None = None  # before any output, of which each of several sequences has a copy; a single one has it
     since: float = 0.0  # when it came, on the caller's clock
     sequences: dict[int, Sequence] = field(default_factory=dict)  # those alive and begun
     spawned: int = 0  # sequences 0..spawned-1 exist or have ended; the others wait for sequence 0's prompt

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.masks import MaskRow
 from penstock.engine_core.kv.block_layout import NO_BLOCK, BlockLayout, first_column
 from penstock.engine_core.scheduling.request import Sequence
 
 Ints = npt.NDArray[np.int64]
 NEVER = 1 << 60
+
+
+class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A row whose sequence follows a grammar, with its entries in a step."""
+
+    sequence: Sequence
+    row: int  # in the step's batch
+    entry: int  # its first
+    drafts: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GuidedRows:
+    """A batch's rows whose sequences follow a grammar, in steps without drafts: what such steps make of them."""
+
+    rows: tuple[GuidedRow, ...]
+    guides: list[Guide]
+    masked: tuple[MaskRow, ...]
+    slots: bytes  # int32 [rows], as plans have it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,12 +50,31 @@ class RunningBatch:
     source: int  # the one source of all rows, -1 when they differ
     guided: Ints  # rows whose sequences follow a grammar
     _rows: dict[Sequence, int] = field(default_factory=dict)
+    _appends: list[Callable[[int], None]] = field(default_factory=list)
+    _guided_rows: list[GuidedRows] = field(default_factory=list)  # once they were asked for
 
     def row(self, sequence: Sequence) -> int:
         """Which row is a sequence's, -1 if none."""
         if not self._rows:
             self._rows.update({each: row for row, each in enumerate(self.sequences)})
         return self._rows.get(sequence, -1)
+
+    @property
+    def appends(self) -> list[Callable[[int], None]]:
+        """What appends a token to each sequence."""
+        if not self._appends:
+            self._appends.extend([sequence.tokens.append for sequence in self.sequences])
+        return self._appends
+
+    @property
+    def guided_rows(self) -> GuidedRows:
+        if not self._guided_rows:
+            rows = tuple([GuidedRow(self.sequences[row], row, row, []) for row in self.guided.tolist()])
+            guides = [guide for each in rows if (guide := each.sequence.guide) is not None]
+            masked = tuple([MaskRow(guide, [], each.row) for guide, each in zip(guides, rows, strict=True)])
+            slots = self.slots[self.guided].astype(np.int32).tobytes()
+            self._guided_rows.append(GuidedRows(rows, guides, masked, slots))
+        return self._guided_rows[0]
 
 
 def blocks_at_end(sequence: Sequence, layout: BlockLayout) -> int:
@@ -103,6 +144,8 @@ class Slots:
         self.microbatch = np.zeros(count, np.int64)  # that the slot decodes in
         self.sizes = [0] * microbatches  # ready slots of each
         self.guided = np.zeros(count, bool)  # the sequence follows a grammar
+        self.drafting = np.zeros(count, bool)  # the sequence has something to draft, or will look for it
+        self.gain = np.zeros(count)  # tokens that its likely runs gain
         self.guides = self.drafters = 0  # sequences that follow a grammar, and that may have drafts
         self._free = list(range(count - 1, -1, -1))
         self._lives = 0
@@ -146,9 +189,16 @@ class Slots:
         self.addresses.numbers[slot] = sequence.index
         self.addresses.sources[slot] = sequence.request.source
         self.guided[slot] = sequence.guide is not None
+        self.note_drafter(sequence)
         self.guides += sequence.guide is not None
         self.drafters += sequence.drafter is not None
         return slot
+
+    def note_drafter(self, sequence: Sequence) -> None:
+        """A sequence has its slot, or its drafter has changed since."""
+        drafter = sequence.drafter
+        self.drafting[sequence.slot] = drafter is not None and not drafter.is_idle
+        self.gain[sequence.slot] = 0.0 if drafter is None else drafter.gain.mean
 
     def leave(self, sequence: Sequence) -> int:
         """The sequence leaves its slot; `give` makes it available, at once or when the fence opens."""

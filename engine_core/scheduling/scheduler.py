@@ -87,7 +87,8 @@ class Scheduler:
     def submit(self, request: SubmitTokens, source: int, now: float, guide: Guide | None = None) -> None:
         """Queue a request that came from `source`. One that can never be served is answered with `Rejected`.
 
-        `guide` walks the request's automaton and has taken nothing yet; each sequence gets a copy of it.
+        `guide` walks the request's automaton, has taken nothing yet and is the scheduler's from now on: the request's
+        one sequence follows it, or each of several a copy.
         """
         assert source >= 0
         assert (guide is None) == (request.automaton is None)

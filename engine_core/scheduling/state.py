@@ -26,7 +26,7 @@ from penstock.engine_core.scheduling.peak_estimate import Forecast
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.request_queue import RequestQueue
-from penstock.engine_core.scheduling.running_batch import NEVER, Ints, RunningBatch, Slots, StopTokenCounts
+from penstock.engine_core.scheduling.running_batch import NEVER, GuidedRow, Ints, RunningBatch, Slots, StopTokenCounts
 from penstock.engine_core.scheduling.statistics import SequenceHistograms, Totals
 from penstock.engine_core.scheduling.tracing import RequestTraces
 from penstock.engine_core.speculation.acceptance import Acceptance
@@ -105,15 +105,6 @@ class InFlightStep:
     planned: float = 0.0  # when
     kept: tuple[KeptState, ...] = ()
     waits: bool | None = None  # whether rows without masks wait for others' masks; None: there are not both
-
-
-class GuidedRow(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """A row that samples under a mask. Every step makes one for each such row, so it must be cheap."""
-
-    sequence: Sequence
-    row: int  # in the step's batch
-    entry: int  # its first
-    drafts: list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from penstock.engine_core.grammar.guide import go_on
 from penstock.engine_core.scheduling.drafting import (
     count_drafts,
     fill_awaited_drafts,
@@ -22,7 +23,7 @@ from penstock.engine_core.scheduling.lifecycle import cache_blocks_to, end, rele
 from penstock.engine_core.scheduling.outbox import Rows, end_rows, joined, note
 from penstock.engine_core.scheduling.recurrent_state import publish_states
 from penstock.engine_core.scheduling.request import Request, Sequence, finish_reason
-from penstock.engine_core.scheduling.running_batch import RunningBatch
+from penstock.engine_core.scheduling.running_batch import GuidedRow, RunningBatch
 from penstock.engine_core.scheduling.state import Chunk, InFlightStep, SchedulerState, SequenceEnd
 from penstock.engine_core.scheduling.tracing import PrefillChunk
 from penstock.engine_core.scheduling.windows import release_behind
@@ -32,6 +33,7 @@ from penstock.protocol.outputs import Logprobs, TokenExtra
 from penstock.protocol.steps import REJECTED, StepResult
 
 MOST_CACHED = 64  # decoded blocks cached in one apply; the others follow later
+MANY = 8  # guided rows that are followed together: columns of fewer cost more than they save
 LONG_MASK = 0.25  # of a step's time: masks that are made faster come before its forward pass is over
 FORGETTING = 0.8  # what a mask that was there leaves of the seconds that one took which was not
 NOT_FINITE = "the model produced non-finite logits for this request"
@@ -80,8 +82,9 @@ def apply(state: SchedulerState, result: StepResult) -> None:
 def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> None:
     """Append each row's tokens to its sequence, end sequences, hand the rows to the outboxes."""
     slots, batch = state.slots, inflight.batch
-    tokens, counts = append_tokens(inflight, np.frombuffer(result.token_ids, np.int32))
     kept = slots.life[batch.slots] == batch.lives  # rows whose sequence is still where the step met it
+    entries = np.frombuffer(result.token_ids, np.int32)
+    tokens, counts = append_tokens(inflight, entries, whole=bool(kept.all()))
     settled = batch.slots[kept]
     slots.num_tokens[settled] += 1 if inflight.drafts is None else counts[kept]
     if inflight.drafts is not None:
@@ -127,14 +130,19 @@ def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> N
 
 
 def append_tokens(
-    inflight: InFlightStep, entries: npt.NDArray[np.int32]
+    inflight: InFlightStep, entries: npt.NDArray[np.int32], *, whole: bool
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Append what each row gave to its sequence. Returns the tokens that were not rejected, and how many of them are
-    each row's. # [entries] → [tokens], [rows]"""
+    each row's. `whole`: no sequence has left its slot since. # [entries] → [tokens], [rows]"""
     batch, drafts = inflight.batch, inflight.drafts
     if drafts is None:
         assert len(entries) == len(batch.slots), "one token for each row that samples"
-        for sequence, token in zip(batch.sequences, entries.tolist(), strict=True):
+        values: list[int] = entries.tolist()
+        if whole:
+            for append, token in zip(batch.appends, values, strict=True):
+                append(token)
+            return entries, np.ones(len(entries), np.int32)
+        for sequence, token in zip(batch.sequences, values, strict=True):
             if not sequence.ended:
                 sequence.tokens.append(token)
         return entries, np.ones(len(entries), np.int32)
@@ -145,7 +153,8 @@ def append_tokens(
     assert bool(valid[starts].all()), "the first entry of a row follows no guess"
     counts = np.add.reduceat(valid, starts, dtype=np.int32)
     tokens = entries[valid]
-    values, place = tokens.tolist(), 0
+    values = tokens.tolist()
+    place = 0
     for sequence, count in zip(batch.sequences, counts.tolist(), strict=True):
         if not sequence.ended:
             sequence.tokens.extend(values[place : place + count])
@@ -301,16 +310,17 @@ def follow(state: SchedulerState, result: StepResult) -> None:
     if not inflight.guided:
         return
     state.spec.jump_forward.meet(len(inflight.batch.slots), state.spec.cost)
-    entries: list[int] = np.frombuffer(result.token_ids, np.int32).tolist()
-    for guided in inflight.guided:
+    tokens = np.frombuffer(result.token_ids, np.int32)
+    entries: list[int] = tokens.tolist()
+    for guided in inflight.guided if len(inflight.guided) < MANY else follow_plain(state, inflight, tokens):
         sequence, entry = guided.sequence, guided.entry
         if sequence.ended:
             continue
         if guided.drafts or not goes_on(sequence, entries[entry]):
-            tokens = entries[entry : entry + len(guided.drafts) + 1]
+            came = entries[entry : entry + len(guided.drafts) + 1]
             if guided.drafts:
-                tokens = [token for token in tokens if token != REJECTED]
-            found = check_stop(sequence, len(sequence.tokens), tokens)
+                came = [token for token in came if token != REJECTED]
+            found = check_stop(sequence, len(sequence.tokens), came)
             if found is not None:
                 state.steps.stopped[guided.row] = found
                 continue
@@ -319,7 +329,31 @@ def follow(state: SchedulerState, result: StepResult) -> None:
         if guide.seconds > long and guide.ready:
             guide.seconds *= FORGETTING
         if sequence.drafter is not None:
-            update_jump_forward(sequence.drafter, guide, state.spec.jump_forward)
+            update_jump_forward(sequence.drafter, guide, state.spec.jump_forward, len(sequence.tokens) + 1)
+            if sequence.slot >= 0:
+                state.slots.note_drafter(sequence)
+
+
+def follow_plain(state: SchedulerState, inflight: InFlightStep, tokens: npt.NDArray[np.int32]) -> list[GuidedRow]:
+    """Advance guides that go on for certain, where no draft is to be found either: there is nothing else to do for
+    their rows. Returns the other guided rows. # tokens: [entries]"""
+    slots, batch, jump_forward = state.slots, inflight.batch, state.spec.jump_forward
+    rows, places = batch.guided, batch.slots[batch.guided]
+    if inflight.drafts is None:
+        taken = tokens[rows]
+        aside = state.stop_tokens.among(taken)
+    else:
+        taken = tokens[[guided.entry for guided in inflight.guided]]
+        aside = state.stop_tokens.among(taken) | np.array([bool(guided.drafts) for guided in inflight.guided])
+    aside |= slots.life[places] != batch.lives[rows]
+    aside |= slots.num_tokens[places] + 1 >= slots.limit[places]
+    aside |= slots.drafting[places] | (slots.gain[places] >= jump_forward.least)
+    plain = (~aside).nonzero()[0]
+    if (probed := jump_forward.refuse(len(plain))) >= 0:
+        aside[plain[probed]] = True
+    most = min(state.options.depth, state.options.ahead) - 1  # forced tokens that steps in flight bring anyway
+    others = go_on(batch.guided_rows.guides, taken.tolist(), aside.tolist(), most, state.steps.long_mask)
+    return [inflight.guided[place] for place in others]
 
 
 def goes_on(sequence: Sequence, token: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Protocol
 from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.jump_forward import Gain
 
-LONGEST_BACK_OFF = 16  # plans
+LONGEST_BACK_OFF = 16  # tokens
 LONGEST = 8  # tokens of the output that are searched for in the prediction
 SHORTEST = 2  # fewer occur in too many places
 
@@ -48,24 +48,21 @@ class Drafter:
         self._path_forced = self._path_likely = 0  # how many of its tokens are forced, and how many likely
         self._seen = -1  # tokens at the last draft
         self._on_track = False  # the last proposed token was right
-        self._back_off = self._skips = 0  # plans to skip after the next useless draft, and now
+        self._back_off = 0  # tokens without a draft, behind the next useless one
+        self._resume = 0  # tokens of the sequence from which on it may have drafts
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the next `draft` will use `forced` and `likely`."""
-        return self._skips == 0
+    def is_due(self, length: int) -> bool:
+        """Whether a `draft` behind so many tokens of the sequence will use `forced` and `likely`."""
+        return length >= self._resume
 
     @property
     def is_idle(self) -> bool:
         """Whether `draft` would find nothing and change nothing."""
-        return not (self.forced or self.likely or self._skips or self._proposers)
+        return not (self.forced or self.likely or self._proposers)
 
     def draft(self, tokens: array[int], free: int, most: int) -> Draft | None:
         """A draft for the next step: at most `most` tokens, of which at most `free` are neither forced nor likely."""
-        if self._skips:
-            self._skips -= 1
-            return None
-        if self.is_idle:
+        if self.is_idle or not self.is_due(len(tokens)):
             return None  # tokens are compared with the path at the next draft
         self._learn(tokens)
         flying = sum([len(drafts) + 1 for drafts in self.in_flight])
@@ -86,7 +83,7 @@ class Drafter:
     def sent(self, count: int) -> None:
         """`count` tokens of the last draft are sent. While none are worth it, drafts are made less and less often."""
         self._back_off = 0 if count else min(2 * self._back_off + 1, LONGEST_BACK_OFF)
-        self._skips = self._back_off
+        self._resume = self._seen + 1 + self._back_off if self._back_off else 0
 
     def _learn(self, tokens: array[int]) -> None:
         """Compare the tokens that came with the path."""

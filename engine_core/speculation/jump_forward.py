@@ -15,7 +15,7 @@ from penstock.engine_core.speculation.step_cost import StepCost, half_octave
 
 SECONDS = 1e-4  # of the host for a run: its searches and its drafts' masks (12 to 23 us a row's step on an H200's host)
 HOPED = 2.0  # tokens of a run, before any is known
-PRESUMED = 5e-3  # seconds of a step as long as none was measured
+PRESUMED = 1e-3  # seconds of a step as long as none was measured: a burst of first requests waits for no search
 REFRESHED = 32  # steps after which a step's cost is looked up again
 PROBED = 2039  # refusals of which one is let through; a prime, so that it meets other rows each time
 
@@ -55,7 +55,7 @@ class JumpForward:
 
     def __init__(self) -> None:
         self.gain = Gain()  # of all sequences
-        self._least = 0.0
+        self.least = 0.0  # tokens that a run must gain now
         self._size = -1  # class of the rows that it holds for
         self._steps = 0
         self._refused = 0
@@ -68,14 +68,21 @@ class JumpForward:
             return
         seconds = cost.seconds(rows, np.array([float(rows)]))
         self._size = -1 if seconds is None else size
-        self._least = SECONDS * rows / (PRESUMED if seconds is None else float(seconds[0]))
+        self.least = SECONDS * rows / (PRESUMED if seconds is None else float(seconds[0]))
 
     def pays(self, gain: Gain) -> bool:
         """Whether a row with this gain should search."""
-        if gain.mean >= self._least:
+        if gain.mean >= self.least:
             return True
         self._refused += 1
         return self._refused % PROBED == 0
 
+    def refuse(self, count: int) -> int:
+        """So many rows gain too little and are not asked about. Returns which of them is to be asked about all the
+        same, because it will be let through; -1 if none."""
+        ahead = PROBED - 1 - self._refused % PROBED
+        self._refused += min(count, ahead)
+        return ahead if ahead < count else -1
+
     def statistics(self) -> JumpForwardStatistics:
-        return JumpForwardStatistics(self.gain.mean, self._least, self._refused)
+        return JumpForwardStatistics(self.gain.mean, self.least, self._refused)

@@ -20,6 +20,7 @@ class FakeGuide:
         self._taken = 0
         self._learns = False
         self._slow = slow[0] if slow else 0
+        self.state = None  # none that is known: it never goes on unasked
         self.seconds = 1.0 if self._slow else 0.0
         self._made = -1  # tokens taken as its mask was made beside the steps
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.engine_core.grammar import guide as guides
 from penstock.engine_core.grammar import states
-from penstock.engine_core.grammar.guide import Guide
+from penstock.engine_core.grammar.guide import Guide, go_on
 from penstock.engine_core.grammar.masks import MaskRow, MaskStore
 from penstock.engine_core.grammar.states import States
 from penstock.protocol.errors import GrammarFailure, RequestError
@@ -223,6 +223,45 @@ def test_an_automaton_is_never_far_behind_its_output(monkeypatch: pytest.MonkeyP
             two.advance([token])
         assert len(two._untaken) <= 8
     assert stepped > 80
+
+
+def test_outputs_that_go_on_together_are_where_each_alone_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those take nothing that are set aside, whose last mask was slow, or behind whose token too much is forced."""
+    monkeypatch.setattr(guides, "MOST_UNTAKEN", 8)
+    rng, origin, went_on = random.Random(4), guide("json_schema", json.dumps(ROWS)), 0
+    together, alone = [origin.copy() for _ in range(12)], [origin.copy() for _ in range(12)]
+    together[0].seconds = 1.0
+    for place in range(80):
+        said = [rng.choice(sorted(allowed(one.matcher.compute_bitmask()) - tokens().eos)) for one in alone]
+        aside, most = [rng.random() < 0.1 for _ in said], place % 3
+        others = go_on(together, said, aside, most, 0.5)
+        for number, (one, two, token) in enumerate(zip(together, alone, said, strict=True)):
+            two.advance([token])
+            assert not two.finished
+            if number in others:
+                one.advance([token])
+            else:
+                assert number
+                assert not aside[number]
+                assert len(two.forced()) <= most
+                went_on += 1
+            assert one.state is two.state
+            assert one.forced() == two.forced()
+            assert len(one._untaken) <= 8
+    assert went_on > 200
+    assert [one.matcher.compute_bitmask() for one in together] == [one.matcher.compute_bitmask() for one in alone]
+
+
+def test_one_that_may_end_does_not_go_on_with_others() -> None:
+    origin = guide("json_schema", json.dumps(KEYS), whitespace="none")
+    one, two, written = origin.copy(), origin.copy(), ids('{"b":"cc"}')
+    for token in written:
+        one.advance([token])
+        assert one.finished == (token == written[-1])
+        one.forced()
+    assert [go_on([two], [token], [False], 99, 0.0) for token in written] == [[]] * (len(written) - 1) + [[0]]
+    two.advance(written[-1:])
+    assert go_on([two], [END], [False], 99, 0.0) == [0]
 
 
 def test_as_many_states_are_kept_as_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

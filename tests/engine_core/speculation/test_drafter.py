@@ -194,15 +194,15 @@ def test_a_run_brings_nothing_that_steps_in_flight_brought_anyway() -> None:
 def test_a_draft_that_is_never_worth_it_is_looked_at_ever_less_often() -> None:
     reciter = Reciter()
     one = drafter(reciter)
-    for known in range(5, 95):
+    for known in range(5, 80):
         if one.draft(array("i", TEXT[:known]), 4, 100) is not None:
             one.sent(0)
     assert 5 <= reciter.asked <= 12
-    while not one.is_due:
-        assert one.draft(array("i", TEXT[:95]), 4, 100) is None
-    assert drafted(one, 95)
+    due = next(length for length in range(80, 80 + 2 * LONGEST_BACK_OFF) if one.is_due(length))
+    assert one.draft(array("i", TEXT[: due - 1]), 4, 100) is None
+    assert drafted(one, due)
     one.sent(4)
-    assert one.is_due
+    assert one.is_due(due)
     assert LONGEST_BACK_OFF < 32
 
 

@@ -64,6 +64,20 @@ def test_a_refused_row_is_let_through_now_and_then() -> None:
     assert looks.statistics().refused == 3 * PROBED
 
 
+def test_rows_that_are_refused_together_count_as_one_by_one_do() -> None:
+    looks, poor = JumpForward(), Gain()
+    for _ in range(300):
+        poor.observe(0)
+    looks.meet(64, cost(64, 5e-3))
+    asked = 0
+    for _ in range(2 * PROBED // 100 + 1):
+        if (row := looks.refuse(100)) >= 0:
+            asked += 1
+            assert row < 100
+            assert looks.pays(poor)
+    assert asked == 2
+
+
 def test_what_a_step_costs_is_looked_up_for_another_size_and_now_and_then() -> None:
     looks = JumpForward()
     costs = cost(64, 5e-3)
