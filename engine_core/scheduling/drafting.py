@@ -46,7 +46,7 @@ LEAST_CATCH_UP = 2  # positions: what every row lacks whose drafts all came true
 
 
 def equip(state: SchedulerState, sequence: Sequence) -> None:
-    """Give a new sequence its copy of the request's guide, and a drafter if it may have drafts."""
+    """Give a new sequence its guide, and a drafter if it may have drafts."""
     request, options = sequence.request, state.options.speculation
     if request.guide is not None:
         sequence.guide = request.guide if request.message.n == 1 else request.guide.copy()

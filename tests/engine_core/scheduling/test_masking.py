@@ -205,6 +205,17 @@ def test_rows_that_have_ended_need_no_mask_and_the_step_still_gets_its_message()
     assert is_idle(server.scheduler)
 
 
+def test_a_row_that_ends_with_the_token_before_needs_no_mask() -> None:
+    server = Bench()
+    server.submit(PROMPT, max_tokens=LONG, automaton=FREE, speculate=False)
+    server.scheduler.plan(0.0)
+    assert len(works(server)) == 1
+    server.scheduler.plan(0.0)
+    server.scheduler.follow(StepResult(step=1, epoch=0, token_ids=np.array([-1], np.int32).tobytes()))
+    (second,) = works(server)
+    assert (second.step, second.rows) == (2, ())
+
+
 def test_a_row_whose_structure_has_not_begun_is_masked() -> None:
     """Its output may not end yet, and the token in flight may bind it after the plan has left."""
     automaton = Automaton(source="1 100 0", after=(9).to_bytes(4, "little"))

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
+from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.scheduling.outbox import joined
+from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep
 from penstock.engine_core.scheduling.update_from_output import attach_logprobs, collect_prompt_logprobs
-from penstock.protocol.messages import Finish
+from penstock.engine_core.speculation import jump_forward
+from penstock.protocol.messages import Finish, Sampling, SubmitTokens
 from penstock.protocol.outputs import Logprobs, TokenBatch, TokenExtra
 from penstock.protocol.steps import RowLogprobs, StepResult, choice_seed
+from tests.engine_core.grammar.vocabulary import automaton, tokens
 from tests.sim.idle import is_idle
+from tests.sim.lives import scheduling_options
 from tests.sim.model import EOS, VOCAB, Nature, rollout
+from tests.sim.record import Record
 from tests.sim.server import ROOMY, Server
+
+OPTIONS = scheduling_options(replace(ROOMY, slots=16))
 
 
 def tokens_of(server: Server, number: int, choice: int = 0) -> list[int]:
@@ -211,3 +220,40 @@ def test_log_probabilities_behind_a_choices_end_are_not_told() -> None:
     attach_logprobs(InFlightStep(1, lane, (), drafts), result, np.array([2, 1], np.int32), extras)
     assert extras[0].logprobs == made_logprobs(0, 2)
     assert extras[1].logprobs == made_logprobs(3, 1)
+
+
+def test_many_guided_rows_end_where_each_of_them_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are followed together, the second time through states that are known: by a limit, a stop id, a token that no
+    mask allowed, a row that is not finite, an abort."""
+    monkeypatch.setattr(jump_forward, "HOPED", 0.0)  # none looks for likely tokens
+    scheduler, record = Scheduler(msgspec.structs.replace(OPTIONS, vocab_size=tokens().width)), Record()
+    pattern = automaton("regex", "[abc]{60}")
+    origin = Guide(tokens(), pattern)
+    said = [tokens().single[byte] for byte in b"abcacb" * 10]
+    stop, wrong = tokens().single[b"c"[0]], tokens().single[b"z"[0]]
+    for first in (100, 200):
+        for row in range(14):
+            stops = (stop,) if row == 10 else ()
+            sampling = Sampling(max_tokens=6 + row, ignore_eos=True, seed=row, stop_token_ids=stops)
+            prompt = np.array([3, 4, 5, row], np.int32).tobytes()
+            message = SubmitTokens(id=first + row, token_ids=prompt, sampling=sampling, automaton=pattern)
+            scheduler.submit(message, 0, 0.0, origin.copy())
+        for place in range(20):
+            plan = scheduler.plan(0.0)
+            while scheduler.mask_work() is not None:
+                pass
+            if plan is None:
+                break
+            numbers = [each.request.message.id - first for each in scheduler._state.steps.in_flight[-1].batch.sequences]
+            odd = {11: wrong, 12: -1} if place == 3 else {}
+            entries = np.array([odd.get(number, said[place]) for number in numbers], np.int32)
+            scheduler.apply(StepResult(step=plan.step, epoch=0, token_ids=entries.tobytes()), 0.0)
+            if place == 4:
+                scheduler.abort(first + 13)
+            for given in scheduler.outputs(0):
+                record.take(given)
+        assert not scheduler.unfinished
+        seen = [record.seen[first + row, 0] for row in range(14)]
+        assert [len(each.tokens) for each in seen] == [*range(6, 16), 3, 3, 3, 5]
+        assert [each.finish for each in seen[:10]] == [Finish.LENGTH] * 10
+        assert [each.finish for each in seen[10:]] == [Finish.STOP, Finish.GRAMMAR, Finish.ERROR, Finish.ABORT]

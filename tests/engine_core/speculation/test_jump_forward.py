@@ -70,7 +70,7 @@ def test_rows_that_are_refused_together_count_as_one_by_one_do() -> None:
         poor.observe(0)
     looks.meet(64, cost(64, 5e-3))
     asked = 0
-    for _ in range(2 * PROBED // 100 + 1):
+    for _ in range(3 * PROBED // 100):
         if (row := looks.refuse(100)) >= 0:
             asked += 1
             assert row < 100
