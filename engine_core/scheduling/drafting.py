@@ -86,7 +86,7 @@ def draft_rows(state: SchedulerState, batch: RunningBatch, budget: int, ready: R
     `ready` past its masks."""
     slots, options = state.slots, state.options.speculation
     found: list[tuple[int, Drafter, Draft]] = []
-    asked = slots.drafting[batch.slots].nonzero()[0].tolist()
+    asked = np.isinf(slots.gain[batch.slots]).nonzero()[0].tolist()
     for row in asked:
         sequence = batch.sequences[row]
         drafter, slot = sequence.drafter, sequence.slot

@@ -144,8 +144,7 @@ class Slots:
         self.microbatch = np.zeros(count, np.int64)  # that the slot decodes in
         self.sizes = [0] * microbatches  # ready slots of each
         self.guided = np.zeros(count, bool)  # the sequence follows a grammar
-        self.drafting = np.zeros(count, bool)  # the sequence has something to draft, or will look for it
-        self.gain = np.zeros(count)  # tokens that its likely runs gain
+        self.gain = np.zeros(count)  # tokens of its likely runs; infinite: it has something to draft
         self.guides = self.drafters = 0  # sequences that follow a grammar, and that may have drafts
         self._free = list(range(count - 1, -1, -1))
         self._lives = 0
@@ -197,8 +196,8 @@ class Slots:
     def note_drafter(self, sequence: Sequence) -> None:
         """A sequence has its slot, or its drafter has changed since."""
         drafter = sequence.drafter
-        self.drafting[sequence.slot] = drafter is not None and not drafter.is_idle
-        self.gain[sequence.slot] = 0.0 if drafter is None else drafter.gain.mean
+        gain = 0.0 if drafter is None else drafter.gain.mean if drafter.is_idle else np.inf
+        self.gain[sequence.slot] = gain
 
     def leave(self, sequence: Sequence) -> int:
         """The sequence leaves its slot; `give` makes it available, at once or when the fence opens."""

@@ -347,7 +347,7 @@ def follow_plain(state: SchedulerState, inflight: InFlightStep, tokens: npt.NDAr
         aside = state.stop_tokens.among(taken) | np.array([bool(guided.drafts) for guided in inflight.guided])
     aside |= slots.life[places] != batch.lives[rows]
     aside |= slots.num_tokens[places] + 1 >= slots.limit[places]
-    aside |= slots.drafting[places] | (slots.gain[places] >= jump_forward.least)
+    aside |= slots.gain[places] >= jump_forward.least
     plain = (~aside).nonzero()[0]
     if (probed := jump_forward.refuse(len(plain))) >= 0:
         aside[plain[probed]] = True
