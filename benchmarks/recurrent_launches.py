@@ -17,11 +17,13 @@ def recurrent(heads: int, key_heads: int, key_dim: int, dim: int, *, delta: bool
     single = torch.float32
     ring, width = ring_length(4), 4 if delta else 3
     channels = 2 * key_heads * key_dim + heads * dim
+    states = memory(SLOTS, heads, key_dim, dim, kind=single)
     cache = RecurrentCache(
-        memory(SLOTS, heads, key_dim, dim, kind=single),
+        states,
         memory(SLOTS, ring, key_heads, key_dim), memory(SLOTS, ring, heads, dim),
         memory(SLOTS, ring, heads, dim) if delta else None,
         memory(SLOTS, ring, 2, heads, kind=single),
+        states,
     )  # fmt: skip
     inputs = memory(SLOTS, convolution_length(width, 4), channels)
     unit = UnitHeads(2 * key_heads, key_dim) if delta else NO_HEADS
@@ -29,10 +31,11 @@ def recurrent(heads: int, key_heads: int, key_dim: int, dim: int, *, delta: bool
     of_heads = memory(heads, kind=single)
     for chunk_rows in (0, 1):
         rows = numbers(64)
-        batch = begin_states(numbers(65), rows, rows, rows, numbers(SLOTS), 2048, 4, chunk_rows)
+        kept = numbers(2048) if chunk_rows else None
+        batch = begin_states(numbers(65), rows, rows, rows, numbers(SLOTS), 2048, 4, chunk_rows, kept=kept)
         x = memory(2048, channels)
         weight, bias = memory(channels, width), None if delta else memory(channels)
-        x = short_convolution(x, weight, bias, inputs, batch, unit=unit)
+        x = short_convolution(x, weight, bias, inputs, batch, unit=unit, tails=memory(SLOTS, width - 1, channels))
         q, k, v = x.split((key_heads * key_dim,) * 2 + (heads * dim,), 1)
         q, k = (part.unflatten(1, (key_heads, key_dim)) for part in (q, k))
         v = v.unflatten(1, (heads, dim))

@@ -303,6 +303,7 @@ class InputRows:
     slots: Tensor  # int32 [rows]
     starts: Tensor  # int32 [rows], first position of a chunk; below 0: counted back from the slot's known tokens
     draft_ids: Tensor  # int32 [tokens], the id of a token that is a draft; below 0: what stands in the slot's row
+    kept: Tensor | None = None  # as of `StateBatch`; empty: no token has a place
 
 
 @dataclass(frozen=True)

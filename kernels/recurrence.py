@@ -8,6 +8,8 @@ follows from the state before the piece and from the keys and values in it (the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -59,15 +61,17 @@ def recur(
         own = slice(ends[row], ends[row + 1])
         if own.stop > own.start:
             tokens = Part(part.q[own], part.k[own], part.v[own], Gates(part.gates.decay[own], part.gates.weight[own]))
-            out[own] = recur_row(tokens, cache, slot, start, base, scale, stepping=bool(steps))
+            kept = None if batch.kept is None else batch.kept[own].tolist()
+            out[own] = recur_row(tokens, cache, slot, start, base, scale, stepping=bool(steps), kept=kept)
     if skip is not None:
         out = (out + part.v * skip[:, None]).to(part.v.dtype)
     return out
 
 
 def recur_row(
-    tokens: Part, cache: RecurrentCache, slot: int, start: int, base: int, scale: float, *, stepping: bool
-) -> Tensor:
+    tokens: Part, cache: RecurrentCache, slot: int, start: int, base: int, scale: float, *, stepping: bool,
+    kept: Sequence[int] | None = None,
+) -> Tensor:  # fmt: skip
     """The plain-torch reference for one row. Arithmetic is of the states' type, so that tests may have it in fp64."""
     end, ring = start + len(tokens.v), cache.keys.shape[1]
     state = cache.states[slot] if base else torch.zeros_like(cache.states[slot])
@@ -79,15 +83,19 @@ def recur_row(
         results, updates, state = advance(piece, state, scale, delta=cache.updates is not None)
         if first + PIECE <= stays:
             cache.states[slot] = state
+        if kept is not None and cache.snapshots is not None and start < first + PIECE <= end:
+            place = kept[first + PIECE - 1 - start]
+            if place >= 0:
+                cache.snapshots[place] = state
         new = torch.arange(max(start, first), max(start, last))
         found.append(results[new - first])
         if cache.updates is not None:
             cache.updates[slot, new % ring] = updates[new - first].to(cache.updates.dtype)
-    kept = min(end - start, ring)
-    places = torch.arange(end - kept, end) % ring
-    cache.keys[slot, places] = tokens.k[-kept:]
-    cache.values[slot, places] = tokens.v[-kept:]
-    cache.gates[slot, places] = torch.stack(tokens.gates, 1)[-kept:]
+    held = min(end - start, ring)
+    places = torch.arange(end - held, end) % ring
+    cache.keys[slot, places] = tokens.k[-held:]
+    cache.values[slot, places] = tokens.v[-held:]
+    cache.gates[slot, places] = torch.stack(tokens.gates, 1)[-held:]
     return torch.cat(found)
 
 

@@ -1,10 +1,10 @@
 """Linear recurrences in Triton, in three launches.
 
 `prepare_kernel` takes each piece of PIECE positions by itself: its scores, and for the delta rule the inverse by which
-its pseudo-values follow from the state before it. `scan_kernel` carries a state through a row's pieces. Both also fold
-what steps have left in the ring once it fills a piece, so that a state has the same bits whatever its tokens came by.
-`row_kernel` computes single tokens and drafts from the state and the ring, and leaves every row's entries there. It
-reads a state and does not write it.
+its pseudo-values follow from the state before it. `scan_kernel` carries a state through a row's pieces, and writes the
+snapshots that are kept on the way. Both also fold what steps have left in the ring once it fills a piece, so that a
+state has the same bits whatever its tokens came by. `row_kernel` computes single tokens and drafts from the state and
+the ring, and leaves every row's entries there. It reads a state and does not write it.
 
 Products are of the inputs' type, with sums and states in fp32. What a step reads of a state is not rounded (three
 products of TF32, or fp32 for fp32 inputs); the inverse, which is stored in the inputs' type, is of TF32. How anything
@@ -66,10 +66,15 @@ def recur_rows(part: Part, cache: RecurrentCache, batch: StateBatch, scale: floa
             *inputs, *rings, *places, batch.pieces, mixes, scores, rows, *strides,
             ROWS=triton.next_power_of_2(rows), **constants, PRECISION="IEEE" if whole else "TF32", num_warps=4,
         )  # fmt: skip
+        snapshots = cache.states if cache.snapshots is None else cache.snapshots
+        kept = batch.slots if batch.kept is None else batch.kept
+        assert snapshots.stride() == cache.states.stride()
         scan_kernel[(min(rows * heads * triton.cdiv(dim, SCANNED), TURNS * chip.num_sms),)](
-            *inputs, *rings, *places, batch.pieces, batch.busy, mixes, scores, cache.states,
+            *inputs, *rings, *places, batch.pieces, batch.busy, mixes, scores, cache.states, kept, snapshots,
+            0 if batch.kept is None else len(kept),
             v if skip is None else skip, out, scale, cache.states.stride(0), *strides,
-            COLUMNS=SCANNED, SKIP=skip is not None, **constants,
+            COLUMNS=SCANNED, SKIP=skip is not None, KEEPS=batch.has_chunks and cache.snapshots is not None,
+            **constants,
             num_warps=chip.loop_warps, num_stages=2 if chip.shared_memory > 128 << 10 else 1,
         )  # fmt: skip
     columns = COLUMNS if key_dim <= 128 else COLUMNS // 2  # what registers hold
@@ -187,13 +192,13 @@ def prepare_kernel(
             tl.store(mixes + target, mix.to(mixes.dtype.element_ty))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("kept_tokens",))
 def scan_kernel(
     q, k, v, decay, weight, keys, values, gates, updates, query_start, slots, starts, stepping, bases,
-    pieces, busy, mixes, scores, states, skip, out, scale, state_slot,
+    pieces, busy, mixes, scores, states, kept, snapshots, kept_tokens, skip, out, scale, state_slot,
     q_stride, q_head, k_stride, k_head, v_stride, v_head, key_slot, value_slot, gate_slot, length,
-    COLUMNS: tl.constexpr, SKIP: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr,
-    KEY_LANES: tl.constexpr, DIM: tl.constexpr, DELTA: tl.constexpr, PDL: tl.constexpr,
+    COLUMNS: tl.constexpr, SKIP: tl.constexpr, KEEPS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    KEY_DIM: tl.constexpr, KEY_LANES: tl.constexpr, DIM: tl.constexpr, DELTA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Columns of one head's state through the pieces of one row, for one such work after the other."""
     begin_pdl(PDL)
@@ -217,11 +222,16 @@ def scan_kernel(
         key_head = head // GROUP
         entry: tl.constexpr = HEADS // GROUP * KEY_DIM
         there = wanted[:, None] & inside[None, :]
-        held = states + slot * state_slot + (head * KEY_DIM + lane[:, None]) * DIM + column[None, :]
+        own_state = (head * KEY_DIM + lane[:, None]) * DIM + column[None, :]
+        held = states + slot * state_slot + own_state
         state = tl.load(held, mask=(lane < tl.where(base > 0, KEY_DIM, 0))[:, None] & inside[None, :], other=0.0)
         for at in range(tl.load(pieces + row + 1) - piece):
             position = base + at * LENGTH + place
             own = (position >= start) & (position < end)
+            behind = base + (at + 1) * LENGTH
+            if KEEPS:  # asked for early, so that nothing waits for it
+                last = token + behind - 1 - start
+                number = tl.load(kept + last, mask=(behind > start) & (behind <= end) & (last < kept_tokens), other=-1)
             key = load_entries(
                 keys + slot * key_slot + key_head * KEY_DIM, k + token * k_stride + key_head * k_head,
                 position, start, end, length, entry, k_stride, lane, wanted,
@@ -256,11 +266,14 @@ def scan_kernel(
             # Not in a branch: Triton 3.6 copies the next piece's keys over these before a branch reads them.
             left = (update * tl.exp(total - passed)[:, None]).to(kind)
             after = state * tl.exp(total) + tl.dot(tl.trans(key), left, input_precision="ieee")
-            state = tl.where(base + (at + 1) * LENGTH <= stays, after, state)
+            state = tl.where(behind <= stays, after, state)
+            if KEEPS:
+                asked_for = (lane < tl.where(number >= 0, KEY_DIM, 0))[:, None] & inside[None, :]
+                tl.store(snapshots + number.to(tl.int64) * state_slot + own_state, state, mask=asked_for)
             if DELTA:
-                kept = updates + slot * value_slot + (position % length * HEADS * DIM)[:, None] + head * DIM
+                line = updates + slot * value_slot + (position % length * HEADS * DIM)[:, None] + head * DIM
                 own &= position - place + LENGTH > stays  # a whole piece's are in the state
-                tl.store(kept + column[None, :], update.to(kind), mask=own[:, None] & inside[None, :])
+                tl.store(line + column[None, :], update.to(kind), mask=own[:, None] & inside[None, :])
         if base + LENGTH <= stays:
             tl.store(held, state, mask=there)
 

@@ -20,8 +20,9 @@ TOKENS = 32  # of a tile of chunks
 
 
 def convolve_rows(
-    x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, batch: StateBatch, activated: bool, unit: UnitHeads
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, batch: StateBatch, activated: bool, unit: UnitHeads,
+    tails: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`kernels.short_convolution.short_convolution` by the kernels."""
     (tokens, channels), width, rows = x.shape, weight.shape[1], len(batch.slots)
     assert x.stride(1) == ring.stride(2) == 1
@@ -40,10 +41,25 @@ def convolve_rows(
     }  # fmt: skip
     if batch.has_chunks:
         steps = rows.bit_length() + 1
-        tile_kernel[(triton.cdiv(tokens, TOKENS), blocks)](*given, tokens, steps, TOKENS=TOKENS, **constants)
+        lines, kept = ring if tails is None else tails, batch.slots if batch.kept is None else batch.kept
+        tile_kernel[(triton.cdiv(tokens, TOKENS), blocks)](
+            *given, tokens, steps, kept, 0 if batch.kept is None else len(kept), lines, *lines.stride()[:2],
+            TOKENS=TOKENS, KEEPS=tails is not None, **constants,
+        )  # fmt: skip
     held = triton.next_power_of_2(max(batch.most_steps, width - 1))
     row_kernel[(rows, blocks)](*given, TOKENS=held, **constants)
     return out
+
+
+@triton.jit
+def load_inputs(x, line, token, position, start, channel, wanted, x_stride, entry, length):
+    """Of positions `[TOKENS]`, `token` being where they stand in x: those before `start` from the ring."""
+    new = (position >= start)[:, None] & wanted
+    old = ((position < start) & (position >= 0))[:, None] & wanted
+    place = (tl.maximum(position, 0) % length) * entry
+    taken = tl.load(x + (token * x_stride)[:, None] + channel[None, :], mask=new, other=0.0)
+    held = tl.load(line[:, None] + place[:, None] + channel[None, :], mask=old, other=0.0)
+    return tl.where(new, taken, held)
 
 
 @triton.jit
@@ -61,14 +77,12 @@ def convolve_tile(
     if BIAS:
         found += tl.load(bias + channel, mask=within, other=0.0).to(tl.float32)[None, :]
     for tap in tl.static_range(WIDTH):
-        at = position + (tap + 1 - WIDTH)
-        new = (at >= start)[:, None] & wanted
-        old = ((at < start) & (at >= 0))[:, None] & wanted
-        place = (tl.maximum(at, 0) % length) * entry
-        taken = tl.load(x + ((token + (tap + 1 - WIDTH)) * x_stride)[:, None] + channel[None, :], mask=new, other=0.0)
-        held = tl.load(line[:, None] + place[:, None] + channel[None, :], mask=old, other=0.0)
-        inputs = tl.where(new, taken, held).to(tl.float32)
-        found += inputs * tl.load(weight + channel * WIDTH + tap, mask=within, other=0.0).to(tl.float32)[None, :]
+        back = tap + 1 - WIDTH
+        inputs = load_inputs(
+            x, line, token + back, position + back, start, channel, wanted, x_stride, entry, length
+        )  # fmt: skip
+        factor = tl.load(weight + channel * WIDTH + tap, mask=within, other=0.0).to(tl.float32)
+        found += inputs.to(tl.float32) * factor[None, :]
     if ACTIVATED:
         found *= tl.sigmoid(found)
     if block * DIM < UNIT:
@@ -76,14 +90,14 @@ def convolve_tile(
     tl.store(out + (token * CHANNELS)[:, None] + channel[None, :], found.to(out.dtype.element_ty), mask=wanted)
 
 
-@triton.jit(do_not_specialize=("rows", "tokens", "steps"))
+@triton.jit(do_not_specialize=("rows", "tokens", "steps", "kept_tokens"))
 def tile_kernel(
     x, weight, bias, ring, query_start, slots, starts, stepping, out, rows, x_stride, slot_stride, entry, length, eps,
-    tokens, steps,
-    TOKENS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr, ACTIVATED: tl.constexpr,
-    UNIT: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
+    tokens, steps, kept, kept_tokens, tails, tail_place, tail_entry,
+    TOKENS: tl.constexpr, KEEPS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, BIAS: tl.constexpr,
+    ACTIVATED: tl.constexpr, UNIT: tl.constexpr, DIM: tl.constexpr, LANES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a step's tokens, of those that are of chunks."""
+    """A tile of a step's tokens, of those that are of chunks, and what snapshots hold of their inputs."""
     begin_pdl(PDL)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = find_rows(query_start, token, rows, steps)
@@ -93,10 +107,24 @@ def tile_kernel(
     start = tl.load(starts + row)
     position = start + token - tl.load(query_start + row)
     line = ring + tl.load(slots + row).to(tl.int64) * slot_stride
+    token = token.to(tl.int64)
     convolve_tile(
-        x, weight, bias, line, out, token.to(tl.int64), position, start, there, tl.program_id(1), x_stride, entry,
-        length, eps, CHANNELS, WIDTH, BIAS, ACTIVATED, UNIT, DIM, LANES,
+        x, weight, bias, line, out, token, position, start, there, tl.program_id(1), x_stride, entry, length, eps,
+        CHANNELS, WIDTH, BIAS, ACTIVATED, UNIT, DIM, LANES,
     )  # fmt: skip
+    if KEEPS:
+        place = tl.load(kept + token, mask=there & (token < kept_tokens), other=-1)
+        if tl.max(place, 0) >= 0:
+            lane = tl.arange(0, LANES)
+            channel = tl.program_id(1) * DIM + lane
+            wanted = (place >= 0)[:, None] & ((lane < DIM) & (channel < CHANNELS))[None, :]
+            target = tails + (place.to(tl.int64) * tail_place)[:, None] + channel[None, :]
+            for tap in tl.static_range(1, WIDTH):
+                back = tap + 1 - WIDTH
+                inputs = load_inputs(
+                    x, line, token + back, position + back, start, channel, wanted, x_stride, entry, length
+                )  # fmt: skip
+                tl.store(target + (tap - 1) * tail_entry, inputs, mask=wanted)
 
 
 @triton.jit(do_not_specialize=("rows",))

@@ -50,17 +50,18 @@ class UnitHeads(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RecurrentCache:
-    """One layer's states. The first places are the slots', the others may hold snapshots.
+    """One layer's states.
 
     The state as of base 0 is zero, whatever stands in memory. Keys and values are those that the layer was given, of
     its type. Lines may be strided, what is within one is contiguous.
     """
 
-    states: Tensor  # fp32 [places, heads, key_dim, value_dim]
+    states: Tensor  # fp32 [slots, heads, key_dim, value_dim]
     keys: Tensor  # [slots, ring, key_heads, key_dim]
     values: Tensor  # [slots, ring, heads, value_dim]
     updates: Tensor | None  # [slots, ring, heads, value_dim], pseudo-values of the delta rule; None: it has none
     gates: Tensor  # fp32 [slots, ring, 2, heads], decays, then weights
+    snapshots: Tensor | None = None  # [places, heads, key_dim, value_dim], in lines as those of states; None: no places
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,7 @@ class LayerState:
 
     ring: Tensor  # [slots, length, channels], inputs of its convolution
     cache: RecurrentCache | None  # None: the convolution is all that it has
+    tails: Tensor | None = None  # [places, width - 1, channels], its latest inputs before snapshots; None: no places
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,9 @@ class StateBatch:
     most_steps: int  # tokens of a stepping row at most
     most_pieces: int  # at least as many as there are; 0: there are none
     has_chunks: bool  # whether any row may be a chunk
+    # int32 [tokens], the place that gets a snapshot of the state behind a token of a chunk, whose next position is a
+    # multiple of PIECE; below 0: none does. None: no token has a place.
+    kept: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +112,7 @@ def convolution_length(width: int, most_steps: int) -> int:
 
 def begin_states(
     query_start: Tensor, slots: Tensor, starts: Tensor, stepping: Tensor, bases: Tensor, tokens: int,
-    most_steps: int, chunk_rows: int, *, folds: bool = True,
+    most_steps: int, chunk_rows: int, *, folds: bool = True, kept: Tensor | None = None,
 ) -> StateBatch:  # fmt: skip
     """Before the first layer of a step: takes the slots' bases, and advances them in place to where the step's layers
     will leave the states. One launch on a GPU, which waits for nothing.
@@ -118,7 +123,7 @@ def begin_states(
     slot holds, as in a dummy run, begins at its own piece.
 
     tokens, chunk_rows: how many the step has at most; a row is taken for a chunk by `stepping` alone. folds: whether
-    any stepping row may have left its piece; where False is wrong the states are wrong.
+    any stepping row may have left its piece; where False is wrong the states are wrong. kept: as of StateBatch.
     """
     rows = len(slots)
     assert stepping.dtype == starts.dtype == slots.dtype == bases.dtype == query_start.dtype == torch.int32
@@ -130,7 +135,9 @@ def begin_states(
         found = launch_begin(query_start, slots, starts, stepping, bases, PIECE)
     else:
         found = advance_bases(query_start, slots, starts, stepping, bases)
-    return StateBatch(query_start, slots, starts, stepping, *found, most_steps, most_pieces, has_chunks=chunk_rows > 0)
+    return StateBatch(
+        query_start, slots, starts, stepping, *found, most_steps, most_pieces, has_chunks=chunk_rows > 0, kept=kept
+    )
 
 
 def advance_bases(

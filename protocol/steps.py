@@ -33,8 +33,8 @@ ends where the chunk does: the draft model keeps up.
 
 A model with recurrent layers has a state for each slot, and room for snapshots of states in numbered places.
 `SlotStart.state` names the one to begin from, read before the step runs. Each row of `keep` copies a slot's state, as
-of a position, to a place once the step has run. States are kept as of multiples of STATE_PIECE alone. The state as of P
-can be kept in a step whose chunk of the slot ends at P, and in one that decodes the slot and begins at any of
+of a position, to a place while the step runs. States are kept as of multiples of STATE_PIECE alone. The state as of P
+can be kept in a step whose chunk of the slot has position P - 1, and in one that decodes the slot and begins at any of
 P .. P + W - 1, W being the `keep_window`, whether it has drafts or not. Executors run plans in order, so a place may be
 written behind a step that reads it. A row of `keep` may name a place in the host's memory, to which the snapshot that
 stands in its place is copied before, once slots have started. `SlotStart.state` is such a place with HOST_PLACES added.

@@ -37,6 +37,7 @@ from penstock.engine_core.execution.sampler import Sampled, Sampler
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.records import NO_DRAFT, NO_MASK, Entries
+from penstock.protocol.steps import NO_STATE
 
 Output = TypeVar("Output")
 SMALL = (1, 2, 4, 8)  # decoding rows; larger sizes waste at most a third
@@ -123,7 +124,7 @@ class ForwardGraphs:
         self._states = states  # [entries, hidden]
         self._sizes = sizes
         self._scratch = scratch
-        room = [max(lengths) for lengths in zip(*(shape.lengths for shape in wanted), strict=True)]
+        room = [max(lengths) for lengths in zip(*map(self._lengths, wanted), strict=True)]
         self._columns = GraphColumns(room, upload)
         self._images: tuple[ImageSlots, GraphColumns] | None = None
         if images is not None and images.padding and sizes.seeing:
@@ -140,7 +141,7 @@ class ForwardGraphs:
 
     def work(self, shape: Shape) -> Callable[[], Tensor]:
         """The work of a shape's graph, over rows without tokens; it returns the hidden states of all tokens."""
-        inputs = nobodys_inputs(self._columns.clear(shape.lengths), self._scratch)
+        inputs = nobodys_inputs(self._columns.clear(self._lengths(shape)), self._scratch)
         forward, states = self._forward, self._states[: shape.entries]
         max_query, max_context = 1 if shape.plain else shape.tokens, self._sizes.max_context
         images: StepImages | None = None
@@ -169,10 +170,11 @@ class ForwardGraphs:
     def replay(self, rows: HostRows, shape: Shape, images: Sequence[Column] = ()) -> Tensor:
         """Enqueue the forward pass: hidden states `[shape.tokens, hidden]`, valid until the next replay. images: as of
         `ImageSlots.step`, where the shape is for them."""
-        if not self._columns.hold(rows, shape.lengths):
+        lengths = self._lengths(shape)
+        if not self._columns.hold(rows, lengths):
             *columns, last = input_columns(rows)
             columns.append(last[: shape.entries])
-            self._columns.put(rows, columns, shape.lengths, input_padding(rows, self._scratch))
+            self._columns.put(rows, columns, lengths, input_padding(rows, self._scratch))
         if images and self._images is not None:
             slots, image_columns = self._images
             image_columns.put(None, images, (shape.tokens,) * len(images), slots.padding)
@@ -180,6 +182,9 @@ class ForwardGraphs:
         graph.replay()
         self.replays += 1
         return hidden
+
+    def _lengths(self, shape: Shape) -> tuple[int, ...]:
+        return shape.lengths(recurrent=self._forward.states is not None)
 
 
 class SamplingGraphs:
@@ -274,6 +279,8 @@ def nobodys_inputs(columns: Iterable[Tensor], scratch: int) -> StepInputs:
     """Rows without tokens over zeroed columns, for a capture."""
     inputs = step_inputs(columns)
     inputs.rows.slots.fill_(scratch)
+    if inputs.rows.kept is not None:
+        inputs.rows.kept.fill_(NO_STATE)
     return inputs
 
 
@@ -365,10 +372,10 @@ class Shape:
     adapted: bool = False  # a row may have an adapter
     seeing: bool = False  # images change the step
 
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Of the columns of `StepInputs`."""
-        return self.rows + 1, self.rows, self.rows, self.tokens, self.entries
+    def lengths(self, *, recurrent: bool = False) -> tuple[int, ...]:
+        """Of the columns of `StepInputs`. States of recurrent layers are kept within chunks."""
+        kept = self.tokens if recurrent and not self.plain else 0
+        return self.rows + 1, self.rows, self.rows, self.tokens, kept, self.entries
 
 
 def shapes(sizes: GraphSizes) -> tuple[Shape, ...]:

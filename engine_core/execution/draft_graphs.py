@@ -139,7 +139,7 @@ class DraftGraphs:
 
     def _work(self, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
         """The work of a size's two graphs, over rows of the scratch slot."""
-        columns, split = self._columns.clear(turn_lengths(size)), len(turn_shape(size).lengths)
+        columns, split = self._columns.clear(turn_lengths(size)), len(turn_shape(size).lengths())
         inputs = nobodys_inputs(columns[:split], self._scratch)
         entries = nobodys_entries(columns[split:], self._scratch)
         forward, sampler, states, max_context = self._forward, self._sampler, self.states[:size], self._max_context
@@ -159,4 +159,4 @@ def turn_shape(size: int) -> Shape:
 
 def turn_lengths(size: int) -> tuple[int, ...]:
     """Of the columns of a turn: those of its inputs and of its entries."""
-    return *turn_shape(size).lengths, *entry_lengths(size)
+    return *turn_shape(size).lengths(), *entry_lengths(size)

@@ -170,6 +170,7 @@ def draft_rows(drafting: bytes) -> DraftRows:
         entry_slots=turn.entry_slots,
         depth=turn.depth,
         drafts=turn.drafts,
+        kept=turn.kept,
         decoding=0,
         longest=int(counts.max()),
     )

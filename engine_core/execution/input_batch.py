@@ -34,12 +34,13 @@ from penstock.kernels.records import (
     SlotHistory,
     SlotMemory,
 )
-from penstock.protocol.step_columns import block_table, chunk_table, draft_table, integers
-from penstock.protocol.steps import NO_MICROBATCH, SlotStart, StepMasks, StepPlan
+from penstock.protocol.step_columns import block_table, chunk_table, draft_table, integers, keep_table
+from penstock.protocol.steps import NO_MICROBATCH, NO_STATE, SlotStart, StepMasks, StepPlan
 
 IntArray = NDArray[np.int64]
 PLACE = 1 << 14  # words of changes that a graph carries out: a prompt of 15,000 tokens, or ten short ones
 Column = NDArray[np.int32]
+NO_PLACES: Column = np.zeros(0, np.int32)
 MAX_MASK_SLOTS = 4096
 MOST_BYTES = 128 << 20  # of all slots: room for 4096 masks of a vocabulary of 262,144
 BITS = 32  # of a word
@@ -263,6 +264,7 @@ class HostRows:
     entry_slots: Column  # [entries]
     depth: Column  # [entries], drafts of its row that come before it
     drafts: Column  # [entries], the draft that its token must equal to count on, NO_DRAFT where none follows
+    kept: Column  # [tokens], the place of the state behind a chunk's token, else NO_STATE; empty: no token has one
     decoding: int  # rows that decode; they come first
     longest: int  # tokens of the longest row
 
@@ -315,6 +317,7 @@ def decode_rows(decoding: Column) -> HostRows:
         entry_slots=decoding,
         depth=np.zeros(count, np.int32),
         drafts=nothing,
+        kept=NO_PLACES,
         decoding=count,
         longest=min(count, 1),
     )
@@ -347,6 +350,7 @@ def chunked_rows(decoding: Column, plan: StepPlan) -> HostRows:
         entry_slots=slots[sampling],
         depth=np.zeros(len(sampling), np.int32),
         drafts=np.full(len(sampling), NO_DRAFT, np.int32),
+        kept=kept_places(plan, query_start, count),
         decoding=count,
         longest=int(size.max(initial=min(count, 1))),
     )
@@ -380,9 +384,23 @@ def drafted_rows(decoding: Column, plan: StepPlan) -> HostRows:
         entry_slots=np.repeat(slots[sampling], counts),
         depth=depth,
         drafts=drafts,
+        kept=kept_places(plan, query_start, len(decoding)),
         decoding=len(decoding),
         longest=int(np.diff(query_start).max(initial=0)),
     )
+
+
+def kept_places(plan: StepPlan, query_start: Column, decoding: int) -> Column:
+    """`HostRows.kept` of a step whose first `decoding` rows decode: their states are kept behind it."""
+    chunks = chunk_table(plan.chunks)
+    if not (plan.keep and len(chunks)):
+        return NO_PLACES
+    found = np.full(query_start[-1], NO_STATE, np.int32)
+    origins = dict(zip(chunks[:, 0].tolist(), (query_start[decoding:-1] - chunks[:, 1]).tolist(), strict=True))
+    for slot, position, place, _ in keep_table(plan.keep).tolist():
+        if slot in origins:
+            found[origins[slot] + position - 1] = place
+    return found
 
 
 def cumulated(counts: Column) -> Column:
@@ -394,12 +412,12 @@ def cumulated(counts: Column) -> Column:
 
 def input_columns(rows: HostRows) -> tuple[Column, ...]:
     """The columns of `StepInputs`."""
-    return rows.query_start, rows.slots, rows.starts, rows.draft_ids, rows.last
+    return rows.query_start, rows.slots, rows.starts, rows.draft_ids, rows.kept, rows.last
 
 
 def input_padding(rows: HostRows, scratch: int) -> tuple[int, ...]:
     """The padding of those columns: rows without tokens, tokens of no request."""
-    return rows.tokens, scratch, 0, NO_DRAFT, 0
+    return rows.tokens, scratch, 0, NO_DRAFT, NO_STATE, 0
 
 
 def step_inputs(tensors: Iterable[Tensor]) -> StepInputs:

@@ -310,7 +310,7 @@ class Runner:
             )  # fmt: skip
             last = inputs.last
         if self._states is not None and plan.keep:
-            self._states.keep(plan.keep)
+            self._states.keep(plan.keep, rows.slots[: rows.decoding])
         if self._pipeline is not None:
             self._pipeline.pass_on(rows)
         if not self.options.group.ends:

@@ -2,10 +2,11 @@
 
 States of all layers of a slot or place lie one behind the other, so that a snapshot is a few copies. A slot's state is
 held as of its base, and what came later lies in rings; see `kernels.states`. Snapshots have the convolutions' latest
-inputs beside the states.
+inputs beside the states. Those within chunks are written by the layers as they pass, those of rows that decode are
+copied behind the step.
 
-Some places are in the host's memory. Snapshots are copied there on a stream of its own, beside the step that will write
-their places. A slot that begins from there is written by a copy before its step.
+Some places are in the host's memory. Snapshots are copied there on a stream of its own, beside the steps that are
+enqueued already. A slot that begins from there is written by a copy before its step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ from penstock.kernels.states import (
     convolution_length,
     ring_length,
 )
-from penstock.protocol.step_columns import keep_table
+from penstock.protocol.step_columns import Column, keep_table
 from penstock.protocol.steps import HOST_PLACES, NO_STATE, SlotStart, keep_window
 
 
@@ -60,6 +62,7 @@ class RecurrentStates:
         self._host_tails = pinned_memory((sizes.host, *tail), dtype, device)
         self._host_states = pinned_memory((sizes.host, *state), torch.float32, device)
         self._device = device
+        self._written: dict[int, torch.cuda.Event] = {}  # by place, behind the copy from a row that decoded
         self._stream: torch.cuda.Stream | None = None  # of copies to the host's memory
         if sizes.host and device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -75,11 +78,14 @@ class RecurrentStates:
             gates = entry(2, shape.heads, kind=torch.float32)
             caches = [
                 RecurrentCache(
-                    self._states[:, layer], keys[layer], held[layer], None if updates is None else updates[layer],
-                    gates[layer],
+                    self._states[:slots, layer], keys[layer], held[layer], None if updates is None else updates[layer],
+                    gates[layer], self._states[slots:, layer] if sizes.places else None,
                 ) for layer in range(layers)
             ]  # fmt: skip
-        self.layers = tuple(LayerState(self._rings[:, layer], cache) for layer, cache in enumerate(caches))
+        self.layers = tuple(
+            LayerState(self._rings[:, layer], cache, self._tails[:, layer] if sizes.places else None)
+            for layer, cache in enumerate(caches)
+        )
 
     def start(self, starts: Sequence[SlotStart]) -> None:
         """Slots begin at position 0, or with the state of a snapshot as of the position computed."""
@@ -90,7 +96,6 @@ class RecurrentStates:
             if start.state < HOST_PLACES:
                 states, tails = self._states[self._sizes.slots + start.state], self._tails[start.state]
             else:
-                self._await_spills()
                 states = self._host_states[start.state - HOST_PLACES]
                 tails = self._host_tails[start.state - HOST_PLACES].to(self._device, non_blocking=True)
             self._states[start.slot].copy_(states, non_blocking=True)
@@ -99,29 +104,32 @@ class RecurrentStates:
 
     def spill(self, kept: bytes) -> None:
         """Before a step that keeps states: copy what stands in their places to the host's memory, as far as it is to be
-        found there, once all is done that was enqueued so far."""
+        found there. All that is enqueued from here on waits for it. It does not wait for steps in flight, none of which
+        touches these places: what a forward pass wrote there is complete on every rank since its step was applied."""
         spilled = [(place, host) for _, _, place, host in keep_table(kept).tolist() if host != NO_STATE]
         if not spilled:
             return
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             for place, host in spilled:
+                if self._stream is not None and place in self._written:
+                    self._stream.wait_event(self._written[place])
                 self._host_states[host].copy_(self._states[self._sizes.slots + place], non_blocking=True)
                 self._host_tails[host].copy_(self._tails[place], non_blocking=True)
-
-    def _await_spills(self) -> None:
-        """Let the device's next work start only when snapshots have been copied."""
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def keep(self, kept: bytes) -> None:
-        """Copy states, each as of the position that its slot's is held for behind the step, to places."""
-        self._await_spills()
-        for slot, position, place, _ in keep_table(kept).tolist():
+    def keep(self, kept: bytes, decoding: Column) -> None:
+        """Copy states of slots that decode, each as of the position that its slot's is held for behind the step."""
+        table = keep_table(kept)
+        copied = table[np.isin(table[:, 0], decoding)].tolist()
+        for slot, position, place, _ in copied:
             self._states[self._sizes.slots + place].copy_(self._states[slot])
             for tail, ring in self._entries(slot, position, self._tails[place]):
                 tail.copy_(ring)
+        if copied and self._stream is not None:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._written.update((place, event) for _, _, place, _ in copied)
 
     def step(self, rows: InputRows, context: Tensor, tokens: int, max_query: int, chunk_rows: int) -> StepStates:
         """Of the rows of a step, before its first layer. context: int32 [rows], keys of each row, its new ones
@@ -129,6 +137,7 @@ class RecurrentStates:
         batch = begin_states(
             rows.query_start, rows.slots, context - rows.query_start.diff(), (rows.starts < 0).int(), self.bases,
             tokens, min(max_query, self._sizes.most_steps), chunk_rows,
+            kept=rows.kept if rows.kept is not None and len(rows.kept) else None,
         )  # fmt: skip
         return StepStates(batch, self.layers)
 

@@ -21,6 +21,7 @@ import numpy as np
 from penstock.protocol.steps import HOST_PLACES
 
 NO_PLACE = -1
+NO_SNAPSHOT = 0, NO_PLACE  # its length and place
 
 
 class SnapshotStatistics(msgspec.Struct, frozen=True):
@@ -68,16 +69,18 @@ class Snapshots:
         """The place of the state behind this prefix; NO_PLACE if there is none."""
         return self._places.get(identity, NO_PLACE)
 
-    def longest(self, chain: Sequence[bytes], blocks: int, unit: int) -> tuple[int, int]:
+    def longest(
+        self, chain: Sequence[bytes], blocks: int, unit: int, known: tuple[int, int] = NO_SNAPSHOT
+    ) -> tuple[int, int]:
         """The longest snapshot of a chain's first `blocks` blocks, at multiples of `unit` blocks.
 
-        Returns its length in blocks and its place; (0, NO_PLACE) if there is none.
+        Returns its length in blocks and its place; `known`, which is shorter or is being written, if there is none.
         """
-        for length in range(blocks // unit * unit, 0, -unit):
+        for length in range(blocks // unit * unit, known[0], -unit):
             place = self._places.get(chain[length - 1], NO_PLACE)
             if place != NO_PLACE:
                 return length, place
-        return 0, NO_PLACE
+        return known
 
     def read(self, place: int, step: int) -> None:
         """`step`, which is about to be planned, begins a sequence from this place."""
@@ -91,7 +94,8 @@ class Snapshots:
     def reserve(self, identity: bytes, gain: int, parent: int, step: int, applied: int, own: int = NO_PLACE) -> int:
         """A place that `step` writes; what it held is forgotten. NO_PLACE if planned steps touch every one.
 
-        gain: positions since the snapshot at `parent`, or since the beginning. own: a place to take before any other.
+        gain: positions since the snapshot at `parent`, which may be about to be written, or since the beginning. own: a
+        place to take before any other.
         """
         behind = None if parent == NO_PLACE else self._identities[parent]
         self.spilled = NO_PLACE
@@ -105,8 +109,9 @@ class Snapshots:
                 self._spill(held, own, step, applied)
         self._forget(own)
         self._identities[own] = identity
-        self._busy[own], self._gain[own], self._used[own] = step, gain, False
-        self._parent[own] = NO_PLACE if behind is None else self._places.get(behind, NO_PLACE)
+        self._busy[own], self._gain[own], self._used[own], self._parent[own] = step, gain, False, NO_PLACE
+        if behind is not None:
+            self._parent[own] = self._places.get(behind, parent if self._identities[parent] == behind else NO_PLACE)
         return own
 
     def _next(self, first: int, end: int, applied: int) -> int:
@@ -137,6 +142,7 @@ class Snapshots:
             return
         if identity in self._places:
             self._identities[place] = None
+            self._parent[self._parent == place] = self._places[identity]
             return
         self._places[identity] = place
         self._value(place)

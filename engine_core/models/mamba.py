@@ -55,7 +55,7 @@ class Mamba:
         if self.scales is not None:
             product *= self.scales
         z, mixed, times = torch.split(product, [share.inner, share.channels, share.heads], -1)
-        mixed = short_convolution(mixed, self.filters, self.bias, state.ring, batch)
+        mixed = short_convolution(mixed, self.filters, self.bias, state.ring, batch, tails=state.tails)
         values, b, c = torch.split(mixed, [share.inner, share.shared, share.shared], -1)
         b, c = (part.view(len(part), share.groups, share.state_dim) for part in (b, c))
         gates = time_gates(times, self.decays, self.biases)

@@ -35,7 +35,9 @@ class ShortConvolution:
     def forward(self, x: Rows, batch: StateBatch, state: LayerState) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
         b, c, x = self.inputs.forward(x).chunk(3, -1)
-        found = short_convolution(b * x, self.filters, self.bias, state.ring, batch, activated=False)
+        found = short_convolution(
+            b * x, self.filters, self.bias, state.ring, batch, activated=False, tails=state.tails
+        )  # fmt: skip
         return self.output.forward(found.mul_(c))
 
     def destinations(self) -> Destinations:

@@ -29,7 +29,7 @@ from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix
 from penstock.engine_core.scheduling.pausing import plans
 from penstock.engine_core.scheduling.peak_estimate import PeakEstimate, new_estimate
 from penstock.engine_core.scheduling.preemption import leaving_blocks
-from penstock.engine_core.scheduling.recurrent_state import ask_leader, cut, enter_slot, waits, with_state
+from penstock.engine_core.scheduling.recurrent_state import ask_leader, enter_slot, waits, with_state
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, blocks_at_end
@@ -102,7 +102,7 @@ class Admissions:
                 state.refused = sequence
                 state.forecast.refuse()
                 break
-            count = self._enter(sequence, found, count)
+            self._enter(sequence, found)
             yield sequence, count
             budget -= count
 
@@ -126,7 +126,8 @@ class Admissions:
         if not self._fits(sequence, found, count):
             cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
             return
-        yield sequence, self._enter(sequence, found, count)
+        self._enter(sequence, found)
+        yield sequence, count
 
     def _positions(self, found: list[int]) -> int:
         """Of a prefix that is there already."""
@@ -238,9 +239,8 @@ class Admissions:
         self.estimate = None if shared else both
         return True
 
-    def _enter(self, sequence: Sequence, found: list[int], count: int) -> int:
-        """Give the sequence its slot and its share of the prefix. Returns how many of its next `count` positions the
-        first chunk has."""
+    def _enter(self, sequence: Sequence, found: list[int]) -> None:
+        """Give the sequence its slot and its share of the prefix."""
         state = self.state
         reused = self._positions(found)
         state.queue.enter(sequence, len(sequence.tokens) - reused)
@@ -268,7 +268,6 @@ class Admissions:
         if state.kv.recurrent is not None:
             enter_slot(state, state.kv.recurrent, sequence)
         state.traces.enter(sequence, state.stats.now, reused)
-        return cut(state.kv.recurrent, slot, reused, count)
 
     def _lasts(self, places: Ints) -> npt.NDArray[np.bool_]:
         """Whether each place of a table is of a group that holds everything."""

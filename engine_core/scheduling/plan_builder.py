@@ -44,7 +44,7 @@ from penstock.engine_core.scheduling.lifecycle import (
     retract_prefix,
 )
 from penstock.engine_core.scheduling.preemption import make_way, preempt_for_blocks
-from penstock.engine_core.scheduling.recurrent_state import cut, keep_states
+from penstock.engine_core.scheduling.recurrent_state import keep_states
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import GuidedRow, Ints, RunningBatch, joined
 from penstock.engine_core.scheduling.state import PLANNING, Chunk, Drafts, InFlightStep, SchedulerState
@@ -106,8 +106,7 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch,
     claims: list[tuple[Sequence, int]] = []
     for sequence in state.prefilling:
         start = int(slots.num_computed_tokens[sequence.slot])
-        count = cut(state.kv.recurrent, sequence.slot, start, min(len(sequence.tokens) - start, budget))
-        count = cut_at_images(state, sequence, start, count)
+        count = cut_at_images(state, sequence, start, min(len(sequence.tokens) - start, budget))
         if count and not patient:
             count = short_of_end(state, batch, sequence, start, count)
             count = cut_at_images(state, sequence, start, count)

@@ -11,8 +11,9 @@ States are kept as of multiples of `unit`, at positions that later requests are 
 - where its chain leaves a chain of known blocks: a prefix that is seen for the second time;
 - the last one of what was written, in a place that moves up with the sequence while nothing begins from it.
 
-Prompts are cut into chunks there. A snapshot can be found once the result of its step is applied. Until then, and from
-when a sequence is admitted that will keep it, sequences behind the same prefix wait for it.
+A chunk may have several of them, so a prompt is not cut for its states. A snapshot can be found once the result of its
+step is applied. Until then, and from when a sequence is admitted that will keep it, sequences behind the same prefix
+wait for it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from __future__ import annotations
 from bisect import insort
 
 from penstock.engine_core.kv.prefix_index import extend
-from penstock.engine_core.kv.snapshots import NO_PLACE
+from penstock.engine_core.kv.snapshots import NO_PLACE, NO_SNAPSHOT
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import NEVER, Ints
 from penstock.engine_core.scheduling.state import Chunk, KeptState, RecurrentStates, SchedulerState
 
 MOST_DECODING = 4  # states of decoding rows that one step keeps; rows that began together reach a multiple together
-MOST_TURNS = 4  # ends of turns at which a prompt is cut: each cut is a step
+MOST_TURNS = 4  # ends of turns of a prompt before which states are kept: each takes a place
 
 
 def clear_states(states: RecurrentStates, places: tuple[int, int] | None) -> None:
@@ -87,7 +88,7 @@ def add_stop(state: SchedulerState, states: RecurrentStates, sequence: Sequence,
 
 
 def enter_slot(state: SchedulerState, states: RecurrentStates, sequence: Sequence) -> None:
-    """The sequence has a slot: choose where its prompt is cut, and hold the snapshot that it begins from."""
+    """The sequence has a slot: choose which states of its prompt to keep, and hold the snapshot that it begins from."""
     slot, unit, request = sequence.slot, states.unit, sequence.request
     states.stops[slot], states.moving[slot], states.due[slot] = [], None, NEVER
     computed = int(state.slots.num_computed_tokens[slot])
@@ -116,29 +117,21 @@ def leave_slot(state: SchedulerState, states: RecurrentStates, sequence: Sequenc
         states.snapshots.distrust(sequence.block_hashes[sequence.borrowed :])
 
 
-def cut(states: RecurrentStates | None, slot: int, start: int, count: int) -> int:
-    """How many of the next `count` positions the next chunk has, so that it ends where a state is to be kept."""
-    if states is not None:
-        for position in states.stops[slot]:
-            if position > start:
-                return min(count, position - start)
-    return count
-
-
 def keep_states(
     state: SchedulerState, states: RecurrentStates, step: int, rows: Ints, chunks: list[Chunk]
 ) -> tuple[KeptState, ...]:
     """The states that a step keeps, of its decoding rows and its chunks. Called before its positions are counted."""
     kept: list[KeptState] = []
     for chunk in chunks:
-        stops, end = states.stops[chunk.sequence.slot], chunk.start + chunk.count
+        stops, end, before = states.stops[chunk.sequence.slot], chunk.start + chunk.count, NO_SNAPSHOT
         while stops and stops[0] <= end:
             position = stops.pop(0)
-            found = reserve(state, states, step, chunk.sequence, position) if position == end else None
+            found = reserve(state, states, step, chunk.sequence, position, before=before)
             if found is None:
                 del states.coming[chunk.sequence.block_hashes[position // state.options.block_size - 1]]
             else:
                 kept.append(found)
+                before = position // state.options.block_size, found.place
     slots, left = state.slots, MOST_DECODING
     for slot in rows[slots.num_computed_tokens[rows] >= states.due[rows]].tolist():
         sequence, computed = slots.sequences[slot], int(slots.num_computed_tokens[slot])
@@ -166,8 +159,10 @@ def reserve(
     sequence: Sequence,
     position: int,
     moving: tuple[int, bytes] | None = None,
+    before: tuple[int, int] = NO_SNAPSHOT,
 ) -> KeptState | None:
-    """A place for the sequence's state as of `position`, if there is one and no equal snapshot."""
+    """A place for the sequence's state as of `position`, if there is one and no equal snapshot. before: the blocks and
+    the place of a shorter one that the step keeps of it."""
     size, snapshots, chain = state.options.block_size, states.snapshots, sequence.block_hashes
     assert sequence.request.root is not None
     blocks = position // size
@@ -177,7 +172,7 @@ def reserve(
         return None
     own = moving[0] if moving is not None and snapshots.moves(*moving) else NO_PLACE
     unit = states.unit // size
-    length, parent = snapshots.longest(chain, blocks - unit, unit)
+    length, parent = snapshots.longest(chain, blocks - unit, unit, before)
     if parent != NO_PLACE and parent == own:
         length, parent = snapshots.longest(chain, length - unit, unit)
     place = snapshots.reserve(identity, position - length * size, parent, step, state.steps.applied, own)

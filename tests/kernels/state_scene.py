@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from penstock.kernels.recurrence import gated_delta, state_space
 from penstock.kernels.states import Gates, RecurrentCache, StateBatch, begin_states, ring_length
 
+PLACES = 4  # of snapshots
+
 
 class Row(NamedTuple):
     """Tokens that a step computes of a text."""
@@ -21,6 +23,7 @@ class Row(NamedTuple):
     start: int
     count: int
     steps: bool = False
+    kept: Mapping[int, int] = {}  # places of snapshots by their positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +77,7 @@ def cache_of(given: Layer, slots: int, most_steps: int, states: torch.dtype = to
         filled(slots, ring, heads, dim, dtype=kind),
         None if given.skip is not None else filled(slots, ring, heads, dim, dtype=kind),
         filled(slots, ring, 2, heads, dtype=torch.float32),
+        filled(PLACES, heads, key_dim, dim, dtype=states),
     )  # fmt: skip
 
 
@@ -87,9 +91,11 @@ def batch_of(rows: Sequence[Row], bases: Tensor, most_steps: int) -> StateBatch:
     for row in rows:
         ends.append(ends[-1] + row.count)
     chunks = sum(not row.steps for row in rows)
+    places = [row.kept.get(row.start + at + 1, -1) for row in rows for at in range(row.count)]
     return begin_states(
         numbers(*ends), numbers(*(row.text + 1 for row in rows)), numbers(*(row.start for row in rows)),
         numbers(*(int(row.steps) for row in rows)), bases, ends[-1], most_steps, chunks,
+        kept=numbers(*places) if any(row.kept for row in rows) else None,
     )  # fmt: skip
 
 
@@ -121,10 +127,13 @@ def exact(given: Layer, text: int) -> tuple[Tensor, Tensor]:
     return (found if given.skip is None else found + v * given.skip.double()[:, None]), torch.stack(states)
 
 
-def cut_at(text: int, *cuts: int) -> list[Row]:
+def cut_at(text: int, *cuts: int, kept: Mapping[int, int] | None = None) -> list[Row]:
     """Chunks of a text from 0 over the cuts."""
     edges = [0, *cuts]
-    return [Row(text, first, last - first) for first, last in itertools.pairwise(edges)]
+    return [
+        Row(text, first, last - first, kept={at: place for at, place in (kept or {}).items() if first < at <= last})
+        for first, last in itertools.pairwise(edges)
+    ]
 
 
 def copied(cache: RecurrentCache) -> RecurrentCache:

@@ -64,6 +64,24 @@ def test_bits_do_not_depend_on_cuts(delta: bool, dtype: torch.dtype) -> None:
             assert torch.equal(found[1][1], whole[1][1])
 
 
+@pytest.mark.parametrize("delta", [True, False])
+def test_snapshots_are_the_states_that_chunks_pass(delta: bool) -> None:
+    """By the definition; and bit for bit what a slot holds whose text ends there, however the text is cut."""
+    given = layer(2, LENGTH, (1, 2), (8, 6), delta=delta, seed=7).to("cpu", torch.float64)
+    kept = {64: 2, 128: 0, 192: 3}
+    ended = {at: run(given, [[Row(0, 0, at)]], torch.float64)[1][1] for at in kept}
+    for cuts in ((LENGTH,), (64, LENGTH), (65, 127, 192, LENGTH)):
+        cache = cache_of(given, 3, 1, torch.float64)
+        bases = torch.zeros(3, dtype=torch.int32)
+        for number, row in enumerate(cut_at(0, *cuts, kept=kept)):
+            run_step(given, rows := [Row(1, number, 1, True), row], cache, batch_of(rows, bases, 1))
+        assert cache.snapshots is not None
+        for at, place in kept.items():
+            torch.testing.assert_close(cache.snapshots[place], exact(given, 0)[1][at - 1], rtol=1e-6, atol=1e-6)
+            assert torch.equal(cache.snapshots[place], ended[at])
+        assert cache.snapshots[1].isnan().all()
+
+
 def test_rejected_drafts_leave_nothing() -> None:
     """Drafts that reach into the next piece, all rejected, change neither state nor results."""
     given = layer(1, LENGTH, (1, 1), (16, 16), delta=True, seed=3)

@@ -87,6 +87,29 @@ def test_bits_do_not_depend_on_cuts(delta: bool, device: str) -> None:
     assert torch.equal(single[1][1], whole[1][1])
 
 
+@pytest.mark.parametrize("delta", [True, False])
+def test_snapshots_are_the_states_that_chunks_pass(delta: bool, device: str) -> None:
+    """By the definition; and bit for bit what a slot holds whose text ends there, however the text is cut. Of another
+    text in the step one is kept, too."""
+    drawn = layer(2, LENGTH, (1, 2), (16, 24), delta=delta, seed=8)
+    given = drawn.to(device, torch.float32)
+    kept = {64: 2, 128: 0}
+    ended = {at: run(given, [[Row(0, 0, at)]])[1][1] for at in kept}
+    for cuts in ((LENGTH,), (63, 130, LENGTH)):
+        cache = cache_of(given, 3, 1)
+        bases = torch.zeros(3, dtype=torch.int32, device=given.v.device)
+        for number, row in enumerate(cut_at(0, *cuts, kept=kept)):
+            rows = [Row(1, 64 + number, 1, True), row] if number else [Row(1, 0, 64, kept={64: 3}), row]
+            step(given, rows, cache, batch_of(rows, bases, 1))
+        assert cache.snapshots is not None
+        found = cache.snapshots.cpu()
+        for at, place in kept.items():
+            torch.testing.assert_close(found[place].double(), exact(drawn, 0)[1][at - 1], rtol=1e-4, atol=1e-5)
+            assert torch.equal(found[place], ended[at])
+        torch.testing.assert_close(found[3].double(), exact(drawn, 1)[1][63], rtol=1e-4, atol=1e-5)
+        assert found[1].isnan().all()
+
+
 def test_a_row_has_the_same_bits_beside_others(device: str) -> None:
     given = layer(3, 80, (1, 2), (16, 16), delta=True, seed=3).to(device, torch.float32)
     alone = run(given, [[Row(1, 0, 70)], [Row(1, 70, 1, True)], [Row(1, 71, 4, True)]])

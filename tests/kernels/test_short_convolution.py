@@ -82,6 +82,28 @@ def test_definition_however_texts_are_cut(
     torch.testing.assert_close(cut[1, :11], whole[1, :11], **few)
 
 
+@pytest.mark.parametrize("by_kernel", [False, True])
+def test_snapshots_hold_the_inputs_before_them(by_kernel: bool, device: str) -> None:
+    """Those before a chunk are of the ring; others' lines and places stay as they are."""
+    random = torch.Generator().manual_seed(4)
+    x, weight = torch.randn(2, LENGTH, 24, generator=random).to(device), torch.randn(24, 4, generator=random).to(device)
+    for cuts in ((LENGTH,), (14, 15, 31, 32, LENGTH)):
+        ring = torch.full((3, convolution_length(4, 1), 24), float("nan"), device=device)
+        tails = torch.full((4, 2, 3, 24), float("nan"), device=device)[:, 1]  # of one of two layers
+        bases = torch.zeros(3, dtype=torch.int32, device=device)
+        for number, row in enumerate(cut_at(0, *cuts, kept={16: 3, 32: 1})):
+            rows = [Row(1, number, 1, True), row]
+            batch = batch_of(rows, bases, 1)
+            inputs = torch.cat([x[one.text, one.start : one.start + one.count] for one in rows])
+            if by_kernel:
+                convolve_rows(inputs, weight, None, ring, batch, True, NO_HEADS, tails)
+            else:
+                short_convolution(inputs, weight, None, ring, batch, tails=tails)
+        assert torch.equal(tails[3], x[0, 13:16])
+        assert torch.equal(tails[1], x[0, 29:32])
+        assert tails[[0, 2]].isnan().all()
+
+
 def test_a_type_of_16_bits() -> None:
     """Rounded once."""
     random = torch.Generator().manual_seed(9)

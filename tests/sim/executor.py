@@ -283,7 +283,7 @@ class FakeExecutor:
         places = [start.state for start in plan.starts if start.state != NO_STATE] + [row[2] for row in kept]
         places += [row[3] + HOST_PLACES for row in kept if row[3] != NO_STATE]
         assert len(set(places)) == len(places) - repeated(plan.starts), "a place twice"
-        assert len({row[0] for row in kept}) == len({row[2] for row in kept}) == len(kept)
+        assert len({(row[0], row[1]) for row in kept}) == len({row[2] for row in kept}) == len(kept)
         tables = [(self._slots[slot], [list(table) for table in self._slots[slot].tables]) for slot in used]
         rows = self._image_rows(chunks)
         self._flying.append(Touched(plan.step, frozenset(used), frozenset(places), tables, rows))
@@ -341,8 +341,9 @@ class FakeExecutor:
                 sampler.sample(index, slot, lasts, [])
         sampler.close()
         held = dict([*((index, slot) for index, slot, _ in work.decoding), *work.chunks])
+        lengths = {row[0]: row[2] for row in ints(plan.chunks, 4)}
         for number, position, place, _ in ints(plan.keep, 4):
-            self._keep(held[number], position, place, chunk=any(number == row[0] for row in work.chunks))
+            self._keep(held[number], position, place, lengths.get(number, self._piece))
         told, drafted = self._draft(plan), self._drafted
         self._drafted = sum(row[3] for row in ints(plan.drafting, 5)) * self._pace
         return StepResult(
@@ -369,11 +370,11 @@ class FakeExecutor:
             self._places[host + HOST_PLACES] = self._places[place]
             self.spilled += 1
 
-    def _keep(self, slot: Slot, position: int, place: int, *, chunk: bool) -> None:
-        """The slot's state as of a position that it may still have one of."""
+    def _keep(self, slot: Slot, position: int, place: int, window: int) -> None:
+        """The slot's state as of a position that it passes, or may still have one of."""
         assert position > 0
         assert position % self._piece == 0
-        assert 0 <= slot.began - position < (1 if chunk else self._piece), "a state that the executor has no more"
+        assert 0 <= slot.began - position < window, "a state that the executor has no more"
         self._places[place] = position, slot.hashes[position - 1]
         self.kept += 1
 

@@ -33,5 +33,5 @@ def test_few_rows(seqs: int) -> None:
 
 def test_a_turn_has_the_columns_of_its_inputs_and_entries() -> None:
     assert turn_shape(4).plain
-    assert turn_lengths(4) == (*turn_shape(4).lengths, *entry_lengths(4))
-    assert len(turn_lengths(8)) == 10
+    assert turn_lengths(4) == (*turn_shape(4).lengths(), *entry_lengths(4))
+    assert len(turn_lengths(8)) == 11

@@ -91,7 +91,9 @@ def test_shapes_bound_rows_and_entries() -> None:
         Shape(1, 1, 1, True), Shape(2, 2, 2, True), Shape(4, 4, 4, True), Shape(6, 6, 6, True),
         Shape(16, 6, 6, False), Shape(32, 6, 6, False),
     )  # fmt: skip
-    assert Shape(16, 6, 4, False).lengths == (7, 6, 6, 16, 4)
+    assert Shape(16, 6, 4, False).lengths() == (7, 6, 6, 16, 0, 4)
+    assert Shape(16, 6, 4, False).lengths(recurrent=True) == (7, 6, 6, 16, 16, 4)
+    assert Shape(6, 6, 6, True).lengths(recurrent=True) == (7, 6, 6, 6, 0, 6)
     assert entry_lengths(4) == (5, 4, 4, 4, 4)
 
 

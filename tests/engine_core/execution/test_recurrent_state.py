@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -59,10 +61,10 @@ def run(
     *,
     begin: int = 0,
     state: int = NO_STATE,
-    keep: int = 0,
+    keep: Sequence[int] = (),
     table: int | None = None,
 ) -> list[int]:
-    """Greedy tokens of the prompt in a slot, in chunks that end at `cuts`. keep: a position, kept in place 1."""
+    """Greedy tokens of the prompt in a slot, in chunks that end at `cuts`. keep: positions, kept in places 0, 1, .."""
     blocks = column(*TABLES[slot if table is None else table])
     start = msgspec.structs.replace(life(slot).start(begin), state=state, blocks=blocks)
     found: list[int] = []
@@ -70,7 +72,7 @@ def run(
         last = end == len(PROMPT)
         plan = StepPlan(
             step=number, epoch=0, starts=(start,) if not number else (), chunks=column(slot, first, end - first, last),
-            keep=column(slot, keep, 1, NO_STATE) if keep == end else b"",
+            keep=b"".join(column(slot, at, place, NO_STATE) for place, at in enumerate(keep) if first < at <= end),
         )  # fmt: skip
         found += tokens_of(runner.collect(runner.launch(plan)))
     for number in range(tokens - 1):
@@ -90,10 +92,26 @@ def test_tokens_do_not_depend_on_cuts_or_slots(runner: Runner) -> None:
 
 def test_a_sequence_goes_on_from_a_snapshot(runner: Runner) -> None:
     """In another slot, whose state is another's, over the same blocks."""
-    expected = run(runner, 0, [64, 128], 40, keep=128)
+    expected = run(runner, 0, [], 40, keep=(64, 128))
     run(runner, 1, [90], 3)
     assert run(runner, 1, [], 40, begin=128, state=1, table=0) == expected
-    assert run(runner, 1, [140], 40, begin=128, state=1, table=0) == expected
+    assert run(runner, 1, [70, 140], 40, begin=64, state=0, table=0) == expected
+
+
+@pytest.mark.parametrize("cuts", [[], [64, 128], [65], [1, 63, 66, 127, 130], [149]])
+def test_snapshots_do_not_depend_on_cuts(runner: Runner, cuts: list[int]) -> None:
+    """One that a chunk passes is what its slot would have if the chunk ended there."""
+    states = runner._states
+    assert states is not None
+    snapshots = states._states[runner.options.max_num_seqs + 1 :]
+    run(runner, 0, [64, 128], 1, keep=(64, 128))
+    expected = snapshots.clone(), states._tails.clone()
+    for held in (snapshots, states._tails):
+        held.fill_(float("nan"))
+    run(runner, 1, cuts, 1, keep=(64, 128))
+    assert torch.equal(snapshots, expected[0])
+    assert torch.equal(states._tails, expected[1])
+    assert not torch.equal(snapshots[0], snapshots[1])
 
 
 def test_a_state_is_kept_while_its_slot_decodes(runner: Runner) -> None:
@@ -149,7 +167,7 @@ def test_snapshots_are_copied_to_the_hosts_memory_in_order(device: str) -> None:
         kept = column(0, 64, 0, number - 2)  # the first time there is nothing to copy
         wait(states._stream)
         states.spill(kept)
-        states.keep(kept)
+        states.keep(kept, np.array([0], np.int32))
     wait(states._stream)
     states.spill(column(0, 64, 0, 0))
     found = []

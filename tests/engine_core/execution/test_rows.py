@@ -21,7 +21,7 @@ from penstock.engine_core.execution.input_batch import (
     step_inputs,
 )
 from penstock.kernels.records import DECODING, NO_DRAFT, NO_MASK
-from penstock.protocol.steps import StepPlan
+from penstock.protocol.steps import NO_STATE, StepPlan
 from tests.engine_core.execution.harness import column
 
 
@@ -39,9 +39,9 @@ def all_columns(rows: HostRows) -> list[list[int]]:
 
 def test_decoding_rows_are_one_token_and_one_entry_each() -> None:
     rows = decode_rows(slots(2, 5, 9))
-    query_start, row_slots, starts, draft_ids, last = lists(input_columns(rows))
+    query_start, row_slots, starts, draft_ids, kept, last = lists(input_columns(rows))
     assert (query_start, row_slots, starts) == ([0, 1, 2, 3], [2, 5, 9], [DECODING] * 3)
-    assert (draft_ids, last) == ([NO_DRAFT] * 3, [0, 1, 2])
+    assert (draft_ids, kept, last) == ([NO_DRAFT] * 3, [], [0, 1, 2])
     entry_start, entry_slots, depth, drafts, masks = lists(entry_columns(rows, None))
     assert (entry_start, entry_slots, depth) == ([0, 1, 2, 3], [2, 5, 9], [0, 0, 0])
     assert (drafts, masks) == ([NO_DRAFT] * 3, [NO_MASK] * 3)
@@ -89,6 +89,20 @@ def test_drafts_are_tokens_of_their_row_and_entries_that_follow_each_other() -> 
     assert rows.depth.tolist() == [0, 0, 1, 2, 0, 1, 0, 0]
     assert rows.drafts.tolist() == [-1, 50, 51, -1, 60, -1, -1, -1]
     assert rows.longest == 3
+
+
+def test_a_chunk_has_the_places_of_its_states_at_the_tokens_before_them() -> None:
+    keep = column(7, 128, 5, NO_STATE, 1, 64, 6, NO_STATE, 2, 64, 8, 0, 7, 192, 9, NO_STATE)
+    for drafts, ids, first in ((b"", b"", 2), (column(3, 1), column(50), 3)):
+        plan = StepPlan(
+            step=1, epoch=1, chunks=column(7, 100, 92, 0, 2, 60, 8, 1), keep=keep, drafts=drafts, draft_ids=ids
+        )
+        rows = mixed_rows(slots(1, 3), plan)
+        assert len(rows.kept) == rows.tokens
+        assert {at - first: place for at, place in enumerate(rows.kept.tolist()) if place != NO_STATE} == {
+            27: 5, 91: 9, 92 + 3: 8,
+        }, "those of a row that decodes are kept behind the step"  # fmt: skip
+    assert not len(mixed_rows(slots(1, 3), StepPlan(step=1, epoch=1, keep=column(1, 64, 6, NO_STATE))).kept)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -142,8 +156,8 @@ def test_masks_stand_beside_their_entries() -> None:
 def test_packed_columns_are_padded_with_what_is_harmless() -> None:
     rows = mixed_rows(slots(1), StepPlan(step=1, epoch=1, chunks=column(3, 0, 4, 1)))
     scratch = 99
-    packing = Packing((9, 8, 8, 32, 8))
-    lengths = (5, 4, 4, 8, 3)
+    packing = Packing((9, 8, 8, 32, 32, 8))
+    lengths = (5, 4, 4, 8, 8, 3)
     packed = torch.zeros(packing.size, dtype=torch.int32)
     given = packing.pack(input_columns(rows), lengths, input_padding(rows, scratch))
     packed[: len(given)] = torch.from_numpy(given)
@@ -152,6 +166,8 @@ def test_packed_columns_are_padded_with_what_is_harmless() -> None:
     assert inputs.rows.slots.tolist() == [1, 3, 99, 99]
     assert inputs.rows.starts.tolist() == [DECODING, 0, 0, 0]
     assert inputs.rows.draft_ids.tolist() == [NO_DRAFT] * 8
+    assert inputs.rows.kept is not None
+    assert inputs.rows.kept.tolist() == [NO_STATE] * 8
     assert inputs.last.tolist() == [0, 4, 0]
     packing = Packing((4, 3, 3, 3, 3))
     lengths = (4, 3, 3, 3, 3)

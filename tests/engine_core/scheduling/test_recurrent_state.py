@@ -1,9 +1,10 @@
-"""States in the schedule: where a sequence begins, where its prompt is cut, and which states are kept."""
+"""States in the schedule: where a sequence begins, and which states are kept."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from msgspec.structs import replace as with_fields
 
 from penstock.engine_core.scheduling.options import SpeculationOptions
@@ -43,16 +44,25 @@ def submit_with_turns(server: Server, prompt: list[int], turns: tuple[int, ...])
     server.scheduler.submit = submit  # type: ignore[method-assign]
 
 
-def test_a_prompt_is_cut_at_its_last_multiple():
+def test_a_prompt_is_one_step_that_keeps_its_last_multiple():
     server = Server(WORLD)
     server.submit(PROMPT)
     plan = server.step()
-    assert [row[1:] for row in chunks(plan)] == [(0, 24, 0)]
+    assert [row[1:] for row in chunks(plan)] == [(0, 30, 1)]
     assert kept(plan) == [24]
-    plan = server.step()
-    assert [row[1:] for row in chunks(plan)] == [(24, 6, 1)]
-    assert kept(plan) == []
     server.run()
+
+
+@pytest.mark.parametrize(("budget", "depth"), [(10, 1), (10, 2), (8, 2)])
+def test_chunks_keep_the_states_that_they_pass(budget: int, depth: int):
+    server = Server(replace(WORLD, budget=budget, depth=depth))
+    submit_with_turns(server, PROMPT, (9, 18))
+    found = [kept(server.plan()) for _ in range(depth)]
+    while len(found) < 3:
+        server.apply()
+        found.append(kept(server.plan()))
+    assert found == [[8], [16], [24]]
+    server.run(depth)
 
 
 def test_a_hit_begins_from_the_longest_state():
@@ -117,20 +127,31 @@ def test_drafts_keep_states_that_all_of_them_stand_behind():
 def test_ends_of_turns_are_kept():
     server = Server(WORLD)
     submit_with_turns(server, PROMPT, (9, 18))
-    assert [kept(server.step()) for _ in range(4)] == [[8], [16], [24], []]
+    assert [kept(server.step()) for _ in range(3)] == [[8, 16, 24], [], []]
     server.run()
     server.submit([*PROMPT[:11], *range(40, 50)])
     assert begun(server.step()) == [(8, True)]
     server.run()
 
 
-def test_a_prompt_is_cut_at_few_ends_of_turns():
+def test_few_ends_of_turns_are_kept():
     server = Server(replace(WORLD, budget=128))
     submit_with_turns(server, list(range(2, 62)) + [3] * 40, tuple(range(8, 100, 8)))
-    found = []
-    for _ in range(6):
-        found += kept(server.step())
-    assert found == [8, 80, 88, 96]
+    assert kept(server.step()) == [8, 80, 88, 96]
+    server.run()
+
+
+def test_a_step_values_each_of_its_states_by_what_it_saves_beyond_the_one_before():
+    """So the shortest one, which saves most tokens here, outlives the others."""
+    server = Server(replace(WORLD, budget=128, places=3))
+    submit_with_turns(server, [*range(2, 62), *range(2, 32)], (70, 81))
+    assert kept(server.step()) == [64, 80, 88]
+    server.run()
+    for number in range(2):
+        server.submit([number, *range(30, 60)])
+        server.run()
+    server.submit([*range(2, 62), *range(2, 8), 1, 1, 1])
+    assert begun(server.step()) == [(64, True)]
     server.run()
 
 
@@ -142,7 +163,7 @@ def test_where_two_chains_part_a_state_is_kept():
     server.submit([*parted, *range(40, 52)])
     plan = server.step()
     assert begun(plan) == [(0, False)], "the state as of 24 is of another prefix"
-    assert kept(plan) == [16]
+    assert kept(plan) == [16, 24]
     server.run()
     server.submit([*parted, *range(52, 60)])
     assert begun(server.step()) == [(16, True)]
@@ -219,7 +240,7 @@ def test_salts_share_no_state():
 
 
 def test_rows_that_began_together_are_kept_a_few_at_a_time():
-    server = Server(WORLD)
+    server = Server(replace(WORLD, budget=256))
     for number in range(8):
         server.submit([number, *PROMPT[1:24]], max_tokens=20)
     sizes = []
