@@ -29,10 +29,10 @@ def recurrent(heads: int, key_heads: int, key_dim: int, dim: int, *, delta: bool
     unit = UnitHeads(2 * key_heads, key_dim) if delta else NO_HEADS
     products = memory(2048, heads)
     of_heads = memory(heads, kind=single)
-    for chunk_rows in (0, 1):
+    for chunk_rows, most_steps in ((0, 1), (1, 4)):
         rows = numbers(64)
         kept = numbers(2048) if chunk_rows else None
-        batch = begin_states(numbers(65), rows, rows, rows, numbers(SLOTS), 2048, 4, chunk_rows, kept=kept)
+        batch = begin_states(numbers(65), rows, rows, rows, numbers(SLOTS), 2048, most_steps, chunk_rows, kept=kept)
         x = memory(2048, channels)
         weight, bias = memory(channels, width), None if delta else memory(channels)
         x = short_convolution(x, weight, bias, inputs, batch, unit=unit, tails=memory(SLOTS, width - 1, channels))

@@ -1,14 +1,12 @@
-"""Linear recurrences in Triton, in three launches.
+"""Linear recurrences in Triton, in three launches for a step of single tokens, one more with chunks, one with drafts.
 
 `prepare_kernel` takes each piece of PIECE positions by itself: its scores, and for the delta rule the inverse by which
 its pseudo-values follow from the state before it. `scan_kernel` carries a state through a row's pieces, and writes the
 snapshots that are kept on the way. Both also fold what steps have left in the ring once it fills a piece, so that a
-state has the same bits whatever its tokens came by. `row_kernel` computes single tokens and drafts from the state and
-the ring, and leaves every row's entries there. It reads a state and does not write it.
+state has the same bits whatever its tokens came by. Steps are in `recurrence_steps_triton`.
 
-Products are of the inputs' type, with sums and states in fp32. What a step reads of a state is not rounded (three
-products of TF32, or fp32 for fp32 inputs); the inverse, which is stored in the inputs' type, is of TF32. How anything
-is cut follows from the shapes of heads, never from the batch.
+Products are of the inputs' type, with sums and states in fp32; the inverse, which is stored in the inputs' type, is of
+TF32. How anything is cut follows from the shapes of heads, never from the batch.
 """
 
 from __future__ import annotations
@@ -20,15 +18,19 @@ from torch import Tensor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
+from penstock.kernels.recurrence_steps_triton import draft_kernel, entry_kernel, multiply, token_kernel
 from penstock.kernels.states import PIECE, Part, RecurrentCache, StateBatch
 
-COLUMNS = 32  # of a state that a step's program has
+MOST_COLUMNS = 128  # of a state that a single token's program has
+STATE_OF_WARP = 2048  # numbers of one
+MOST_REGISTERS = 128  # of its threads, so that two programs of eight warps run side by side
+COLUMNS = 32  # of a state that a program of a row with drafts has
 SCANNED = 16  # of one that is carried through pieces
 TURNS = 4  # programs of the scan for each multiprocessor; they take turns
+PROGRAMS = 8  # of what comes before it, likewise, in a step without chunks
 LENGTH = tl.constexpr(PIECE)
 BLOCK = tl.constexpr(16)  # rows of a piece that are solved one by one
 BLOCKS = tl.constexpr(PIECE // 16)
-ENTRIES = tl.constexpr(32)  # of a ring that are read at once
 
 
 def recur_rows(part: Part, cache: RecurrentCache, batch: StateBatch, scale: float, skip: Tensor | None) -> Tensor:
@@ -62,9 +64,11 @@ def recur_rows(part: Part, cache: RecurrentCache, batch: StateBatch, scale: floa
             torch.empty((batch.most_pieces, heads, PIECE, PIECE), dtype=v.dtype, device=v.device)
             for _ in range(2)
         )  # fmt: skip
-        prepare_kernel[(batch.most_pieces, heads)](
+        works, looped = batch.most_pieces * heads, not batch.has_chunks  # few rows of steps fill a piece at a time
+        prepare_kernel[(min(works, PROGRAMS * chip.num_sms) if looped else works,)](
             *inputs, *rings, *places, batch.pieces, mixes, scores, rows, *strides,
-            ROWS=triton.next_power_of_2(rows), **constants, PRECISION="IEEE" if whole else "TF32", num_warps=4,
+            ROWS=triton.next_power_of_2(rows), LOOPED=looped, **constants, PRECISION="IEEE" if whole else "TF32",
+            num_warps=4, num_stages=1,
         )  # fmt: skip
         snapshots = cache.states if cache.snapshots is None else cache.snapshots
         kept = batch.slots if batch.kept is None else batch.kept
@@ -77,26 +81,25 @@ def recur_rows(part: Part, cache: RecurrentCache, batch: StateBatch, scale: floa
             **constants,
             num_warps=chip.loop_warps, num_stages=2 if chip.shared_memory > 128 << 10 else 1,
         )  # fmt: skip
-    columns = COLUMNS if key_dim <= 128 else COLUMNS // 2  # what registers hold
-    span = max(8, triton.next_power_of_2(batch.most_steps))
-    row_kernel[(rows, heads, triton.cdiv(dim, columns))](
-        *inputs, *rings, *places, cache.states, v if skip is None else skip, out, scale, cache.states.stride(0),
-        *strides, COLUMNS=columns, SPAN=span, SKIP=skip is not None,
-        PRECISION="IEEE" if whole else "TF32X3", **constants,
-        num_warps=4 if span < 32 else chip.loop_warps, num_stages=2,
+    given = *inputs, *rings, *places, cache.states, v if skip is None else skip, out, scale, cache.states.stride(0)
+    columns = min(MOST_COLUMNS, triton.next_power_of_2(dim))
+    token_kernel[(triton.cdiv(dim, columns), heads, rows)](
+        *given, *strides, COLUMNS=columns, SKIP=skip is not None, **constants,
+        num_warps=min(max(constants["KEY_LANES"] * columns // STATE_OF_WARP, 1), 8), maxnreg=MOST_REGISTERS,
     )  # fmt: skip
+    columns = COLUMNS if key_dim <= 128 else COLUMNS // 2  # what registers hold
+    if batch.most_steps > 1:
+        span = max(8, triton.next_power_of_2(batch.most_steps))
+        draft_kernel[(triton.cdiv(dim, columns), heads, rows)](
+            *given, *strides, COLUMNS=columns, SPAN=span, SKIP=skip is not None,
+            PRECISION="IEEE" if whole else "TF32X3", **constants,
+            num_warps=4 if span < 32 else chip.loop_warps, num_stages=2,
+        )  # fmt: skip
+    if batch.has_chunks:
+        entry_kernel[(triton.cdiv(dim, columns), heads, rows)](
+            *inputs, *rings, *places, *strides, COLUMNS=columns, **constants, num_warps=4
+        )
     return out
-
-
-@triton.jit
-def multiply(a, b, PRECISION: tl.constexpr):
-    """The product of two tiles of fp32 to about that precision."""
-    if PRECISION == "IEEE":
-        return tl.dot(a, b, input_precision="ieee")
-    elif PRECISION == "TF32":
-        return tl.dot(a, b, input_precision="tf32")
-    else:
-        return tl.dot(a, b, input_precision="tf32x3")
 
 
 @triton.jit
@@ -149,47 +152,50 @@ def prepare_kernel(
     pieces, mixes, scores, rows,
     q_stride, q_head, k_stride, k_head, v_stride, v_head, key_slot, value_slot, gate_slot, length,
     ROWS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, KEY_LANES: tl.constexpr,
-    DIM: tl.constexpr, DELTA: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    DIM: tl.constexpr, DELTA: tl.constexpr, LOOPED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One head of one piece: its scores, each faded, and for the delta rule what its values are multiplied by."""
+    """One head of one piece: its scores, each faded, and for the delta rule what its values are multiplied by. LOOPED:
+    of several, one after the other."""
     begin_pdl(PDL)
-    piece, head = tl.program_id(0), tl.program_id(1)
     line = tl.arange(0, ROWS)
     ends = tl.load(pieces + 1 + line, mask=line < rows, other=0x7FFFFFFF)
-    row = tl.sum((ends <= piece).to(tl.int32), 0)
-    if row < rows:
-        token = tl.load(query_start + row).to(tl.int64)
-        start = tl.load(starts + row)
-        end = start + tl.load(query_start + row + 1) - tl.load(query_start + row)
-        slot = tl.load(slots + row).to(tl.int64)
-        first = tl.load(bases + row) + (piece - tl.load(pieces + row)) * LENGTH
-        place = tl.arange(0, LENGTH)
-        position = first + place
-        lane = tl.arange(0, KEY_LANES)
-        wanted = lane < KEY_DIM
-        key_head = head // GROUP
-        ring = keys + slot * key_slot + key_head * KEY_DIM
-        given = k + token * k_stride + key_head * k_head
-        entry: tl.constexpr = HEADS // GROUP * KEY_DIM
-        key = load_entries(ring, given, position, start, end, length, entry, k_stride, lane, wanted)
-        own = (position >= start) & (position < end)
-        asked = q + (token + (position - start)[:, None]) * q_stride + key_head * q_head + lane[None, :]
-        query = tl.load(asked, mask=own[:, None] & wanted[None, :], other=0.0)
-        gate = gates + slot * gate_slot
-        fades = load_gates(gate, decay + token * HEADS, position, start, end, length, head, HEADS, 0)
-        passed = tl.cumsum(fades, 0)
-        lower = place[:, None] >= place[None, :]
-        fade = tl.where(lower, tl.exp(tl.where(lower, passed[:, None] - passed[None, :], 0.0)), 0.0)
-        turned = tl.trans(key)
-        target = (tl.program_id(0).to(tl.int64) * HEADS + head) * LENGTH * LENGTH
-        target += place[:, None] * LENGTH + place[None, :]
-        score = tl.dot(query, turned, input_precision="ieee") * fade
-        tl.store(scores + target, score.to(scores.dtype.element_ty))
-        if DELTA:
-            share = load_gates(gate, weight + token * HEADS, position, start, end, length, head, HEADS, 1)
-            among = tl.dot(key, turned, input_precision="ieee") * fade * share[:, None]
-            mix = invert(tl.where(place[:, None] > place[None, :], among, 0.0), PRECISION) * share[None, :]
-            tl.store(mixes + target, mix.to(mixes.dtype.element_ty))
+    place = tl.arange(0, LENGTH)
+    lane = tl.arange(0, KEY_LANES)
+    wanted = lane < KEY_DIM
+    works = tl.load(pieces + rows) * HEADS
+    for turn in range(tl.cdiv(works - tl.program_id(0), tl.num_programs(0)) if LOOPED else 1):
+        work = tl.program_id(0) + turn * tl.num_programs(0)
+        if work < works:
+            piece, head = work // HEADS, work % HEADS
+            row = tl.sum((ends <= piece).to(tl.int32), 0)
+            token = tl.load(query_start + row).to(tl.int64)
+            start = tl.load(starts + row)
+            end = start + tl.load(query_start + row + 1) - tl.load(query_start + row)
+            slot = tl.load(slots + row).to(tl.int64)
+            first = tl.load(bases + row) + (piece - tl.load(pieces + row)) * LENGTH
+            position = first + place
+            key_head = head // GROUP
+            ring = keys + slot * key_slot + key_head * KEY_DIM
+            given = k + token * k_stride + key_head * k_head
+            entry: tl.constexpr = HEADS // GROUP * KEY_DIM
+            key = load_entries(ring, given, position, start, end, length, entry, k_stride, lane, wanted)
+            own = (position >= start) & (position < end)
+            asked = q + (token + (position - start)[:, None]) * q_stride + key_head * q_head + lane[None, :]
+            query = tl.load(asked, mask=own[:, None] & wanted[None, :], other=0.0)
+            gate = gates + slot * gate_slot
+            fades = load_gates(gate, decay + token * HEADS, position, start, end, length, head, HEADS, 0)
+            passed = tl.cumsum(fades, 0)
+            lower = place[:, None] >= place[None, :]
+            fade = tl.where(lower, tl.exp(tl.where(lower, passed[:, None] - passed[None, :], 0.0)), 0.0)
+            turned = tl.trans(key)
+            target = (place.to(tl.int64) + work * LENGTH)[:, None] * LENGTH + place[None, :]
+            score = tl.dot(query, turned, input_precision="ieee") * fade
+            tl.store(scores + target, score.to(scores.dtype.element_ty))
+            if DELTA:
+                share = load_gates(gate, weight + token * HEADS, position, start, end, length, head, HEADS, 1)
+                among = tl.dot(key, turned, input_precision="ieee") * fade * share[:, None]
+                mix = invert(tl.where(place[:, None] > place[None, :], among, 0.0), PRECISION) * share[None, :]
+                tl.store(mixes + target, mix.to(mixes.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=("kept_tokens",))
@@ -276,144 +282,3 @@ def scan_kernel(
                 tl.store(line + column[None, :], update.to(kind), mask=own[:, None] & inside[None, :])
         if base + LENGTH <= stays:
             tl.store(held, state, mask=there)
-
-
-@triton.jit
-def keep_entries(
-    k, v, decay, weight, keys, values, gates, token, slot, head, position, start, there, column, inside, lane, wanted,
-    k_stride, k_head, v_stride, v_head, key_slot, value_slot, gate_slot, length,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, DIM: tl.constexpr,
-):  # fmt: skip
-    """Tokens at `position` into their slot's ring: a program's columns, and what several share by one of these."""
-    at = token + (position - start)
-    place = position % length
-    mask = there[:, None] & inside[None, :]
-    value = tl.load(v + at[:, None] * v_stride + head * v_head + column[None, :], mask=mask, other=0.0)
-    tl.store(values + slot * value_slot + (place[:, None] * HEADS + head) * DIM + column[None, :], value, mask=mask)
-    if tl.program_id(2) == 0:
-        line = gates + slot * gate_slot + place * 2 * HEADS + head
-        tl.store(line, tl.load(decay + at * HEADS + head, mask=there, other=0.0), mask=there)
-        tl.store(line + HEADS, tl.load(weight + at * HEADS + head, mask=there, other=0.0), mask=there)
-        if head % GROUP == 0:
-            own = head // GROUP
-            of_key = there[:, None] & wanted[None, :]
-            key = tl.load(k + at[:, None] * k_stride + own * k_head + lane[None, :], mask=of_key, other=0.0)
-            target = keys + slot * key_slot + (place[:, None] * (HEADS // GROUP) + own) * KEY_DIM
-            tl.store(target + lane[None, :], key, mask=of_key)
-
-
-@triton.jit
-def row_kernel(
-    q, k, v, decay, weight, keys, values, gates, updates, query_start, slots, starts, stepping, bases,
-    states, skip, out, scale, state_slot,
-    q_stride, q_head, k_stride, k_head, v_stride, v_head, key_slot, value_slot, gate_slot, length,
-    COLUMNS: tl.constexpr, SPAN: tl.constexpr, SKIP: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    KEY_DIM: tl.constexpr, KEY_LANES: tl.constexpr, DIM: tl.constexpr, DELTA: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Columns of one head of one row: results of its tokens if it steps, and its entries."""
-    begin_pdl(PDL)
-    row, head = tl.program_id(0), tl.program_id(1)
-    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < DIM
-    lane = tl.arange(0, KEY_LANES)
-    wanted = lane < KEY_DIM
-    token = tl.load(query_start + row).to(tl.int64)
-    count = (tl.load(query_start + row + 1) - token).to(tl.int32)
-    start = tl.load(starts + row)
-    slot = tl.load(slots + row).to(tl.int64)
-    if count > 0:
-        if tl.load(stepping + row) > 0:
-            base = tl.maximum(start // LENGTH * LENGTH, tl.load(bases + row))
-            step_row(
-                q, k, v, decay, weight, keys, values, gates, updates, states, skip, out, scale, state_slot,
-                token, count, start, slot, base, head, column, inside, lane, wanted,
-                q_stride, q_head, k_stride, k_head, v_stride, v_head, key_slot, value_slot, gate_slot, length,
-                COLUMNS, SPAN, SKIP, HEADS, GROUP, KEY_DIM, DIM, DELTA, PRECISION,
-            )  # fmt: skip
-            keep_entries(
-                k, v, decay, weight, keys, values, gates, token, slot, head, start + tl.arange(0, SPAN), start,
-                tl.arange(0, SPAN) < count, column, inside, lane, wanted, k_stride, k_head, v_stride, v_head,
-                key_slot, value_slot, gate_slot, length, HEADS, GROUP, KEY_DIM, DIM,
-            )  # fmt: skip
-        else:
-            position = (start + count) // LENGTH * LENGTH + tl.arange(0, LENGTH)
-            there = (position >= start) & (position < start + count)
-            keep_entries(
-                k, v, decay, weight, keys, values, gates, token, slot, head, position, start, there, column, inside,
-                lane, wanted, k_stride, k_head, v_stride, v_head, key_slot, value_slot, gate_slot, length,
-                HEADS, GROUP, KEY_DIM, DIM,
-            )  # fmt: skip
-
-
-@triton.jit
-def step_row(
-    q, k, v, decay, weight, keys, values, gates, updates, states, skip, out, scale, state_slot,
-    token, count, start, slot, base, head, column, inside, lane, wanted,
-    q_stride, q_head, k_stride, k_head, v_stride, v_head, key_slot, value_slot, gate_slot, length,
-    COLUMNS: tl.constexpr, SPAN: tl.constexpr, SKIP: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
-    KEY_DIM: tl.constexpr, DIM: tl.constexpr, DELTA: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Tokens that follow a slot's entries. Their queries are the first SPAN lines of a tile, their keys the others."""
-    kind = out.dtype.element_ty
-    key_head = head // GROUP
-    line = tl.arange(0, 2 * SPAN)
-    step = line % SPAN
-    is_key = line >= SPAN
-    there = step < count
-    held = states + slot * state_slot + (head * KEY_DIM + lane[:, None]) * DIM + column[None, :]
-    state = tl.load(held, mask=(lane < tl.where(base > 0, KEY_DIM, 0))[:, None] & inside[None, :], other=0.0)
-    at = token + step
-    mask = there[:, None] & wanted[None, :]
-    query = q + at[:, None] * q_stride + key_head * q_head + lane[None, :]
-    asked = tl.load(query, mask=mask & ~is_key[:, None], other=0.0)
-    key = k + at[:, None] * k_stride + key_head * k_head + lane[None, :]
-    both = tl.where(is_key[:, None], tl.load(key, mask=mask & is_key[:, None], other=0.0), asked)
-    own = tl.arange(0, SPAN)
-    fades = tl.load(decay + (token + own) * HEADS + head, mask=own < count, other=0.0)
-    passed = tl.sum(tl.where(own[None, :] <= step[:, None], fades[None, :], 0.0), 1)  # [lines]
-    share = tl.load(weight + at * HEADS + head, mask=there, other=0.0)
-    mask = there[:, None] & inside[None, :]
-    value = tl.load(v + at[:, None] * v_stride + head * v_head + column[None, :], mask=mask, other=0.0)
-    found = tl.zeros([2 * SPAN, COLUMNS], tl.float32)
-    later = start.to(tl.float32) * 0.0  # the fading by entries that are read already, the latest first
-    for back in range(0, start - base, ENTRIES):
-        position = start - 1 - back - tl.arange(0, ENTRIES)
-        known = position >= base
-        place = tl.maximum(position, 0) % length
-        gate = gates + slot * gate_slot + place * 2 * HEADS + head
-        fade = tl.load(gate, mask=known, other=0.0)
-        after = later + tl.cumsum(fade, 0) - fade
-        entry = keys + slot * key_slot + (place * (HEADS // GROUP) + key_head)[None, :] * KEY_DIM + lane[:, None]
-        score = tl.dot(
-            both, tl.load(entry, mask=wanted[:, None] & known[None, :], other=0.0), input_precision="ieee"
-        ) * tl.exp(passed[:, None] + after[None, :])
-        old = known[:, None] & inside[None, :]
-        line_of = slot * value_slot + (place[:, None] * HEADS + head) * DIM + column[None, :]
-        if DELTA:
-            update = tl.load(updates + line_of, mask=old, other=0.0)
-        else:
-            update = tl.load(values + line_of, mask=old, other=0.0)
-            score *= tl.load(gate + HEADS, mask=known, other=0.0)[None, :]
-        found = tl.dot(score.to(kind), update, found, input_precision="ieee")
-        later += tl.sum(fade, 0)
-    found += tl.exp(passed + later)[:, None] * multiply(both.to(tl.float32), state, PRECISION)
-    pair = tl.dot(both, tl.trans(both), input_precision="ieee")  # [lines, lines]
-    seen = (is_key & there)[None, :] & (step[None, :] <= step[:, None])
-    pair *= tl.where(seen, tl.exp(tl.where(seen, passed[:, None] - passed[None, :], 0.0)), 0.0)
-    update = tl.where(is_key[:, None], share[:, None] * value, 0.0)
-    if DELTA:
-        update = tl.where(is_key[:, None], share[:, None] * (value - found), 0.0)
-        among = tl.where(step[None, :] < step[:, None], pair * share[:, None], 0.0)
-        for other in range(1, count):
-            this = (line == SPAN + other)[:, None]
-            row = tl.sum(tl.where(this, among, 0.0), 0)
-            update = tl.where(this, update - tl.sum(row[:, None] * update, 0)[None, :], update)
-        mask = (there & is_key)[:, None] & inside[None, :]
-        target = slot * value_slot + (((start + step) % length)[:, None] * HEADS + head) * DIM + column[None, :]
-        tl.store(updates + target, update.to(kind), mask=mask)
-    found = (found + multiply(pair, update, PRECISION)) * scale
-    if SKIP:
-        found += value * tl.load(skip + head)
-    target = out + (at[:, None] * HEADS + head) * DIM + column[None, :]
-    tl.store(target, found.to(kind), mask=(there & ~is_key)[:, None] & inside[None, :])

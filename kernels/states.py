@@ -127,8 +127,9 @@ def begin_states(
     """
     rows = len(slots)
     assert stepping.dtype == starts.dtype == slots.dtype == bases.dtype == query_start.dtype == torch.int32
+    # A chunk has three beyond its own whole ones at most: its state may be two behind, and its last may be begun.
     most_pieces = tokens // PIECE + 3 * chunk_rows if chunk_rows else 0
-    most_pieces += rows if folds else 0
+    most_pieces += rows - min(chunk_rows, rows) if folds else 0
     if chip_of(slots.device).runs_triton:
         from penstock.kernels.states_triton import launch_begin
 

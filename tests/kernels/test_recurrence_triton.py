@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from penstock.kernels import recurrence_triton
 from penstock.kernels.recurrence_triton import recur_rows
 from penstock.kernels.states import Gates, Part, RecurrentCache, StateBatch
 from penstock.kernels.states_triton import launch_begin
@@ -61,6 +62,41 @@ def test_definition(heads: tuple[int, int], dims: tuple[int, int], delta: bool, 
         expected, held = exact(given, text)
         torch.testing.assert_close(results[text, :length].double(), expected[:length], rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(states[text + 1].double(), held[127], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("delta", "most_steps"), [(True, 1), (False, 1), (True, 3)])
+def test_single_tokens(delta: bool, most_steps: int, device: str) -> None:
+    """From an empty ring until it is full, and over its end; beside a row without tokens, and one with drafts."""
+    drawn = layer(2, LENGTH, (1, 2), (24, 40), delta=delta, seed=9)
+    steps = [[Row(0, 0, 62)], *([Row(0, at, 1, True), Row(1, 0, 0, True)] for at in range(62, 66)), [Row(0, 66, 60)]]
+    steps += [[Row(0, at, 1, True)] for at in range(126, 130)]
+    if most_steps > 1:
+        steps += [[Row(1, at, most_steps, True), Row(0, 130 + at, 1, True)] for at in range(2)]
+    results, states, bases = run(drawn.to(device, torch.float32), steps, most_steps)
+    assert bases.tolist()[:2] == [0, 128]
+    expected, held = exact(drawn, 0)
+    end = 130 if most_steps == 1 else 132
+    torch.testing.assert_close(results[0, :end].double(), expected[:end], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(states[1].double(), held[127], rtol=1e-4, atol=1e-5)
+
+
+def test_a_single_token_has_the_same_bits_whether_others_may_have_drafts(device: str) -> None:
+    given = layer(1, 80, (1, 1), (16, 48), delta=True, seed=10).to(device, torch.float32)
+    steps = [[Row(0, 0, 62)], *([Row(0, at, 1, True)] for at in range(62, 66))]
+    alone, among = run(given, steps, 1), run(given, steps, 5)
+    assert torch.equal(alone[0][0, :66], among[0][0, :66])
+    assert torch.equal(alone[1][1], among[1][1])
+
+
+def test_few_programs_take_turns_at_the_pieces_of_steps(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = layer(2, 70, (1, 2), (16, 16), delta=True, seed=11).to(device, torch.float32)
+    steps = [[Row(0, 0, 63), Row(1, 0, 63)], *([Row(0, at, 1, True), Row(1, at, 1, True)] for at in (63, 64))]
+    expected = run(given, steps, 1)
+    monkeypatch.setattr(recurrence_triton, "PROGRAMS", 1)
+    found = run(given, steps, 1)
+    assert found[2].tolist() == expected[2].tolist() == [0, 64, 64]
+    assert torch.equal(found[0][:, :65], expected[0][:, :65])
+    assert torch.equal(found[1][1:], expected[1][1:])
 
 
 @pytest.mark.parametrize("delta", [True, False])

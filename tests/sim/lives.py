@@ -243,6 +243,7 @@ def random_life(rng: random.Random, world: World, stems: list[Illustrated], numb
             cache_salt=salt,
             adapter=adapter(name) if name else None,
             images=images,
+            turns=ends_of_turns(number, len(prompt)) if world.recurrent else (),
             automaton=automaton,
             prediction=np.array(prediction, np.int32).tobytes(),
             speculate=rng.random() < 0.9,
@@ -263,6 +264,13 @@ def random_life(rng: random.Random, world: World, stems: list[Illustrated], numb
     if invalid or life.stop_at is not None or rng.random() >= world.resumed:
         return life
     return replace_fields(life, message=replace(life.message, written=random_written(rng, world, life)))
+
+
+def ends_of_turns(number: int, length: int) -> tuple[int, ...]:
+    """Of every other prompt, where states may be kept. They change nothing else of a life."""
+    rng = random.Random(number)
+    most = min(length, 7) if number % 2 else 0
+    return tuple(sorted(rng.sample(range(1, length), rng.randrange(most)))) if most > 1 else ()
 
 
 def pooled_life(rng: random.Random, life: Life) -> Life:
