@@ -238,14 +238,10 @@ def scan_kernel(
             if KEEPS:  # asked for early, so that nothing waits for it
                 last = token + behind - 1 - start
                 number = tl.load(kept + last, mask=(behind > start) & (behind <= end) & (last < kept_tokens), other=-1)
-            key = load_entries(
-                keys + slot * key_slot + key_head * KEY_DIM, k + token * k_stride + key_head * k_head,
-                position, start, end, length, entry, k_stride, lane, wanted,
-            )  # fmt: skip
-            value = load_entries(
-                values + slot * value_slot + head * DIM, v + token * v_stride + head * v_head,
-                position, start, end, length, HEADS * DIM, v_stride, column, inside,
-            )  # fmt: skip
+            key = load_entries(keys + slot * key_slot + key_head * KEY_DIM, k + token * k_stride + key_head * k_head,
+                               position, start, end, length, entry, k_stride, lane, wanted)  # fmt: skip
+            value = load_entries(values + slot * value_slot + head * DIM, v + token * v_stride + head * v_head,
+                                 position, start, end, length, HEADS * DIM, v_stride, column, inside)  # fmt: skip
             asked = q + (token + (position - start)[:, None]) * q_stride + key_head * q_head + lane[None, :]
             query = tl.load(asked, mask=own[:, None] & wanted[None, :], other=0.0)
             gate = gates + slot * gate_slot

@@ -40,7 +40,6 @@ from penstock.protocol.steps import NO_MICROBATCH, NO_STATE, SlotStart, StepMask
 IntArray = NDArray[np.int64]
 PLACE = 1 << 14  # words of changes that a graph carries out: a prompt of 15,000 tokens, or ten short ones
 Column = NDArray[np.int32]
-NO_PLACES: Column = np.zeros(0, np.int32)
 MAX_MASK_SLOTS = 4096
 MOST_BYTES = 128 << 20  # of all slots: room for 4096 masks of a vocabulary of 262,144
 BITS = 32  # of a word
@@ -317,7 +316,7 @@ def decode_rows(decoding: Column) -> HostRows:
         entry_slots=decoding,
         depth=np.zeros(count, np.int32),
         drafts=nothing,
-        kept=NO_PLACES,
+        kept=nothing[:0],
         decoding=count,
         longest=min(count, 1),
     )
@@ -394,7 +393,7 @@ def kept_places(plan: StepPlan, query_start: Column, decoding: int) -> Column:
     """`HostRows.kept` of a step whose first `decoding` rows decode: their states are kept behind it."""
     chunks = chunk_table(plan.chunks)
     if not (plan.keep and len(chunks)):
-        return NO_PLACES
+        return np.zeros(0, np.int32)
     found = np.full(query_start[-1], NO_STATE, np.int32)
     origins = dict(zip(chunks[:, 0].tolist(), (query_start[decoding:-1] - chunks[:, 1]).tolist(), strict=True))
     for slot, position, place, _ in keep_table(plan.keep).tolist():

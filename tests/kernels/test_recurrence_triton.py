@@ -64,30 +64,6 @@ def test_definition(heads: tuple[int, int], dims: tuple[int, int], delta: bool, 
         torch.testing.assert_close(states[text + 1].double(), held[127], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("delta", "most_steps"), [(True, 1), (False, 1), (True, 3)])
-def test_single_tokens(delta: bool, most_steps: int, device: str) -> None:
-    """From an empty ring until it is full, and over its end; beside a row without tokens, and one with drafts."""
-    drawn = layer(2, LENGTH, (1, 2), (24, 40), delta=delta, seed=9)
-    steps = [[Row(0, 0, 62)], *([Row(0, at, 1, True), Row(1, 0, 0, True)] for at in range(62, 66)), [Row(0, 66, 60)]]
-    steps += [[Row(0, at, 1, True)] for at in range(126, 130)]
-    if most_steps > 1:
-        steps += [[Row(1, at, most_steps, True), Row(0, 130 + at, 1, True)] for at in range(2)]
-    results, states, bases = run(drawn.to(device, torch.float32), steps, most_steps)
-    assert bases.tolist()[:2] == [0, 128]
-    expected, held = exact(drawn, 0)
-    end = 130 if most_steps == 1 else 132
-    torch.testing.assert_close(results[0, :end].double(), expected[:end], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(states[1].double(), held[127], rtol=1e-4, atol=1e-5)
-
-
-def test_a_single_token_has_the_same_bits_whether_others_may_have_drafts(device: str) -> None:
-    given = layer(1, 80, (1, 1), (16, 48), delta=True, seed=10).to(device, torch.float32)
-    steps = [[Row(0, 0, 62)], *([Row(0, at, 1, True)] for at in range(62, 66))]
-    alone, among = run(given, steps, 1), run(given, steps, 5)
-    assert torch.equal(alone[0][0, :66], among[0][0, :66])
-    assert torch.equal(alone[1][1], among[1][1])
-
-
 def test_few_programs_take_turns_at_the_pieces_of_steps(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = layer(2, 70, (1, 2), (16, 16), delta=True, seed=11).to(device, torch.float32)
     steps = [[Row(0, 0, 63), Row(1, 0, 63)], *([Row(0, at, 1, True), Row(1, at, 1, True)] for at in (63, 64))]
@@ -155,12 +131,6 @@ def test_a_row_has_the_same_bits_beside_others(device: str) -> None:
     ])  # fmt: skip
     assert torch.equal(beside[0][1, :75], alone[0][1, :75])
     assert torch.equal(beside[1][2], alone[1][2])
-
-
-def test_more_drafts_than_a_tile_of_eight(device: str) -> None:
-    given = layer(1, 40, (1, 1), (16, 16), delta=True, seed=4)
-    results, _, _ = run(given.to(device, torch.float32), [[Row(0, 0, 11, True)], [Row(0, 9, 12, True)]], 12)
-    torch.testing.assert_close(results[0, :21].double(), exact(given, 0)[0][:21], rtol=1e-4, atol=1e-5)
 
 
 def test_keys_that_are_all_the_same(device: str) -> None:
