@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import attrgetter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -307,6 +308,7 @@ class Linear:
         self.dense = {one.name: placement.matrix(sum(part.share for part in one.parts), self.share)
                       for one in self.sources if one.name not in self.matrices} if self.matrices else {}  # fmt: skip
         self.operands: tuple[Operand, ...] = () if self.matrices else (self.weight,)
+        self.dense_at: frozenset[int] = frozenset()  # beside quantized ones, places of dense operands
         self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
         self.has_bias = bias
         self.invariant = placement.invariant
@@ -386,6 +388,7 @@ class Linear:
                 last.append(weight)
             else:
                 found.append([weight])
+        self.dense_at = frozenset(at for at, one in enumerate(found) if isinstance(one, Tensor))
         self.operands = tuple(one if isinstance(one, Tensor) else stack_outputs(one) for one in found)
 
     def pack(self) -> None:
@@ -409,6 +412,18 @@ class Linear:
     def quantized_bytes(self) -> int:
         """Memory of weights that are no destination's tensor."""
         return sum(operand_bytes(operand) for operand in self.operands) if self.matrices else 0
+
+    @property
+    def made(self) -> tuple[object, ...]:
+        """What quantized matrices have become; None in the place of a dense one."""
+        if not self.matrices:
+            return ()
+        return tuple(None if at in self.dense_at else operand for at, operand in enumerate(self.operands))
+
+    def remake(self, made: tuple[object, ...]) -> None:
+        dense = iter(self.dense.values())
+        self.dense_at = frozenset(at for at, one in enumerate(made) if one is None)
+        self.operands = tuple(next(dense) if one is None else cast("Operand", one) for one in made)
 
     def destinations(self) -> Destinations:
         """Rows of the fused weight by the parts' names."""
