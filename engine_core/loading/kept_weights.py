@@ -138,7 +138,7 @@ class Restoring:
         self._parts = parts
         self._sums: list[tuple[Tensor, int]] = []
         self._bytes = mapped(file, os.fstat(file).st_size)
-        self._stream = WeightStream(device) if device.type == "cuda" else None
+        self._stream = stream_of(device)
         try:
             with torch.inference_mode():
                 self._begin(table, device)
@@ -246,6 +246,11 @@ def decoded(code: Any, tensors: Sequence[Tensor]) -> object:
     return tuple(decoded(one, tensors) for one in code["items"])
 
 
+def stream_of(device: torch.device) -> WeightStream | None:
+    """None: its tensors are in the host's memory themselves."""
+    return WeightStream(device) if device.type == "cuda" else None
+
+
 def placed(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
     """Where each begins, and the bytes of all."""
     starts, end = [], 0
@@ -258,8 +263,7 @@ def placed(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
 
 def copied(tensors: Sequence[Tensor], starts: Sequence[int], to: Tensor) -> list[int]:
     """Copy them to the file; their sums."""
-    device = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
-    stream = None if device is None else WeightStream(device)
+    stream = next(filter(None, map(stream_of, dict.fromkeys(tensor.device for tensor in tensors))), None)
     sums: list[int] = []
     try:
         if stream is not None:

@@ -31,7 +31,7 @@ from penstock.protocol.steps import Sleep
 from penstock.services.executor.device import begin_device, gpu_number, is_device_error, is_group_error, set_timer_slack
 from penstock.services.executor.kept_weights import KeptWeights
 from penstock.services.executor.peer_liveness import PeerLiveness, leave
-from penstock.services.executor.sleep import beating, earlier_life, fall_asleep, sleeps, wait_for_wake
+from penstock.services.executor.sleep import JOIN_TICK, beating, earlier_life, fall_asleep, sleeps, wait_for_wake
 from penstock.services.executor.watchdog import WATCH_INTERVAL, Watchdog
 from penstock.services.links.curve import read_keys
 from penstock.services.links.handshake import Identity
@@ -252,7 +252,7 @@ def run_until_stopped(
                 return None
         if now >= next_tick:
             lag.observe(now - next_tick)
-            next_tick = now + TICK
+            next_tick = now + (TICK if link.peers else JOIN_TICK)
             link.tick(now)
             if link.socket is not polled:  # another connection, to a scheduler on another host
                 poller.unregister(polled)

@@ -46,6 +46,7 @@ LOADERS = tuple(f"penstock.services.executor.{name}" for name in (
     "startup", "steps", "crash_report", "image_encoding", "weight_updates",
 ))  # fmt: skip
 TICK = 0.2  # seconds between ticks of the link, and of the heartbeat
+JOIN_TICK = 0.02  # the same until a scheduler has been met
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -121,7 +122,7 @@ def wait_for_wake(config: Config, index: int, stop: Stop, heartbeat: Heartbeat, 
         while not stop.asked:
             now = time.monotonic()
             if now >= next_tick:
-                next_tick = now + TICK
+                next_tick = now + (TICK if link.peers else JOIN_TICK)
                 heartbeat.tick(now)
                 link.tick(now)
             if woken(link, kept):

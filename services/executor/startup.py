@@ -166,7 +166,8 @@ def start(
         phases.begin("checking the weights")
         if checks is not None:
             notify(f"{WEIGHTS}={checks.finish()}")
-        check_output(config, runner, path, encoder=spec.encoder)
+        if not loading.loaded.path:  # what an update has brought may say something else
+            check_output(config, runner, path, encoder=spec.encoder)
     ready = ExecutorReady(
         epoch=0,
         blocks=runner.options.blocks,
