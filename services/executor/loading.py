@@ -103,23 +103,25 @@ class Loading:
         self._restoring = self._kept.begin(self.parts, self._key, self._model.placement.device)
         if self._restoring is None:
             self._read()
-        if self._draft is not None and self._draft.model is not None:
-            assert isinstance(self._draft.model, Decoder | EagleHead), "it has weights"
-            self._draft = replace(self._draft, weight_bytes=self._draft.model.weight_bytes)
-        return self._draft
+        return self._sized()
 
-    def finish(self) -> None:
-        """Wait for weights that are being restored. Raises ModelError as `begin` does."""
+    def finish(self) -> Draft | None:
+        """The same once weights that are being restored are there."""
         restoring, self._restoring = self._restoring, None
-        if restoring is None:
-            return
-        if self._kept.finish(restoring):
+        if restoring is not None and self._kept.finish(restoring):
             self._path, self._version = restoring.path, restoring.version
-            return
-        with torch.inference_mode():
-            for part in self.parts.values():
-                reopen(dict(part.destinations()))
-        self._read()
+        elif restoring is not None:
+            with torch.inference_mode():
+                for part in self.parts.values():
+                    reopen(dict(part.destinations()))
+            self._read()
+        return self._sized()
+
+    def _sized(self) -> Draft | None:
+        if self._draft is None or self._draft.model is None:
+            return self._draft
+        assert isinstance(self._draft.model, Decoder | EagleHead), "it has weights"
+        return replace(self._draft, weight_bytes=self._draft.model.weight_bytes)
 
     @property
     def loaded(self) -> Loaded:

@@ -159,7 +159,7 @@ def start(
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
             phases.begin("waiting for weights")
-            loading.finish()
+            draft = loading.finish()
         memory = StepMemory(key, earlier.measured)
         runner, shape, copies = make_runner(config, model, spec, options, draft, phases, memory, others)
         warm = warm_up(config, runner, spec, phases)
