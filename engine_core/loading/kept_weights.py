@@ -47,19 +47,32 @@ class Part(Protocol):
 Parts = Mapping[str, Part]
 
 
+class KeptBytes(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of the file."""
+
+    first: int
+    count: int
+    sum: int  # see `sum_of`
+
+
+class KeptView(msgspec.Struct, frozen=True, array_like=True):
+    """How a tensor lies in one of the memories that the model has: experts, and parts of fused weights, share one."""
+
+    memory: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int  # numbers
+
+
 class KeptTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor's place in the file."""
+    """A tensor of `Owner.made`, contiguous."""
 
     dtype: str
     shape: tuple[int, ...]
-    first: int  # byte
-    sum: int  # of its numbers' bits
-    packed: bool = False  # as oneDNN has it; here it is dense
+    bytes: KeptBytes
+    packed: bool = False  # as oneDNN has it; the bytes are dense
     empty: bool = False  # only its shape is kept
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.empty else torch.Size(self.shape).numel() * getattr(torch, self.dtype).itemsize
 
 
 class KeptMade(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +88,8 @@ class Table(msgspec.Struct, frozen=True):
     key: str  # of all that decides about a rank's weights, and how they lie
     path: str  # of the folder that they are from, as the scheduler says it; empty: the one that the server started with
     version: str
-    tensors: dict[str, KeptTensor]  # of destinations, by part and name
+    memories: tuple[KeptBytes, ...]  # that tensors of destinations lie in, each once
+    tensors: dict[str, KeptView]  # those, by part and name
     made: tuple[KeptMade, ...]  # of each owner, in the order of destinations
 
 
@@ -88,22 +102,25 @@ def write(file: int, parts: Parts, key: str, path: str, version: str, room: int)
         for owner, one in zip(owners(parts), made, strict=True):
             if not one:
                 owner.reopen()
-        named = dict(held(parts))
-        found: list[Tensor] = list(named.values())
+        memories, views = laid_out(parts)
+        found: list[Tensor] = []
         codes = []
         for one in made:
-            count = len(found)
-            codes.append((encoded(one, found, count), count, len(found)))
-        starts, size = placed(found)
+            first = len(found)
+            codes.append((encoded(one, found, first), first, len(found)))
+        sources = [*memories, *found]
+        starts, size = placed(sources)
         if size > room:
             raise MemoryError(f"weights take {size} bytes, and {room} of the host's memory are free")
-        os.ftruncate(file, max(1, size))
-        sums = copied(found, starts, mapped(file, max(1, size)))
-    kept = [KeptTensor(name_of(tensor.dtype), tuple(tensor.shape), start, total, tensor.is_mkldnn, tensor.is_meta)
-            for tensor, start, total in zip(found, starts, sums, strict=True)]  # fmt: skip
-    states = tuple(KeptMade(code, tuple(kept[first:end])) for code, first, end in codes)
-    table = msgspec.json.encode(Table(key, path, version, dict(zip(named, kept, strict=False)), states))
-    os.pwrite(file, table + len(table).to_bytes(8, "little") + MAGIC, max(1, size))
+        os.ftruncate(file, size)
+        sums = copied(sources, starts, mapped(file, size))
+    kept = [KeptBytes(start, bytes_of(source), total)
+            for source, start, total in zip(sources, starts, sums, strict=True)]  # fmt: skip
+    tensors = [KeptTensor(name_of(tensor.dtype), tuple(tensor.shape), own, tensor.is_mkldnn, tensor.is_meta)
+               for tensor, own in zip(found, kept[len(memories) :], strict=True)]  # fmt: skip
+    states = tuple(KeptMade(code, tuple(tensors[first:end])) for code, first, end in codes)
+    table = msgspec.json.encode(Table(key, path, version, tuple(kept[: len(memories)]), views, states))
+    os.pwrite(file, table + len(table).to_bytes(8, "little") + MAGIC, size)
 
 
 def read_table(file: int) -> Table:
@@ -119,8 +136,8 @@ def read_table(file: int) -> Table:
         raise KeptWeightsError(f"it cannot be read: {error.strerror}") from None
     except msgspec.MsgspecError as error:
         raise KeptWeightsError(f"its table is damaged: {error}") from None
-    kept = [*table.tensors.values(), *(tensor for one in table.made for tensor in one.tensors)]
-    if any(one.first < 0 or one.first + one.nbytes > size - 16 - length for one in kept):
+    kept = [*table.memories, *(tensor.bytes for one in table.made for tensor in one.tensors)]
+    if any(one.first < 0 or one.first + one.count > size - 16 - length for one in kept):
         raise KeptWeightsError("it is shorter than its tensors")
     return table
 
@@ -147,43 +164,46 @@ class Restoring:
             raise
 
     def _begin(self, table: Table, device: torch.device) -> None:
-        named = dict(held(self._parts))
-        if {name: form_of(tensor) for name, tensor in named.items()} != {
-            name: (kept.dtype, kept.shape) for name, kept in table.tensors.items()
-        }:
+        memories, views = laid_out(self._parts)
+        sizes = [bytes_of(memory) for memory in memories]
+        if views != table.tensors or sizes != [kept.count for kept in table.memories]:
             raise KeptWeightsError("its tensors are not those of the model")
-        for name, tensor in named.items():
-            self._fill(tensor, table.tensors[name])
+        for memory, kept in zip(memories, table.memories, strict=True):
+            self._fill(memory, kept)
         found = list(owners(self._parts))
         if len(found) != len(table.made):
             raise KeptWeightsError("its layers are not those of the model")
-        for owner, kept in zip(found, table.made, strict=True):
+        for owner, state in zip(found, table.made, strict=True):
             there: list[Tensor] = []
-            same = encoded(owner.made, there, 0) == kept.made
-            if same and [form_of(each) for each in there] == [(one.dtype, one.shape) for one in kept.tensors]:
-                for tensor, one in zip(there, kept.tensors, strict=True):
-                    self._fill(tensor, one)
+            alike = encoded(owner.made, there, 0) == state.made
+            if alike and [form_of(each) for each in there] == [(one.dtype, one.shape) for one in state.tensors]:
+                for tensor, one in zip(there, state.tensors, strict=True):
+                    self._fill(tensor, one.bytes)
             else:
-                owner.remake(cast("tuple[object, ...]", decoded(kept.made, [self._new(one, device)
-                                                                            for one in kept.tensors])))  # fmt: skip
+                tensors = [self._new(one, device) for one in state.tensors]
+                owner.remake(cast("tuple[object, ...]", decoded(state.made, tensors)))
 
     def _new(self, kept: KeptTensor, device: torch.device) -> Tensor:
         """In new memory."""
         made = torch.empty(kept.shape, dtype=getattr(torch, kept.dtype), device="meta" if kept.empty else device)
         if not kept.empty:
-            self._fill(made, kept)
+            self._fill(made, kept.bytes)
         return packed(made) if kept.packed else made
 
-    def _fill(self, tensor: Tensor, kept: KeptTensor) -> None:
-        stored = self._bytes[kept.first : kept.first + kept.nbytes].view(tensor.dtype).view(kept.shape)
-        if self._stream is not None and self._stream.takes(tensor, stored):
-            self._stream.copy(tensor, stored)
+    def _fill(self, tensor: Tensor, kept: KeptBytes) -> None:
+        target, stored = flat(tensor), self._bytes[kept.first : kept.first + kept.count]
+        if len(target) != len(stored):
+            raise KeptWeightsError("its tensors are not those of the model")
+        if self._stream is None:
+            target.copy_(stored)
+            if sum_of([target]) != [kept.sum]:
+                raise KeptWeightsError("its bytes are damaged")
+            return
+        if self._stream.takes(target, stored):
+            self._stream.copy(target, stored)
         else:
-            tensor.copy_(stored)
-        if self._stream is not None:
-            self._sums.append((tensor, kept.sum))
-        elif sum_of([tensor]) != [kept.sum]:
-            raise KeptWeightsError("its bytes are damaged")
+            target.copy_(stored)
+        self._sums.append((target, kept.sum))
 
     def finish(self) -> None:
         """Wait for the last byte. Raises KeptWeightsError where what arrived is not what was kept."""
@@ -214,12 +234,24 @@ def owners(parts: Parts) -> Iterator[Owner]:
         yield from dict.fromkeys(one.owner for one in places(part).values() if one.owner is not None)
 
 
-def held(parts: Parts) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of destinations."""
-    for name, part in parts.items():
-        for tensor, place in places(part).items():
-            if place.tensor is not None:
-                yield f"{name} {tensor}", place.tensor
+def laid_out(parts: Parts) -> tuple[list[Tensor], dict[str, KeptView]]:
+    """The memories that tensors of destinations lie in, as bytes, and how they do."""
+    memories: dict[int, tuple[int, Tensor]] = {}
+    views = {}
+    for part, one in parts.items():
+        for name, place in places(one).items():
+            tensor = place.tensor
+            if tensor is None or not tensor.numel():
+                continue
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in memories:
+                whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+                memories[storage.data_ptr()] = len(memories), whole
+            views[f"{part} {name}"] = KeptView(
+                memories[storage.data_ptr()][0], name_of(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()),
+                int(tensor.storage_offset()),
+            )  # fmt: skip
+    return [memory for _, memory in memories.values()], views
 
 
 def encoded(value: object, tensors: list[Tensor], first: int) -> Any:
@@ -251,14 +283,22 @@ def stream_of(device: torch.device) -> WeightStream | None:
     return WeightStream(device) if device.type == "cuda" else None
 
 
+def bytes_of(tensor: Tensor) -> int:
+    return 0 if tensor.is_meta else tensor.numel() * tensor.itemsize
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor; of one that is not contiguous, a copy."""
+    return (tensor.to_dense() if tensor.is_mkldnn else tensor).contiguous().view(-1).view(torch.uint8)
+
+
 def placed(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
-    """Where each begins, and the bytes of all."""
+    """Where each begins, and the bytes of all, at least one."""
     starts, end = [], 0
     for tensor in tensors:
         starts.append(end)
-        if not tensor.is_meta:
-            end += -(-tensor.numel() * tensor.itemsize // ALIGNED) * ALIGNED
-    return starts, end
+        end += -(-bytes_of(tensor) // ALIGNED) * ALIGNED
+    return starts, max(1, end)
 
 
 def copied(tensors: Sequence[Tensor], starts: Sequence[int], to: Tensor) -> list[int]:
@@ -269,16 +309,14 @@ def copied(tensors: Sequence[Tensor], starts: Sequence[int], to: Tensor) -> list
         if stream is not None:
             sums = sum_of(tensors)
         for tensor, start in zip(tensors, starts, strict=True):
-            dense = tensor.to_dense() if tensor.is_mkldnn else tensor
+            source = tensor if tensor.is_meta else flat(tensor)
             if stream is None:
-                sums += sum_of([dense])
-            if dense.is_meta:
-                continue
-            place = to[start : start + dense.numel() * dense.itemsize].view(dense.dtype).view(dense.shape)
-            if stream is not None and stream.takes(place, dense):
-                stream.copy(place, dense)
-            else:
-                place.copy_(dense)
+                sums += sum_of([source])
+            place = to[start : start + bytes_of(tensor)]
+            if stream is not None and stream.takes(place, source):
+                stream.copy(place, source)
+            elif len(place):
+                place.copy_(source)
         if stream is not None:
             stream.flush()
     finally:
@@ -288,15 +326,16 @@ def copied(tensors: Sequence[Tensor], starts: Sequence[int], to: Tensor) -> list
 
 
 def sum_of(tensors: Sequence[Tensor]) -> list[int]:
-    """Of each one's numbers' bits, modulo 2^64; the device is waited for once."""
+    """Of each one's bytes, taken as the widest integers that they are a whole number of, modulo 2^64; the device is
+    waited for once."""
     found = []
     for tensor in tensors:
-        total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-        if tensor.is_meta:
-            total = torch.zeros((), dtype=torch.int64)
-        elif tensor.numel():
-            total = tensor.view(BITS[tensor.itemsize]).sum(dtype=torch.int64)
-        found.append(total)
+        size = bytes_of(tensor)
+        if size:
+            width = next(width for width in (8, 4, 2, 1) if size % width == 0)
+            found.append(flat(tensor).view(BITS[width]).sum(dtype=torch.int64))
+        else:
+            found.append(torch.zeros((), dtype=torch.int64))
     by_device: dict[torch.device, list[Tensor]] = {}
     for total in found:
         by_device.setdefault(total.device, []).append(total)

@@ -40,21 +40,19 @@ LEFT_SHARE = 0.98  # of what other models leave of a GPU, the share that one mor
 class StepMemory:
     """What the largest steps take of a GPU. It is measured once in the life of a process."""
 
-    key: str  # of the model and the options
-    earlier: Measured | None = None  # by an earlier image
+    earlier: Measured | None = None  # by an earlier image, of the same model with the same options
     measured: Measured | None = None
 
     def measure(
         self, model: Decoder, spec: ModelSpec, options: RunnerOptions, tokens: int, draft: Draft | None
     ) -> Measured:
         """Where all members of a group know it from before, no steps are run: they run them together."""
-        known = self.earlier is not None and self.earlier.key == self.key
-        if options.group.all_min(1 if known else 0):
+        if options.group.all_min(0 if self.earlier is None else 1):
             self.measured = self.earlier
         else:
             before, _ = used_memory(options.device)
             peak = step_peak(model, spec, options, tokens, draft)
-            self.measured = Measured(self.key, peak, max(0, used_memory(options.device)[0] - before))
+            self.measured = Measured(peak, max(0, used_memory(options.device)[0] - before))
         assert self.measured is not None, "known or measured"
         return self.measured
 

@@ -52,7 +52,6 @@ JOIN_TICK = 0.02  # the same until a scheduler has been met
 class Measured(msgspec.Struct, frozen=True):
     """Memory of a GPU that trial steps took."""
 
-    key: str  # of the model and the options that it holds for
     peak: int  # bytes that the largest steps take beyond what lasts
     lasting: int  # bytes that steps leave behind: libraries' workspaces, kernels
 
@@ -60,6 +59,7 @@ class Measured(msgspec.Struct, frozen=True):
 class EarlierLife(msgspec.Struct, frozen=True):
     """What an image hands over to the one that takes its place."""
 
+    key: str = ""  # of the model and the options that the rest holds for
     weights: int = NOT_KEPT  # descriptor of the file that they are kept in
     measured: Measured | None = None
     verified: str = ""  # stamp of weight files whose hashes have been checked; empty: none has been

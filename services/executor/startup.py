@@ -111,11 +111,12 @@ def start(
     """
     began = time.monotonic()
     phases = phases if phases is not None else StartupPhases()
-    device, others = take_shared(config, index)
-    log_chip(device, invariant=config.model.batch_invariant)
-    phases.begin("reading the model's configuration")
+    phases.begin("reading the model's configuration")  # while the driver makes a context
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, drafting = read_model(config, path)
+    phases.begin("opening the device")
+    device, others = take_shared(config, index)
+    log_chip(device, invariant=config.model.batch_invariant)
     if spec.vision is not None:
         put_steps_first(device)
     check_kv_cache(spec, config.model.kv_cache_dtype, chip_of(device).name, chip_of(device).capability)
@@ -128,11 +129,13 @@ def start(
         group = begin(config, groups.place(index, config.model), generation, device)
         check_agreed(config, drafting, group)
         dtype = torch.float32 if -group.all_min(-dtype.itemsize) > dtype.itemsize else dtype  # as all can
+    key = key_of(config, index, spec, drafting, dtype, device)
+    again = earlier.key == key
     asked = read_speculative(config.scheduler.speculative_config)
     folders = [path] if drafting is None else list(dict.fromkeys((path, folder.draft_folder(asked, path))))
     with ExitStack() as held:
-        # What an earlier image ran is compiled: forks would cost more than they do.
-        with compilers(device) if earlier.measured is None else nullcontext() as processes:
+        # What an earlier image ran is compiled: forks would take longer than they save.
+        with nullcontext() if again else compilers(device) as processes:
             checks = held.enter_context(verification(config, index, folders, earlier.verified))  # behind the forks
             group = with_exchange(group, spec.hidden, dtype, device)
             phases.begin("loading weights")
@@ -143,7 +146,6 @@ def start(
             )  # fmt: skip
             spec, whole = model.spec, spec  # of this stage's layers
             tower, draft = registry.build_tower(model), build_draft(config, drafting, model, length)
-            key = key_of(config, index, whole, drafting, dtype, device)
             loading = Loading(config, model, tower, draft, path, kept or KeptWeights(), key)
             draft = loading.begin()
             options = runner_options(config, spec, model, length, device, dtype, group)
@@ -160,7 +162,7 @@ def start(
                 compile_steps(model, options, options.step_tokens, draft, processes)
             phases.begin("waiting for weights")
             draft = loading.finish()
-        memory = StepMemory(key, earlier.measured)
+        memory = StepMemory(earlier.measured if again else None)
         runner, shape, copies = make_runner(config, model, spec, options, draft, phases, memory, others)
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
@@ -192,7 +194,7 @@ def start(
     )
     log_loaded(ready, options, shape, draft)
     log_notes(config, model, draft, path, device)
-    life = EarlierLife(measured=memory.measured, verified="" if checks is None else checks.stamp)
+    life = EarlierLife(key, measured=memory.measured, verified="" if checks is None else checks.stamp)
     return Engine(runner, ready, live_weights(config, model, tower, path), loading.loaded, warm, copies, life)
 
 

@@ -12,7 +12,7 @@ from penstock.services.executor import cache_size
 from penstock.services.executor.cache_size import StepMemory
 from penstock.services.executor.sleep import Measured
 
-EARLIER = Measured("key", peak=70, lasting=9)
+EARLIER = Measured(peak=70, lasting=9)
 
 
 @pytest.fixture
@@ -38,16 +38,14 @@ def measured(memory: StepMemory, others: int = 1) -> Measured:
 
 
 def test_an_earlier_image_has_measured(runs: list[int]) -> None:
-    memory = StepMemory("key", EARLIER)
+    memory = StepMemory(EARLIER)
     assert measured(memory) == EARLIER
     assert memory.measured == EARLIER, "it is handed on"
     assert runs == []
 
 
-@pytest.mark.parametrize(
-    ("earlier", "others"), [(None, 1), (Measured("other", 70, 9), 1), (EARLIER, 0)], ids=["first", "another", "alone"]
-)
+@pytest.mark.parametrize(("earlier", "others"), [(None, 1), (EARLIER, 0)], ids=["first", "alone"])
 def test_steps_are_run_where_it_is_not_known(earlier: Measured | None, others: int, runs: list[int]) -> None:
-    memory = StepMemory("key", earlier)
-    assert measured(memory, others) == memory.measured == Measured("key", 50, 5)
+    memory = StepMemory(earlier)
+    assert measured(memory, others) == memory.measured == Measured(50, 5)
     assert runs == [1]
