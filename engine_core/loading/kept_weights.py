@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, cast
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.engine_core.loading.digests import BITS
 from penstock.engine_core.loading.streaming import WeightStream
-from penstock.engine_core.models.layers import Destination, Destinations, pack
+from penstock.engine_core.models.layers import Destination, Destinations, owners_of, pack
 from penstock.engine_core.models.quantized_matrix import Owner
 from penstock.kernels.grouped_linear import PlaneForm, PlaneWeight
 from penstock.kernels.linear import DequantizedWeight, packed
@@ -156,12 +156,10 @@ class Restoring:
         self._sums: list[tuple[Tensor, int]] = []
         self._bytes = mapped(file, os.fstat(file).st_size)
         self._stream = stream_of(device)
-        try:
-            with torch.inference_mode():
-                self._begin(table, device)
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as undone, torch.inference_mode():
+            undone.callback(self.close)
+            self._begin(table, device)
+            undone.pop_all()
 
     def _begin(self, table: Table, device: torch.device) -> None:
         memories, views = laid_out(self._parts)
@@ -231,7 +229,7 @@ def places(part: Part) -> dict[str, Destination]:
 
 def owners(parts: Parts) -> Iterator[Owner]:
     for part in parts.values():
-        yield from dict.fromkeys(one.owner for one in places(part).values() if one.owner is not None)
+        yield from owners_of(places(part).values())
 
 
 def laid_out(parts: Parts) -> tuple[list[Tensor], dict[str, KeptView]]:

@@ -170,32 +170,42 @@ def start(
             notify(f"{WEIGHTS}={checks.finish()}")
         if not loading.loaded.path:  # what an update has brought may say something else
             check_output(config, runner, path, encoder=spec.encoder)
-    ready = ExecutorReady(
+    parts = [part for part in (model, draft, tower) if part is not None]
+    ready = describe(runner, spec, shape, draft, copies, sum(part.weight_bytes for part in parts), began)
+    log_loaded(ready, options, shape, draft)
+    log_notes(config, model, draft, path, device)
+    life = EarlierLife(key, measured=memory.measured, verified="" if checks is None else checks.stamp)
+    return Engine(runner, ready, live_weights(config, model, tower, path), loading.loaded, warm, copies, life)
+
+
+def describe(
+    runner: Runner, spec: ModelSpec, shape: CacheShape, draft: Draft | None, copies: BlockCopier | None,
+    weight_bytes: int, began: float,
+) -> ExecutorReady:  # fmt: skip
+    """What the scheduler is told of this executor, whose load `began` at these monotonic seconds."""
+    options = runner.options
+    return ExecutorReady(
         epoch=0,
-        blocks=runner.options.blocks,
+        blocks=options.blocks,
         block_size=options.block_size,
         step_tokens=options.step_tokens,
         mask_slots=runner.mask_slots,
         draft_tokens=0 if draft is None else draft.tokens,
         windows=spec.kv_windows,
-        device=chip_of(device).name,
-        dtype=str(dtype).removeprefix("torch."),
+        device=chip_of(options.device).name,
+        dtype=str(options.dtype).removeprefix("torch."),
         kv_cache_dtype=kv_label(spec),
-        weight_bytes=sum(part.weight_bytes for part in (model, draft, tower) if part is not None),
-        cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
+        weight_bytes=weight_bytes,
+        cache_bytes=(options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
-        state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
-        state_places=runner.options.state_places,
-        state_host_places=runner.options.state_host_places,
+        state_bytes=snapshot_bytes(rank_spec(spec, options.group.size), options.dtype.itemsize),
+        state_places=options.state_places,
+        state_host_places=options.state_host_places,
         host_blocks=0 if copies is None else len(copies.host),
         host_bytes=0 if copies is None else copies.host.nbytes,
         adapter_places=0 if options.adapters is None else options.adapters.count,
         encoder_rows=0 if options.encoder is None else len(options.encoder.cache),
     )
-    log_loaded(ready, options, shape, draft)
-    log_notes(config, model, draft, path, device)
-    life = EarlierLife(key, measured=memory.measured, verified="" if checks is None else checks.stamp)
-    return Engine(runner, ready, live_weights(config, model, tower, path), loading.loaded, warm, copies, life)
 
 
 def live_weights(config: Config, model: Decoder, tower: Tower | None, path: Path) -> LiveWeights:

@@ -6,7 +6,7 @@ from benchmarks.idle import phases_of
 from benchmarks.readme_tables import idle_table
 
 LINE = (
-    '2026-11-28T16:49:02.811Z info executor-0 ready seconds=0.42 stages="importing 0.00 s, reading the model\'s '
+    "2026-11-28T16:49:02.811Z info executor-0 ready seconds=0.42 stages=\"importing 0.00 s, reading the model's "
     'configuration 0.04 s, compiling kernels 1.25 s, measuring 3 products with weights 12.00 s"'
 )
 
