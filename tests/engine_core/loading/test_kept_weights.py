@@ -252,6 +252,12 @@ def test_a_file_of_other_layers_is_not_used(kept: int, tmp_path: Path) -> None:
         Restoring(kept, parts(fresh(tmp_path / "b")), "key", CPU)
 
 
+def test_a_file_of_other_parts_is_not_used(kept: int, plain: Path) -> None:
+    """Of the same sizes."""
+    with pytest.raises(KeptWeightsError, match="not those of the model"):
+        Restoring(kept, {"draft": fresh(plain)}, "key", CPU)
+
+
 def test_nothing_is_written_without_room(file: int, plain: Path) -> None:
     with pytest.raises(MemoryError, match="and 1000 of the host's memory are free"):
         write(file, parts(loaded(plain)), "key", "", "0", 1000)
