@@ -163,16 +163,12 @@ def test_both_members_of_a_group_sleep_and_wake_with_the_weights_that_they_kept(
         ended(server)
 
 
-def kept_bytes(server: Server) -> int:
-    return int(server.get("/health")["engine"]["kept_weight_bytes"])
-
-
 def test_weights_stay_in_the_hosts_memory(tmp_path: Path) -> None:
     write_folder(tmp_path / "weights" / "new")
     with serving(tmp_path, *options(tmp_path), "--keep-weights") as server:
         first = asked(server)
         operate(server, "/sleep")
-        assert kept_bytes(server) > MIB
+        server.until("/health", lambda found: found["engine"]["kept_weight_bytes"] > MIB)
         assert asked(server) == first
         server.logged("executor-0 weights_restored")
 
@@ -188,7 +184,7 @@ def test_weights_stay_in_the_hosts_memory(tmp_path: Path) -> None:
         operate(server, "/sleep")
         assert server.log.read_text().count("weights_kept") == 2, "they have not changed"
         operate(server, "/sleep?level=2")
-        assert kept_bytes(server) == 0
+        server.until("/health", lambda found: found["engine"]["asleep"] and not found["engine"]["kept_weight_bytes"])
         assert asked(server) == said
         assert server.log.read_text().count("weights_written") == 2, "the update is read again"
         ended(server)
