@@ -125,6 +125,34 @@ def switches() -> str:
     return table(heads, [[*spans, f"{found['memory_asleep']} of {found['memory_loaded']:,} MiB"]])
 
 
+def idle() -> str:
+    """What a sleep takes and gives back."""
+    heads = ["Weights of 8B", "first token after a sleep, s", "of that, the load", "first sleep, s", "later ones",
+             "GPU memory asleep, MiB", "kept in host memory"]  # fmt: skip
+    if not (RESULTS / "h200" / "idle.json").exists():
+        return table(heads, [["not measured yet", *[""] * (len(heads) - 1)]])
+    return idle_table(heads, result("h200/idle.json")["cases"])
+
+
+def idle_table(heads: list[str], cases: list[Mapping[str, Any]]) -> str:
+    lines = []
+    for case in cases:
+        first, *later = case["wakes"]
+        kept = f"{case['kept_bytes'] / 1e9:.1f} GB" if case["keep"] else "none"
+        lines.append(
+            [case["weights"] + (", `--keep-weights`" if case["keep"] else ""), span(case["wakes"], "first_token"),
+             span(case["wakes"], "load"), f"{first['sleep']:.1f}", span(later, "sleep"),
+             f"{case['memory_asleep']} of {case['memory_loaded']:,}", kept]
+        )  # fmt: skip
+    return table(heads, lines)
+
+
+def span(found: list[Mapping[str, Any]], name: str) -> str:
+    """Of seconds, to a tenth."""
+    values = [f"{one[name]:.1f}" for one in sorted(found, key=lambda one: float(one[name]))]
+    return "" if not values else values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
+
+
 def weight_updates() -> str:
     """Seconds without a token while weights change."""
     found = result("h200/weight_updates.json")["updates"]
@@ -397,7 +425,7 @@ BLOCKS: Blocks = {
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
     "formats": lambda: together("formats"), "hybrids": lambda: together("hybrids"),
     "conversations": conversations, "images": images, "kv-tier": kv_tier, "several-models": several_models,
-    "switches": switches, "weight-updates": weight_updates,
+    "switches": switches, "idle": idle, "weight-updates": weight_updates,
     "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
     "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,

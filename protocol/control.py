@@ -124,10 +124,11 @@ class Digest(Part, frozen=True):
 class SleepEngine(Message, frozen=True):
     """Have the executors give their devices back. Answered once all have. With `grace` requests that run have so many
     seconds to end in, none begins, and those that are left go on when the executors wake. Without it, it is refused
-    while requests run or wait, unless a pause holds them."""
+    while requests run or wait, unless a pause holds them. With `discard` no weights are kept in the host's memory."""
 
     id: int
     grace: float | None = None
+    discard: bool = False
 
 
 class WakeEngine(Message, frozen=True):
@@ -245,6 +246,7 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     replica: int = 0  # whose scheduler this is
     sleeping: bool = False  # its executors hold no device, or soon will not: the next request wakes them
     asleep: bool = False  # of those, each has said so
+    kept_weight_bytes: int = 0  # of weights, in the host's memory while they sleep
     loaded: bool = False  # its executors are there, and run steps
     load_seconds: float = 0.0  # that the last load of them took after a sleep
     demand: int = 0  # requests that have not ended and that no pause of the operator's holds

@@ -182,6 +182,10 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         float, Option("share of the device's time that the vision encoder may take while requests are decoded",
                       0.01, 1.0)
     ] = 0.25
+    keep_weights: Annotated[
+        bool, Option("leave the weights in the host's memory while executors sleep, from where they are loaded sooner "
+                     "than from files; takes as many bytes as they have on the GPUs")
+    ] = False
     enforce_eager: Annotated[bool, Option("never capture CUDA graphs")] = False
     tune: Annotated[
         bool, Option("measure which kernels are fastest for matrix products, at the first start on a chip for which no "

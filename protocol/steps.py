@@ -193,7 +193,10 @@ class AdapterLoaded(Message, frozen=True):
 
 
 class Sleep(Message, frozen=True):
-    """scheduler → executors, while no step is in flight: give the device back and wait for `Wake`."""
+    """scheduler → executors, while no step is in flight: give the device back and wait for `Wake`. One that sleeps is
+    told to keep its weights no longer."""
+
+    discard: bool = False  # keep no weights in the host's memory
 
 
 class Wake(Message, frozen=True):
@@ -201,7 +204,10 @@ class Wake(Message, frozen=True):
 
 
 class ExecutorAsleep(Message, frozen=True):
-    """executor → scheduler, on joining: it holds no device and waits for `Wake`."""
+    """executor → scheduler, on joining, and when it keeps its weights no longer: it holds no device and waits for
+    `Wake`."""
+
+    kept_bytes: int = 0  # of its weights, in the host's memory
 
 
 class ExecutorReady(Message, frozen=True, kw_only=True):

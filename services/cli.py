@@ -72,6 +72,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
         "gpu_memory_utilization",
         "kv_cache_memory",
         "kv_host_memory",
+        "keep_weights",
         "state_snapshots",
         "speculative_config",
     ),

@@ -73,17 +73,22 @@ def load_head(
     if spec is None:
         spec = read_head(folder, target.spec, None if dummy else stored_names(folder))
     head = EagleHead(spec, target, length)
-    if dummy:
+    fill_head(head, folder, load_format, seed)
+    return head
+
+
+def fill_head(head: EagleHead, folder: Path, load_format: str = "auto", seed: int = 0) -> None:
+    """The weights alone of such a head."""
+    spec, target = head.spec, head.target
+    if load_format == "dummy":
         fill_random(head.destinations(), seed, target.dtype)
-        return head
-    if spec.mtp is not None:
+    elif spec.mtp is not None:
         wanted = named_as(spec.layers, read_names(folder), head.destinations())
         read_checkpoint(folder, wanted, beside_mtp(spec.layers, spec.mtp))
-        return head
-    read_checkpoint(folder, head.destinations(), HEAD_LEFTOVER)
-    if head.tokens is not None:
-        check_tokens(folder, head.tokens, target.spec.vocab_size)
-    return head
+    else:
+        read_checkpoint(folder, head.destinations(), HEAD_LEFTOVER)
+        if head.tokens is not None:
+            check_tokens(folder, head.tokens, target.spec.vocab_size)
 
 
 def check_tokens(folder: Path, tokens: Tensor, vocabulary: int) -> None:

@@ -56,7 +56,7 @@ class KvScales:
         self._spec = spec
         self._first = placement.rank * spec.kv_heads // placement.size
         self.held = torch.ones(2, own, device=placement.device)  # fp32, of keys and of values
-        self.read = 0  # tensors of the checkpoint
+        self.read = torch.zeros((), dtype=torch.int64)  # tensors of the checkpoint
 
     def take(self, side: int, found: Tensor, name: str) -> None:
         """From the checkpoint: of keys (side 0) or values. Raises ModelError naming the tensor."""
@@ -74,7 +74,32 @@ class KvScales:
         shape = (self._spec.kv_heads,) if self._spec.kv_scales == "head" else ()
         for side, names in enumerate((("k_scale", "k_proj.k_scale"), ("v_scale", "v_proj.v_scale"))):
             for name in names:
-                yield name, Destination(None, shape, take=partial(self.take, side), dtypes=SCALE_TYPES, optional=True)
+                yield (
+                    name,
+                    Destination(
+                        None, shape, owner=self, take=partial(self.take, side), dtypes=SCALE_TYPES, optional=True
+                    ),
+                )
+
+    def gather(self) -> None:
+        """No matrix of it is quantized."""
+
+    def pack(self) -> None:
+        """They stay as they are."""
+
+    def reopen(self) -> None:
+        """They can be filled again as they are."""
+
+    @property
+    def quantized_bytes(self) -> int:
+        return 0
+
+    @property
+    def made(self) -> tuple[object, ...]:
+        return self.held, self.read
+
+    def remake(self, made: tuple[object, ...]) -> None:
+        raise AssertionError("they are there from the beginning")
 
 
 class HeadsNorm:

@@ -360,7 +360,7 @@ class Decoder:
     def missing_kv_scales(self) -> int:
         """Scales of a cache in e4m3 that no checkpoint has given, two to a layer."""
         found = (block.attention.kv_scales for block in self.blocks if block.attention is not None)
-        return sum(2 - scales.read for scales in found if scales is not None)
+        return sum(2 - int(scales.read) for scales in found if scales is not None)
 
     @property
     def dtype(self) -> torch.dtype:

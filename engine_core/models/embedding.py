@@ -52,6 +52,13 @@ class Embedding:
         return 0
 
     @property
+    def made(self) -> tuple[object, ...]:
+        return ()
+
+    def remake(self, made: tuple[object, ...]) -> None:
+        raise AssertionError("no matrix of it is quantized")
+
+    @property
     def copied_bytes(self) -> int:
         return 0 if self.operand is self.weight else self.weight.nbytes
 

@@ -71,6 +71,13 @@ class Expansion:
     def quantized_bytes(self) -> int:
         return 0 if self.matrix is None else self.weight.nbytes
 
+    @property
+    def made(self) -> tuple[object, ...]:
+        return () if self.matrix is None else (self.weight,)
+
+    def remake(self, made: tuple[object, ...]) -> None:
+        raise AssertionError("its weight is there from the beginning")
+
     def destinations(self) -> Destinations:
         if self.matrix is not None:
             yield from quantized(EXPANSION, self.matrix)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import attrgetter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -77,12 +78,8 @@ class Placement:
         return torch.empty(width, dtype=self.dtype, device=self.device)
 
     def matrix(self, outputs: int, inputs: int) -> Tensor:
-        """A weight `[outputs, inputs]`."""
+        """A weight `[outputs, inputs]`, or the biases of several products."""
         return torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
-
-    def vectors(self, count: int, width: int) -> Tensor:
-        """Biases of several products."""
-        return torch.empty(count, width, dtype=self.dtype, device=self.device)
 
     def matrices(self, count: int, outputs: int, inputs: int) -> Tensor:
         """Several such weights, `[count, outputs, inputs]`; on a CPU their transposes are contiguous: few rows multiply
@@ -90,9 +87,6 @@ class Placement:
         if self.device.type == "cpu":
             return torch.empty(count, inputs, outputs, dtype=self.dtype, device=self.device).transpose(1, 2)
         return torch.empty(count, outputs, inputs, dtype=self.dtype, device=self.device)
-
-
-Take = Callable[[Tensor, str], None]
 
 
 @dataclass(frozen=True)
@@ -111,7 +105,7 @@ class Destination:
     owner: Owner | None = None  # packs its weight once that is filled
     matrix: QuantizedMatrix | None = None
     role: Role = "values"
-    take: Take | None = None  # is handed the whole tensor, and its name
+    take: Callable[[Tensor, str], None] | None = None  # is handed the whole tensor, and its name
     dtypes: tuple[str, ...] = ()  # as safetensors calls them; empty: as the tensor needs
     optional: bool = False
 
@@ -130,23 +124,24 @@ Destinations = Iterator[tuple[str, Destination]]
 def held_bytes(destinations: Iterable[Destination]) -> int:
     """Memory of what this rank holds."""
     places = list(destinations)
-    owners = dict.fromkeys(found.owner for found in places if found.owner is not None)
     tensors = sum(found.tensor.nbytes for found in places if found.tensor is not None)
-    return tensors + sum(owner.quantized_bytes for owner in owners)
+    return tensors + sum(owner.quantized_bytes for owner in owners_of(places))
+
+
+def owners_of(destinations: Iterable[Destination]) -> dict[Owner, None]:
+    return dict.fromkeys(found.owner for found in destinations if found.owner is not None)
 
 
 def pack(destinations: Mapping[str, Destination]) -> None:
     """Have filled weights laid out as products on a CPU want them. They can be read no more."""
-    for owner in dict.fromkeys(found.owner for found in destinations.values()):
-        if owner is not None:
-            owner.pack()
+    for owner in owners_of(destinations.values()):
+        owner.pack()
 
 
 def reopen(destinations: Mapping[str, Destination]) -> None:
     """Have weights that were packed be filled once more, by destinations that are asked for anew."""
-    for owner in dict.fromkeys(found.owner for found in destinations.values()):
-        if owner is not None:
-            owner.reopen()
+    for owner in owners_of(destinations.values()):
+        owner.reopen()
 
 
 def quantized(name: str, matrix: QuantizedMatrix) -> Destinations:
@@ -307,6 +302,7 @@ class Linear:
         self.dense = {one.name: placement.matrix(sum(part.share for part in one.parts), self.share)
                       for one in self.sources if one.name not in self.matrices} if self.matrices else {}  # fmt: skip
         self.operands: tuple[Operand, ...] = () if self.matrices else (self.weight,)
+        self.dense_at: frozenset[int] = frozenset()  # beside quantized ones, places of dense operands
         self.bias = placement.vector(outputs) if bias and not (split_inputs and placement.rank) else None
         self.has_bias = bias
         self.invariant = placement.invariant
@@ -386,6 +382,7 @@ class Linear:
                 last.append(weight)
             else:
                 found.append([weight])
+        self.dense_at = frozenset(at for at, one in enumerate(found) if isinstance(one, Tensor))
         self.operands = tuple(one if isinstance(one, Tensor) else stack_outputs(one) for one in found)
 
     def pack(self) -> None:
@@ -409,6 +406,17 @@ class Linear:
     def quantized_bytes(self) -> int:
         """Memory of weights that are no destination's tensor."""
         return sum(operand_bytes(operand) for operand in self.operands) if self.matrices else 0
+
+    @property
+    def made(self) -> tuple[object, ...]:
+        """What quantized matrices have become; None in the place of a dense one."""
+        made = self.operands if self.matrices else ()
+        return tuple(None if at in self.dense_at else operand for at, operand in enumerate(made))
+
+    def remake(self, made: tuple[object, ...]) -> None:
+        dense = iter(self.dense.values())
+        self.dense_at = frozenset(at for at, one in enumerate(made) if one is None)
+        self.operands = tuple(next(dense) if one is None else cast("Operand", one) for one in made)
 
     def destinations(self) -> Destinations:
         """Rows of the fused weight by the parts' names."""

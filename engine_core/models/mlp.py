@@ -88,8 +88,8 @@ class SparseMlp:
         self.down = placement.matrices(held, hidden, self.width)
         biases: tuple[Tensor | None, Tensor | None] = (None, None)
         if spec.bias:  # that of the downs is in one rank's partial sum
-            down = placement.vectors(self.held, hidden) if parallel or not placement.rank else None
-            biases = placement.vectors(self.held, inner), down
+            down = placement.matrix(self.held, hidden) if parallel or not placement.rank else None
+            biases = placement.matrix(self.held, inner), down
         self.biases = ExpertBiases(*biases)
         self.activation = Activation(spec.gate.kind, spec.gate.slope, spec.gate.limit, spec.gate.shift)
         self.adapted: AdaptedExperts | None = None  # what adapters add to the experts' products

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -107,6 +107,13 @@ class QuantizedExperts:
     def reopen(self) -> None:
         """Wait for all matrices once more."""
         self.left, self.gate_up, self.down = len(self.matrices), None, None
+
+    @property
+    def made(self) -> tuple[object, ...]:
+        return self.gate_up, self.down
+
+    def remake(self, made: tuple[object, ...]) -> None:
+        self.gate_up, self.down = cast("tuple[Weight, Weight]", made)
 
     def destinations(self) -> Destinations:
         """By names within the MLP."""

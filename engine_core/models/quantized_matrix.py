@@ -44,6 +44,14 @@ class Owner(Protocol):
     def quantized_bytes(self) -> int:
         """Memory of weights that are no destination's tensor."""
 
+    @property
+    def made(self) -> tuple[object, ...]:
+        """Those weights: tensors and records of tensors of `kernels`, as `pack` left them."""
+
+    def remake(self, made: tuple[object, ...]) -> None:
+        """Have such weights in place of those that `gather` and `pack` make. Not called where a model that was just
+        built has tensors of the same shapes: those are filled."""
+
 
 @dataclass(frozen=True)
 class StoredSlice:

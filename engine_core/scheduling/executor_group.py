@@ -63,7 +63,8 @@ class ExecutorGroup(Generic[M]):
         self._busy_at = now  # monotonic seconds
         self._load_seconds = 0.0  # of the member that has taken longest
         self._ready: dict[M, ExecutorReady] = {}
-        self._asleep: set[M] = set()
+        self._asleep: dict[M, int] = {}  # with the bytes of weights that they keep in the host's memory
+        self.discards = False  # those that fall asleep are to keep none
         self._waited_since = float("inf")  # monotonic seconds, since when some members are ready and others are not
 
     @property
@@ -79,6 +80,11 @@ class ExecutorGroup(Generic[M]):
     def all_asleep(self) -> bool:
         """Whether no member holds its device, and each has said so."""
         return len(self._asleep) == self._size and self.rest is Rest.ASLEEP
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of weights, in the host's memory while members sleep."""
+        return sum(self._asleep.values())
 
     @property
     def in_step(self) -> bool:
@@ -192,7 +198,7 @@ class ExecutorGroup(Generic[M]):
         """An executor is gone; whether that broke a complete group. The next group has an epoch of its own."""
         broke = self.complete and peer in self._ready
         self._ready.pop(peer, None)
-        self._asleep.discard(peer)
+        self._asleep.pop(peer, None)
         if broke:
             self.epoch += 1
             self.missing_since = self._waited_since = now
@@ -224,19 +230,24 @@ class ExecutorGroup(Generic[M]):
         """Whether a complete group has had nothing to do for the idle timeout."""
         return 0.0 < self._idle_timeout <= self.idle_for(now) and self.complete
 
-    def sleep(self, now: float) -> tuple[M, ...]:
+    def sleep(self, now: float, *, discard: bool = False) -> tuple[M, ...]:
         """Let the members go, which are to be told. The next group has an epoch of its own."""
-        members = self.peers
+        members, self.discards = self.peers, discard
         self.epoch += 1
         self._ready.clear()
         self._waited_since = float("inf")
         self.rest, self.rest_since, self._told = Rest.ASLEEP, now, True
         return members
 
-    def fall_asleep(self, peer: M) -> bool:
+    def fall_asleep(self, peer: M, kept_bytes: int = 0) -> bool:
         """A member says that it sleeps; whether it is to be woken at once."""
-        self._asleep.add(peer)
+        self._asleep[peer] = kept_bytes
         return self.rest is not Rest.ASLEEP
+
+    def discard(self) -> tuple[M, ...]:
+        """A group that sleeps is to keep no weights any more; members that do, which are to be told once."""
+        told, self.discards = self.discards, True
+        return () if told else tuple(peer for peer, kept in self._asleep.items() if kept)
 
     def wake(self, now: float) -> tuple[M, ...]:
         """The members that sleep so far, which are to be told; those that are yet to fall asleep are woken then."""

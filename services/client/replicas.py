@@ -17,10 +17,10 @@ UNHEARD = "the engine has not reported yet"
 SUMS = (
     *("step", "running", "waiting", "demand", "blocks", "blocks_free", "blocks_idle", "max_num_seqs", "prompt_tokens"),
     *("cached_tokens", "output_tokens", "finished", "aborted", "failed", "preemptions", "drain_rate", "drafts"),
-    *("draft_tokens", "accepted_tokens", "adapter_places", "adapters_placed", "adapters_held"),
+    *("draft_tokens", "accepted_tokens", "kept_weight_bytes", "adapter_places", "adapters_placed", "adapters_held"),
     *("encoder_rows", "encoder_rows_held", "images_encoded", "image_hits"),
     *("state_places", "state_snapshots", "state_host_places", "state_host_snapshots"),
-    *("host_blocks", "host_blocks_held"),
+    *("host_blocks", "host_blocks_held", "kept_weight_bytes"),
 )  # fields of EngineStatus that add up
 
 

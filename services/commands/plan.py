@@ -110,6 +110,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_bytes: int = 0  # of one state of the recurrent layers, on a GPU; 0: there are none
     snapshots: int = 0
     adapter_bytes: int = 0  # of all places for LoRA adapters
+    kept_bytes: int = 0  # of the host's memory for each GPU, for weights while executors sleep (--keep-weights)
     host_tokens: int = 0  # that --kv-host-memory of each executor has room for, if all KV groups held them
     encoder_bytes: int = 0  # of the vision encoder's weights, which are among the others, and of the encoder cache
     encoder_rows: int = 0  # image tokens that the cache has room for; 0: the model sees no images
@@ -198,6 +199,7 @@ def plan(config: Config, gpu: str) -> Plan:
         snapshots=share.snapshots,
         adapter_bytes=share.adapter_bytes,
         host_tokens=host_tokens(config, shape),
+        kept_bytes=share.weight_bytes if config.executor.keep_weights else 0,
         encoder_bytes=share.encoder_bytes,
         encoder_rows=0 if spec.vision is None else encoder_rows(spec.vision, config.model.mm_encoder_cache_tokens),
     )
@@ -377,6 +379,7 @@ def text(found: Plan) -> str:
         ),
         f"  KV cache            {found.cache_tokens:>8,} tokens, {found.blocks:,} blocks of {found.block_size}",
         *([f"  in host memory      {found.host_tokens:>8,} tokens"] if found.host_tokens else []),
+        *([f"  kept while asleep   {gib(found.kept_bytes):>8} GiB of host memory"] if found.kept_bytes else []),
         "",
         "  tokens of a request   at once",
     ]

@@ -1,14 +1,15 @@
-"""The draft model, and the checks of all weights: hashes of files, the self-test."""
+"""The weights of an executor, from files or the host's memory, and their checks: hashes of files, the self-test."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,19 +20,23 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.model_runner import Runner
 from penstock.engine_core.execution.self_test import read_probe, trouble, vector_trouble
-from penstock.engine_core.loading import load_head
 from penstock.engine_core.loading.checksums import check_hash, published_hashes
+from penstock.engine_core.loading.kept_weights import Part, Parts, Restoring
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
-from penstock.engine_core.models.layers import pack
+from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.layers import pack, reopen
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.models.weight_files import find_files, stored_names
 from penstock.engine_core.tokenizer.codec import read_codec
+from penstock.kernels.chip import chip_of
 from penstock.protocol.config import Config
+from penstock.protocol.control import FIRST_VERSION
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.speculation import FLAG, HEADS, WITH_MODEL, read_speculative
+from penstock.services.executor.kept_weights import KeptWeights
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -57,23 +62,9 @@ def find_draft(config: Config, target: Path, spec: ModelSpec, length: int) -> Dr
     return draft
 
 
-def load_weights(config: Config, model: Decoder, path: Path) -> Tower | None:
-    """Fill the model and its vision encoder, which is returned where this executor has one. Raises ModelError for a
-    wrong tensor."""
-    tower = registry.build_tower(model)
-    with torch.inference_mode():
-        loading.load(model, path, config.model.load_format, config.model.seed, tower)
-        pack(model.destinations())
-        if tower is not None:
-            pack(tower.destinations())
-    return tower
-
-
-def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: int, target: Path) -> Draft | None:
-    """The draft model of this executor, in the model's dtype on its device; on a stage before the last without weights.
-
-    `spec` is the result of `find_draft`, `target` the model's folder. Raises ModelError for a wrong tensor.
-    """
+def build_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: int) -> Draft | None:
+    """The draft model of this executor without its weights, in the model's dtype on its device; on a stage before the
+    last there is none, but for what others must know of it. `spec` is the result of `find_draft`."""
     if spec is None:
         return None
     asked = read_speculative(config.scheduler.speculative_config)
@@ -81,16 +72,108 @@ def load_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: i
     placement = model.placement
     if not placement.group.ends:
         return found
-    path, load_format, seed = folder.draft_folder(asked, target), config.model.load_format, config.model.seed + 1
-    with torch.inference_mode():
-        if spec.head is not None:
-            head = load_head(path, model, length, load_format, seed, spec.head)
-            pack(head.destinations())
-            return replace(found, model=head, weight_bytes=head.weight_bytes)
-        draft = registry.build(spec.layers, placement.dtype, placement.device, length, invariant=placement.invariant)
-        loading.load(draft, path, load_format, seed)
-        pack(draft.destinations())
-    return replace(found, model=draft, weight_bytes=draft.weight_bytes)
+    if spec.head is not None:
+        return replace(found, model=EagleHead(spec.head, model, length))
+    draft = registry.build(spec.layers, placement.dtype, placement.device, length, invariant=placement.invariant)
+    return replace(found, model=draft)
+
+
+class Loading:
+    """The weights of one executor's parts. They are restored from the host's memory where an earlier image of the
+    process has kept them, and read from files where it has not, or what was kept turns out to be damaged."""
+
+    def __init__(
+        self, config: Config, model: Decoder, tower: Tower | None, draft: Draft | None, folder: Path, kept: KeptWeights,
+        key: str,
+    ) -> None:  # fmt: skip
+        """folder: of the model. key: of all that decides about the weights and their layout."""
+        self._config = config
+        self._model = model
+        self._tower = tower
+        self._draft = draft
+        self._folder = folder
+        self._kept = kept
+        self._key = key
+        self._restoring: Restoring | None = None
+        self._path, self._version = "", FIRST_VERSION
+
+    def begin(self) -> Draft | None:
+        """Read weights, or begin to restore them: those may be launched upon, and are right once `finish` returns. The
+        draft model is returned with its size. Raises ModelError for a wrong tensor."""
+        self._restoring = self._kept.begin(self.parts, self._key, self._model.placement.device)
+        if self._restoring is None:
+            self._read()
+        return self._sized()
+
+    def finish(self) -> Draft | None:
+        """The same once weights that are being restored are there."""
+        restoring, self._restoring = self._restoring, None
+        if restoring is not None and self._kept.finish(restoring):
+            self._path, self._version = restoring.path, restoring.version
+        elif restoring is not None:
+            with torch.inference_mode():
+                for part in self.parts.values():
+                    reopen(dict(part.destinations()))
+            self._read()
+        return self._sized()
+
+    def _sized(self) -> Draft | None:
+        if self._draft is None or self._draft.model is None:
+            return self._draft
+        assert isinstance(self._draft.model, Decoder | EagleHead), "it has weights"
+        return replace(self._draft, weight_bytes=self._draft.model.weight_bytes)
+
+    @property
+    def loaded(self) -> Loaded:
+        return Loaded(self._kept, self.parts, self._key, self._path, self._version)
+
+    @property
+    def parts(self) -> Parts:
+        """All that has weights, by name."""
+        found: dict[str, Part] = {"model": self._model}
+        found |= {f"pooling {at}": layer for at, layer in enumerate(self._model.projection.layers)}
+        if self._tower is not None:
+            found["vision"] = self._tower
+        if self._draft is not None and self._draft.model is not None:
+            assert isinstance(self._draft.model, Decoder | EagleHead), "it has weights"
+            found["draft"] = self._draft.model
+        return found
+
+    def _read(self) -> None:
+        model, asked = self._config.model, read_speculative(self._config.scheduler.speculative_config)
+        draft = None if self._draft is None else self._draft.model
+        with torch.inference_mode():
+            loading.load(self._model, self._folder, model.load_format, model.seed, self._tower)
+            if isinstance(draft, EagleHead):
+                loading.fill_head(draft, folder.draft_folder(asked, self._folder), model.load_format, model.seed + 1)
+            elif isinstance(draft, Decoder):
+                loading.load(draft, folder.draft_folder(asked, self._folder), model.load_format, model.seed + 1)
+            for part in self.parts.values():
+                pack(dict(part.destinations()))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is needed to keep weights that have been loaded."""
+
+    kept: KeptWeights
+    parts: Parts
+    key: str
+    path: str  # of the folder that they are from, as the scheduler says it; empty: the one that the server started with
+    version: str
+
+    def keep(self, path: str, version: str) -> None:
+        """Copy them as they are now; path and version are what they have become."""
+        self.kept.keep(self.parts, self.key, path, version)
+
+
+def key_of(
+    config: Config, index: int, spec: ModelSpec, draft: DraftSpec | None, dtype: torch.dtype, device: torch.device
+) -> str:
+    """The same where an executor's weights lie alike, and its steps take the same memory."""
+    told = (config.model, config.scheduler.speculative_config, config.executor.enforce_eager, spec, draft, str(dtype),
+            chip_of(device).name, str(torch.__version__), index)  # fmt: skip
+    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()
 
 
 def check_agreed(config: Config, spec: DraftSpec | None, group: Group) -> None:
@@ -125,14 +208,18 @@ def check_draft(path: Path, spec: ModelSpec, target: Path, target_spec: ModelSpe
 
 
 class Verification:
-    """Files that are being hashed."""
+    """Files that are being hashed, unless that has been done: `stamp` tells whether they have changed since."""
 
-    def __init__(self, files: int, checks: Sequence[Future[None]]) -> None:
+    def __init__(self, files: int, checks: Sequence[Future[None]], stamp: str, *, done: bool = False) -> None:
+        self.stamp = stamp
         self._files = files
         self._checks = checks
+        self._done = done
 
     def finish(self) -> str:
         """Wait for all of them; the result in words. Raises ModelError for the first damaged file."""
+        if self._done:
+            return "files have not changed since their SHA-256 was checked"
         for check in self._checks:
             check.result()
         if not self._checks:
@@ -141,9 +228,12 @@ class Verification:
 
 
 @contextmanager
-def verification(config: Config, index: int, folders: Sequence[Path]) -> Iterator[Verification | None]:
+def verification(
+    config: Config, index: int, folders: Sequence[Path], verified: str = ""
+) -> Iterator[Verification | None]:
     """Hash the files of these folders that have a published hash, for as long as the context. None where nothing is to
-    be checked: weights are random, it is switched off, or another executor of this host does it. Raises ModelError."""
+    be checked: weights are random, it is switched off, or another executor of this host does it. verified: the stamp of
+    files that were hashed before. Raises ModelError."""
     model = config.model
     if model.load_format == "dummy" or not model.verify_weights or index != config.executor.first_executor:
         yield None
@@ -154,12 +244,32 @@ def verification(config: Config, index: int, folders: Sequence[Path]) -> Iterato
         here = find_files(place)
         files += here
         hashes |= published_hashes(place, here)
+    stamp = stamp_of(hashes)
+    if stamp == verified:
+        yield Verification(len(files), (), stamp, done=True)
+        return
     threads = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2, len(hashes)))
     pool = ThreadPoolExecutor(threads, "verify")
     try:
-        yield Verification(len(files), [pool.submit(check_hash, path, digest) for path, digest in hashes.items()])
+        checks = [pool.submit(check_hash, path, digest) for path, digest in hashes.items()]
+        yield Verification(len(files), checks, stamp)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def stamp_of(hashes: Mapping[Path, str]) -> str:
+    """Of files and the hashes that they should have, as long as neither changes. Raises ModelError for a file that is
+    gone."""
+    found = hashlib.sha256()
+    for path, digest in hashes.items():
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise ModelError(f"{path}: {error.strerror}") from None
+        found.update(
+            f"{path}\0{digest} {status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}\0".encode()
+        )
+    return found.hexdigest()
 
 
 def check_output(config: Config, runner: Runner, folder: Path, *, encoder: bool = False) -> None:

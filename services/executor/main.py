@@ -17,18 +17,21 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
+import msgspec
 import zmq
 
 from penstock.engine_core.histogram import Histogram
 from penstock.protocol import groups
 from penstock.protocol.config import Config
+from penstock.protocol.control import PARTIAL
 from penstock.protocol.errors import PenstockError
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
 from penstock.protocol.served_models import several
 from penstock.protocol.steps import Sleep
 from penstock.services.executor.device import begin_device, gpu_number, is_device_error, is_group_error, set_timer_slack
+from penstock.services.executor.kept_weights import KeptWeights
 from penstock.services.executor.peer_liveness import PeerLiveness, leave
-from penstock.services.executor.sleep import beating, fall_asleep, sleeps, wait_for_wake
+from penstock.services.executor.sleep import JOIN_TICK, beating, earlier_life, fall_asleep, sleeps, wait_for_wake
 from penstock.services.executor.watchdog import WATCH_INTERVAL, Watchdog
 from penstock.services.links.curve import read_keys
 from penstock.services.links.handshake import Identity
@@ -68,9 +71,11 @@ def run(config: Config, index: int) -> int:
     or the first member of the group refuses this process.
     """
     stop, done, phases, heartbeat = Stop(), threading.Event(), StartupPhases(), None
-    if sleeps() or several(config):  # another model may have the device: the scheduler says when to take it
+    waits, life = sleeps() or several(config), earlier_life()
+    kept = KeptWeights(life.weights)
+    if waits:  # another model may have the device: the scheduler says when to take it
         heartbeat = Heartbeat()
-        if not wait_for_wake(config, index, stop, heartbeat):
+        if not wait_for_wake(config, index, stop, heartbeat, kept):
             return ExitCode.ORDERLY
         phases = StartupPhases(time.monotonic())
     with ExitStack() as loading:
@@ -94,7 +99,7 @@ def run(config: Config, index: int) -> int:
         from penstock.services.executor.startup import start
 
         try:
-            engine = start(config, index, generation, phases)
+            engine = start(config, index, generation, phases, life, kept)
             loading.close()
             asleep = serve(config, index, engine, stop, phases, liveness)
         except PenstockError:
@@ -107,7 +112,7 @@ def run(config: Config, index: int) -> int:
             done.set()
     leave_process(Role.EXECUTOR, index, config.run)
     if asleep:
-        fall_asleep(stop)
+        fall_asleep(stop, msgspec.structs.replace(engine.life, weights=kept.file))
     logging.shutdown()
     # At its exit torch may wait for members that have ended, or abort because one of its threads still runs.
     os._exit(ExitCode.ORDERLY)
@@ -138,7 +143,8 @@ def serve(
     encoder = engine.runner.options.encoder
     images = None if encoder is None else ImageEncoding(encoder, config.executor.mm_encoder_budget)
     group, traces = engine.runner.options.group, ExecutorTraces(tracer)
-    updates = None if engine.weights is None else WeightUpdates(engine.weights, index)
+    loaded = engine.loaded
+    updates = WeightUpdates(engine.weights, index, loaded.path, loaded.version, loaded.kept)
     steps = Steps(
         link, engine.runner, engine.ready, watchdog, reports, group, traces, images, updates, engine.copies
     )  # fmt: skip
@@ -175,7 +181,14 @@ def serve(
         tracer.close()
     statistics, counted = engine.runner.statistics(), steps.statistics()
     logs.info(log, "ended", steps=statistics.steps, sampled=statistics.sampled, dropped=counted.dropped)
-    return asleep
+    if asleep is None:
+        return False
+    if asleep.discard or updates.path == PARTIAL:
+        loaded.kept.drop()
+    elif config.executor.keep_weights:
+        with beating(heartbeat):
+            loaded.keep(updates.path, updates.version)
+    return True
 
 
 def end_with_group(error: Exception, liveness: PeerLiveness | None) -> None:
@@ -212,9 +225,9 @@ def run_until_stopped(
     lag: Histogram,
     drain: float,
     liveness: PeerLiveness | None = None,
-) -> bool:
+) -> Sleep | None:
     """The process's loop. Once told to stop, it ends when nothing runs, the scheduler has gone, or `drain` seconds have
-    passed. Once told to sleep, by the scheduler or by another member that heard it, it ends and is true.
+    passed. Once told to sleep, by the scheduler or by another member that heard it, it ends and returns that.
 
     Without work it sleeps in poll; while the device runs or a step waits for its masks, it looks every few
     microseconds. Garbage is collected while idle, or now and then if there is always work.
@@ -236,25 +249,25 @@ def run_until_stopped(
                 notify("STOPPING=1", "STATUS=draining")
             stop.drain()
             if not link.peers or now - worked >= LEAVE_SECONDS or now >= end:
-                return False
+                return None
         if now >= next_tick:
             lag.observe(now - next_tick)
-            next_tick = now + TICK
+            next_tick = now + (TICK if link.peers else JOIN_TICK)
             link.tick(now)
             if link.socket is not polled:  # another connection, to a scheduler on another host
                 poller.unregister(polled)
                 polled = link.socket
                 poller.register(polled, zmq.POLLIN)
             if liveness is not None and liveness.asleep:
-                liveness.say_sleep()
-                return True
+                liveness.say_sleep(discard=liveness.discards)
+                return Sleep(liveness.discards)
             steps.tick(now)
             exporter.tick(now, time.time())
         arrivals = link.receive()
-        if any(isinstance(arrival.message, Sleep) for arrival in arrivals):
+        if told := [arrival.message for arrival in arrivals if isinstance(arrival.message, Sleep)]:
             if liveness is not None:
-                liveness.say_sleep()
-            return True
+                liveness.say_sleep(discard=told[-1].discard)
+            return told[-1]
         steps.take(arrivals)
         if not steps.idle:  # before `iterate`, in which a CPU does all of a step
             worked = now

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1  # between looks at whether there is anything left to watch
 GRACE_SECONDS = 0.2  # after another member's end, in which this process may turn out to end, too
 DRAIN_SECONDS = 3.0  # the same where this process was told to end: what it still has to do may need the others
-SLEEP = b"s"  # all that members ever say
+SLEEP, DISCARD = b"s", b"d"  # all that members ever say; the second: and keep no weights
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))  # a lost host shows in 11 s
 
 
@@ -33,6 +33,7 @@ class PeerLiveness:
     def __init__(self, links: list[socket.socket]) -> None:
         self._links = links
         self.asleep = False  # another member sleeps, or is about to; so does this one then
+        self.discards = False  # and it keeps no weights
 
     @property
     def address(self) -> str:
@@ -55,16 +56,18 @@ class PeerLiveness:
                     leave(ExitCode.ORDERLY if stop.asked else ExitCode.GROUP)
                 return
 
-    def say_sleep(self) -> None:
+    def say_sleep(self, *, discard: bool) -> None:
         """Tell the other members that this one's end is none."""
         for link in self._links:
             with suppress(OSError):  # it has ended, or sleeps
-                link.send(SLEEP, socket.MSG_NOSIGNAL)
+                link.send(DISCARD if discard else SLEEP, socket.MSG_NOSIGNAL)
 
     def _hears_sleep(self) -> bool:
         """Whether each of those that can be read has said so before its end."""
         with suppress(OSError):
-            return all(link.recv(1) == SLEEP for link in select.select(self._links, [], [], 0.0)[0])
+            said = [link.recv(1) for link in select.select(self._links, [], [], 0.0)[0]]
+            self.discards = self.discards or DISCARD in said
+            return all(word in (SLEEP, DISCARD) for word in said)
         return False
 
     def close(self) -> None:

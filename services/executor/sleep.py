@@ -1,12 +1,17 @@
 """An executor that sleeps: the same process with another program image, which holds no device and little memory.
 
 Nothing but its end frees all that a process has of a GPU, its context included. So an executor that is told to sleep
-replaces its image by that of a new interpreter (execve(2)), which waits at the link before it imports torch. The
-process stays: whatever supervises it, a launcher, systemd or supervisord, sees no end and starts nothing.
+replaces its image by that of a new interpreter (execve(2)), which waits at the link and imports meanwhile what a load
+needs, torch above all. The process stays: whatever supervises it, a launcher, systemd or supervisord, sees no end and
+starts nothing.
+
+What the next image need not find out again is handed over in the environment (`EarlierLife`), and the weights, where
+they are kept, as an open file.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -18,13 +23,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 
+import msgspec
 import zmq
 
 from penstock.protocol import groups
 from penstock.protocol.config import Config
 from penstock.protocol.links import STEPS, Role, new_incarnation, shared_hash
-from penstock.protocol.served_models import several
-from penstock.protocol.steps import ExecutorAsleep, Wake
+from penstock.protocol.steps import ExecutorAsleep, Sleep, Wake
+from penstock.services.executor.kept_weights import NOT_KEPT, KeptWeights
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Joined, Left, Link, level_of
 from penstock.services.links.tcp import network_of
@@ -35,12 +41,34 @@ from penstock.services.tracing.startup import PARENT, STATE
 
 log = logging.getLogger(__name__)
 
-ASLEEP = "PENSTOCK_ASLEEP"  # set for the image that waits
-LOADER = "penstock.services.executor.startup"  # the module that imports torch, and all that a load needs
+ASLEEP = "PENSTOCK_ASLEEP"  # set for the image that waits: an EarlierLife
+LOADERS = tuple(f"penstock.services.executor.{name}" for name in (
+    "startup", "steps", "crash_report", "image_encoding", "weight_updates",
+))  # fmt: skip
 TICK = 0.2  # seconds between ticks of the link, and of the heartbeat
+JOIN_TICK = 0.02  # the same until a scheduler has been met
 
 
-def fall_asleep(stop: Stop) -> None:
+class Measured(msgspec.Struct, frozen=True):
+    """Memory of a GPU that trial steps took."""
+
+    peak: int  # bytes that the largest steps take beyond what lasts
+    lasting: int  # bytes that steps leave behind: libraries' workspaces, kernels
+
+
+class EarlierLife(msgspec.Struct, frozen=True):
+    """What an image hands over to the one that takes its place."""
+
+    key: str = ""  # of the model and the options that the rest holds for
+    weights: int = NOT_KEPT  # descriptor of the file that they are kept in
+    measured: Measured | None = None
+    verified: str = ""  # stamp of weight files whose hashes have been checked; empty: none has been
+
+
+FIRST_LIFE = EarlierLife()  # of an image that none was before
+
+
+def fall_asleep(stop: Stop, life: EarlierLife) -> None:
     """Replace this process's image by one that waits. Returns if the process was told to end; from here on a signal
     ends it at once. Raises OSError when there is no such interpreter any more."""
     logs.info(log, "falling_asleep")
@@ -49,17 +77,19 @@ def fall_asleep(stop: Stop) -> None:
     if stop.asked:
         return
     logging.shutdown()
-    keep_standard_streams()
+    keep_open(life.weights)
     environ = {name: value for name, value in os.environ.items() if name not in (PARENT, STATE)}
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ | {ASLEEP: "1"})
+    environ[ASLEEP] = msgspec.json.encode(life).decode()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
 
 
-def keep_standard_streams() -> None:
-    """Have every other descriptor closed with this image: a library may have left some open, a device's above all."""
+def keep_open(kept: int) -> None:
+    """Have all descriptors but the standard streams and this one closed with this image: a library may have left some
+    open, a device's above all."""
     for number in map(int, os.listdir("/proc/self/fd")):
         if number > 2:
             with suppress(OSError):  # the listing's own
-                os.set_inheritable(number, False)
+                os.set_inheritable(number, number == kept)
 
 
 def sleeps(environ: Mapping[str, str] = os.environ) -> bool:
@@ -67,30 +97,42 @@ def sleeps(environ: Mapping[str, str] = os.environ) -> bool:
     return ASLEEP in environ
 
 
-def wait_for_wake(config: Config, index: int, stop: Stop, heartbeat: Heartbeat) -> bool:
+def earlier_life() -> EarlierLife:
+    """What the image before this one has handed over; of the first one nothing."""
+    found = os.environ.pop(ASLEEP, "")
+    if not found:
+        return FIRST_LIFE
+    life = msgspec.json.decode(found, type=EarlierLife)
+    if life.weights != NOT_KEPT:
+        os.set_inheritable(life.weights, False)
+    return life
+
+
+def wait_for_wake(config: Config, index: int, stop: Stop, heartbeat: Heartbeat, kept: KeptWeights) -> bool:
     """Wait at the scheduler's link, now or whenever it comes up, until it says `Wake`; False: this process was told to
     end. Raises LinkError when the scheduler refuses this process."""
-    os.environ.pop(ASLEEP, None)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     me = Identity(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
     replica = groups.place(index, config.model).replica
     link = Link.connect(context, STEPS, me, Path(config.run.run_dir), replica, network_of(context, config.links))
     heartbeat.tell("READY=1", "STATUS=sleeping")
     logs.info(log, "asleep")
-    next_tick, imports = time.monotonic(), several(config)
+    next_tick, imports = time.monotonic(), True
     try:
         while not stop.asked:
             now = time.monotonic()
             if now >= next_tick:
-                next_tick = now + TICK
+                next_tick = now + (TICK if link.peers else JOIN_TICK)
                 heartbeat.tick(now)
                 link.tick(now)
-            if woken(link):
+            if woken(link, kept):
                 return True
             if imports and link.peers:
                 imports = False
                 with beating(heartbeat):
-                    importlib.import_module(LOADER)
+                    for name in LOADERS:
+                        importlib.import_module(name)
+                    gc.freeze()  # collections while it loads need not look at modules
                 continue
             # A tick may have begun another connection, to a scheduler on another host.
             zmq.select([link.socket, stop.fileno()], [], [], max(0.0, next_tick - time.monotonic()))
@@ -100,11 +142,14 @@ def wait_for_wake(config: Config, index: int, stop: Stop, heartbeat: Heartbeat) 
         context.term()
 
 
-def woken(link: Link) -> bool:
+def woken(link: Link, kept: KeptWeights) -> bool:
     """Take what has arrived; whether the scheduler said `Wake`."""
     for arrival in link.receive():
         match arrival.message:
             case Joined():
+                link.send(arrival.peer, ExecutorAsleep(kept.nbytes))
+            case Sleep(discard=True):
+                kept.drop()
                 link.send(arrival.peer, ExecutorAsleep())
             case Left(reason):
                 fields: dict[str, object] = {"pid": arrival.peer.pid, "reason": reason}

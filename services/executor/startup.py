@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
 from penstock.engine_core.execution.dummy_runs import WARMUP_TOKENS, encoder_steps, image_steps, warmup_steps
 from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
-from penstock.engine_core.execution.warmup import compile_steps, step_peak, used_memory
+from penstock.engine_core.execution.warmup import compile_steps, used_memory
 from penstock.engine_core.loading.live import LiveWeights
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.adapters import AdapterPlaces
@@ -31,22 +31,14 @@ from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.kv_cache import check_kv_cache, kv_label, with_draft_cache, with_kv_cache
 from penstock.engine_core.models.kv_groups import layout_of, with_kv_groups
 from penstock.engine_core.models.memory_estimate import (
-    CPU_CEILING,
-    CPU_SHARE,
     CacheShape,
     block_bytes,
-    check_blocks,
-    cpu_blocks,
     encoder_rows,
     encoder_tokens,
-    given_blocks,
-    gpu_blocks,
     host_places,
     idle_weights,
     quantization_facts,
     snapshot_bytes,
-    staging_bytes,
-    state_places,
     weights,
 )
 from penstock.engine_core.models.quantized_matrix import multiplies_float8
@@ -59,26 +51,31 @@ from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.triton_names import set_fp_fusion
 from penstock.protocol import groups
 from penstock.protocol.config import Config, wrong_output
-from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
+from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.served_models import several
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.protocol.step_columns import chunk_positions
 from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor import cpu_trial
+from penstock.services.executor.cache_size import StepMemory, count_blocks
 from penstock.services.executor.device import available_memory, gpu_number
+from penstock.services.executor.kept_weights import KeptWeights
 from penstock.services.executor.kernel_compilers import compilers
 from penstock.services.executor.loading import (
+    Loaded,
+    Loading,
+    build_draft,
     check_agreed,
     check_output,
     find_draft,
-    load_draft,
-    load_weights,
+    key_of,
     verification,
 )
 from penstock.services.executor.process_groups import begin, with_exchange
 from penstock.services.executor.product_tuning import log_chip, take_measured, tuned
 from penstock.services.executor.rendezvous import Generation
+from penstock.services.executor.sleep import FIRST_LIFE, EarlierLife
 from penstock.services.supervisor import logs, process
 from penstock.services.supervisor.banner import ADAPTERS, WEIGHTS
 from penstock.services.supervisor.process import StartupPhases
@@ -88,7 +85,6 @@ log = logging.getLogger(__name__)
 
 GPU_STEP_TOKENS = 8192
 CPU_STEP_TOKENS = 512
-LEFT_SHARE = 0.98  # of what other models leave of a GPU, the share that one more may take
 
 
 @dataclass(frozen=True)
@@ -97,25 +93,30 @@ class Engine:
 
     runner: Runner
     ready: ExecutorReady
+    weights: LiveWeights
+    loaded: Loaded
     warm: tuple[tuple[int, float], ...] = ()  # positions and seconds of each warm-up step
-    weights: LiveWeights | None = None  # required where they are to be updated
     copies: BlockCopier | None = None  # None: no KV blocks are kept in the host's memory
+    life: EarlierLife = FIRST_LIFE  # what the image after this one is told
 
 
 def start(
-    config: Config, index: int, generation: Generation | None = None, phases: StartupPhases | None = None
-) -> Engine:
-    """Load the model and make its runner, in a group together with its other members.
+    config: Config, index: int, generation: Generation | None = None, phases: StartupPhases | None = None,
+    earlier: EarlierLife = FIRST_LIFE, kept: KeptWeights | None = None,
+) -> Engine:  # fmt: skip
+    """Load the model and make its runner, in a group together with its other members. What an `earlier` image of this
+    process has found out is not found out again, and weights that it has `kept` are not read.
 
     Raises ModelError for a wrong folder, ConfigError for a device that is not there or a cache that is too small.
     """
     began = time.monotonic()
     phases = phases if phases is not None else StartupPhases()
-    device, others = take_shared(config, index)
-    log_chip(device, invariant=config.model.batch_invariant)
-    phases.begin("reading the model's configuration")
+    phases.begin("reading the model's configuration")  # while the driver makes a context
     path = folder.resolve(config.model.model, config.model.revision)
     spec, length, drafting = read_model(config, path)
+    phases.begin("opening the device")
+    device, others = take_shared(config, index)
+    log_chip(device, invariant=config.model.batch_invariant)
     if spec.vision is not None:
         put_steps_first(device)
     check_kv_cache(spec, config.model.kv_cache_dtype, chip_of(device).name, chip_of(device).capability)
@@ -128,11 +129,14 @@ def start(
         group = begin(config, groups.place(index, config.model), generation, device)
         check_agreed(config, drafting, group)
         dtype = torch.float32 if -group.all_min(-dtype.itemsize) > dtype.itemsize else dtype  # as all can
+    key = key_of(config, index, spec, drafting, dtype, device)
+    again = earlier.key == key
     asked = read_speculative(config.scheduler.speculative_config)
     folders = [path] if drafting is None else list(dict.fromkeys((path, folder.draft_folder(asked, path))))
     with ExitStack() as held:
-        with compilers(device) as processes:
-            checks = held.enter_context(verification(config, index, folders))  # its threads start after the forks
+        # What an earlier image ran is compiled: forks would take longer than they save.
+        with nullcontext() if again else compilers(device) as processes:
+            checks = held.enter_context(verification(config, index, folders, earlier.verified))  # behind the forks
             group = with_exchange(group, spec.hidden, dtype, device)
             phases.begin("loading weights")
             model = registry.build(
@@ -141,8 +145,9 @@ def start(
                 draft=drafting,
             )  # fmt: skip
             spec, whole = model.spec, spec  # of this stage's layers
-            tower = load_weights(config, model, path)
-            draft = load_draft(config, drafting, model, length, path)
+            tower, draft = registry.build_tower(model), build_draft(config, drafting, model, length)
+            loading = Loading(config, model, tower, draft, path, kept or KeptWeights(), key)
+            draft = loading.begin()
             options = runner_options(config, spec, model, length, device, dtype, group)
             options = replace(
                 options, adapters=make_places(config.model, model, whole), encoder=make_encoder(config, tower)
@@ -155,37 +160,52 @@ def start(
             if not group.all_min(0 if changed else 1):  # of any member: the steps are run by all together
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
-        runner, shape, copies = make_runner(config, model, spec, options, draft, phases, others)
+            phases.begin("waiting for weights")
+            draft = loading.finish()
+        memory = StepMemory(earlier.measured if again else None)
+        runner, shape, copies = make_runner(config, model, spec, options, draft, phases, memory, others)
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
             notify(f"{WEIGHTS}={checks.finish()}")
-        check_output(config, runner, path, encoder=spec.encoder)
-    ready = ExecutorReady(
+        if not loading.loaded.path:  # what an update has brought may say something else
+            check_output(config, runner, path, encoder=spec.encoder)
+    parts = [part for part in (model, draft, tower) if part is not None]
+    ready = describe(runner, spec, shape, draft, copies, sum(part.weight_bytes for part in parts), began)
+    log_loaded(ready, options, shape, draft)
+    log_notes(config, model, draft, path, device)
+    life = EarlierLife(key, measured=memory.measured, verified="" if checks is None else checks.stamp)
+    return Engine(runner, ready, live_weights(config, model, tower, path), loading.loaded, warm, copies, life)
+
+
+def describe(
+    runner: Runner, spec: ModelSpec, shape: CacheShape, draft: Draft | None, copies: BlockCopier | None,
+    weight_bytes: int, began: float,
+) -> ExecutorReady:  # fmt: skip
+    """What the scheduler is told of this executor, whose load `began` at these monotonic seconds."""
+    options = runner.options
+    return ExecutorReady(
         epoch=0,
-        blocks=runner.options.blocks,
+        blocks=options.blocks,
         block_size=options.block_size,
         step_tokens=options.step_tokens,
         mask_slots=runner.mask_slots,
         draft_tokens=0 if draft is None else draft.tokens,
         windows=spec.kv_windows,
-        device=chip_of(device).name,
-        dtype=str(dtype).removeprefix("torch."),
+        device=chip_of(options.device).name,
+        dtype=str(options.dtype).removeprefix("torch."),
         kv_cache_dtype=kv_label(spec),
-        weight_bytes=sum(part.weight_bytes for part in (model, draft, tower) if part is not None),
-        cache_bytes=(runner.options.blocks + 1) * shape.block_bytes,
+        weight_bytes=weight_bytes,
+        cache_bytes=(options.blocks + 1) * shape.block_bytes,
         load_seconds=time.monotonic() - began,
-        state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
-        state_places=runner.options.state_places,
-        state_host_places=runner.options.state_host_places,
+        state_bytes=snapshot_bytes(rank_spec(spec, options.group.size), options.dtype.itemsize),
+        state_places=options.state_places,
+        state_host_places=options.state_host_places,
         host_blocks=0 if copies is None else len(copies.host),
         host_bytes=0 if copies is None else copies.host.nbytes,
         adapter_places=0 if options.adapters is None else options.adapters.count,
         encoder_rows=0 if options.encoder is None else len(options.encoder.cache),
     )
-    log_loaded(ready, options, shape, draft)
-    log_notes(config, model, draft, path, device)
-    return Engine(runner, ready, warm, live_weights(config, model, tower, path), copies)
 
 
 def live_weights(config: Config, model: Decoder, tower: Tower | None, path: Path) -> LiveWeights:
@@ -328,7 +348,7 @@ def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> di
 
 def make_runner(
     config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, phases: StartupPhases,
-    others: int = 0,
+    memory: StepMemory, others: int = 0,
 ) -> tuple[Runner, CacheShape, BlockCopier | None]:  # fmt: skip
     """A runner whose cache is as large as the options or the memory allow, the cache's shape, and its blocks in the
     host's memory, if there are any. `others`: bytes of the device that other models had before this one. Raises
@@ -343,7 +363,8 @@ def make_runner(
         max_num_seqs=options.max_num_seqs,
         length_given=bool(config.model.max_model_len),
     )
-    blocks, places = count_blocks(config, shape, model, spec, options, draft, others)
+    tokens = step_tokens(config.model, options.device)
+    blocks, places = count_blocks(config, shape, model, spec, options, draft, tokens, memory, others)
     each = snapshot_bytes(rank_spec(spec, options.group.size), sizes[1])
     state_memory = config.executor.state_host_memory
     host = host_places("--state-host-memory", state_memory, each, "a snapshot", available_memory())
@@ -442,37 +463,3 @@ def choose_graphs(
         spec.layers, used, seqs, tokens, length, drafts, recurrent=len(spec.recurrences), adapters=adapters,
         long_pairs=pairs, images=spec.vision is not None,
     )  # fmt: skip
-
-
-def count_blocks(
-    config: Config, shape: CacheShape, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None,
-    others: int = 0,
-) -> tuple[int, int]:  # fmt: skip
-    """KV blocks of this executor, enough for one request of full length or ConfigError with the numbers, and snapshots
-    of states; an encoder has none. The share of the device is this model's alone, within what `others` left."""
-    if spec.encoder:
-        return 0, 0
-    executor: ExecutorConfig = config.executor
-    each = snapshot_bytes(rank_spec(spec, options.group.size), options.dtype.itemsize)
-
-    def places(free: int) -> int:
-        return state_places(executor.state_snapshots, each, free, options.max_num_seqs) if each else 0
-
-    if executor.kv_cache_memory:
-        blocks = given_blocks(shape, executor.kv_cache_memory)
-        blocks = check_blocks(shape, blocks, "--kv-cache-memory", executor.kv_cache_memory)
-        return blocks, places(executor.kv_cache_memory)
-    if options.device.type == "cpu":
-        memory = available_memory()
-        blocks = check_blocks(shape, cpu_blocks(shape, memory), "--kv-cache-memory", 0)
-        return blocks, places(min(memory // CPU_SHARE, CPU_CEILING))
-    peak = step_peak(model, spec, options, step_tokens(config.model, options.device), draft)
-    used, total = used_memory(options.device)
-    used += staging_bytes(shape.block_bytes) if executor.kv_host_memory else 0
-    share = executor.gpu_memory_utilization
-    if others:
-        used, share = used - others, min(share, LEFT_SHARE * (total - others) / total)
-    logs.info(log, "measured", used_bytes=used, step_bytes=peak, total_bytes=total, others_bytes=others)
-    count = places(int(total * share) - used - peak)
-    blocks = gpu_blocks(shape, total, share, used + count * each, peak)
-    return check_blocks(shape, blocks, "--gpu-memory-utilization", executor.gpu_memory_utilization), count

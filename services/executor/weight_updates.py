@@ -23,6 +23,7 @@ from penstock.protocol.control import (
     WriteWeights,
 )
 from penstock.protocol.errors import ModelError
+from penstock.services.executor.kept_weights import KeptWeights
 from penstock.services.supervisor import logs
 
 log = logging.getLogger(__name__)
@@ -37,15 +38,20 @@ class BrokenWeights(RuntimeError):
 class WeightUpdates:
     """Which weights this executor has, and the trainers' groups that it is in."""
 
-    def __init__(self, weights: LiveWeights, index: int = 0) -> None:
+    def __init__(
+        self, weights: LiveWeights, index: int = 0, path: str = "", version: str = FIRST_VERSION,
+        kept: KeptWeights | None = None,
+    ) -> None:  # fmt: skip
+        """path, version: what the weights are now. kept: the copy of them that is wrong once others are written."""
         self._weights = weights
         self._index = index  # of this executor
+        self._kept = kept
         self._groups: dict[str, UpdateGroup] = {}
         self._asked: deque[Asked] = deque()
         self._schedulers = 0  # that have gone
         self.answers: deque[WeightsAnswer] = deque()  # threads append, too
-        self.path = ""  # empty: those that it began with
-        self.version = FIRST_VERSION
+        self.path = path  # empty: those that the server began with
+        self.version = version
 
     @property
     def busy(self) -> bool:
@@ -98,6 +104,8 @@ class WeightUpdates:
 
     def _write(self, asked: WriteWeights) -> None:
         began = time.monotonic()
+        if self._kept is not None:
+            self._kept.drop()
         try:
             if not asked.tensors and asked.path not in (IN_MEMORY, PARTIAL):
                 self._weights.write(self._folder(asked.path))

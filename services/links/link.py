@@ -379,8 +379,9 @@ class Link:
                 arrivals.append(Arrival(peer, message))
 
     def _say_hello(self) -> None:
-        self._hello_sent = self._now
-        self._put(b"", self._encoder.encode(handshake.hello(self.me, self.epoch, self._session)))
+        """A connection that is being made takes none yet: the next tick says it again."""
+        if self._put(b"", self._encoder.encode(handshake.hello(self.me, self.epoch, self._session))):
+            self._hello_sent = self._now
 
     def _answer(self, name: bytes, hello: Hello, arrivals: list[Arrival]) -> None:
         reason = handshake.refusal(self.spec, self.me, hello)

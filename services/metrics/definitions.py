@@ -161,6 +161,8 @@ STATUS: tuple[Metric[EngineStatus], ...] = about(
     Subject.ENGINE,
     gauge("engine_ready", "1 if the engine accepts requests", lambda s: s.ready),
     gauge("engine_sleeping", "1 while the engine's executors hold no device (--idle-timeout)", lambda s: s.sleeping),
+    gauge("engine_kept_weight_bytes", "Host memory of weights while executors sleep (--keep-weights)",
+          lambda s: s.kept_weight_bytes),
     gauge("engine_running", "Requests in the engine's slots", lambda s: s.running),
     gauge("engine_waiting", "Requests waiting for a slot", lambda s: s.waiting),
     gauge("engine_slots", "Most requests that run at once", lambda s: s.max_num_seqs),

@@ -163,20 +163,21 @@ async def is_paused(app: AppState, context: RequestContext) -> None:
 
 
 async def sleep(app: AppState, context: RequestContext) -> None:
-    """Have executors give their devices back, if no request runs or waits; those that a pause holds may. level=1 and
-    level=2 are the same: weights are read from their folder again. A request wakes the executors, unless it is held."""
+    """Have executors give their devices back, if no request runs or waits; those that a pause holds may. level=1 leaves
+    weights in the host's memory where --keep-weights is given, level=2 does not. A request wakes the executors, unless
+    it is held."""
     level = dict(parse_qsl(context.query)).get("level", "1")
     if level not in LEVELS:
         raise InvalidRequest(f"level: it must be {' or '.join(LEVELS)}", param="level", code="invalid_value")
-    await put_to_sleep(app)
+    await put_to_sleep(app, discard=level == "2")
     await context.send_body(b"", b"text/plain; charset=utf-8")
 
 
-async def put_to_sleep(app: AppState) -> None:
-    """Have the model sleep, or each of several where none is named. Raises Conflict where its requests are in the
-    way."""
+async def put_to_sleep(app: AppState, *, discard: bool = False) -> None:
+    """Have the model sleep, or each of several where none is named; `discard` its weights in the host's memory, too.
+    Raises Conflict where its requests are in the way."""
     for each in app.each:
-        found = await each.engine_client.control(SleepEngine(0))
+        found = await each.engine_client.control(SleepEngine(0, discard=discard))
         if found.error:
             raise Conflict(found.error, code="not_done")
 

@@ -55,6 +55,7 @@ def group_status(
         ready=executors.serves and not draining,
         sleeping=executors.rest is Rest.ASLEEP,
         asleep=executors.all_asleep,
+        kept_weight_bytes=executors.kept_bytes,
         loaded=executors.complete,
         load_seconds=executors.wake_seconds,
         demand=demand,

@@ -49,6 +49,7 @@ from penstock.protocol.control import (
     WeightsAnswer,
     WriteWeights,
 )
+from penstock.protocol.steps import Sleep
 from penstock.services.links.link import Link, Peer
 from penstock.services.scheduler.tokenizer_clients import TokenizerClients
 from penstock.services.supervisor import logs
@@ -127,6 +128,11 @@ class OperatorQueue:
         return bool(self._changes)
 
     @property
+    def discards(self) -> bool:
+        """Whether the sleep that is asked for is to keep no weights."""
+        return bool(self._rests) and isinstance(self._rests[0][1], SleepEngine) and self._rests[0][1].discard
+
+    @property
     def fleeting(self) -> bool:
         """Whether executors that sleep would lose weights that are in no folder."""
         return self.path == IN_MEMORY or self._hold is not None
@@ -199,7 +205,9 @@ class OperatorQueue:
                     return None if scheduler is not None and scheduler.in_flight else Rest.ASLEEP
                 error = REQUESTS.format(unfinished)
             elif isinstance(message, SleepEngine):
-                if not executors.all_asleep:
+                if message.discard:
+                    self._steps.send_each(executors.discard(), Sleep(discard=True))
+                if not executors.all_asleep or (message.discard and executors.kept_bytes):
                     return None
             elif self._asleep:
                 return Rest.WAKING

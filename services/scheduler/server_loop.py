@@ -266,12 +266,14 @@ class SchedulerLoop:
                     self._begin(now)
                 elif broke:
                     self._steps.epoch = self.executors.epoch
-            case ExecutorAsleep():
-                if self.executors.fall_asleep(peer):
+            case ExecutorAsleep(kept_bytes):
+                if self.executors.fall_asleep(peer, kept_bytes):
                     self._steps.send(peer, Wake())
+                elif kept_bytes and self.executors.discards:
+                    self._steps.send(peer, Sleep(discard=True))
                 elif self.executors.all_asleep:
-                    self._status.due = now
-                    logs.info(log, "asleep", seconds=now - self.executors.rest_since)
+                    self._status.due, kept = now, self.executors.kept_bytes
+                    logs.info(log, "asleep", seconds=now - self.executors.rest_since, kept_weight_bytes=kept)
             case Left(reason):
                 self.remote.remove(peer)
                 fields: dict[str, object] = {"executor": peer.index, "pid": peer.pid, "reason": reason}
@@ -296,7 +298,7 @@ class SchedulerLoop:
         if self.unfinished or in_flight or self.draining or self._operator.changing or self._operator.fleeting:
             self.executors.busy(now)
         if asked is Rest.ASLEEP or self.executors.sleep_due(now):
-            self._sleep(now)
+            self._sleep(now, discard=asked is Rest.ASLEEP and self._operator.discards)
         wanted = self._demand > 0 and not several(self._config)
         if self.executors.rest is Rest.ASLEEP and (wanted or asked is Rest.WAKING):
             self._wake(now)
@@ -307,16 +309,16 @@ class SchedulerLoop:
         held = self._scheduler is not None and self._scheduler.paused
         return (0 if held else self.unfinished) + self._operator.changing
 
-    def _sleep(self, now: float) -> None:
-        logs.info(log, "sleeping", idle_seconds=self.executors.idle_for(now))
-        members = self.executors.sleep(now)
+    def _sleep(self, now: float, *, discard: bool = False) -> None:
+        logs.info(log, "sleeping", idle_seconds=self.executors.idle_for(now), discard=discard)
+        members = self.executors.sleep(now, discard=discard)
         self._steps.epoch, self._status.due = self.executors.epoch, now
         self._send_to_sleep(members)
 
     def _send_to_sleep(self, members: Iterable[Peer]) -> None:
         """One that cannot be told says that it is ready once more, and is told then."""
         for member in members:
-            if not self._steps.send(member, Sleep()):
+            if not self._steps.send(member, Sleep(self.executors.discards)):
                 self._steps.give_up(member, DEAF)
 
     def _wake(self, now: float) -> None:

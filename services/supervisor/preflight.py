@@ -51,8 +51,11 @@ def checked(config: Config, parts: Parts) -> Config:
             check_api(config.api)
         if not several(config):
             check_topology(config, parts)
-            return checked_engine(config, parts, gpus)
+            one = checked_engine(config, parts, gpus)
+            check_kept(((one, parts),), gpus)
+            return one
         found: dict[str, dict[str, object]] = {}
+        loaded: list[tuple[Config, Parts]] = []
         for name, each in zip(names(config), engines(config), strict=True):
             try:
                 engine = checked_engine(each, parts_of(each), gpus)
@@ -60,7 +63,9 @@ def checked(config: Config, parts: Parts) -> Config:
                 raise ConfigError(f"models.{name}: {error.option}", error.value, error.allowed) from None
             except ModelError as error:
                 raise ModelError(f"models.{name}: {error}") from None
+            loaded.append((engine, parts_of(each)))
             found[name] = {"model": engine.model.model, "served_model_name": engine.model.served_model_name}
+        check_kept(loaded, gpus)
     return with_options(config, found)
 
 
@@ -149,13 +154,10 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
             found = f"GPU {place}, {gpu.name}, has compute capability {decimal(gpu.capability)}"
             why = f"{found}, and the kernels need {decimal(MIN_CAPABILITY)} (Ampere) or newer"
             raise ConfigError("--device", option, f"{why}; give --device cpu, or hide it with CUDA_VISIBLE_DEVICES")
-    name = model.dtype if model.dtype != "auto" else spec.dtype if gpus else "float32"
+    name = dtype_of(config, spec, on_gpu=bool(gpus))
     ranks, stages = model.tensor_parallel_size, model.pipeline_parallel_size
     shares = [part_spec(stage_spec(spec, stages, stage), ranks) for stage in range(stages)]
-    need = max(
-        held_bytes(share, ITEM_BYTES[name], begins=stage == 0, ends=stage == stages - 1, dequantized=not gpus)
-        for stage, share in enumerate(shares)
-    )
+    need = rank_bytes(config, spec, on_gpu=bool(gpus))
     if gpus and need > (room := int(min(gpu.memory for gpu in gpus) * config.executor.gpu_memory_utilization)):
         share = f"{config.executor.gpu_memory_utilization} of a GPU's memory"
         why = f"the weights take {gib(need)} on each GPU in {name}, and {share} is {gib(room)}"
@@ -178,6 +180,38 @@ def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence
         what = f"places of rank {model.max_lora_rank}{', experts among them,' if model.lora_experts else ''}"
         why = f"{what} take {gib(places)} beside {gib(need)} of weights, of {gib(room)}"
         raise ConfigError("--max-loras", model.max_loras, f"{why}; lower it or --max-lora-rank")
+
+
+def dtype_of(config: Config, spec: ModelSpec, *, on_gpu: bool) -> str:
+    """Of weights, as far as it is known before a CPU has been tried."""
+    asked = config.model.dtype
+    return asked if asked != "auto" else spec.dtype if on_gpu else "float32"
+
+
+def rank_bytes(config: Config, spec: ModelSpec, *, on_gpu: bool) -> int:
+    """Memory of the weights of the executor that has the most."""
+    item, stages = ITEM_BYTES[dtype_of(config, spec, on_gpu=on_gpu)], config.model.pipeline_parallel_size
+    shares = [part_spec(stage_spec(spec, stages, stage), config.model.tensor_parallel_size) for stage in range(stages)]
+    return max(
+        held_bytes(share, item, begins=stage == 0, ends=stage == stages - 1, dequantized=not on_gpu)
+        for stage, share in enumerate(shares)
+    )
+
+
+def check_kept(loaded: Sequence[tuple[Config, Parts]], gpus: Future[tuple[Gpu, ...]] | None) -> None:
+    """Raise ConfigError unless this host's memory has room for the weights that models keep while they sleep, beside
+    what it is to hold of KV blocks and states."""
+    kept = beside = 0
+    for config, parts in loaded:
+        count, options = len(parts.get(Role.EXECUTOR, ())), config.executor
+        on_gpu = gpus is not None and options.device != "cpu" and bool(gpus.result())
+        need = count * rank_bytes(config, read_spec(Path(config.model.model), config.model.quantization), on_gpu=on_gpu)
+        kept += need if options.keep_weights else 0
+        beside += count * (options.kv_host_memory + options.state_host_memory) + (0 if on_gpu else need)
+    if kept and kept + beside > (room := available_memory()):
+        other = f", beside {gib(beside)} that executors take of it" if beside else ""
+        why = f"kept weights take {gib(kept)} of the host's memory{other}, and {gib(room)} are free"
+        raise ConfigError("--keep-weights", True, f"{why}; leave it out, or give it to fewer models")
 
 
 def decimal(capability: int) -> str:

@@ -103,6 +103,14 @@ def test_given_bytes_decide_the_cache(tmp_path: Path) -> None:
     assert found.blocks == 10 * GIB // (found.kv_bytes_per_token * 16) - 1
 
 
+def test_weights_that_are_kept_take_as_much_of_the_hosts_memory(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, LLAMA_8B)
+    found = planned(folder, "--keep-weights", "--tensor-parallel-size", "2")
+    assert found.kept_bytes == found.weight_bytes
+    assert f"  kept while asleep   {found.kept_bytes / GIB:>8.2f} GiB of host memory" in text(found)
+    assert "kept while" not in text(planned(folder))
+
+
 def test_places_for_adapters_are_taken_from_the_cache(tmp_path: Path) -> None:
     """Of rank 9 as of rank 16: seven matrices of 32 layers and the output embedding, of each 16 lines."""
     folder = folder_of(tmp_path, LLAMA_8B)

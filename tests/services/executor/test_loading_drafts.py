@@ -19,7 +19,8 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.errors import ConfigError, ModelError
-from penstock.services.executor.loading import check_agreed, check_draft, find_draft, load_draft
+from penstock.services.executor.kept_weights import KeptWeights
+from penstock.services.executor.loading import Loading, build_draft, check_agreed, check_draft, find_draft
 from penstock.services.executor.startup import start
 
 LENGTH = 256
@@ -66,7 +67,7 @@ def test_a_server_starts_with_the_embedded_draft_and_says_what_it_makes() -> Non
 def test_without_such_a_method_there_is_no_draft_model() -> None:
     target = Decoder.__new__(Decoder)  # nothing of it is looked at
     assert find_draft(Config(), demo_folder(), SPEC, LENGTH) is None
-    assert load_draft(Config(), None, target, LENGTH, demo_folder()) is None
+    assert build_draft(Config(), None, target, LENGTH) is None
 
 
 @pytest.mark.parametrize(
@@ -76,11 +77,13 @@ def test_the_last_stage_drafts(method: str, model: str) -> None:
     asked = config(model, method=method)
     found = find_draft(asked, demo_folder(), SPEC, LENGTH)
     assert found is not None
-    first, last = (
-        load_draft(asked, found, registry.build(
-            SPEC, torch.float32, torch.device("cpu"), LENGTH, group=Group(stage=stage, stages=2), draft=found
-        ), LENGTH, demo_folder()) for stage in range(2)
-    )  # fmt: skip
+    drafts = []
+    for stage in range(2):
+        group = Group(stage=stage, stages=2)
+        model = registry.build(SPEC, torch.float32, torch.device("cpu"), LENGTH, group=group, draft=found)
+        draft = build_draft(asked, found, model, LENGTH)
+        drafts.append(Loading(asked, model, None, draft, demo_folder(), KeptWeights(), "").begin())
+    first, last = drafts
     assert first is not None
     assert last is not None
     assert (first.model, first.weight_bytes) == (None, 0)

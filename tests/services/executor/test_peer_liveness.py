@@ -139,14 +139,17 @@ def test_the_end_of_a_host_is_looked_for() -> None:
         assert idle + interval * count <= 11
 
 
-def test_a_member_that_sleeps_takes_the_others_along(monkeypatch: pytest.MonkeyPatch, stop: Told, pair) -> None:
+@pytest.mark.parametrize("discard", [False, True])
+def test_a_member_that_sleeps_takes_the_others_along(
+    monkeypatch: pytest.MonkeyPatch, stop: Told, pair, *, discard: bool
+) -> None:
     ours, theirs = pair
     liveness = PeerLiveness([ours])
     thread, _, left = watched(liveness, stop, monkeypatch)
     other = PeerLiveness([theirs])
-    other.say_sleep()
+    other.say_sleep(discard=discard)
     other.close()
     thread.join(SECONDS)
-    assert liveness.asleep
+    assert (liveness.asleep, liveness.discards) == (True, discard)
     assert left == []
-    liveness.say_sleep()  # to one that has gone
+    liveness.say_sleep(discard=discard)  # to one that has gone

@@ -68,7 +68,7 @@ PAUSED: list[tuple[str, Any, list[Message]]] = [
     ("/abort_request", {"rid": "", "abort_all": True}, [AbortAll(0)]),
     ("/abort_request", {"rid": "a"}, [AbortAll(0, "a")]),
     ("/sleep", None, [SleepEngine(0)]),
-    ("/sleep?level=2", None, [SleepEngine(0)]),
+    ("/sleep?level=2", None, [SleepEngine(0, discard=True)]),
     ("/wake_up?tags=weights", None, [WakeEngine(0)]),
 ]
 

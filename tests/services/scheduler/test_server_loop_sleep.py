@@ -37,6 +37,7 @@ class Sleeper(FakeExecutor):
     """An executor that does what it is told as soon as it hears it, but for loading, which takes time."""
 
     loads = False
+    kept = 0  # bytes of weights that it keeps
 
     def hear(self) -> bool:
         """Whether it has gone to sleep or begun to load; then it is another peer."""
@@ -48,7 +49,8 @@ class Sleeper(FakeExecutor):
             self.loads = bool(woken)
         if asleep:
             self.peer = self.port.join(self.peer.index)
-            self.port.arrives(self.peer, ExecutorAsleep())
+            self.kept = 0 if asleep[-1].discard else self.kept
+            self.port.arrives(self.peer, ExecutorAsleep(self.kept))
         return bool(asleep or woken)
 
     def loaded(self) -> None:
@@ -286,6 +288,44 @@ def test_the_operator_has_them_sleep_and_wake(size: int) -> None:
     bench.iterate()
     bench.iterate()
     assert bench.answers() == {4: Controlled(4)}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_operator_has_them_keep_no_weights(size: int) -> None:
+    bench = Bench(size, timeout=0.0)
+    for executor in bench.executors:
+        executor.kept = 100
+    bench.operator(SleepEngine(1, discard=True))
+    assert all(executor.port.take(Sleep, executor.peer) == [Sleep(discard=True)] for executor in bench.executors)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_weights_that_are_kept_are_let_go_later(*, late: bool) -> None:
+    """late: one of both has not fallen asleep when the operator asks for it."""
+    bench = Bench(2)
+    for executor in bench.executors:
+        executor.kept = 100
+    bench.iterate(TIMEOUT)
+    first, second = bench.executors
+    assert first.hear()
+    if not late:
+        assert second.hear()
+        bench.iterate()
+        bench.iterate()
+        assert bench.status().kept_weight_bytes == 200
+    bench.operator(SleepEngine(2, discard=True))
+    if late:
+        assert second.hear()
+    bench.iterate()
+    bench.iterate()
+    assert 2 not in bench.answers(), "they are kept yet"
+    for executor in bench.executors:
+        assert bench.steps.take(Sleep, executor.peer) == [Sleep(discard=True)], "once"
+        bench.steps.arrives(executor.peer, ExecutorAsleep())
+    bench.iterate()
+    bench.iterate()
+    assert bench.answers()[2].asleep
+    assert bench.status().kept_weight_bytes == 0
 
 
 def test_the_operator_puts_no_request_aside() -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from penstock.engine_core.embedded import demo_folder
+from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import ApiConfig, Config
-from penstock.protocol.engine_config import ModelConfig
-from penstock.protocol.errors import AddressError
-from penstock.services.supervisor.preflight import check_api, has_template, resolved
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
+from penstock.protocol.errors import AddressError, ConfigError
+from penstock.protocol.parts import parts_of
+from penstock.services.executor.device import Gpu
+from penstock.services.supervisor import preflight
+from penstock.services.supervisor.preflight import check_api, check_kept, checked, has_template, rank_bytes, resolved
 from tests.model_folder import linked
 
 
@@ -29,3 +36,44 @@ def test_a_template_is_given_or_the_models(tmp_path: Path) -> None:
 def test_an_address_that_is_not_this_machines_is_refused() -> None:
     with pytest.raises(AddressError, match="must be an address of this machine"):
         check_api(ApiConfig(host="192.0.2.1"))
+
+
+H200 = Gpu(140 << 30, 90, "H200")
+
+
+def served(*, keep: bool, device: str = "auto", **options: int) -> Config:
+    return Config(
+        model=ModelConfig(model=str(demo_folder()), tensor_parallel_size=2, dtype="float32"),
+        executor=ExecutorConfig(keep_weights=keep, device=device, **options),
+    )
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_weights_that_are_kept_are_counted_for_all_models(models: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus: Future[tuple[Gpu, ...]] = Future()
+    gpus.set_result((H200, H200))
+    each = 2 * rank_bytes(served(keep=True), read_spec(demo_folder()), on_gpu=True)
+    held = 2 * 1000
+    for config, needed in (
+        (served(keep=True, kv_host_memory=400, state_host_memory=600), models * (each + held)),
+        (served(keep=True), models * each),
+        (served(keep=True, device="cpu"), 2 * models * each),
+        (served(keep=False), 0),
+    ):
+        parts = parts_of(config)
+        for room in (needed, needed - 1):
+            monkeypatch.setattr(preflight, "available_memory", lambda room=room: room)
+            if room == needed or not needed:
+                check_kept([(config, parts)] * models, gpus)
+                continue
+            with pytest.raises(ConfigError, match=r"--keep-weights: .* of the host's memory.* are free; leave it out"):
+                check_kept([(config, parts)] * models, gpus)
+
+
+def test_the_hosts_memory_is_checked_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = served(keep=True, device="cpu")
+    room = 2 * rank_bytes(config, read_spec(demo_folder()), on_gpu=False)
+    monkeypatch.setattr(preflight, "available_memory", lambda: room + 1)
+    checked(msgspec.structs.replace(config, executor=ExecutorConfig(device="cpu")), parts_of(config))
+    with pytest.raises(ConfigError, match="--keep-weights"):
+        checked(config, parts_of(config))
