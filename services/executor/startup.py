@@ -68,6 +68,7 @@ from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor import cpu_trial
 from penstock.services.executor.device import available_memory, gpu_number
 from penstock.services.executor.kernel_compilers import compilers
+from penstock.services.executor.kv_disk import attach_disk, files_digest, identity_of
 from penstock.services.executor.loading import (
     check_agreed,
     check_output,
@@ -130,6 +131,7 @@ def start(
         dtype = torch.float32 if -group.all_min(-dtype.itemsize) > dtype.itemsize else dtype  # as all can
     asked = read_speculative(config.scheduler.speculative_config)
     folders = [path] if drafting is None else list(dict.fromkeys((path, folder.draft_folder(asked, path))))
+    files = files_digest(folders) if config.executor.kv_disk else None
     with ExitStack() as held:
         with compilers(device) as processes:
             checks = held.enter_context(verification(config, index, folders))  # its threads start after the forks
@@ -156,6 +158,9 @@ def start(
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
         runner, shape, copies = make_runner(config, model, spec, options, draft, phases, others)
+        unchanged = files is not None and files == files_digest(folders)
+        facts = identity_of(config, spec, drafting, length, group, device, dtype)
+        attach_disk(config, index, copies, facts, files if unchanged else None)
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
@@ -180,6 +185,8 @@ def start(
         state_host_places=runner.options.state_host_places,
         host_blocks=0 if copies is None else len(copies.host),
         host_bytes=0 if copies is None else copies.host.nbytes,
+        disk_blocks=0 if copies is None or copies.disk is None else copies.disk.files.total,
+        disk_bytes=0 if copies is None or copies.disk is None else config.executor.kv_disk_size,
         adapter_places=0 if options.adapters is None else options.adapters.count,
         encoder_rows=0 if options.encoder is None else len(options.encoder.cache),
     )

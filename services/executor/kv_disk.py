@@ -1,0 +1,143 @@
+"""The folder of an executor's KV blocks on disk, and what makes them those of its model: PATH/MODEL/executor-N.
+
+A folder is private and locked by the executor that uses it. A mistake of the operator's is a ConfigError. A disk that
+fails is none: the executor serves without it, and prompts are computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import select
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import torch
+
+from penstock.engine_core.distributed.group import Group
+from penstock.engine_core.execution.block_copies import BlockCopier
+from penstock.engine_core.execution.block_files import BlockFiles, places_in
+from penstock.engine_core.execution.disk_copies import DiskCopier
+from penstock.engine_core.models.draft_spec import DraftSpec
+from penstock.engine_core.models.spec import ModelSpec
+from penstock.kernels.chip import chip_of
+from penstock.protocol import groups
+from penstock.protocol.config import Config
+from penstock.protocol.errors import ConfigError
+from penstock.protocol.version import VERSION
+from penstock.services.supervisor import logs
+from penstock.services.supervisor.run_directory import taken
+
+log = logging.getLogger(__name__)
+
+OPTION, SIZE = "--kv-disk", "--kv-disk-size"
+LOCK_SECONDS = 10.0  # until a killed executor has released its lock
+SAMPLES, SAMPLE = 64, 4096  # of a file's content: how many, and bytes of each
+OTHER = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def attach_disk(
+    config: Config, index: int, copies: BlockCopier | None, identity: Sequence[object], weights: bytes | None
+) -> None:
+    """Give the copier of blocks its disk, if one was asked for and works. `identity`: what blocks depend on beside the
+    files of the weights, of which `weights` is the digest; None: they changed while they were read. Raises ConfigError.
+    """
+    path, limit = config.executor.kv_disk, config.executor.kv_disk_size
+    if not path or copies is None:
+        return
+    each = copies.host.shape[1]
+    if not places_in(limit, each):
+        raise ConfigError(SIZE, limit, f"a KV block takes {each} bytes, and the files some KiB; give more")
+    found = hashlib.blake2b(repr((*identity, copies.layout, weights)).encode(), digest_size=32).digest()
+    try:
+        folder, lock = own_folder(config, index)
+        files = BlockFiles(folder, limit, each, found if weights is not None else os.urandom(32), lock)
+        remove_others(config, folder)
+    except OSError as error:
+        logs.warning(log, "kv_disk_fails", path=path, error=str(error), instead="prompts are computed")
+        return
+    copies.disk = DiskCopier(files, copies.host.numpy())
+    logs.info(log, "kv_disk", folder=str(folder), blocks=files.total, held=len(files.entries()))
+    free = shutil.disk_usage(folder).free
+    wanted = limit - sum(file.stat().st_blocks * 512 for file in folder.iterdir())
+    if free < wanted:
+        logs.warning(log, "kv_disk_small", free=free, wanted=wanted, reason="blocks beyond that are not written")
+
+
+def own_folder(config: Config, index: int) -> tuple[Path, int]:
+    """The folder of executor number `index`, and its lock. Raises OSError, and ConfigError where others may use it, or
+    another server does."""
+    root = Path(os.path.abspath(config.executor.kv_disk))
+    name = OTHER.sub("-", (config.model.served_model_name.split(",")[0] or Path(config.model.model).name)).strip(".-")
+    folder = root / (name or "model") / f"executor-{index}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    for made in (folder.parent, folder):
+        made.mkdir(mode=0o700, exist_ok=True)
+        status = made.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise ConfigError(OPTION, str(root), f"{made} must be a folder of this user's with mode 0700")
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not taken(lock):
+        if time.monotonic() >= deadline:
+            os.close(lock)
+            raise ConfigError(OPTION, str(root), f"another server uses {folder}: give each a folder of its own")
+        select.select((), (), (), 0.05)
+    return folder, lock
+
+
+def remove_others(config: Config, folder: Path) -> None:
+    """Remove folders of executors that this server no longer has, unless another one uses them."""
+    count = groups.executors(config.model)
+    for other in folder.parent.glob("executor-*"):
+        number = other.name.removeprefix("executor-")
+        if not number.isdecimal() or int(number) < count:
+            continue
+        with suppress(FileNotFoundError):
+            lock = os.open(other / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if taken(lock):
+                shutil.rmtree(other, ignore_errors=True)
+            os.close(lock)
+
+
+def identity_of(
+    config: Config,
+    spec: ModelSpec,
+    draft: DraftSpec | None,
+    length: int,
+    group: Group,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[object, ...]:
+    """What the bytes of a block depend on beside its tokens and the files of the weights. length: of the longest
+    sequence, by which some models scale their rotations."""
+    model = config.model
+    return (
+        VERSION, torch.__version__, length, chip_of(device).name, str(dtype),
+        msgspec.json.encode((spec, draft), order="deterministic"),
+        model.block_size, model.load_format, model.seed, model.batch_invariant, model.expert_parallel,
+        (group.rank, group.size, group.stage, group.stages),
+    )  # fmt: skip
+
+
+def files_digest(folders: Iterable[Path]) -> bytes:
+    """Of what these folders hold: names, sizes, times of change, and samples of the content. It is another one for
+    other weights, without reading all of them."""
+    digest = hashlib.blake2b(digest_size=32)
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            if not path.is_file():
+                continue
+            status = path.stat()
+            digest.update(repr((path.name, status.st_size, status.st_mtime_ns)).encode())
+            with open(path, "rb", buffering=0) as file:
+                for at in range(SAMPLES):
+                    digest.update(os.pread(file.fileno(), SAMPLE, status.st_size * at // SAMPLES))
+    return digest.digest()
