@@ -38,7 +38,7 @@ class Record:
 class Job:
     """A message, as one executor is to do it."""
 
-    message: ListBlocks | MoveBlocks
+    message: DiskMessage
     executor: int
 
 
@@ -75,10 +75,6 @@ class DiskJobs:
             case ForgetBlocks():
                 if message.everything:
                     self.jobs.clear()
-                for records in self._disk.records:
-                    for place in list(records) if message.everything else integers(message.places).tolist():
-                        records.pop(place, None)
-                return
             case MoveBlocks():
                 table = move_table(message.blocks)
                 keys = unpack_keys(message.keys)
@@ -107,6 +103,10 @@ class DiskJobs:
         if isinstance(job.message, ListBlocks):
             for answer in self._list(job.message, executor, rng):
                 scheduler.blocks_copied(answer, executor, now)
+        elif isinstance(job.message, ForgetBlocks):
+            records = self._disk.records[executor]
+            for place in list(records) if job.message.everything else integers(job.message.places).tolist():
+                records.pop(place, None)
         else:
             scheduler.blocks_copied(self._move(job.message, executor, rng), executor, now)
         return True
@@ -146,7 +146,7 @@ class DiskJobs:
                 self._failed.setdefault(message.number, set()).add(row)
             elif row not in self._failed.get(message.number, ()):
                 self._blocks[block] = list(record.content[0]), list(record.content[1])
-        if any(job.message is message for job in self.jobs) is False:
+        if not any(job.message is message for job in self.jobs):
             for row in self._failed.pop(message.number, ()):
                 self._blocks[move_table(message.blocks)[row, 0]] = None
         seconds = rng.choice((0.0, 0.01, 3.0))

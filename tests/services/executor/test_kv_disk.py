@@ -59,7 +59,7 @@ def test_no_name_leads_elsewhere(tmp_path: Path, name: str) -> None:
 def test_two_servers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, lock = own_folder(config(tmp_path), 0)
     monkeypatch.setattr(kv_disk, "LOCK_SECONDS", 0.0)
-    with pytest.raises(ConfigError, match=f"--kv-disk .*another server uses {folder}: give each a folder"):
+    with pytest.raises(ConfigError, match=f"--kv-disk: .*another server uses {folder}: give each a folder"):
         own_folder(config(tmp_path), 0)
     os.close(lock)
     os.close(own_folder(config(tmp_path), 0)[1])
@@ -100,7 +100,7 @@ def test_a_disk_that_fails_is_none(
 
 
 def test_too_little_room(tmp_path: Path, copies: BlockCopier) -> None:
-    with pytest.raises(ConfigError, match=r"--kv-disk-size 4096: a KV block takes 128 bytes"):
+    with pytest.raises(ConfigError, match=r"--kv-disk-size: 4096 is not allowed; a KV block takes 128 bytes"):
         attach_disk(config(tmp_path, size=4096), 0, copies, (), b"")
     attach_disk(config(tmp_path, size=3 * 4096), 0, copies, (), b"")
     assert copies.disk is not None
