@@ -179,7 +179,7 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                "hits come back; pinned at the start; 0: none", 0, 1 << 50),
     ] = 0
     kv_disk: Annotated[
-        str, Option("folder for KV blocks on disk, behind --kv-host-memory, where a later start finds them again; "
+        str, Option("folder of KV blocks on disk, where a later start finds them again; needs --kv-host-memory; "
                     "empty: none", metavar="FOLDER")
     ] = ""
     kv_disk_size: Annotated[int, Option("bytes that each executor's KV blocks may take there", 0, 1 << 50)] = 0

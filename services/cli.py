@@ -72,6 +72,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
         "gpu_memory_utilization",
         "kv_cache_memory",
         "kv_host_memory",
+        "kv_disk",
+        "kv_disk_size",
         "state_snapshots",
         "speculative_config",
     ),

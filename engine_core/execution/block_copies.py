@@ -24,6 +24,7 @@ from penstock.engine_core.execution.disk_copies import DiskCopier, DiskStatistic
 from penstock.engine_core.execution.transfer import Upload, pinned_memory
 from penstock.engine_core.models.memory_estimate import staging_blocks
 from penstock.kernels.block_copies import block_lines, gather_blocks, scatter_blocks
+from penstock.kernels.chip import chip_of
 from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.step_columns import Column, copy_table
 from penstock.protocol.steps import BlocksCopied, CopyBlocks
@@ -163,8 +164,8 @@ class BlockCopier:
 
     @property
     def layout(self) -> str:
-        """Of the bytes of a block, in words that are the same for the same layout."""
-        return f"{self._lines.word} {self._lines.widths}"
+        """Of the bytes of a block, and the chip that computes them, in words that are the same for the same ones."""
+        return f"{chip_of(self._device).name} {self._lines.word} {self._lines.widths}"
 
     @torch.inference_mode()
     def _enqueue(self, message: CopyBlocks) -> Enqueued:

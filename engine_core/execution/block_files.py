@@ -28,7 +28,8 @@ from penstock.protocol.disk_blocks import pack_keys, unpack_keys
 MAGIC = b"penstock KV v1\0\0"
 HEADER = struct.Struct("<16s32sQI")  # magic, identity, bytes of a block, checksum of these
 ENTRY = struct.Struct("<Q17s3xI28xI")  # number of the write, key, checksum of the block, checksum of these
-INDEX_START = PAGE = 4096
+PAGE = 4096
+INDEX_START = 4096
 Bytes = NDArray[np.uint8]
 
 
@@ -51,6 +52,12 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 def places_in(limit: int, block_bytes: int) -> int:
     """Blocks that so many bytes of a disk have room for, with all that the files have beside them."""
     return max(0, limit - INDEX_START) // (stride_of(block_bytes) + ENTRY.size)
+
+
+def too_small(block_bytes: int) -> str:
+    """Why there is no place in too few bytes."""
+    least = INDEX_START + stride_of(block_bytes) + ENTRY.size
+    return f"a KV block takes {block_bytes} bytes, and {least} with what is kept about it; give as many at least"
 
 
 def stride_of(block_bytes: int) -> int:

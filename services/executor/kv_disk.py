@@ -14,8 +14,9 @@ import select
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,11 +24,10 @@ import torch
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.execution.block_copies import BlockCopier
-from penstock.engine_core.execution.block_files import BlockFiles, places_in
+from penstock.engine_core.execution.block_files import BlockFiles, places_in, too_small
 from penstock.engine_core.execution.disk_copies import DiskCopier
 from penstock.engine_core.models.draft_spec import DraftSpec
 from penstock.engine_core.models.spec import ModelSpec
-from penstock.kernels.chip import chip_of
 from penstock.protocol import groups
 from penstock.protocol.config import Config
 from penstock.protocol.errors import ConfigError
@@ -43,22 +43,44 @@ SAMPLES, SAMPLE = 64, 4096  # of a file's content: how many, and bytes of each
 OTHER = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-def attach_disk(
-    config: Config, index: int, copies: BlockCopier | None, identity: Sequence[object], weights: bytes | None
-) -> None:
-    """Give the copier of blocks its disk, if one was asked for and works. `identity`: what blocks depend on beside the
-    files of the weights, of which `weights` is the digest; None: they changed while they were read. Raises ConfigError.
-    """
+@dataclass(frozen=True)
+class Served:
+    """What an executor serves."""
+
+    spec: ModelSpec
+    draft: DraftSpec | None
+    length: int  # of the longest sequence, by which some models scale their rotations
+    group: Group
+    dtype: torch.dtype
+    folders: tuple[Path, ...]  # of the weights
+    files: bytes  # their digest before they were read
+
+    def identity(self, config: Config, layout: str) -> bytes:
+        """Of blocks: what their bytes depend on beside their keys. Weights whose files have changed while they were
+        read are those of no other life."""
+        if self.files != files_digest(self.folders):
+            return os.urandom(32)
+        model, group = config.model, self.group
+        facts = (
+            VERSION, torch.__version__, model.block_size, model.load_format, model.seed,
+            model.batch_invariant, model.expert_parallel, group.rank, group.size, group.stage, group.stages,
+            self.length, str(self.dtype), layout, self.files,
+            msgspec.json.encode((self.spec, self.draft), order="deterministic"),
+        )  # fmt: skip
+        return hashlib.blake2b(repr(facts).encode(), digest_size=32).digest()
+
+
+def attach_disk(config: Config, index: int, copies: BlockCopier | None, served: Served) -> None:
+    """Give the copier of blocks its disk, if one was asked for and works. Raises ConfigError."""
     path, limit = config.executor.kv_disk, config.executor.kv_disk_size
     if not path or copies is None:
         return
     each = copies.host.shape[1]
     if not places_in(limit, each):
-        raise ConfigError(SIZE, limit, f"a KV block takes {each} bytes, and the files some KiB; give more")
-    found = hashlib.blake2b(repr((*identity, copies.layout, weights)).encode(), digest_size=32).digest()
+        raise ConfigError(SIZE, limit, too_small(each))
     try:
         folder, lock = own_folder(config, index)
-        files = BlockFiles(folder, limit, each, found if weights is not None else os.urandom(32), lock)
+        files = BlockFiles(folder, limit, each, served.identity(config, copies.layout), lock)
         remove_others(config, folder)
     except OSError as error:
         logs.warning(log, "kv_disk_fails", path=path, error=str(error), instead="prompts are computed")
@@ -105,26 +127,6 @@ def remove_others(config: Config, folder: Path) -> None:
             if taken(lock):
                 shutil.rmtree(other, ignore_errors=True)
             os.close(lock)
-
-
-def identity_of(
-    config: Config,
-    spec: ModelSpec,
-    draft: DraftSpec | None,
-    length: int,
-    group: Group,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> tuple[object, ...]:
-    """What the bytes of a block depend on beside its tokens and the files of the weights. length: of the longest
-    sequence, by which some models scale their rotations."""
-    model = config.model
-    return (
-        VERSION, torch.__version__, length, chip_of(device).name, str(dtype),
-        msgspec.json.encode((spec, draft), order="deterministic"),
-        model.block_size, model.load_format, model.seed, model.batch_invariant, model.expert_parallel,
-        (group.rank, group.size, group.stage, group.stages),
-    )  # fmt: skip
 
 
 def files_digest(folders: Iterable[Path]) -> bytes:

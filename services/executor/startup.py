@@ -68,7 +68,7 @@ from penstock.protocol.steps import ExecutorReady
 from penstock.services.executor import cpu_trial
 from penstock.services.executor.device import available_memory, gpu_number
 from penstock.services.executor.kernel_compilers import compilers
-from penstock.services.executor.kv_disk import attach_disk, files_digest, identity_of
+from penstock.services.executor.kv_disk import Served, attach_disk, files_digest
 from penstock.services.executor.loading import (
     check_agreed,
     check_output,
@@ -129,9 +129,8 @@ def start(
         group = begin(config, groups.place(index, config.model), generation, device)
         check_agreed(config, drafting, group)
         dtype = torch.float32 if -group.all_min(-dtype.itemsize) > dtype.itemsize else dtype  # as all can
-    asked = read_speculative(config.scheduler.speculative_config)
-    folders = [path] if drafting is None else list(dict.fromkeys((path, folder.draft_folder(asked, path))))
-    files = files_digest(folders) if config.executor.kv_disk else None
+    folders = folders_of(config, path, drafting)
+    files = files_digest(folders) if config.executor.kv_disk else b""
     with ExitStack() as held:
         with compilers(device) as processes:
             checks = held.enter_context(verification(config, index, folders))  # its threads start after the forks
@@ -158,9 +157,7 @@ def start(
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
         runner, shape, copies = make_runner(config, model, spec, options, draft, phases, others)
-        unchanged = files is not None and files == files_digest(folders)
-        facts = identity_of(config, spec, drafting, length, group, device, dtype)
-        attach_disk(config, index, copies, facts, files if unchanged else None)
+        attach_disk(config, index, copies, Served(spec, drafting, length, group, dtype, tuple(folders), files))
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
@@ -183,16 +180,31 @@ def start(
         state_bytes=snapshot_bytes(rank_spec(spec, group.size), dtype.itemsize),
         state_places=runner.options.state_places,
         state_host_places=runner.options.state_host_places,
-        host_blocks=0 if copies is None else len(copies.host),
-        host_bytes=0 if copies is None else copies.host.nbytes,
-        disk_blocks=0 if copies is None or copies.disk is None else copies.disk.files.total,
-        disk_bytes=0 if copies is None or copies.disk is None else config.executor.kv_disk_size,
         adapter_places=0 if options.adapters is None else options.adapters.count,
         encoder_rows=0 if options.encoder is None else len(options.encoder.cache),
     )
+    ready = with_tiers(config, ready, copies)
     log_loaded(ready, options, shape, draft)
     log_notes(config, model, draft, path, device)
     return Engine(runner, ready, warm, live_weights(config, model, tower, path), copies)
+
+
+def folders_of(config: Config, path: Path, drafting: DraftSpec | None) -> list[Path]:
+    """Folders whose weights are read."""
+    if drafting is None:
+        return [path]
+    asked = read_speculative(config.scheduler.speculative_config)
+    return list(dict.fromkeys((path, folder.draft_folder(asked, path))))
+
+
+def with_tiers(config: Config, ready: ExecutorReady, copies: BlockCopier | None) -> ExecutorReady:
+    """The same with the room for blocks that is not on the device."""
+    if copies is None:
+        return ready
+    found = msgspec.structs.replace(ready, host_blocks=len(copies.host), host_bytes=copies.host.nbytes)
+    if copies.disk is None:
+        return found
+    return msgspec.structs.replace(found, disk_blocks=copies.disk.files.total, disk_bytes=config.executor.kv_disk_size)
 
 
 def live_weights(config: Config, model: Decoder, tower: Tower | None, path: Path) -> LiveWeights:

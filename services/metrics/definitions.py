@@ -40,7 +40,7 @@ LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.
 PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # in the engine
 # Of engine_core's scheduler, which imports numpy.
-REASONS = ("trial", "slot", "blocks", "step", "prefix", "host", "adapter", "image", "pause")
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "host", "disk", "adapter", "image", "pause")
 
 S = TypeVar("S")
 

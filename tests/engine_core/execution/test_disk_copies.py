@@ -104,11 +104,6 @@ def test_a_list_comes_in_parts(copier: DiskCopier, monkeypatch: pytest.MonkeyPat
     assert [key for part in parts for key in unpack_keys(part.keys)] == KEYS[:5]
 
 
-def test_keys_of_groups_are_what_they_were() -> None:
-    keys = [KEYS[0], KEYS[1] + b"\1", KEYS[2] + b"\xff"]
-    assert unpack_keys(pack_keys(keys)) == keys
-
-
 class HangingFiles(BlockFiles):
     """Reads wait until they may go on."""
 

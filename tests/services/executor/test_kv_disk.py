@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.protocol.config import Config
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError
 from penstock.services.executor import kv_disk
-from penstock.services.executor.kv_disk import attach_disk, files_digest, identity_of, own_folder, remove_others
+from penstock.services.executor.kv_disk import Served, attach_disk, files_digest, own_folder, remove_others
 from tests.services.executor.folder import write_folder
 
 CPU = torch.device("cpu")
@@ -29,6 +30,12 @@ def config(folder: Path, *, name: str = "org/tiny", size: int = 1 << 20, **model
         model=ModelConfig(model="tiny", served_model_name=name, **model),
         executor=ExecutorConfig(device="cpu", kv_host_memory=1, kv_disk=str(folder), kv_disk_size=size),
     )
+
+
+@pytest.fixture
+def found(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    model = write_folder(tmp_path_factory.mktemp("models") / "tiny")
+    return Served(read_spec(model), None, 64, ALONE, torch.float32, (model,), files_digest([model]))
 
 
 @pytest.fixture
@@ -88,62 +95,61 @@ def test_folders_of_executors_that_are_no_more(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_is_none(
-    tmp_path: Path, copies: BlockCopier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    copies: BlockCopier,
+    found: Served,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(Path, "mkdir", fails)
-    attach_disk(config(tmp_path), 0, copies, (), b"")
+    attach_disk(config(tmp_path), 0, copies, found)
     assert copies.disk is None
     assert "kv_disk_fails" in caplog.text
 
 
-def test_too_little_room(tmp_path: Path, copies: BlockCopier) -> None:
+def test_too_little_room(tmp_path: Path, copies: BlockCopier, found: Served) -> None:
     with pytest.raises(ConfigError, match=r"--kv-disk-size: 4096 is not allowed; a KV block takes 128 bytes"):
-        attach_disk(config(tmp_path, size=4096), 0, copies, (), b"")
-    attach_disk(config(tmp_path, size=3 * 4096), 0, copies, (), b"")
+        attach_disk(config(tmp_path, size=4096), 0, copies, found)
+    attach_disk(config(tmp_path, size=3 * 4096), 0, copies, found)
     assert copies.disk is not None
     assert copies.disk.files.total == 1
 
 
-def test_none_is_made_where_none_is_asked_for(tmp_path: Path, copies: BlockCopier) -> None:
-    attach_disk(msgspec.structs.replace(config(tmp_path), executor=ExecutorConfig()), 0, copies, (), None)
-    attach_disk(config(tmp_path / "kv"), 0, None, (), None)
+def test_none_is_made_where_none_is_asked_for(tmp_path: Path, copies: BlockCopier, found: Served) -> None:
+    attach_disk(msgspec.structs.replace(config(tmp_path), executor=ExecutorConfig()), 0, copies, found)
+    attach_disk(config(tmp_path / "kv"), 0, None, found)
     assert copies.disk is None
     assert not (tmp_path / "kv").exists()
 
 
-def test_weights_that_changed_while_they_were_read_are_of_this_life_alone(tmp_path: Path, copies: BlockCopier) -> None:
-    attach_disk(config(tmp_path), 0, copies, (), None)
-    assert copies.disk is not None
-    first = copies.disk.files.identity
-    attach_disk(config(tmp_path), 1, other := BlockCopier([torch.zeros(9, 4, 8)], 6, CPU), (), None)
-    assert other.disk is not None
-    assert other.disk.files.identity != first
-    other.disk.close()
+def test_weights_that_changed_while_they_were_read_are_of_this_life_alone(tmp_path: Path, found: Served) -> None:
+    assert found.identity(config(tmp_path), "") == found.identity(config(tmp_path), "")
+    stale = replace(found, files=b"")
+    assert stale.identity(config(tmp_path), "") != stale.identity(config(tmp_path), "")
 
 
-def test_what_tells_one_model_from_another(tmp_path: Path) -> None:
-    spec = read_spec(write_folder(tmp_path / "tiny"))
+def test_what_tells_one_model_from_another(tmp_path: Path, found: Served) -> None:
     told = {
-        identity_of(config(tmp_path, **options), own, None, length, group, CPU, dtype)  # type: ignore[arg-type]
-        for options, own, length, group, dtype in (
-            ({}, spec, 64, ALONE, torch.float32),
-            ({"block_size": 32}, spec, 64, ALONE, torch.float32),
-            ({"seed": 1}, spec, 64, ALONE, torch.float32),
-            ({"load_format": "dummy"}, spec, 64, ALONE, torch.float32),
-            ({}, msgspec.structs.replace(spec, hidden=spec.hidden + 1), 64, ALONE, torch.float32),
-            ({}, spec, 128, ALONE, torch.float32),
-            ({}, spec, 64, Group(0, 2), torch.float32),
-            ({}, spec, 64, Group(1, 2), torch.float32),
-            ({}, spec, 64, Group(stage=1, stages=2), torch.float32),
-            ({}, spec, 64, ALONE, torch.bfloat16),
+        own.identity(config(tmp_path, **options), layout)
+        for options, layout, own in (
+            ({}, "", found),
+            ({}, "other", found),
+            ({"block_size": 32}, "", found),
+            ({"seed": 1}, "", found),
+            ({"load_format": "dummy"}, "", found),
+            ({}, "", replace(found, spec=msgspec.structs.replace(found.spec, hidden=found.spec.hidden + 1))),
+            ({}, "", replace(found, length=128)),
+            ({}, "", replace(found, group=Group(0, 2))),
+            ({}, "", replace(found, group=Group(1, 2))),
+            ({}, "", replace(found, group=Group(stage=1, stages=2))),
+            ({}, "", replace(found, dtype=torch.bfloat16)),
         )
     }
-    assert len(told) == 10
-    same = identity_of(config(tmp_path, max_num_seqs=7), spec, None, 64, ALONE, CPU, torch.float32)
-    assert same in told, "what blocks do not depend on"
+    assert len(told) == 11
+    assert found.identity(config(tmp_path, max_num_seqs=7), "") in told, "what blocks do not depend on"
 
 
 def test_other_weights_have_another_digest(tmp_path: Path) -> None:
