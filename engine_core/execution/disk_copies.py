@@ -206,7 +206,7 @@ class DiskCopier:
         outcomes = sorted([self._outcomes.get() for _ in table], key=lambda one: one.task.row)
         good = [one for one in outcomes if not one.error]
         errors = {one.task.row: one.error for one in outcomes if one.error and one.error != OUTDATED}
-        if message.to_disk and good and generation == self._told.generation:
+        if message.to_disk and good:
             try:
                 self.files.commit([(one.task.place, one.task.key, one.checksum) for one in good])
             except OSError as error:

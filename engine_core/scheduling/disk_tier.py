@@ -5,8 +5,8 @@ while none are read. What has left the host's memory by then is not. Nothing wai
 
 Back: a sequence that may enter a slot, and whose prefix goes on on disk behind what device and host have, waits until
 those blocks are in the host's memory, if that is faster than to compute them. Then it finds them there as it finds any
-others. It waits about as long as computing them would take, so a disk that is slower than it was costs that much at
-most. Blocks on the device that the prefix begins with are not held meanwhile: like others they may go to the host's
+others. It waits at most twice as long as computing them would take, so that is what a disk costs that has become slow
+or hangs. Blocks on the device that the prefix begins with are not held meanwhile: like others they may go to the host's
 memory.
 
 The executors' disks outlive them. A group that has come up says what is there (`ListBlocks`); what all of its members

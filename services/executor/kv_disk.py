@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 OPTION, SIZE = "--kv-disk", "--kv-disk-size"
 LOCK_SECONDS = 10.0  # until a killed executor has released its lock
-SAMPLES, SAMPLE = 64, 4096  # of a file's content: how many, and bytes of each
+SAMPLES, SAMPLE = 32, 4096  # of a file's content: how many, and bytes of each
 OTHER = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -73,7 +73,9 @@ class Served:
 def attach_disk(config: Config, index: int, copies: BlockCopier | None, served: Served) -> None:
     """Give the copier of blocks its disk, if one was asked for and works. Raises ConfigError."""
     path, limit = config.executor.kv_disk, config.executor.kv_disk_size
-    if not path or copies is None:
+    if path and served.spec.encoder:
+        raise ConfigError(OPTION, path, "the model is an encoder, which keeps no KV blocks")
+    if not path or copies is None:  # a stage whose layers are all recurrent has no blocks
         return
     each = copies.host.shape[1]
     if not places_in(limit, each):

@@ -9,6 +9,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from benchmarks.samples import scrape, total
 from tests.e2e.server import LIMIT, Server, serving
 from tests.e2e.test_host_tier import EACH, OPTIONS, PLACES, said, until_metric
@@ -60,6 +62,27 @@ def test_prefixes_outlive_the_server(tmp_path: Path) -> None:
         until_metric(server, "engine_disk_failed_blocks_total", 5)
         assert total(scrape(server.url), "engine_disk_loaded_blocks_total") == loaded
         assert total(scrape(server.url), "engine_block_faults_total") == 0
+
+
+@pytest.mark.long
+def test_each_rank_has_its_own_part(tmp_path: Path) -> None:
+    """And where one of them has lost its own, nothing of the others is read."""
+    folder = tmp_path / "kv"
+    both = (*options(folder), "--tensor-parallel-size", "2", "--device", "cpu")
+    with serving(tmp_path, *both) as server:
+        first = words(server)
+        until_metric(server, "engine_disk_stored_blocks_total", 20)
+        kill(server)
+    with serving(tmp_path, *both) as server:
+        assert words(server) == first
+        until_metric(server, "engine_disk_loaded_blocks_total", 5)
+        kill(server)
+    assert len(list(folder.glob("*/executor-*/blocks"))) == 2
+    (lost,) = folder.glob("*/executor-1/index")
+    lost.unlink()
+    with serving(tmp_path, *both) as server:
+        assert words(server) == first
+        assert total(scrape(server.url), "engine_disk_loads_total") == 0
 
 
 def test_a_full_disk_and_a_folder_that_goes(tmp_path: Path) -> None:

@@ -118,6 +118,14 @@ def test_too_little_room(tmp_path: Path, copies: BlockCopier, found: Served) -> 
     assert copies.disk.files.total == 1
 
 
+def test_an_encoder_has_none(tmp_path: Path, found: Served) -> None:
+    first = found.spec.body.layers[0]
+    attention = msgspec.structs.replace(first.attention, bidirectional=True)
+    body = msgspec.structs.replace(found.spec.body, layers=(msgspec.structs.replace(first, attention=attention),))
+    with pytest.raises(ConfigError, match=r"--kv-disk: .*the model is an encoder, which keeps no KV blocks"):
+        attach_disk(config(tmp_path), 0, None, replace(found, spec=msgspec.structs.replace(found.spec, body=body)))
+
+
 def test_none_is_made_where_none_is_asked_for(tmp_path: Path, copies: BlockCopier, found: Served) -> None:
     attach_disk(msgspec.structs.replace(config(tmp_path), executor=ExecutorConfig()), 0, copies, found)
     attach_disk(config(tmp_path / "kv"), 0, None, found)
