@@ -7,12 +7,15 @@ is on the disk. So a block that was written halfway, one that was overwritten be
 rotted are found out by their checksums, and nothing has to be undone after a crash. There are no temporary files.
 
 The checksum is CRC-32, as file systems have it: it is there against mistakes, not against those who may write the
-files. zlib has it at several GB/s without a dependency. What goes through here is dropped from the page cache: the
-host's memory is the cache.
+files. zlib has it at several GB/s without a dependency. Blocks go past the page cache (O_DIRECT) where the file system
+lets them: the host's memory is the cache. Eight threads read 2 MiB blocks of a virtual disk at 1.2 GB/s so, and at 0.7
+to 1.0 through the page cache. Elsewhere they are dropped from it.
 """
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import struct
 import zlib
@@ -76,7 +79,7 @@ class BlockFiles:
         self._stride = stride_of(block_bytes)
         self._lock = lock
         self._index = os.open(folder / "index", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        self._blocks = os.open(folder / "blocks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._blocks, self._direct = open_blocks(folder / "blocks")
         self._entries: dict[int, Entry] = {}
         self._writes = 0
         self._emptied = True  # whether the last `wipe` came to its end
@@ -108,16 +111,25 @@ class BlockFiles:
         return [(place, entry.key) for place, entry in found]
 
     def read(self, place: int, key: bytes, buffer: Bytes) -> None:
-        """Raises BadBlock if the place does not hold this block, whole and as it was written. # uint8 [block_bytes]"""
+        """Raises BadBlock if the place does not hold this block, whole and as it was written. buffer: `new_buffer`."""
         entry = self._entries.get(place)
         if entry is None or entry.key != key:
             raise BadBlock("its place holds another block, or none")
         start = place * self._stride
-        if os.preadv(self._blocks, [buffer.data], start) != self.block_bytes:
+        if os.preadv(self._blocks, [buffer.data], start) < self.block_bytes:
             raise BadBlock("the file ends before it does")
-        os.posix_fadvise(self._blocks, start, self._stride, os.POSIX_FADV_DONTNEED)
-        if checksum(key, buffer) != entry.checksum:
+        if not self._direct:
+            os.posix_fadvise(self._blocks, start, self._stride, os.POSIX_FADV_DONTNEED)
+        if self.checksum(key, buffer) != entry.checksum:
             raise BadBlock("its checksum is wrong")
+
+    def new_buffer(self) -> Bytes:
+        """Memory for a block, as the system wants it, behind which there is some to spare."""
+        return np.frombuffer(mmap.mmap(-1, self._stride), np.uint8)
+
+    def checksum(self, key: bytes, buffer: Bytes) -> int:
+        """Of a block and its key."""
+        return zlib.crc32(buffer[: self.block_bytes].data, zlib.crc32(key))
 
     def begin(self, places: Iterable[int]) -> None:
         """What these places hold is about to be overwritten."""
@@ -127,7 +139,7 @@ class BlockFiles:
             self._entries.pop(place, None)
 
     def write(self, place: int, buffer: Bytes) -> None:
-        """It counts for nothing before `commit`."""
+        """It counts for nothing before `commit`. buffer: `new_buffer`, with the block in front."""
         assert place not in self._entries
         view, at = buffer.data, place * self._stride
         while len(view):
@@ -138,7 +150,8 @@ class BlockFiles:
         """These places, of which each has its key and its checksum, have been written."""
         os.fdatasync(self._blocks)
         for place, key, own in rows:
-            os.posix_fadvise(self._blocks, place * self._stride, self._stride, os.POSIX_FADV_DONTNEED)
+            if not self._direct:
+                os.posix_fadvise(self._blocks, place * self._stride, self._stride, os.POSIX_FADV_DONTNEED)
             self._writes += 1
             entry = Entry(self._writes, key, own)
             os.pwrite(self._index, entry.packed(place), INDEX_START + place * ENTRY.size)
@@ -168,5 +181,20 @@ class BlockFiles:
                 os.close(file)
 
 
-def checksum(key: bytes, buffer: Bytes) -> int:
-    return zlib.crc32(buffer.data, zlib.crc32(key))
+def open_blocks(path: Path) -> tuple[int, bool]:
+    """The file, and whether it is read and written past the page cache. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        found = os.open(path, flags | os.O_DIRECT, 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o600), False
+    try:
+        os.preadv(found, [mmap.mmap(-1, PAGE)], 0)
+    except OSError as error:
+        os.close(found)
+        if error.errno != errno.EINVAL:  # of a drive whose sectors are larger than a page
+            raise
+        return os.open(path, flags, 0o600), False
+    return found, True

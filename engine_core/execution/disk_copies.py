@@ -21,7 +21,7 @@ from threading import Lock, Thread
 import msgspec
 import numpy as np
 
-from penstock.engine_core.execution.block_files import BadBlock, BlockFiles, Bytes, checksum
+from penstock.engine_core.execution.block_files import BadBlock, BlockFiles, Bytes
 from penstock.protocol.disk_blocks import (
     BlocksListed,
     BlocksMoved,
@@ -229,7 +229,7 @@ class DiskCopier:
     def _move(self, lock: Lock) -> None:
         """A thread that moves blocks."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        buffer = np.empty(self.files.block_bytes, np.uint8)
+        buffer = self.files.new_buffer()
         while (task := self._tasks.get()) is not None:
             try:
                 outcome = self._store(task, buffer, lock) if task.to_disk else self._load(task, buffer, lock)
@@ -241,16 +241,16 @@ class DiskCopier:
         with lock:
             if task.generation != self._told.generation:
                 return Outcome(task, OUTDATED)
-            np.copyto(buffer, self._host[task.block])
+            np.copyto(buffer[: self.files.block_bytes], self._host[task.block])
         self.files.write(task.place, buffer)
-        return Outcome(task, checksum=checksum(task.key, buffer))
+        return Outcome(task, checksum=self.files.checksum(task.key, buffer))
 
     def _load(self, task: Task, buffer: Bytes, lock: Lock) -> Outcome:
         self.files.read(task.place, task.key, buffer)
         with lock:
             if task.generation != self._told.generation:
                 return Outcome(task, OUTDATED)
-            np.copyto(self._host[task.block], buffer)
+            np.copyto(self._host[task.block], buffer[: self.files.block_bytes])
         return Outcome(task)
 
 

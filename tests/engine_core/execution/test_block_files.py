@@ -18,7 +18,6 @@ from penstock.engine_core.execution.block_files import (
     BadBlock,
     BlockFiles,
     Bytes,
-    checksum,
     places_in,
     stride_of,
 )
@@ -48,19 +47,26 @@ def store(files: BlockFiles, *numbers: int, first: int = 0) -> None:
     """Blocks with these numbers' keys in places from `first` on."""
     places = range(first, first + len(numbers))
     files.begin(places)
+    written = []
     for place, number in zip(places, numbers, strict=True):
-        files.write(place, content(number))
-    files.commit([(place, KEYS[number], checksum(KEYS[number], content(number)))
-                  for place, number in zip(places, numbers, strict=True)])  # fmt: skip
+        files.write(place, filled(files, number))
+        written.append((place, KEYS[number], files.checksum(KEYS[number], filled(files, number))))
+    files.commit(written)
+
+
+def filled(files: BlockFiles, number: int) -> Bytes:
+    buffer = files.new_buffer()
+    buffer[:EACH] = content(number)
+    return buffer
 
 
 def holds(files: BlockFiles, place: int, number: int) -> bool:
-    found = np.zeros(EACH, np.uint8)
+    found = files.new_buffer()
     try:
         files.read(place, KEYS[number], found)
     except BadBlock:
         return False
-    assert np.array_equal(found, content(number)), "another block, or one that has changed"
+    assert np.array_equal(found[:EACH], content(number)), "another block, or one that has changed"
     return True
 
 
@@ -147,7 +153,7 @@ def test_a_crash_between_block_and_entry(tmp_path: Path, files: BlockFiles) -> N
     """The old entry is still there, and its block is another one by now."""
     store(files, 1)
     files.begin([0])
-    files.write(0, content(2))
+    files.write(0, filled(files, 2))
     assert not holds(files, 0, 1)
     again = opened(tmp_path)
     assert again.entries() == [(0, KEYS[1])]
@@ -164,12 +170,12 @@ def test_what_is_dropped_is_found_in_no_other_life(tmp_path: Path, files: BlockF
 def test_a_disk_that_is_full(files: BlockFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was begun is gone, what was there before is not."""
     store(files, 1, 2)
-    real, room = os.pwrite, [EACH + 10]
+    real, room = os.pwrite, [8192 + 4096]
 
     def full(file: int, data: Any, at: int) -> int:
         if not room[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        part = bytes(data)[: room[0]]
+        part = data[: room[0]]
         room[0] -= len(part)
         return real(file, part, at)
 
@@ -199,6 +205,30 @@ def test_nothing_is_written_behind_a_failed_wipe(
     assert opened(tmp_path).entries() == [(0, KEYS[1])], "what is there is still of the old identity"
     store(files, 2)
     assert opened(tmp_path, OTHER).entries() == [(0, KEYS[2])]
+
+
+@pytest.mark.parametrize("refuses", ["open", "preadv"])
+def test_a_file_system_without_direct_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str) -> None:
+    real_open = os.open
+
+    def plain(path: Path, flags: int, mode: int) -> int:
+        if refuses == "open" and flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_open(path, flags, mode)
+
+    def sectors(file: int, buffers: object, at: int) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(block_files.os, "open", plain)
+        if refuses == "preadv":
+            patch.setattr(block_files.os, "preadv", sectors)
+        found = opened(tmp_path)
+    store(found, 1, 2)
+    assert holds(found, 0, 1)
+    assert holds(found, 1, 2)
+    found.close()
+    assert len(opened(tmp_path).entries()) == 2
 
 
 def flip(path: Path, at: int) -> None:
