@@ -37,7 +37,12 @@ def run(world: World, seed: int, lives: int) -> DiskTierStatistics:
     return Simulation(world, random_lives(rng, world, lives), rng).run().statistics.disk_tier
 
 
-@pytest.mark.parametrize("name", WORLDS)
+LONG = ("one place", "few of the host's", "restarts of a broken one", "own drafts")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in WORLDS]
+)
 def test_every_position_reads_its_own_prefix(name: str) -> None:
     world = WORLDS[name]
     seen = [run(world, seed, 150) for seed in range(2)]
