@@ -410,3 +410,12 @@ def test_a_prefix_that_is_larger_than_half_of_the_hosts_memory_comes_in_part() -
     assert len(move_table(move.blocks)) == 4
     finish(made)
     assert cached(made, number) == 16
+
+
+def test_a_sequence_that_fails_takes_its_blocks_along() -> None:
+    """It has computed again what is on disk, since it reports on its prompt."""
+    made = dead()
+    number = made.submit([*FIRST, 1], prompt_logprobs=0, fails_at=0)
+    finish(made)
+    assert made.seen(number).finish == Finish.ERROR
+    assert cached(made, ask(made, [*FIRST, 2])) == 0
