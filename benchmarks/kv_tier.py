@@ -5,6 +5,13 @@
 - Time per token of streams alone, beside prompts that hit on the device, and beside as many that are fetched.
 - Conversations that need ten times the device's cache, turn by turn: the share of repeated tokens that hit.
 
+With `--disk FOLDER` it measures the tier on disk instead: prompts are computed and written there, and a second server
+on the same folder finds them.
+
+- Time to first token of one prompt: computed, and read from disk.
+- Time per token of streams alone, beside prompts that hit on the device, and beside prompts that are read from disk, as
+  the second server's memory for blocks has no room for them.
+
 `--smoke` does the same with the embedded model on a CPU, to try the script.
 """
 
@@ -33,12 +40,14 @@ from penstock.services.bench.serve import Summary
 from penstock.services.bench.workload import FIRST_ID, Request
 from penstock.services.executor.device import available_memory
 
-RESULTS = report.ROOT / "benchmarks" / "results" / "h200" / "kv_tier.json"
+RESULTS = report.ROOT / "benchmarks" / "results" / "h200"
 BLOCK = 16  # tokens
 REQUEST_LIMIT = 90.0  # seconds
 HOST = 1.3  # times what conversations need: other prompts are there before them
 HOST_SHARE = 0.6  # of the machine's available memory that is taken at most
 COPIES = 12  # prompts that are fetched in turn beside streams: more than the device has room for
+DISK_OFFERED = 2.0  # prompts a second beside streams that are read from disk
+DISK_HOST = 4  # prompts that the second server's host memory has room for
 TURN_TOKENS = 128  # that each turn of a conversation adds
 ANSWER = 16  # tokens of a conversation's answer
 
@@ -83,6 +92,28 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float  # of tokens that an earlier turn had
     turn_ttft_ms: tuple[float, ...]  # by turn
     lost_blocks: int  # evicted before they were copied
+    errors: dict[str, int]
+
+
+class DiskFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of blocks on disk. Times in milliseconds."""
+
+    model: str
+    prompt_tokens: int
+    cold_ttft_ms: float
+    disk_hit_ttft_ms: float
+    disk_hit_share: float  # of a computed prompt's time
+    disk_hit_tokens: int  # of one prompt
+    read_bytes_per_second: float
+    write_bytes_per_second: float
+    tpot_ms: float  # of streams alone
+    tpot_beside_device_hits_ms: float
+    tpot_beside_reads_ms: float
+    reads_beside: int
+    price: float  # percent by which reads slow streams down
+    price_of_device_hits: float
+    unwritten_blocks: int
+    failed_blocks: int
     errors: dict[str, int]
 
 
@@ -136,6 +167,19 @@ class Measurement:
         due = [asked(beside[at % len(beside)], 1, at, 0.2 + at / sizes.offered) for at in range(count)]
         summary = await self.loads.streams(requests, due)
         return summary.tpot_ms.mean if summary.tpot_ms else 0.0
+
+    async def written(self) -> None:
+        """Until nothing more is written to disk."""
+        before = -1.0
+        while (stored := self.metric("engine_disk_stored_blocks_total")) > before:
+            before = stored
+            await self.settle()
+
+    def rate(self, direction: str) -> float:
+        """Bytes per second of the disk."""
+        label = f'direction="{direction}"'
+        seconds = self.metric("executor_disk_seconds_total", label)
+        return round(self.metric("executor_disk_copied_bytes_total", label) / max(seconds, 1e-9))
 
     async def conversations(self) -> tuple[int, float, list[float]]:
         """Tokens that all of them come to, the share of repeated ones that hit, and first tokens by turn."""
@@ -193,6 +237,60 @@ async def measure(server: Server, shape: Shape, sizes: Sizes, host_tokens: int) 
     )  # fmt: skip
 
 
+async def fill_disk(
+    server: Server, sizes: Sizes, prompts: Prompts, asked_for: list[list[int]]
+) -> tuple[float, float, int]:
+    """Have prompts computed and written to disk: milliseconds to a first token, bytes per second, and blocks that were
+    not written."""
+    found = Measurement(server, sizes, prompts)
+    await found.loads.run([asked(prompts.new(sizes.prompt), 4, at) for at in range(2)], 1)  # warm-up
+    cold = await found.one_by_one(asked_for)
+    await found.fill()
+    await found.written()
+    return median_ttft(cold), found.rate("out"), int(found.metric("engine_disk_lost_blocks_total"))
+
+
+async def measure_disk(
+    server: Server, shape: Shape, sizes: Sizes, prompts: Prompts, asked_for: list[list[int]],
+    before: tuple[float, float, int],
+) -> DiskFigures:  # fmt: skip
+    """On a server that has the prompts on disk alone."""
+    found = Measurement(server, sizes, prompts)
+    await found.loads.run([asked(prompts.new(sizes.prompt // 2), 4, at) for at in range(2)], 1)  # warm-up
+    single, others = asked_for[: sizes.prompts], asked_for[sizes.prompts :]
+    hit = await found.one_by_one(single)
+    await found.settle()
+    rate = found.rate("in")
+    alone = await found.streams(())
+    beside_hits = await found.streams(single[-1:])
+    loads = found.metric("engine_disk_loads_total")
+    beside = await found.streams(others)
+    await found.settle()
+    cold, share = before[0], median_ttft(hit) / max(before[0], 1e-9)
+    return DiskFigures(
+        model=shape.name, prompt_tokens=sizes.prompt, cold_ttft_ms=cold, disk_hit_ttft_ms=median_ttft(hit),
+        disk_hit_share=round(share, 4), disk_hit_tokens=hit.cached_tokens // max(1, hit.completed),
+        read_bytes_per_second=rate, write_bytes_per_second=before[1], tpot_ms=alone,
+        tpot_beside_device_hits_ms=beside_hits, tpot_beside_reads_ms=beside,
+        reads_beside=int(found.metric("engine_disk_loads_total") - loads), price=price(beside, alone),
+        price_of_device_hits=price(beside_hits, alone), unwritten_blocks=before[2],
+        failed_blocks=int(found.metric("engine_disk_failed_blocks_total")), errors=found.loads.errors,
+    )  # fmt: skip
+
+
+def disk_lines(found: DiskFigures) -> Iterator[str]:
+    yield (
+        f"first token of {found.prompt_tokens} tokens: {found.cold_ttft_ms:.1f} ms computed, "
+        f"{found.disk_hit_ttft_ms:.1f} from disk ({found.disk_hit_share:.0%}; {found.disk_hit_tokens} tokens at "
+        f"{found.read_bytes_per_second / 1e9:.1f} GB/s; written at {found.write_bytes_per_second / 1e9:.1f} GB/s)"
+    )
+    yield (
+        f"a token of streams: {found.tpot_ms:.2f} ms; beside device hits {found.price_of_device_hits:+.1f} %, beside "
+        f"{found.reads_beside} reads {found.price:+.1f} %; {found.unwritten_blocks} blocks were not written, "
+        f"{found.failed_blocks} failed"
+    )
+
+
 def lines(found: Figures) -> Iterator[str]:
     yield (
         f"first token of {found.prompt_tokens} tokens: {found.cold_ttft_ms:.1f} ms computed, "
@@ -238,9 +336,37 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--shape", default="8b", choices=sorted(SHAPES))
     found.add_argument("--smoke", action="store_true", help="the embedded model on a CPU, in small")
     found.add_argument("--server-args", default="", help="further arguments of penstock serve, in one word")
-    found.add_argument("--output", type=Path, default=RESULTS, help="JSON file of the figures")
+    found.add_argument("--disk", type=Path, help="an empty folder: measure the tier on disk there")
+    found.add_argument("--output", type=Path, help="JSON file of the figures; default: below benchmarks/results/h200")
     found.add_argument("--commit", default="", help="of this tree, where git cannot tell: in a copy")
     return found
+
+
+def run_disk(
+    words: list[str], sizes: Sizes, shape: Shape, options: argparse.Namespace, arguments: Sequence[str] | None
+) -> int:
+    """Two servers, one after the other, on one folder."""
+    prompts = Prompts(shape.vocab)
+    asked_for = [prompts.new(sizes.prompt) for _ in range(sizes.prompts + COPIES)]
+    at = words.index("--kv-host-memory") + 1
+    each = int(words[words.index("--kv-cache-memory") + 1]) // (sizes.cache // BLOCK + 1)
+    blocks = (len(asked_for) * sizes.prompt + 2 * sizes.cache) // BLOCK
+    words += ["--kv-disk", str(options.disk), "--kv-disk-size", str(2 * blocks * (each + 8192))]
+    words[at] = str(blocks * each)
+    print(shlex.join(words), flush=True)
+    with serving(words) as server:
+        chip = device(server)
+        before = asyncio.run(fill_disk(server, sizes, prompts, asked_for))
+    words[at] = str(DISK_HOST * sizes.prompt // BLOCK * each)
+    with serving(words) as server:
+        print(f"ready after {server.seconds:.0f} s, with {blocks} blocks at most on disk", flush=True)
+        figures = asyncio.run(measure_disk(server, shape, sizes, prompts, asked_for, before))
+        if figures.errors:
+            print(server.tail(), flush=True)
+    results = {"chip": chip, "server_arguments": shlex.join(words[1:]), "sizes": sizes, "figures": figures}
+    report.write(options.output or RESULTS / "kv_disk.json", "kv_disk", results, arguments, options.commit)
+    print("\n".join(disk_lines(figures)), flush=True)
+    return int(bool(figures.errors))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -250,6 +376,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = make_folder(shape, Path(place))
         words, sizes, host = arguments_of(shape, folder, SMALL if options.smoke else Sizes(), smoke=options.smoke)
         words += shlex.split(options.server_args)
+        if options.disk is not None:
+            sizes = msgspec.structs.replace(sizes, offered=DISK_OFFERED)
+            return run_disk(words, sizes, shape, options, arguments)
         print(shlex.join(words), flush=True)
         with serving(words) as server:
             print(f"ready after {server.seconds:.0f} s", flush=True)
@@ -258,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if figures.errors:
                 print(server.tail(), flush=True)
     results = {"chip": chip, "server_arguments": shlex.join(words[1:]), "sizes": sizes, "figures": figures}
-    report.write(options.output, "kv_tier", results, arguments, options.commit)
+    report.write(options.output or RESULTS / "kv_tier.json", "kv_tier", results, arguments, options.commit)
     print("\n".join(lines(figures)), flush=True)
     return int(bool(figures.errors))
 

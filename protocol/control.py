@@ -217,6 +217,8 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     blocks_idle: int = 0  # free, content still cached
     host_blocks: int = 0  # KV blocks that there is room for in the executors' host memory
     host_blocks_held: int = 0  # of those, the ones that prefix hits can be fetched from
+    disk_blocks: int = 0  # KV blocks that there is room for on the executors' disks
+    disk_blocks_held: int = 0  # of those, the ones that prefix hits can be read from
     state_places: int = 0  # for snapshots of recurrent states
     state_snapshots: int = 0  # held there
     state_host_places: int = 0  # the same in the executors' host memory

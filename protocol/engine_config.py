@@ -178,6 +178,11 @@ class ExecutorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Option("bytes of an executor's host memory for KV blocks that have no more room on its GPU, from where prefix "
                "hits come back; pinned at the start; 0: none", 0, 1 << 50),
     ] = 0
+    kv_disk: Annotated[
+        str, Option("folder of KV blocks on disk, where a later start finds them again; needs --kv-host-memory; "
+                    "empty: none", metavar="FOLDER")
+    ] = ""
+    kv_disk_size: Annotated[int, Option("bytes that each executor's KV blocks may take there", 0, 1 << 50)] = 0
     mm_encoder_budget: Annotated[
         float, Option("share of the device's time that the vision encoder may take while requests are decoded",
                       0.01, 1.0)

@@ -40,6 +40,7 @@ from penstock.protocol.control import (
     WeightsAnswer,
     WriteWeights,
 )
+from penstock.protocol.disk_blocks import BlocksListed, BlocksMoved, ForgetBlocks, ListBlocks, MoveBlocks
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.message import Message
@@ -182,10 +183,25 @@ STEPS = LinkSpec(
         AdapterLoaded,
         ImageEncoded,
         BlocksCopied,
+        BlocksListed,
+        BlocksMoved,
         WeightsAnswer,
         MetricsSnapshots,
     ),
-    down=(StepPlan, StepMasks, CopyBlocks, LoadAdapter, DropAdapter, EncodeImage, *ASKED, Sleep, Wake),
+    down=(
+        StepPlan,
+        StepMasks,
+        CopyBlocks,
+        ListBlocks,
+        MoveBlocks,
+        ForgetBlocks,
+        LoadAdapter,
+        DropAdapter,
+        EncodeImage,
+        *ASKED,
+        Sleep,
+        Wake,
+    ),
     window=16,
     high_water=64,
     silence=0.0,  # a step may be long; how long is the scheduler's to judge

@@ -51,6 +51,11 @@ def copy_table(blocks: bytes) -> Column:
     return integers(blocks).reshape(-1, 2)
 
 
+def move_table(blocks: bytes) -> Column:
+    """`MoveBlocks.blocks`. # [blocks, 2]: block in the host's memory, place on disk"""
+    return integers(blocks).reshape(-1, 2)
+
+
 def image_table(images: bytes) -> Column:
     """`SlotStart.images`. # [images, 5]: position, length, first row, width, height"""
     return integers(images).reshape(-1, 5)

@@ -231,6 +231,8 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     state_host_places: int = 0  # the same in the host's memory
     host_blocks: int = 0  # KV blocks in the host's memory, numbered 0 .. host_blocks-1
     host_bytes: int = 0  # that they take
+    disk_blocks: int = 0  # KV blocks on disk, in places 0 .. disk_blocks-1
+    disk_bytes: int = 0  # that they take at most
     adapter_places: int = 0  # for LoRA adapters: 1 .. adapter_places; 0: it serves none
     encoder_rows: int = 0  # of the encoder cache; 0: the model sees no images
     weights_path: str = ""  # folder of the weights that it has; empty: the one that it began with

@@ -86,7 +86,24 @@ def check_engine(config: Config) -> None:
         why = "it makes the output wrong, for benchmarks alone: --allow-wrong-output serves it all the same"
         raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
     check_lora(config)
+    check_disk_tier(config)
     image_limit(model)
+
+
+def check_disk_tier(config: Config) -> None:
+    """Raise ConfigError for a disk of KV blocks without what it needs."""
+    executor = config.executor
+    if not executor.kv_disk:
+        if executor.kv_disk_size:
+            raise ConfigError("--kv-disk-size", executor.kv_disk_size, "it needs --kv-disk, a folder")
+        return
+    if not executor.kv_disk_size:
+        raise ConfigError("--kv-disk", executor.kv_disk, "it needs --kv-disk-size, such as 200G")
+    if not executor.kv_host_memory:
+        why = "it needs --kv-host-memory: blocks go to disk from there, and come back through it"
+        raise ConfigError("--kv-disk", executor.kv_disk, why)
+    if not config.scheduler.enable_prefix_caching:
+        raise ConfigError("--kv-disk", executor.kv_disk, "it needs --enable-prefix-caching")
 
 
 def check_lora(config: Config) -> None:

@@ -73,6 +73,8 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
         "kv_cache_memory",
         "kv_host_memory",
         "keep_weights",
+        "kv_disk",
+        "kv_disk_size",
         "state_snapshots",
         "speculative_config",
     ),

@@ -20,9 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.engine_core.execution.disk_copies import DiskCopier, DiskStatistics
 from penstock.engine_core.execution.transfer import Upload, pinned_memory
 from penstock.engine_core.models.memory_estimate import staging_blocks
 from penstock.kernels.block_copies import block_lines, gather_blocks, scatter_blocks
+from penstock.kernels.chip import chip_of
+from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.step_columns import Column, copy_table
 from penstock.protocol.steps import BlocksCopied, CopyBlocks
 
@@ -37,6 +40,7 @@ class CopyStatistics(msgspec.Struct, frozen=True):
     bytes_in: int
     seconds_out: float
     seconds_in: float
+    disk: DiskStatistics | None = None  # None: there is none
 
 
 @dataclass(slots=True)
@@ -85,7 +89,8 @@ class BlockCopier:
         self.host = pinned_memory((blocks, self._lines.run_bytes), torch.uint8, device)
         self._out, self._in = self._lane(), self._lane()
         self._asked = Asked()
-        self.answers: deque[BlocksCopied] = deque()
+        self.disk: DiskCopier | None = None  # required where blocks are asked for that are on disk
+        self.answers: deque[BlocksCopied | DiskAnswer] = deque()
         self._warm_up()
 
     def _lane(self) -> Lane:
@@ -110,12 +115,17 @@ class BlockCopier:
     @property
     def busy(self) -> bool:
         """Whether copies are to be made, are on their way, or are to be answered."""
-        return bool(self._asked.waiting or self._asked.enqueued or self.answers)
+        asked = self._asked.waiting or self._asked.enqueued or self.answers
+        return bool(asked or (self.disk is not None and self.disk.answered))
 
-    def ask(self, message: CopyBlocks) -> None:
+    def ask(self, message: CopyBlocks | DiskMessage) -> None:
         """A new epoch forgets what was asked in the one before."""
+        if not isinstance(message, CopyBlocks):
+            assert self.disk is not None, "ready said that there are blocks on disk"
+            self.disk.ask(message)
+            return
         if message.epoch != self._asked.epoch:
-            self.forget()
+            self._forget_copies()
             self._asked.epoch = message.epoch
         self._asked.waiting.append(message)
 
@@ -130,18 +140,32 @@ class BlockCopier:
             else:
                 left.append(one)
         self._asked.enqueued = left
+        if self.disk is not None:
+            self.answers += self.disk.collect()
 
     def forget(self) -> None:
         """Everything, once nothing is written any more: the blocks are given away anew."""
+        if self.disk is not None:
+            self.disk.forget()
+        self._forget_copies()
+        self.answers.clear()
+
+    def _forget_copies(self) -> None:
         for lane in (self._out, self._in):
             if lane.stream is not None:
                 lane.stream.synchronize()
         self._asked.waiting.clear()
         self._asked.enqueued.clear()
-        self.answers.clear()
+        self.answers = deque(answer for answer in self.answers if not isinstance(answer, BlocksCopied))
 
     def statistics(self) -> CopyStatistics:
-        return CopyStatistics(self._out.bytes, self._in.bytes, self._out.seconds, self._in.seconds)
+        disk = None if self.disk is None else self.disk.statistics()
+        return CopyStatistics(self._out.bytes, self._in.bytes, self._out.seconds, self._in.seconds, disk)
+
+    @property
+    def layout(self) -> str:
+        """Of the bytes of a block, and the chip that computes them, in words that are the same for the same ones."""
+        return f"{chip_of(self._device).name} {self._lines.word} {self._lines.widths}"
 
     @torch.inference_mode()
     def _enqueue(self, message: CopyBlocks) -> Enqueued:

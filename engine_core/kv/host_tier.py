@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -35,10 +35,24 @@ class HostTierStatistics(msgspec.Struct, frozen=True):
     fetches: int = 0  # times that a sequence waited for blocks from there
 
 
-class HostTier:
-    """Owner of the host's blocks, 0..total-1."""
+class DiskTierStatistics(msgspec.Struct, frozen=True):
+    """Counters as of now."""
 
-    def __init__(self, total: int) -> None:
+    total: int = 0
+    findable: int = 0
+    stored: int = 0  # the rest are totals since start: blocks written
+    lost: int = 0  # that left the host's memory before they were written, or found no room
+    loaded: int = 0  # read back
+    evicted: int = 0  # forgotten for others
+    failed: int = 0  # that could not be written or read, or were not what they should be
+    loads: int = 0  # times that a sequence waited for blocks from there
+
+
+class HostTier:
+    """Owner of blocks 0..total-1 of the host's memory, or of another place that is named so."""
+
+    def __init__(self, total: int, place: str = "the host's memory") -> None:
+        self._place = place
         self.evicted = 0
         self.clear(total)
 
@@ -58,6 +72,18 @@ class HostTier:
     def find(self, key: bytes) -> int | None:
         """The block that holds this."""
         return self._blocks.get(key)
+
+    @property
+    def findable(self) -> int:
+        return len(self._blocks)
+
+    def adopt(self, found: Mapping[int, bytes]) -> None:
+        """These blocks hold something from before, the first of them for longest. All are free."""
+        for block, key in found.items():
+            if key not in self._blocks:
+                self._keys[block], self._uses[block], self._blocks[key] = key, 1, block
+                self._queue(block)
+        self._free = [block for block in self._free if self._keys[block] is None]
 
     def reserve(self, key: bytes) -> int:
         """A block that is written from now on, to be found by this key; it is held until `publish` or `drop`. Another
@@ -105,13 +131,13 @@ class HostTier:
             self._queue(block)
         return block is not None
 
-    def hold(self, blocks: Iterable[int]) -> None:
-        """The blocks, which are findable, are read from now on."""
+    def hold(self, blocks: Iterable[int], *, used: bool = True) -> None:
+        """The blocks, which are findable, are read from now on, for a use of them or not."""
         for block in blocks:
             if not self._holds[block]:
                 self._unqueue(block)
             self._holds[block] += 1
-            self._uses[block] = min(self._uses[block] + 1, MOST_USES)
+            self._uses[block] = min(self._uses[block] + used, MOST_USES)
 
     def release(self, blocks: Iterable[int]) -> None:
         """One hold less on each, in the order in which they are to go."""
@@ -151,13 +177,13 @@ class HostTier:
             counted[block] += 1
         faults = []
         if counted != self._holds.tolist():
-            faults.append("a block of the host's memory is held by others than it counts")
+            faults.append(f"a block of {self._place} is held by others than it counts")
         if any(self._keys[block] != key for key, block in self._blocks.items()):
-            faults.append("a block of the host's memory is found that holds something else")
+            faults.append(f"a block of {self._place} is found that holds something else")
         queued = [block for queue in self._queues for block in queue]
         everywhere = sorted([*self._free, *queued, *(block for block, count in enumerate(counted) if count)])
         if everywhere != list(range(self.total)):
-            faults.append("blocks of the host's memory are not free, findable or held, or more than one of these")
+            faults.append(f"blocks of {self._place} are not free, findable or held, or more than one of these")
         return tuple(faults)
 
     def statistics(self) -> HostTierStatistics:

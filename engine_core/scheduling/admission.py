@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.disk_tier import load_prefix, may_load, waits_for_disk
 from penstock.engine_core.scheduling.host_tier import (
     fetch_prefix,
     fetching_blocks,
@@ -33,14 +34,14 @@ from penstock.engine_core.scheduling.recurrent_state import ask_leader, enter_sl
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, blocks_at_end
-from penstock.engine_core.scheduling.state import SchedulerState
+from penstock.engine_core.scheduling.state import HostCopies, SchedulerState
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import NO_STATE
 
 LOOKAHEAD = 256  # waiting sequences that one plan passes over
 HASHES = 2048  # blocks of theirs that one plan hashes, about 2 ms
 BLOCKED = 1024  # waiting sequences without their adapters or images that it passes over as well
-REASONS = ("trial", "slot", "blocks", "step", "prefix", "host", "adapter", "image", "pause")
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "host", "disk", "adapter", "image", "pause")
 
 
 @dataclass(slots=True)
@@ -146,7 +147,7 @@ class Admissions:
             if leader.life == life and leader.cached < blocks if states is None else waits(states, sequence, blocks):
                 return None
             sequence.waits_for = None
-        if waits_for_blocks(state, sequence):
+        if waits_for_blocks(state, sequence) or waits_for_disk(state, sequence):
             return None
         if start is None:
             return []
@@ -173,15 +174,20 @@ class Admissions:
         return None
 
     def _fetches(self, sequence: Sequence, found: list[int], most: int) -> bool:
-        """Whether the sequence waits for blocks from the host's memory, which are fetched if nobody does so yet.
-        found: the table of its prefix on the device."""
+        """Whether the sequence waits for blocks from the host's memory, or from disk, which are fetched if nobody does
+        so yet. found: the table of its prefix on the device."""
         state, host, groups = self.state, self.state.kv.host, self.state.kv.layout.groups
-        if host is None or not may_wait(host, sequence):
+        if host is None:
             return False
         columns = len(found) // groups
-        table = find_prefix(state, host, sequence, columns, most)
-        while (blocks := reusable(state, sequence, reach := len(table) // groups)) < reach:
-            table = find_prefix(state, host, sequence, columns, blocks)
+        if may_load(host, sequence):
+            table = self._beyond(host, sequence, columns, most, disk=True)
+            if load_prefix(state, host, sequence, table, columns):
+                return True
+        if not may_wait(host, sequence):
+            return False
+        table = self._beyond(host, sequence, columns, most)
+        reach = len(table) // groups
         if not worth_fetching(state, host, table, columns):
             return False
         if joins(state, host, sequence, table):
@@ -194,6 +200,15 @@ class Admissions:
         self.estimate = None  # of blocks that are held without it
         fetch_prefix(state, sequence, table)
         return True
+
+    def _beyond(
+        self, host: HostCopies, sequence: Sequence, columns: int, most: int, *, disk: bool = False
+    ) -> list[int]:
+        """`find_prefix` of as many blocks as the sequence may begin behind."""
+        table = find_prefix(self.state, host, sequence, columns, most, disk=disk)
+        while (blocks := reusable(self.state, sequence, reach := len(table) // self.state.kv.layout.groups)) < reach:
+            table = find_prefix(self.state, host, sequence, columns, blocks, disk=disk)
+        return table
 
     def _match(self, sequence: Sequence, most: int) -> list[int]:
         """The table of the longest known prefix of at most `most` blocks that the sequence may begin behind."""
@@ -311,8 +326,8 @@ def common_blocks(chain: list[bytes], other: list[bytes]) -> int:
 
 def reasons(state: SchedulerState) -> dict[str, int]:
     """Waiting sequences by what they wait for. None overtakes, so all wait for what the first one lacks, except those
-    that wait for a prefix which somebody else is computing, for blocks from the host's memory, for their adapter, or
-    for their images.
+    that wait for a prefix which somebody else is computing, for blocks from the host's memory or from disk, for their
+    adapter, or for their images.
 
     pause: no step is planned, or not for these. trial: one of those that executors may have died of runs alone. slot:
     --max-num-seqs run. blocks: there is no KV cache for more. step: there is room, and the next step will have it, or
@@ -328,6 +343,7 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     behind = sum(sequence.waits_for is not None for sequence in first)
     free = [sequence for sequence in first if sequence.waits_for is None]
     fetching = sum(waits_for_blocks(state, sequence) for sequence in free)
+    reading = sum(waits_for_disk(state, sequence) for sequence in free)
     lacking = sum(lacks_adapter(state, sequence) for sequence in free)
     blind = sum(awaits_images(state, sequence) and not lacks_adapter(state, sequence) for sequence in free)
     if state.quarantine:
@@ -341,9 +357,10 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     return held | {
         name: count
         for name, count in (
-            (reason, waiting - behind - fetching - lacking - blind),
+            (reason, waiting - behind - fetching - reading - lacking - blind),
             ("prefix", behind),
             ("host", fetching),
+            ("disk", reading),
             ("adapter", lacking),
             ("image", blind),
         )

@@ -149,6 +149,11 @@ class ExecutorGroup(Generic[M]):
         return min([self._ready[peer].host_blocks for peer in self.caching], default=0)
 
     @property
+    def disk_blocks(self) -> int:
+        """KV blocks that each of `caching` has room for on its disk."""
+        return min([self._ready[peer].disk_blocks for peer in self.caching], default=0)
+
+    @property
     def caching(self) -> tuple[M, ...]:
         """The members that have KV blocks: layers of a stage may all be recurrent."""
         return tuple([peer for peer, ready in self._ready.items() if ready.cache_bytes])

@@ -112,15 +112,20 @@ def fetch_prefix(state: SchedulerState, sequence: Sequence, table: list[int]) ->
     send(state, host, fetch.number, list(zip(blocks, sources, strict=True)), to_host=False)
 
 
-def find_prefix(state: SchedulerState, host: HostCopies, sequence: Sequence, known: int, most: int) -> list[int]:
+def find_prefix(
+    state: SchedulerState, host: HostCopies, sequence: Sequence, known: int, most: int, *, disk: bool = False
+) -> list[int]:
     """The table of the longest prefix of at most `most` blocks that is on the device or in the host's memory, where
-    block b of the latter is -1 - b. Its first `known` columns are on the device."""
+    block b of the latter is -1 - b, or on disk, whose places are counted behind the host's blocks. Its first `known`
+    columns are on the device."""
     kv = state.kv
 
     def find(identity: bytes, group: int) -> int | None:
         block = kv.prefix.find(identity, group)
         if block is None and (place := host.tier.find(in_group(identity, group))) is not None:
             return -1 - place
+        if block is None and disk and (place := host.disk.tier.find(in_group(identity, group))) is not None:
+            return -1 - host.tier.total - place
         return block
 
     found = kv.prefix.match_groups(sequence.block_hashes, most, kv.layout, find, known)
@@ -176,6 +181,7 @@ def forget_waiting(state: SchedulerState, sequence: Sequence) -> None:
     """The sequence waits no longer: it has a slot, or has ended."""
     if state.kv.host is not None:
         state.kv.host.waiting.pop(sequence, None)
+        state.kv.host.disk.waiting.pop(sequence, None)
 
 
 def blocks_copied(state: SchedulerState, message: BlocksCopied, executor: int) -> None:
@@ -213,13 +219,16 @@ def finish_spill(kv: KVState, host: HostCopies, spill: Spill) -> None:
     """The copies are there, and worth something if their blocks held the same all the time."""
     del host.spills[spill.number]
     host.spilling.difference_update(spill.keys)
-    for block, place in spill.blocks:
+    for (block, place), key in zip(spill.blocks, spill.keys, strict=True):
         if kv.prefix.copying.get(block) != spill.number:
             host.tier.drop(place)
             host.lost += 1
             continue
         del kv.prefix.copying[block]
-        host.copied += host.tier.publish(place)
+        if host.tier.publish(place):
+            host.copied += 1
+            if host.disk.tier.total:
+                host.disk.queue.append(key)
 
 
 def distrust_copies(state: SchedulerState, identities: Iterable[bytes]) -> None:
@@ -256,6 +265,8 @@ def check_copies(state: SchedulerState) -> tuple[str, ...]:
         return ()
     holds = [source for fetch in host.fetches.values() for source in fetch.sources]
     holds += [place for spill in host.spills.values() for _, place in spill.blocks]
+    holds += [block for load in host.disk.loads.values() for block in (*load.blocks, *load.held)]
+    holds += [block for store in host.disk.stores.values() for block in store.blocks]
     return host.tier.check(holds)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.block_pool import Fenced
 from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.disk_tier import distrust_disk
 from penstock.engine_core.scheduling.drafting import equip
 from penstock.engine_core.scheduling.host_tier import distrust_copies, forget_waiting, note_filled
 from penstock.engine_core.scheduling.outbox import end_row
@@ -116,7 +117,9 @@ def distrust(state: SchedulerState, sequence: Sequence) -> None:
         found = [kv.prefix.find(identity, group) for identity in hashes for group in groups]
         computed += [block for block in found if block is not None]
     kv.pool.distrust([block for block in computed if block != NO_BLOCK])
-    distrust_copies(state, sequence.block_hashes[sequence.borrowed : sequence.cached])
+    doubtful = sequence.block_hashes[sequence.borrowed : sequence.cached]
+    distrust_copies(state, doubtful)
+    distrust_disk(state, doubtful)
 
 
 def release(state: SchedulerState, fenced: Fenced) -> None:

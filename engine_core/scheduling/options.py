@@ -61,6 +61,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     state_host_places: int = 0  # the same in the host's memory
     state_piece: int = STATE_PIECE  # positions between two states that can be kept
     host_blocks: int = 0  # KV blocks that the executors' host memory has room for
+    disk_blocks: int = 0  # KV blocks that the executors' disks have room for, behind their host memory
     copiers: int = 1  # executors that copy them
     adapter_places: int = 0  # for LoRA adapters on the device
     adapter_memory: int = 0  # adapters that the host's memory holds
@@ -93,7 +94,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert 1 <= self.max_num_seqs <= self.max_num_batched_tokens, "a step must have room for every running row"
         assert 0.0 <= self.expected_share <= 1.0
         assert min(self.stages, self.ahead, self.piece) >= 1
-        assert self.host_blocks >= 0
+        assert min(self.host_blocks, self.disk_blocks) >= 0
         assert 0 <= self.adapter_places <= self.adapter_memory
         assert self.encoder_rows >= 0
         assert 1 <= self.encoders <= self.executors

@@ -7,6 +7,7 @@ weights or what they have computed changes, are told apart: one does not end the
 
 from __future__ import annotations
 
+from penstock.engine_core.scheduling.disk_tier import forget_disk
 from penstock.engine_core.scheduling.host_tier import clear_copies
 from penstock.engine_core.scheduling.lifecycle import add, cancel, preempt
 from penstock.engine_core.scheduling.recurrent_state import clear_states
@@ -70,6 +71,7 @@ def forget_computed(state: SchedulerState, version: str | None) -> None:
         preempt(state, sequence, PREEMPTED)
     assert not len(state.kv.fence), "every step has been applied"
     clear_copies(state)
+    forget_disk(state)
     state.kv.pool.clear(state.kv.pool.total)
     state.kv.owners[:] = 0
     state.refused = None

@@ -13,6 +13,13 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
 from penstock.engine_core.scheduling import pausing
 from penstock.engine_core.scheduling.admission import reasons, waiting_adapters
+from penstock.engine_core.scheduling.disk_tier import (
+    check_disk,
+    disk_answered,
+    disk_statistics,
+    list_disk,
+    store_ahead,
+)
 from penstock.engine_core.scheduling.host_tier import blocks_copied, check_copies, clear_copies, host_statistics
 from penstock.engine_core.scheduling.lifecycle import (
     TOO_SMALL,
@@ -39,6 +46,7 @@ from penstock.engine_core.scheduling.validation import (
     submit,
 )
 from penstock.protocol.control import PauseMode
+from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
@@ -61,6 +69,7 @@ class Scheduler:
 
     def __init__(self, options: SchedulingOptions) -> None:
         self._state = new_state(options)
+        list_disk(self._state)
 
     @property
     def in_flight(self) -> int:
@@ -223,15 +232,20 @@ class Scheduler:
         failed, error = self._state.encoder_cache.encoded(message.number, executor, message.error)
         fail_image(self._state, failed, error)
 
-    def copy_messages(self) -> list[CopyBlocks]:
-        """What executors are to copy between the device and the host's memory; the caller removes what it has sent."""
+    def copy_messages(self) -> list[CopyBlocks | DiskMessage]:
+        """What executors are to copy between the device, the host's memory and the disk, in this order; the caller
+        removes what it has sent."""
         host = self._state.kv.host
         return [] if host is None else host.messages
 
-    def blocks_copied(self, message: BlocksCopied, executor: int, now: float) -> None:
-        """An executor has made copies."""
+    def blocks_copied(self, message: BlocksCopied | DiskAnswer, executor: int, now: float) -> None:
+        """An executor has made copies, or has done something with its disk."""
         self._state.stats.now = now
-        blocks_copied(self._state, message, executor)
+        if isinstance(message, BlocksCopied):
+            blocks_copied(self._state, message, executor)
+            store_ahead(self._state)
+        else:
+            disk_answered(self._state, message, executor)
 
     def undelivered(self) -> tuple[int, ...]:
         """Sources for which `outputs` has something."""
@@ -250,9 +264,11 @@ class Scheduler:
         state_places: tuple[int, int] | None = None,
         encoder_rows: int | None = None,
         host_blocks: int | None = None,
+        disk_blocks: int | None = None,
     ) -> None:
         """A new executor group with empty blocks, empty places for states (of both on the device and in the host's
-        memory) and an empty encoder cache, so many of each if their numbers changed: everything that ran is recomputed.
+        memory) and an empty encoder cache, so many of each if their numbers changed, and with whatever is on its disks:
+        everything that ran is recomputed.
         Steps in flight are lost; their results, if they still come, are discarded. Their sequences, and those whose
         images were being encoded, are suspects of the last group's death: see lifecycle.py."""
         state = self._state
@@ -274,6 +290,7 @@ class Scheduler:
         if state.kv.recurrent is not None:
             clear_states(state.kv.recurrent, state_places)
         clear_copies(state, host_blocks)
+        list_disk(state, disk_blocks)
         state.adapters.clear()
         state.encoder_cache.clear(encoder_rows)
         state.microbatches.decoding[:] = False
@@ -329,7 +346,7 @@ class Scheduler:
             tables += [fetch.table for fetch in state.kv.host.fetches.values()]
         report = state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
         faults = () if state.kv.recurrent is None else check_states(state, state.kv.recurrent)
-        faults += state.encoder_cache.check() + (check_copies(state) if thorough else ())
+        faults += state.encoder_cache.check() + (check_copies(state) + check_disk(state) if thorough else ())
         return msgspec.structs.replace(report, faults=report.faults + faults) if faults else report
 
     def statistics(self) -> SchedulerStatistics:
@@ -351,6 +368,7 @@ class Scheduler:
             prefix=state.kv.prefix.statistics(),
             snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
             host_tier=host_statistics(state),
+            disk_tier=disk_statistics(state),
             adapters=state.adapters.statistics(waiting_adapters(state)),
             encoder=state.encoder_cache.statistics(),
             group_blocks=state.slots.group_blocks(),

@@ -34,6 +34,7 @@ from penstock.engine_core.speculation.draft_model import DeviceDrafts
 from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.control import FIRST_VERSION, PauseMode
+from penstock.protocol.disk_blocks import DiskMessage
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import NO_STATE, CopyBlocks, keep_window
 
@@ -160,12 +161,75 @@ class Spill:
 
 
 @dataclass(slots=True, eq=False)
+class Load:
+    """Blocks that are read from disk into the host's memory."""
+
+    number: int  # of the message
+    sequence: Sequence  # for which it is done; others may wait for it as well
+    blocks: tuple[int, ...]  # of the host's memory
+    places: tuple[int, ...]  # on disk
+    keys: tuple[bytes, ...]
+    held: tuple[int, ...]  # other blocks of the host's memory, which belong to the same prefix
+    until: float  # for so long sequences wait for it
+    done: bool = False  # nobody waits for it
+    answered: set[int] = field(default_factory=set)  # executors
+    failed: set[int] = field(default_factory=set)  # rows that one of them could not read
+    seconds: float = 0.0  # of the slowest of them
+
+
+@dataclass(slots=True, eq=False)
+class Store:
+    """Blocks of the host's memory that are written to disk."""
+
+    number: int
+    blocks: tuple[int, ...]
+    places: tuple[int, ...]
+    keys: tuple[bytes, ...]
+    answered: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Listing:
+    """What executors say is on disk. Before all have, nothing is written there or read from there."""
+
+    number: int
+    found: dict[int, dict[int, bytes]] = field(default_factory=dict)  # by executor: keys by place
+    complete: set[int] = field(default_factory=set)  # executors
+
+
+@dataclass(slots=True, eq=False)
+class DiskCopies:
+    """KV blocks on disk, and those on their way between it and the host's memory. Without one there are no places."""
+
+    tier: HostTier
+    queue: deque[bytes]  # what has come to the host's memory and is to be written
+    listing: Listing | None = None
+    loads: dict[int, Load] = field(default_factory=dict)  # by number
+    stores: dict[int, Store] = field(default_factory=dict)
+    loading: dict[bytes, Load] = field(default_factory=dict)  # by key
+    storing: set[bytes] = field(default_factory=set)  # keys
+    # Of sequences without a slot: what they wait for, or have waited for.
+    waiting: dict[Sequence, Load] = field(default_factory=dict)
+    block_seconds: float = 0.0  # that reading a block takes
+    measured: float = 0.0  # when that was measured last
+    rest_until: float = 0.0  # nothing is written before: it failed
+    strikes: int = 0  # times in a row that it did
+    stored: int = 0  # totals since start: see DiskTierStatistics
+    lost: int = 0
+    loaded: int = 0
+    load_count: int = 0
+    failed: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class HostCopies:
     """KV blocks in the host's memory, and the copies on their way between it and the device."""
 
     tier: HostTier
     reserve: int  # blocks on the device that can go at once, their content being copied where there is any
-    messages: list[CopyBlocks] = field(default_factory=list)  # to executors
+    disk: DiskCopies
+    messages: list[CopyBlocks | DiskMessage] = field(default_factory=list)  # to executors, in their order
     number: int = 0  # of the last one
     fetches: dict[int, Fetch] = field(default_factory=dict)  # by number
     spills: dict[int, Spill] = field(default_factory=dict)
@@ -334,7 +398,8 @@ def new_host_copies(options: SchedulingOptions) -> HostCopies:
     """Every block of the host's memory is free."""
     two_steps = 2 * -(-options.max_num_batched_tokens // options.block_size) * len(options.windows)
     reserve = min(two_steps, options.blocks // 2)
-    return HostCopies(HostTier(options.host_blocks), reserve, filled=deque(maxlen=max(reserve, 1)))
+    disk = DiskCopies(HostTier(options.disk_blocks, "the disk"), deque(maxlen=options.host_blocks))
+    return HostCopies(HostTier(options.host_blocks), reserve, disk, filled=deque(maxlen=max(reserve, 1)))
 
 
 def new_recurrent_states(options: SchedulingOptions) -> RecurrentStates:

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.kv.block_pool import PoolStatistics
-from penstock.engine_core.kv.host_tier import HostTierStatistics
+from penstock.engine_core.kv.host_tier import DiskTierStatistics, HostTierStatistics
 from penstock.engine_core.kv.prefix_index import PrefixStatistics
 from penstock.engine_core.kv.snapshots import SnapshotStatistics
 from penstock.engine_core.scheduling.adapters import AdapterStatistics
@@ -183,6 +183,7 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     prefix: PrefixStatistics
     snapshots: SnapshotStatistics | None  # None: the model has no recurrent layers
     host_tier: HostTierStatistics
+    disk_tier: DiskTierStatistics
     adapters: AdapterStatistics
     encoder: EncoderStatistics
     group_blocks: tuple[int, ...]  # in the tables of running sequences, of each KV group

@@ -20,7 +20,7 @@ SUMS = (
     *("draft_tokens", "accepted_tokens", "kept_weight_bytes", "adapter_places", "adapters_placed", "adapters_held"),
     *("encoder_rows", "encoder_rows_held", "images_encoded", "image_hits"),
     *("state_places", "state_snapshots", "state_host_places", "state_host_snapshots"),
-    *("host_blocks", "host_blocks_held", "kept_weight_bytes"),
+    *("host_blocks", "host_blocks_held", "disk_blocks", "disk_blocks_held"),
 )  # fields of EngineStatus that add up
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine_core import folder
+from penstock.engine_core.execution.block_files import places_in, too_small
 from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.kv_cache import kv_label, with_draft_cache, with_kv_cache
@@ -112,6 +113,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     adapter_bytes: int = 0  # of all places for LoRA adapters
     kept_bytes: int = 0  # of the host's memory for each GPU, for weights while executors sleep (--keep-weights)
     host_tokens: int = 0  # that --kv-host-memory of each executor has room for, if all KV groups held them
+    disk_tokens: int = 0  # the same of --kv-disk-size
     encoder_bytes: int = 0  # of the vision encoder's weights, which are among the others, and of the encoder cache
     encoder_rows: int = 0  # image tokens that the cache has room for; 0: the model sees no images
 
@@ -199,6 +201,7 @@ def plan(config: Config, gpu: str) -> Plan:
         snapshots=share.snapshots,
         adapter_bytes=share.adapter_bytes,
         host_tokens=host_tokens(config, shape),
+        disk_tokens=disk_tokens(config, shape),
         kept_bytes=share.weight_bytes if config.executor.keep_weights else 0,
         encoder_bytes=share.encoder_bytes,
         encoder_rows=0 if spec.vision is None else encoder_rows(spec.vision, config.model.mm_encoder_cache_tokens),
@@ -313,6 +316,16 @@ def host_tokens(config: Config, shape: CacheShape) -> int:
     )
 
 
+def disk_tokens(config: Config, shape: CacheShape) -> int:
+    """The same of the disk."""
+    given = config.executor.kv_disk_size
+    if not given or not shape.block_bytes:
+        return 0
+    if not (places := places_in(given, shape.block_bytes)):
+        raise ConfigError("--kv-disk-size", given, too_small(shape.block_bytes))
+    return places // shape.layout.groups * shape.block_size
+
+
 def lengths(longest: int) -> list[int]:
     """Powers of two from SHORTEST up to the longest, which is always included."""
     found = []
@@ -379,6 +392,7 @@ def text(found: Plan) -> str:
         ),
         f"  KV cache            {found.cache_tokens:>8,} tokens, {found.blocks:,} blocks of {found.block_size}",
         *([f"  in host memory      {found.host_tokens:>8,} tokens"] if found.host_tokens else []),
+        *([f"  on disk             {found.disk_tokens:>8,} tokens"] if found.disk_tokens else []),
         *([f"  kept while asleep   {gib(found.kept_bytes):>8} GiB of host memory"] if found.kept_bytes else []),
         "",
         "  tokens of a request   at once",

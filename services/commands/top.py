@@ -106,6 +106,7 @@ class ServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     kv_used: float  # share of the blocks
     kv_cached: float  # share that is idle and holds a cached prefix
     kv_host: float | None  # share of the host memory for blocks that holds some; None: there is no such memory
+    kv_disk: float | None  # the same of the disk
     prompt_rate: float  # tokens per second
     output_rate: float
     step_rate: float
@@ -257,6 +258,7 @@ def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> Serve
     replicas = len(after.values(f"{ENGINE}step_total"))
     idle_shares = after.values(f"{ENGINE}device_idle_ratio")
     running, host = after.total(f"{ENGINE}running"), after.total(f"{ENGINE}host_blocks")
+    disk = after.total(f"{ENGINE}disk_blocks")
     parts = after.health.get("parts") or {}
     tokenizer = parts.get("tokenizer") or {}
     return ServerStatistics(
@@ -270,6 +272,7 @@ def view(before: Snapshot, after: Snapshot, found: tuple[Process, ...]) -> Serve
         kv_used=1 - (idle + free) / blocks if blocks else 0.0,
         kv_cached=idle / blocks if blocks else 0.0,
         kv_host=after.total(f"{ENGINE}host_blocks_held") / host if host else None,
+        kv_disk=after.total(f"{ENGINE}disk_blocks_held") / disk if disk else None,
         prompt_rate=rate(f"{ENGINE}prompt_tokens_total"),
         output_rate=rate(f"{ENGINE}output_tokens_total"),
         step_rate=steps,
@@ -398,7 +401,8 @@ def drawn(found: ServerStatistics, width: int = WIDTH) -> Group:
          f"{found.preemptions} preempted"),
         ("tokens", f"{found.output_rate:,.0f} out/s", f"{found.prompt_rate:,.0f} in/s"),
         ("KV cache", f"{found.kv_used:.0%} used", f"{found.kv_cached:.0%} cached",
-         *([] if found.kv_host is None else [f"host memory {found.kv_host:.0%} filled"])),
+         *([] if found.kv_host is None else [f"host memory {found.kv_host:.0%} filled"]),
+         *([] if found.kv_disk is None else [f"disk {found.kv_disk:.0%} filled"])),
         ("steps", f"{found.step_rate:,.0f}/s", f"{found.step_ms:.2f} ms" if found.step_ms else "",
          f"device {1 - found.idle:.0%} busy", f"epoch {found.epoch}"),
     ]  # fmt: skip

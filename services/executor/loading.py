@@ -96,6 +96,7 @@ class Loading:
         self._key = key
         self._restoring: Restoring | None = None
         self._path, self._version = "", FIRST_VERSION
+        self.restored = False  # else what the files have was read
 
     def begin(self) -> Draft | None:
         """Read weights, or begin to restore them: those may be launched upon, and are right once `finish` returns. The
@@ -109,7 +110,7 @@ class Loading:
         """The same once weights that are being restored are there."""
         restoring, self._restoring = self._restoring, None
         if restoring is not None and self._kept.finish(restoring):
-            self._path, self._version = restoring.path, restoring.version
+            self._path, self._version, self.restored = restoring.path, restoring.version, True
         elif restoring is not None:
             with torch.inference_mode():
                 for part in self.parts.values():

@@ -235,8 +235,8 @@ def run_until_stopped(
     poller, polled = zmq.Poller(), link.socket
     poller.register(polled, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
-    if steps.adapters is not None:
-        poller.register(steps.adapters.fileno(), zmq.POLLIN)
+    for waker in steps.wakers:
+        poller.register(waker, zmq.POLLIN)
     set_timer_slack(TIMER_SLACK)
     next_tick = time.monotonic()
     worked = collected = time.monotonic()

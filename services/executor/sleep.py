@@ -63,6 +63,7 @@ class EarlierLife(msgspec.Struct, frozen=True):
     weights: int = NOT_KEPT  # descriptor of the file that they are kept in
     measured: Measured | None = None
     verified: str = ""  # stamp of weight files whose hashes have been checked; empty: none has been
+    files: str = ""  # digest of those that were read, in hex, where blocks on disk are named by it
 
 
 FIRST_LIFE = EarlierLife()  # of an image that none was before

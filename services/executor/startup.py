@@ -62,6 +62,7 @@ from penstock.services.executor.cache_size import StepMemory, count_blocks
 from penstock.services.executor.device import available_memory, gpu_number
 from penstock.services.executor.kept_weights import KeptWeights
 from penstock.services.executor.kernel_compilers import compilers
+from penstock.services.executor.kv_disk import Served, attach_disk, files_digest
 from penstock.services.executor.loading import (
     Loaded,
     Loading,
@@ -131,8 +132,8 @@ def start(
         dtype = torch.float32 if -group.all_min(-dtype.itemsize) > dtype.itemsize else dtype  # as all can
     key = key_of(config, index, spec, drafting, dtype, device)
     again = earlier.key == key
-    asked = read_speculative(config.scheduler.speculative_config)
-    folders = [path] if drafting is None else list(dict.fromkeys((path, folder.draft_folder(asked, path))))
+    folders = folders_of(config, path, drafting)
+    files = files_digest(folders) if config.executor.kv_disk else b""
     with ExitStack() as held:
         # What an earlier image ran is compiled: forks would take longer than they save.
         with nullcontext() if again else compilers(device) as processes:
@@ -164,6 +165,9 @@ def start(
             draft = loading.finish()
         memory = StepMemory(earlier.measured if again else None)
         runner, shape, copies = make_runner(config, model, spec, options, draft, phases, memory, others)
+        if loading.restored:  # the files may be others since; an update's weights are those of none
+            files = b"" if loading.loaded.path else bytes.fromhex(earlier.files)
+        attach_disk(config, index, copies, Served(spec, drafting, length, group, dtype, tuple(folders), files))
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
@@ -171,17 +175,18 @@ def start(
         if not loading.loaded.path:  # what an update has brought may say something else
             check_output(config, runner, path, encoder=spec.encoder)
     parts = [part for part in (model, draft, tower) if part is not None]
-    ready = describe(runner, spec, shape, draft, copies, sum(part.weight_bytes for part in parts), began)
+    ready = describe(runner, spec, shape, draft, sum(part.weight_bytes for part in parts), began)
+    ready = with_tiers(config, ready, copies)
     log_loaded(ready, options, shape, draft)
     log_notes(config, model, draft, path, device)
-    life = EarlierLife(key, measured=memory.measured, verified="" if checks is None else checks.stamp)
+    verified = "" if checks is None else checks.stamp
+    life = EarlierLife(key, measured=memory.measured, verified=verified, files=files.hex())
     return Engine(runner, ready, live_weights(config, model, tower, path), loading.loaded, warm, copies, life)
 
 
 def describe(
-    runner: Runner, spec: ModelSpec, shape: CacheShape, draft: Draft | None, copies: BlockCopier | None,
-    weight_bytes: int, began: float,
-) -> ExecutorReady:  # fmt: skip
+    runner: Runner, spec: ModelSpec, shape: CacheShape, draft: Draft | None, weight_bytes: int, began: float
+) -> ExecutorReady:
     """What the scheduler is told of this executor, whose load `began` at these monotonic seconds."""
     options = runner.options
     return ExecutorReady(
@@ -201,11 +206,27 @@ def describe(
         state_bytes=snapshot_bytes(rank_spec(spec, options.group.size), options.dtype.itemsize),
         state_places=options.state_places,
         state_host_places=options.state_host_places,
-        host_blocks=0 if copies is None else len(copies.host),
-        host_bytes=0 if copies is None else copies.host.nbytes,
         adapter_places=0 if options.adapters is None else options.adapters.count,
         encoder_rows=0 if options.encoder is None else len(options.encoder.cache),
     )
+
+
+def folders_of(config: Config, path: Path, drafting: DraftSpec | None) -> list[Path]:
+    """Folders whose weights are read."""
+    if drafting is None:
+        return [path]
+    asked = read_speculative(config.scheduler.speculative_config)
+    return list(dict.fromkeys((path, folder.draft_folder(asked, path))))
+
+
+def with_tiers(config: Config, ready: ExecutorReady, copies: BlockCopier | None) -> ExecutorReady:
+    """The same with the room for blocks that is not on the device."""
+    if copies is None:
+        return ready
+    found = msgspec.structs.replace(ready, host_blocks=len(copies.host), host_bytes=copies.host.nbytes)
+    if copies.disk is None:
+        return found
+    return msgspec.structs.replace(found, disk_blocks=copies.disk.files.total, disk_bytes=config.executor.kv_disk_size)
 
 
 def live_weights(config: Config, model: Decoder, tower: Tower | None, path: Path) -> LiveWeights:

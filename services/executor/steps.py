@@ -21,6 +21,7 @@ from penstock.engine_core.execution.model_runner import Begun, Runner
 from penstock.engine_core.execution.step_output import Launched
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.control import CheckWeights, MeetTrainer, SumWeights, WriteWeights
+from penstock.protocol.disk_blocks import ForgetBlocks, ListBlocks, MoveBlocks
 from penstock.protocol.images import EncodeImage
 from penstock.protocol.message import Message
 from penstock.protocol.step_columns import chunk_positions, integers
@@ -223,7 +224,7 @@ class Steps:
                 case DropAdapter() as dropped:
                     assert self.adapters is not None, "ready said that there are places"
                     self.adapters.drop(dropped, self._counters.plans + len(self._plans))
-                case CopyBlocks() as copies:
+                case CopyBlocks() | ListBlocks() | MoveBlocks() | ForgetBlocks() as copies:
                     assert self._copies is not None, "ready said that there are blocks in the host's memory"
                     self._copies.ask(copies)
                 case CheckWeights() | WriteWeights() | MeetTrainer() | SumWeights() as asked:
@@ -258,8 +259,8 @@ class Steps:
             self._send(self.adapters.answers)
         if self._weights is not None:
             resting = not (self._plans or self._in_flight or self.awaits_masks)
-            if self._weights.run(resting=resting) and self._images:
-                self._images.forget()  # what was begun is of the weights before
+            if self._weights.run(resting=resting):
+                self._renew()
             self._send(self._weights.answers)
         if self._copies is not None:
             self._copies.iterate()
@@ -267,6 +268,19 @@ class Steps:
         if self._images is not None:
             self._images.iterate(shared=self._decodes)
             self._send(self._images.answers)
+
+    def _renew(self) -> None:
+        """Weights were written: what was begun is of those before."""
+        if self._images is not None:
+            self._images.forget()
+        if self._copies is not None and self._copies.disk is not None:
+            self._copies.disk.renew()
+
+    @property
+    def wakers(self) -> tuple[int, ...]:
+        """Descriptors that become readable when threads beside the steps have done something."""
+        disk = None if self._copies is None else self._copies.disk
+        return tuple([beside.fileno() for beside in (self.adapters, disk) if beside is not None])
 
     def tick(self, now: float) -> None:
         """Called a few times a second, at `now` in monotonic seconds."""

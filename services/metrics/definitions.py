@@ -40,7 +40,7 @@ LAG = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.
 PART = (10e-6, 25e-6, 50e-6, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 ENDS = (Finish.STOP, Finish.LENGTH, Finish.ABORT, Finish.ERROR, Finish.GRAMMAR, Finish.UNAVAILABLE)  # in the engine
 # Of engine_core's scheduler, which imports numpy.
-REASONS = ("trial", "slot", "blocks", "step", "prefix", "host", "adapter", "image", "pause")
+REASONS = ("trial", "slot", "blocks", "step", "prefix", "host", "disk", "adapter", "image", "pause")
 
 S = TypeVar("S")
 
@@ -241,6 +241,20 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
                 lambda s: s.host_tier.fetched),
         counter("engine_host_evicted_blocks", "KV blocks of the host's memory that went for others",
                 lambda s: s.host_tier.evicted),
+        gauge("engine_disk_blocks", "KV blocks that there is room for on the executors' disks",
+              lambda s: s.disk_tier.total),
+        gauge("engine_disk_blocks_held", "Of those, the ones that prefix hits can be read from",
+              lambda s: s.disk_tier.findable),
+        counter("engine_disk_stored_blocks", "KV blocks of the host's memory written to disk",
+                lambda s: s.disk_tier.stored),
+        counter("engine_disk_lost_blocks", "KV blocks that left the host's memory before they were written",
+                lambda s: s.disk_tier.lost),
+        counter("engine_disk_loads", "Times that blocks were read from disk for a sequence",
+                lambda s: s.disk_tier.loads),
+        counter("engine_disk_loaded_blocks", "KV blocks read from disk", lambda s: s.disk_tier.loaded),
+        counter("engine_disk_evicted_blocks", "KV blocks on disk that went for others", lambda s: s.disk_tier.evicted),
+        counter("engine_disk_failed_blocks", "KV blocks that could not be written or read, or were not as written",
+                lambda s: s.disk_tier.failed),
         gauge("engine_state_places", "Snapshots of recurrent states that there is room for",
               lambda s: s.snapshots.total if s.snapshots else 0),
         gauge("engine_state_snapshots", "Snapshots of recurrent states that prompts can begin from",
@@ -355,6 +369,7 @@ READY: tuple[Metric[ExecutorReady], ...] = (
     gauge("executor_weight_bytes", "Memory of the weights", lambda s: s.weight_bytes),
     gauge("executor_cache_bytes", "Memory of the KV cache", lambda s: s.cache_bytes),
     gauge("executor_host_bytes", "Host memory for KV blocks", lambda s: s.host_bytes),
+    gauge("executor_disk_bytes", "Bytes that KV blocks may take on disk", lambda s: s.disk_bytes),
     gauge("executor_load_seconds", "Time from the executor's start until it was ready", lambda s: s.load_seconds),
 )
 STEPS: tuple[Metric[StepsStatistics], ...] = (
@@ -373,6 +388,20 @@ STEPS: tuple[Metric[StepsStatistics], ...] = (
         "executor_copy_seconds",
         "Time that these copies took, beside the steps",
         lambda s: {"out": s.copies.seconds_out, "in": s.copies.seconds_in} if s.copies else {},
+        "direction",
+    ),
+    counter(
+        "executor_disk_copied_bytes",
+        "Bytes of KV blocks written to disk and read from there",
+        lambda s: {"out": s.copies.disk.bytes_out, "in": s.copies.disk.bytes_in} if s.copies and s.copies.disk else {},
+        "direction",
+    ),
+    counter(
+        "executor_disk_seconds",
+        "Time that this took, beside the steps",
+        lambda s: (
+            {"out": s.copies.disk.seconds_out, "in": s.copies.disk.seconds_in} if s.copies and s.copies.disk else {}
+        ),
         "direction",
     ),
 )

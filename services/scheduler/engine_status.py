@@ -83,6 +83,8 @@ def with_statistics(status: EngineStatus, found: SchedulerStatistics, step_age: 
         blocks_idle=found.pool.idle,
         host_blocks=found.host_tier.total,
         host_blocks_held=found.host_tier.findable,
+        disk_blocks=found.disk_tier.total,
+        disk_blocks_held=found.disk_tier.findable,
         state_places=snapshots.total,
         state_snapshots=snapshots.held,
         state_host_places=snapshots.host_total,

@@ -60,6 +60,7 @@ def scheduling_options(
         state_places=places,
         state_host_places=host_places,
         host_blocks=executors.host_blocks,
+        disk_blocks=executors.disk_blocks,
         copiers=len(executors.caching),
         adapter_places=executors.adapter_places,
         adapter_memory=host_adapters(model),

@@ -20,6 +20,7 @@ from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.config import Config
 from penstock.protocol.control import Control, EngineStatus, WeightsAnswer
+from penstock.protocol.disk_blocks import BlocksListed, BlocksMoved
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
@@ -244,7 +245,7 @@ class SchedulerLoop:
                 if self._scheduler is not None and self.executors.complete:
                     self._scheduler.image_encoded(encoded, peer.index, now)
                     self._send_beside(self._scheduler)  # the next one, however long the steps in flight are
-            case BlocksCopied() as copied:
+            case BlocksCopied() | BlocksMoved() | BlocksListed() as copied:
                 if self._scheduler is not None and self.executors.complete:
                     self._scheduler.blocks_copied(copied, peer.index, now)
             case WeightsAnswer() as answer:
@@ -340,7 +341,8 @@ class SchedulerLoop:
             else:
                 logs.write(log, logging.WARNING, "epoch", fields)
             places, rows = self.executors.state_places, self.executors.encoder_rows
-            self._scheduler.restart(epoch, now, blocks, places, rows, self.executors.host_blocks)
+            memory, disk = self.executors.host_blocks, self.executors.disk_blocks
+            self._scheduler.restart(epoch, now, blocks, places, rows, memory, disk)
             self._operator.begin(self._scheduler, self.executors)
             return
         options = scheduling_options(self._config, self._facts, self.executors, self._bitmasks.most)

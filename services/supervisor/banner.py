@@ -148,6 +148,8 @@ def banner(facts: Serving) -> list[str]:
     if engine.blocks:
         cache = f"{engine.blocks:,} blocks of {engine.block_size} tokens: at most {facts.tokens:,} tokens"
         cache += f", in {engine.kv_cache_dtype}" if engine.kv_cache_dtype else ""
+        cache += f"; {engine.host_blocks:,} in the host's memory" if engine.host_blocks else ""
+        cache += f", {engine.disk_blocks:,} on disk" if engine.disk_blocks else ""
     rows = {
         "model": facts.model,
         "device": f"{engine.device}, {engine.dtype}",

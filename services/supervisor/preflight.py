@@ -3,6 +3,7 @@ on this host, where they listen, and where they connect to those of other hosts.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,6 +77,7 @@ def checked_engine(config: Config, parts: Parts, gpus: Future[tuple[Gpu, ...]] |
     spec = read_spec(model, config.model.quantization)
     check_files(config, parts, model, spec)
     if executors := len(parts.get(Role.EXECUTOR, ())):
+        check_folder(config.executor.kv_disk)
         shown = () if gpus is None or config.executor.device == "cpu" else gpus.result()
         check_device(config, spec, executors, shown)
     return config
@@ -134,6 +136,20 @@ def check_files(config: Config, parts: Parts, model: Path, spec: ModelSpec) -> N
         if real and draft.head is not None:
             check_mtp(path, draft.head)
     stage_layers(spec, config.model.pipeline_parallel_size, draft, config.model.tensor_parallel_size)
+
+
+def check_folder(path: str) -> None:
+    """Make the folder of --kv-disk if it is missing. Raises ConfigError where this user cannot use it."""
+    if not path:
+        return
+    try:
+        Path(path).mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            "--kv-disk", path, f"there is no such folder, and none can be made: {error.strerror}"
+        ) from None
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError("--kv-disk", path, "this user may not write there")
 
 
 def check_device(config: Config, spec: ModelSpec, executors: int, gpus: Sequence[Gpu]) -> None:

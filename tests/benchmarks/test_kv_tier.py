@@ -24,6 +24,16 @@ def test_the_server_has_room_for_the_loads(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.long
+def test_a_try_of_the_disk_on_a_cpu(tmp_path: Path) -> None:
+    output = tmp_path / "result.json"
+    assert kv_tier.main(["--smoke", "--disk", str(tmp_path / "kv"), "--output", str(output)]) == 0
+    found = json.loads(output.read_bytes())["figures"]
+    assert found["reads_beside"] > 0
+    assert found["disk_hit_tokens"] > 200
+    assert found["failed_blocks"] == 0
+
+
+@pytest.mark.long
 def test_a_try_on_a_cpu(tmp_path: Path) -> None:
     output = tmp_path / "result.json"
     assert kv_tier.main(["--smoke", "--output", str(output)]) == 0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.protocol.config import Config, LinksConfig, TokenizerConfig, fields
-from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
+from penstock.protocol.engine_config import ExecutorConfig, ModelConfig, SchedulerConfig
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.option import Field, number
 from penstock.protocol.validation import check, check_value
@@ -194,3 +194,20 @@ def test_no_port_is_for_two():
     check(msgspec.structs.replace(Config(), links=links))
     with pytest.raises(ConfigError, match=r"--tokenizer-address: .* --scheduler-address has 5002"):
         check(msgspec.structs.replace(Config(), links=links, model=ModelConfig(data_parallel_size=2)))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kv_disk_size": 1}, "--kv-disk-size: 1 is not allowed; it needs --kv-disk"),
+        ({"kv_disk": "/kv"}, "--kv-disk: '/kv' is not allowed; it needs --kv-disk-size"),
+        ({"kv_disk": "/kv", "kv_disk_size": 1}, "it needs --kv-host-memory: blocks go to disk from there"),
+    ],
+)
+def test_blocks_on_disk_need_a_size_and_the_hosts_memory(options, why):
+    with pytest.raises(ConfigError, match=why):
+        check(Config(executor=ExecutorConfig(**options)))
+    whole = ExecutorConfig(kv_disk="/kv", kv_disk_size=1, kv_host_memory=1)
+    check(Config(executor=whole))
+    with pytest.raises(ConfigError, match="--kv-disk: '/kv' is not allowed; it needs --enable-prefix-caching"):
+        check(Config(executor=whole, scheduler=SchedulerConfig(enable_prefix_caching=False)))

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from penstock.engine_core.scheduling.host_tier import MOST_SPILLS
 from penstock.engine_core.scheduling.scheduler import Scheduler
-from penstock.protocol.step_columns import copy_table
-from penstock.protocol.steps import BlocksCopied
+from penstock.protocol.disk_blocks import ForgetBlocks, MoveBlocks
+from penstock.protocol.step_columns import copy_table, move_table
+from penstock.protocol.steps import BlocksCopied, CopyBlocks
 from tests.sim.adapters import GROUP
+from tests.sim.disk import Disk, DiskJobs
 
 GARBAGE = -7
 Cells = list[list[int]]  # by block
@@ -29,16 +31,27 @@ class Copies:
 class HostMemory:
     """Of all executors, which get the same messages. `touched`: blocks that steps in flight read or write."""
 
-    def __init__(self, blocks: int, pages: Cells, draft_pages: Cells, touched: Callable[[], set[int]]) -> None:
+    def __init__(
+        self, blocks: int, pages: Cells, draft_pages: Cells, touched: Callable[[], set[int]], disk: Disk | None = None
+    ) -> None:
         self.blocks: list[tuple[list[int], list[int]] | None] = [None] * blocks
         self.copies: dict[int, Copies] = {}
         self._pages, self._draft_pages, self._touched = pages, draft_pages, touched
         self._last = 0
+        self.disk = DiskJobs(disk or Disk(), self.blocks)
 
     def take(self, scheduler: Scheduler, rng: random.Random) -> bool:
         """Everything that the scheduler has to say; whether there was anything."""
         messages = scheduler.copy_messages()
         for message in messages:
+            if not isinstance(message, CopyBlocks):
+                if not isinstance(message, ForgetBlocks):
+                    assert message.number > self._last, "a number that was given before"
+                    self._last = message.number
+                if isinstance(message, MoveBlocks):
+                    self._check_move(message)
+                self.disk.take(message, scheduler.epoch)
+                continue
             assert message.number > self._last, "a number that was given before"
             assert message.epoch == scheduler.epoch
             self._last = message.number
@@ -50,6 +63,8 @@ class HostMemory:
                 theirs = {place for _, place in other.pairs}
                 assert message.to_host == other.to_host or not theirs.intersection(places), "read while it is written"
                 assert not (message.to_host and theirs.intersection(places)), "written twice"
+            assert not self.disk.touched(to_disk=False).intersection(places), "read or written while it is loaded"
+            assert not (message.to_host and self.disk.touched(to_disk=True).intersection(places)), "while it is stored"
             found = self.copies[message.number] = Copies(message.to_host, pairs, list(range(GROUP)))
             assert sum(one.to_host for one in self.copies.values()) <= MOST_SPILLS
             self._overwrite(found)
@@ -59,8 +74,17 @@ class HostMemory:
         messages.clear()
         return found_any
 
+    def _check_move(self, message: MoveBlocks) -> None:
+        blocks = move_table(message.blocks)[:, 0].tolist()
+        for other in self.copies.values():
+            theirs = {place for _, place in other.pairs}
+            writes = other.to_host or not message.to_disk
+            assert not (writes and theirs.intersection(blocks)), "a block of the host's memory that is copied"
+
     def say(self, scheduler: Scheduler, now: float, rng: random.Random) -> bool:
         """One executor has made copies; whether any were to be made."""
+        if self.disk.busy and (not self.copies or rng.random() < 0.5):
+            return self.disk.say(scheduler, now, rng)
         if not self.copies:
             return False
         number = rng.choice(list(self.copies))

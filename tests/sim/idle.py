@@ -18,6 +18,8 @@ def is_idle(scheduler: Scheduler) -> bool:
     if (host := state.kv.host) is not None:
         maps += sum(map(len, (host.waiting, host.fetching, host.spilling, host.fetches, host.spills)))
         maps += len(state.kv.prefix.copying)
+        disk = host.disk
+        maps += sum(map(len, (disk.waiting, disk.loading, disk.storing, disk.loads, disk.stores)))
     return maps + moving == 0 and empty and is_clean(state.stop_tokens) and is_empty(state.queue)
 
 

@@ -54,6 +54,8 @@ class World:
     state_piece: int = 8
     windows: tuple[int, ...] = (0,)  # of the KV groups
     host_blocks: int = 0  # KV blocks in the host's memory
+    disk_blocks: int = 0  # and on disk
+    disk_trouble: float = 0.0  # how often a block cannot be written, is spoilt, or cannot be read
     adapters: tuple[str, ...] = ()  # that lives ask for, beside the model itself
     adapter_places: int = 0
     adapter_memory: int = 0
@@ -93,6 +95,7 @@ def scheduling_options(world: World) -> SchedulingOptions:
         state_host_places=world.host_places,
         state_piece=world.state_piece,
         host_blocks=world.host_blocks,
+        disk_blocks=world.disk_blocks,
         copiers=GROUP,
         adapter_places=world.adapter_places,
         adapter_memory=world.adapter_memory,

@@ -15,6 +15,7 @@ from penstock.protocol.images import Image
 from penstock.protocol.messages import Automaton, Client, Pooling, Sampling, SubmitTokens, TraceContext, Written
 from penstock.protocol.steps import StepPlan, StepResult
 from tests.sim.adapters import adapter as named
+from tests.sim.disk import Disk
 from tests.sim.executor import FakeExecutor, ints
 from tests.sim.grammar import FakeGuide
 from tests.sim.idle import is_idle
@@ -37,6 +38,7 @@ class Server:
             replace(scheduling_options(world), vocab_size=vocab_size, traced=traced, trace_tokens=4)
         )
         self.natures: dict[int, Nature] = {}
+        self.disk = Disk(world.disk_trouble)
         self.executor = self.new_executor(0)
         self.results: deque[StepResult] = deque()
         self.record = Record()
@@ -45,7 +47,7 @@ class Server:
 
     def new_executor(self, epoch: int, blocks: int | None = None) -> FakeExecutor:
         world = self.world if blocks is None else replace_fields(self.world, blocks=blocks)
-        return FakeExecutor(world, epoch, self.natures)
+        return FakeExecutor(world, epoch, self.natures, self.disk)
 
     def submit(
         self,

@@ -15,6 +15,7 @@ from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.messages import StopHit
 from penstock.protocol.steps import StepResult
+from tests.sim.disk import Disk
 from tests.sim.executor import FakeExecutor
 from tests.sim.grammar import FakeGuide
 from tests.sim.idle import is_idle
@@ -87,7 +88,8 @@ class Simulation:
         if world.careless:
             self.scheduler._state.forecast = Careless(0.0)
         self.natures = {life.message.sampling.seed: life.nature for life in lives}
-        self.executor = FakeExecutor(world, 1, self.natures)
+        self.disk = Disk(world.disk_trouble)
+        self.executor = FakeExecutor(world, 1, self.natures, self.disk)
         self.results: deque[StepResult] = deque()
         self.desk = MaskDesk()
         self.stale: list[StepResult] = []
@@ -103,7 +105,7 @@ class Simulation:
     def run(self) -> Outcome:
         """Until every life is over and everything is delivered; then nothing may be left anywhere."""
         coming = deque(self.lives)
-        while coming or self.scheduler.unfinished or not self.scheduler.settled:
+        while coming or self.scheduler.unfinished or self._moving:
             self._arrive(coming)
             self._interfere()
             planned = self._step()
@@ -119,6 +121,12 @@ class Simulation:
         self._deliver(0.0)
         self._check()
         return self._close()
+
+    @property
+    def _moving(self) -> bool:
+        """Whether blocks are on their way anywhere, or are about to be."""
+        beside = self.executor.host.disk.busy or bool(self.scheduler.copy_messages())
+        return beside or not self.scheduler.settled
 
     def _arrive(self, coming: deque[Life]) -> None:
         while coming and coming[0].message.arrival <= self.clock.now:
@@ -150,7 +158,7 @@ class Simulation:
         epoch = self.executor.epoch + 1
         self.stale += self.results
         self.results.clear()
-        self.executor = FakeExecutor(self.world, epoch, self.natures)
+        self.executor = FakeExecutor(self.world, epoch, self.natures, self.disk)
         self.desk.clear()
         self.scheduler.restart(epoch, self.clock.now)
         self._check()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import select
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.engine_core.execution import block_copies
 from penstock.engine_core.execution.block_copies import BlockCopier, spans
+from penstock.engine_core.execution.block_files import BlockFiles
+from penstock.engine_core.execution.disk_copies import DiskCopier
 from penstock.engine_core.models import memory_estimate
-from penstock.protocol.steps import CopyBlocks
+from penstock.protocol.disk_blocks import BlocksListed, ListBlocks, MoveBlocks, pack_keys
+from penstock.protocol.steps import BlocksCopied, CopyBlocks
 
 BLOCKS, HOST = 9, 6
 CPU = torch.device("cpu")
@@ -82,3 +88,36 @@ def test_neighbours_in_the_hosts_memory_go_together() -> None:
     assert list(spans(np.array([2, 3, 4, 7, 9, 10], np.int32), 9)) == [(0, 3), (3, 4), (4, 6)]
     assert list(spans(np.arange(5, dtype=np.int32), 2)) == [(0, 2), (2, 4), (4, 5)]
     assert list(spans(np.zeros(0, np.int32), 2)) == []
+
+
+def test_a_disk_behind_the_hosts_memory(tmp_path: Path) -> None:
+    """A new epoch of copies ends no job of the disk, which has ended by itself those before; a lost scheduler does."""
+    copier = BlockCopier(memory(), HOST, CPU)
+    each = copier.host.shape[1]
+    copier.disk = DiskCopier(BlockFiles(tmp_path, 1 << 20, each, bytes(32)), copier.host.numpy(), threads=1)
+    assert run(copier, message(1, [(7, 5)], to_host=True)) == [1]
+    copier.ask(moving(2, to_disk=True))
+    copier.ask(ListBlocks(3, 2))
+    copier.ask(message(4, [(7, 4)], to_host=True, epoch=2))
+    until_answered(copier, 2)
+    assert {type(answer) for answer in copier.answers} == {BlocksCopied, BlocksListed}
+    copier.ask(moving(5, to_disk=True, epoch=2))
+    until_answered(copier, 3)
+    assert copier.statistics().disk is not None
+    copier.forget()
+    assert not copier.busy
+    copier.disk.close()
+
+
+def moving(number: int, *, to_disk: bool, epoch: int = 1) -> MoveBlocks:
+    table = np.array([(5, 0)], np.int32).tobytes()
+    return MoveBlocks(number=number, epoch=epoch, to_disk=to_disk, blocks=table, keys=pack_keys([bytes(16)]))
+
+
+def until_answered(copier: BlockCopier, count: int) -> None:
+    assert copier.disk is not None
+    copier.iterate()
+    while len(copier.answers) < count:
+        assert select.select([copier.disk.fileno()], [], [], 30.0)[0]
+        copier.iterate()
+    assert copier.busy

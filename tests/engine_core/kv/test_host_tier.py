@@ -140,3 +140,24 @@ def test_sums_hold_whatever_happens(seed: int) -> None:
         stand = tier.statistics()
         assert stand.total == stand.free + stand.held + (tier.total - stand.free - stand.held)
         assert stand.held == len({*writing, *reading})
+
+
+def test_what_was_there_before_is_adopted_and_goes_in_its_order() -> None:
+    tier = HostTier(4)
+    tier.adopt({2: KEYS[0], 1: KEYS[1], 3: KEYS[0]})
+    assert tier.findable == 2
+    assert held(tier) == [KEYS[0], KEYS[1]], "one block for each key"
+    assert tier.check(()) == ()
+    assert sorted(keep(tier, KEYS[2], KEYS[3])) == [0, 3]
+    keep(tier, KEYS[4])
+    assert held(tier) == KEYS[1:5]
+
+
+def test_who_holds_a_block_without_a_use_does_not_keep_it() -> None:
+    tier = HostTier(2)
+    first, _ = keep(tier, *KEYS[:2])
+    fetch(tier, KEYS[1])
+    tier.hold([first], used=False)
+    tier.release([first])
+    keep(tier, KEYS[2])
+    assert held(tier) == [KEYS[1], KEYS[2]]

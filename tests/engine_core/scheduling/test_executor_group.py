@@ -146,8 +146,10 @@ def test_places_for_states_are_those_of_every_member_that_has_any():
 def test_blocks_of_the_hosts_memory_are_those_of_every_member_that_has_any():
     group = ExecutorGroup(3, 0, 0.0)
     for index, (size, blocks) in enumerate([(100, 9), (0, 0), (100, 7)]):
-        group.add(peer(index), structs.replace(said(), cache_bytes=size, host_blocks=blocks), 0.0)
-    assert group.host_blocks == 7
+        group.add(
+            peer(index), structs.replace(said(), cache_bytes=size, host_blocks=blocks, disk_blocks=2 * blocks), 0.0
+        )
+    assert (group.host_blocks, group.disk_blocks) == (7, 14)
     assert [member.index for member in group.caching] == [0, 2]
 
 

@@ -348,3 +348,14 @@ def test_a_model_that_sees_images_has_an_encoder_and_its_cache(tmp_path: Path) -
     assert found.parameters - alone.parameters == tower_weights(spec.vision)
     assert "16,384 rows of embeddings" in text(found)
     assert "rows of embeddings" not in text(alone)
+
+
+def test_the_tiers_below_the_device(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, LLAMA_8B)
+    words = ("--kv-host-memory", "1G", "--kv-disk", "/kv", "--kv-disk-size", "10G")
+    found = planned(folder, *words)
+    assert found.host_tokens == 8192
+    assert 0.99 * 81920 < found.disk_tokens <= 81920
+    assert "on disk" in text(found)
+    with pytest.raises(ConfigError, match=r"--kv-disk-size: 4096 is not allowed; a KV block takes 2097152 bytes"):
+        planned(folder, *words[:4], "--kv-disk-size", "4096")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,10 +12,15 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from penstock.engine_core.distributed.group import ALONE, Group
+from penstock.engine_core.execution.block_copies import BlockCopier
+from penstock.engine_core.execution.block_files import BlockFiles
+from penstock.engine_core.execution.disk_copies import DiskCopier
 from penstock.protocol.config import Config
-from penstock.protocol.control import WeightsAnswer, WriteWeights
+from penstock.protocol.control import CheckWeights, WeightsAnswer, WriteWeights
+from penstock.protocol.disk_blocks import BlocksListed, ListBlocks
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.message import Message
@@ -182,6 +188,9 @@ class FakeWeights:
         self.port = port
         self.read: list[tuple[str, int]] = []
 
+    def check(self, folder: Path) -> None:
+        pass
+
     def write(self, folder: Path) -> None:
         self.read.append((str(folder), len(results(self.port))))
 
@@ -200,6 +209,33 @@ def test_weights_are_read_behind_the_plans_before(port: FakePort, engine: Engine
     ready = port.sent[-1][1]
     assert isinstance(ready, ExecutorReady)
     assert (ready.weights_path, ready.weight_version) == ("/new", "7")
+
+
+def test_blocks_on_disk_are_told_of_other_weights(port: FakePort, engine: Engine, tmp_path: Path) -> None:
+    """They come with other weights: what is written from then on is of this life alone."""
+    disk = BlockFiles(tmp_path, 1 << 16, 64, bytes(32))
+    sink: Any = port
+    source: Any = FakeWeights(port)
+    copies = BlockCopier([torch.zeros(3, 16)], 2, torch.device("cpu"))
+    copies.disk = DiskCopier(disk, copies.host.numpy(), threads=1)
+    reports = Reports(tmp_path, "executor-0", engine.ready, prompts=False)
+    weights = WeightUpdates(source)
+    steps = Steps(sink, engine.runner, engine.ready, Watchdog(), reports, weights=weights, copies=copies)
+    assert steps.wakers == (copies.disk.fileno(),)
+    run(steps, peer(), Joined(), CheckWeights(1, "/new"), first(1), ListBlocks(1, 5))
+    until_listed(steps, port, 1)
+    assert disk.identity == bytes(32)
+    run(steps, peer(), WriteWeights(2, "/new", "7"))
+    run(steps, peer(), ListBlocks(2, 5))
+    until_listed(steps, port, 2)
+    assert disk.identity != bytes(32)
+    copies.disk.close()
+
+
+def until_listed(steps: Steps, port: FakePort, number: int) -> None:
+    while not any(isinstance(message, BlocksListed) and message.number == number for _, message in port.sent):
+        assert select.select(steps.wakers, [], [], 30.0)[0]
+        steps.iterate()
 
 
 def test_a_new_epoch_begins_with_empty_slots(steps: Steps, port: FakePort) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.engine_core.execution.block_copies import CopyStatistics
+from penstock.engine_core.execution.disk_copies import DiskStatistics
 from penstock.engine_core.histogram import Histogram
 from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.engine_core.parsers.dialect import Dialect
@@ -69,7 +70,9 @@ class FakeSteps:
         launch.observe(0.0002)
         return StepsStatistics(
             plans=5, results=4, dropped=1, stray_masks=2, schedulers=1, waiting=3, launch=launch.statistics(),
-            copies=CopyStatistics(bytes_out=7, bytes_in=3, seconds_out=0.5, seconds_in=0.1),
+            copies=CopyStatistics(
+                bytes_out=7, bytes_in=3, seconds_out=0.5, seconds_in=0.1, disk=DiskStatistics(bytes_out=2, bytes_in=1)
+            ),
         )  # fmt: skip
 
 

@@ -16,7 +16,15 @@ from penstock.protocol.errors import AddressError, ConfigError
 from penstock.protocol.parts import parts_of
 from penstock.services.executor.device import Gpu
 from penstock.services.supervisor import preflight
-from penstock.services.supervisor.preflight import check_api, check_kept, checked, has_template, rank_bytes, resolved
+from penstock.services.supervisor.preflight import (
+    check_api,
+    check_folder,
+    check_kept,
+    checked,
+    has_template,
+    rank_bytes,
+    resolved,
+)
 from tests.model_folder import linked
 
 
@@ -77,3 +85,17 @@ def test_the_hosts_memory_is_checked_before_anything_starts(monkeypatch: pytest.
     checked(msgspec.structs.replace(config, executor=ExecutorConfig(device="cpu")), parts_of(config))
     with pytest.raises(ConfigError, match="--keep-weights"):
         checked(config, parts_of(config))
+
+
+def test_a_folder_of_blocks_is_made(tmp_path: Path) -> None:
+    check_folder("")
+    check_folder(str(tmp_path / "kv"))
+    check_folder(str(tmp_path / "kv"))
+    assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
+
+
+def test_one_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, why in (("file", "File exists"), ("file/kv", "Not a directory"), ("a/b", "No such file or directory")):
+        with pytest.raises(ConfigError, match=f"--kv-disk.*{path}.*none can be made: {why}"):
+            check_folder(str(tmp_path / path))

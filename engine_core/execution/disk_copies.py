@@ -1,0 +1,268 @@
+"""Copies of KV blocks between the host's memory and an executor's files, in threads beside everything else.
+
+One thread has the messages done in their order; others move their blocks, each through a buffer of its own. Of the
+host's memory they touch a block under their lock and only while the message counts. So the main thread takes the memory
+back at any moment, without waiting for the disk: a read that hangs may end in a buffer that nobody looks at.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Lock, Thread
+
+import msgspec
+import numpy as np
+
+from penstock.engine_core.execution.block_files import BadBlock, BlockFiles, Bytes
+from penstock.protocol.disk_blocks import (
+    BlocksListed,
+    BlocksMoved,
+    DiskAnswer,
+    DiskMessage,
+    ForgetBlocks,
+    ListBlocks,
+    MoveBlocks,
+    pack_keys,
+    unpack_keys,
+)
+from penstock.protocol.step_columns import integers, move_table
+
+log = logging.getLogger(__name__)
+
+THREADS = 8  # that move blocks: an NVMe drive is at its best with as many requests
+NICE = 15  # of these threads: steps come first
+LISTED = 4096  # places that one message lists
+OUTDATED = "the message counts no more"
+
+
+class DiskStatistics(msgspec.Struct, frozen=True):
+    """Totals since the start."""
+
+    bytes_out: int = 0  # to disk
+    bytes_in: int = 0
+    seconds_out: float = 0.0
+    seconds_in: float = 0.0
+    failed: int = 0  # blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """Weights have changed: what is written from now on is of this identity."""
+
+    identity: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One block of a message."""
+
+    generation: int
+    to_disk: bool
+    row: int
+    block: int
+    place: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    task: Task
+    error: str = ""  # empty: it was moved
+    checksum: int = 0
+
+
+@dataclass(slots=True)
+class Told:
+    """Messages that count and their answers. The lock is held while either changes."""
+
+    lock: Lock = field(default_factory=Lock)
+    generation: int = 0  # of the messages that count
+    epoch: int = 0
+    answers: deque[DiskAnswer] = field(default_factory=deque)
+
+
+class DiskCopier:
+    """An executor's blocks on disk. host: the blocks of its host's memory. # uint8 [blocks, block bytes]"""
+
+    def __init__(self, files: BlockFiles, host: Bytes, threads: int = THREADS) -> None:
+        self.files = files
+        self._host = host
+        self._told = Told()
+        self._jobs: SimpleQueue[tuple[int, DiskMessage | Renew] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
+        self._locks = [Lock() for _ in range(threads)]  # of each thread that moves blocks, while it touches the memory
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._counted = DiskStatistics()
+        for lock in self._locks:
+            Thread(target=self._move, args=(lock,), name="disk-block", daemon=True).start()
+        Thread(target=self._run, name="disk", daemon=True).start()
+
+    def fileno(self) -> int:
+        """Readable when there are answers, until `collect`."""
+        return self._woken
+
+    @property
+    def answered(self) -> bool:
+        return bool(self._told.answers)
+
+    def ask(self, message: DiskMessage) -> None:
+        """Another epoch, and word that everything is to be forgotten, end what was asked before."""
+        if message.epoch != self._told.epoch or (isinstance(message, ForgetBlocks) and message.everything):
+            self.forget()
+            self._told.epoch = message.epoch
+        self._jobs.put((self._told.generation, message))
+
+    def renew(self) -> None:
+        """Weights have changed: nothing that was computed with the others is found any more, and nothing that will be
+        computed with these in another life."""
+        self.forget()
+        self._jobs.put((self._told.generation, Renew(os.urandom(32))))
+
+    def forget(self) -> None:
+        """No message so far counts: from here on the host's memory is touched for none of them, and none is
+        answered."""
+        with self._told.lock:
+            self._told.generation += 1
+            self._told.answers.clear()
+        for lock in self._locks:
+            with lock:
+                pass  # what it is copying began before
+
+    def collect(self) -> list[DiskAnswer]:
+        with suppress(BlockingIOError):  # nothing was done meanwhile
+            os.eventfd_read(self._woken)
+        found = []
+        while self._told.answers:
+            found.append(self._told.answers.popleft())
+        return found
+
+    def statistics(self) -> DiskStatistics:
+        return self._counted
+
+    def close(self) -> None:
+        """Once everything that was asked for has been done, no thread runs and the files are closed."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            generation, message = job
+            match message:
+                case ListBlocks(number):
+                    for part in list_parts(number, self.files.entries()):
+                        self._answer(generation, part)
+                case MoveBlocks():
+                    self._answer(generation, self._move_all(generation, message))
+                case ForgetBlocks():
+                    self._forget_blocks(message)
+                case Renew(identity):
+                    self._wipe(identity)
+        for _ in self._locks:
+            self._tasks.put(None)
+        self.files.close()
+
+    def _answer(self, generation: int, answer: DiskAnswer) -> None:
+        with self._told.lock:
+            if generation == self._told.generation:
+                self._told.answers.append(answer)
+        os.eventfd_write(self._woken, 1)
+
+    def _forget_blocks(self, message: ForgetBlocks) -> None:
+        if message.everything:
+            self._wipe(self.files.identity)
+            return
+        try:
+            self.files.drop(integers(message.places).tolist())
+        except OSError as error:
+            warn("disk_not_forgotten", error=str(error))
+            self._wipe(self.files.identity)
+
+    def _wipe(self, identity: bytes) -> None:
+        """What cannot be removed from the index is found in another life, if its identity is that of then."""
+        try:
+            self.files.wipe(identity)
+        except OSError as error:
+            warn("disk_not_emptied", error=str(error))
+
+    def _move_all(self, generation: int, message: MoveBlocks) -> BlocksMoved:
+        table = move_table(message.blocks).tolist()
+        began = time.perf_counter()
+        try:
+            if message.to_disk:
+                self.files.begin([place for _, place in table])
+        except OSError as error:
+            self._count(message, 0, 0.0, dict.fromkeys(range(len(table)), str(error)))
+            return BlocksMoved(message.number, 0.0, np.arange(len(table), dtype=np.int32).tobytes())
+        for row, ((block, place), key) in enumerate(zip(table, unpack_keys(message.keys), strict=True)):
+            self._tasks.put(Task(generation, message.to_disk, row, block, place, key))
+        outcomes = sorted([self._outcomes.get() for _ in table], key=lambda one: one.task.row)
+        good = [one for one in outcomes if not one.error]
+        errors = {one.task.row: one.error for one in outcomes if one.error and one.error != OUTDATED}
+        if message.to_disk and good:
+            try:
+                self.files.commit([(one.task.place, one.task.key, one.checksum) for one in good])
+            except OSError as error:
+                errors.update((one.task.row, str(error)) for one in good)
+                good = []
+        seconds = time.perf_counter() - began
+        self._count(message, len(good), seconds, errors)
+        return BlocksMoved(message.number, seconds, np.array(sorted(errors), np.int32).tobytes())
+
+    def _count(self, message: MoveBlocks, moved: int, seconds: float, errors: dict[int, str]) -> None:
+        found, way = self._counted, "out" if message.to_disk else "in"
+        count, time_name = f"bytes_{way}", f"seconds_{way}"
+        self._counted = msgspec.structs.replace(found, **{
+            count: getattr(found, count) + moved * self.files.block_bytes,
+            time_name: getattr(found, time_name) + seconds, "failed": found.failed + len(errors),
+        })  # fmt: skip
+        if errors:
+            warn("disk_failed", direction=way, blocks=len(errors), error=next(iter(errors.values())))
+
+    def _move(self, lock: Lock) -> None:
+        """A thread that moves blocks."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        buffer = self.files.new_buffer()
+        while (task := self._tasks.get()) is not None:
+            try:
+                outcome = self._store(task, buffer, lock) if task.to_disk else self._load(task, buffer, lock)
+            except (OSError, BadBlock) as error:
+                outcome = Outcome(task, str(error))
+            self._outcomes.put(outcome)
+
+    def _store(self, task: Task, buffer: Bytes, lock: Lock) -> Outcome:
+        with lock:
+            if task.generation != self._told.generation:
+                return Outcome(task, OUTDATED)
+            np.copyto(buffer[: self.files.block_bytes], self._host[task.block])
+        self.files.write(task.place, buffer)
+        return Outcome(task, checksum=self.files.checksum(task.key, buffer))
+
+    def _load(self, task: Task, buffer: Bytes, lock: Lock) -> Outcome:
+        self.files.read(task.place, task.key, buffer)
+        with lock:
+            if task.generation != self._told.generation:
+                return Outcome(task, OUTDATED)
+            np.copyto(self._host[task.block], buffer[: self.files.block_bytes])
+        return Outcome(task)
+
+
+def list_parts(number: int, entries: list[tuple[int, bytes]]) -> Iterator[BlocksListed]:
+    """One message at least."""
+    for first in range(0, max(len(entries), 1), LISTED):
+        part = entries[first : first + LISTED]
+        yield BlocksListed(
+            number=number, places=np.array([place for place, _ in part], np.int32).tobytes(),
+            keys=pack_keys([key for _, key in part]), last=first + LISTED >= len(entries),
+        )  # fmt: skip
+
+
+def warn(event: str, **fields: object) -> None:
+    log.warning(event, extra={"fields": fields})

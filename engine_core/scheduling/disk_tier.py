@@ -1,0 +1,303 @@
+"""KV blocks on disk, in the schedule: what the host's memory holds is written there, and who waits for what is read.
+
+Down: whatever has been copied to the host's memory is written to disk in its order, a few blocks at a time and only
+while none are read. What has left the host's memory by then is not. Nothing waits for it.
+
+Back: a sequence that may enter a slot, and whose prefix goes on on disk behind what device and host have, waits until
+those blocks are in the host's memory, if that is faster than to compute them. Then it finds them there as it finds any
+others. It waits at most twice as long as computing them would take, so that is what a disk costs that has become slow
+or hangs. Blocks on the device that the prefix begins with are not held meanwhile: like others they may go to the host's
+memory.
+
+The executors' disks outlive them. A group that has come up says what is there (`ListBlocks`); what all of its members
+have can be found. No token depends on any of this: what cannot be read is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from penstock.engine_core.kv.block_layout import NO_BLOCK
+from penstock.engine_core.kv.host_tier import NO_BLOCK as NO_ROOM
+from penstock.engine_core.kv.host_tier import DiskTierStatistics
+from penstock.engine_core.kv.prefix_index import in_group
+from penstock.engine_core.scheduling.host_tier import OVERHEAD, PATIENCE, key_of, mean, next_number
+from penstock.engine_core.scheduling.request import Sequence
+from penstock.engine_core.scheduling.state import DiskCopies, HostCopies, Listing, Load, SchedulerState, Store
+from penstock.protocol.disk_blocks import (
+    BlocksListed,
+    BlocksMoved,
+    DiskAnswer,
+    ForgetBlocks,
+    ListBlocks,
+    MoveBlocks,
+    pack_keys,
+    unpack_keys,
+)
+from penstock.protocol.step_columns import integers
+
+MOST_STORES = 2  # messages that ask for blocks to be written, at once
+STORE_BLOCKS = 32  # of one of them: a read waits for no more
+MOST_LOADS = 8  # messages that ask for blocks to be read, at once: a sequence that is one too many computes
+LOAD_SHARE = 2  # the part of the host's memory that is read into at once is 1 / LOAD_SHARE
+LEAST_PATIENCE = 0.2  # seconds that a sequence waits for a disk at least
+RETRY = 30.0  # seconds after which a disk that was too slow is tried again
+LONGEST_REST = 64.0  # seconds without a write after writes that failed
+
+
+def store_ahead(state: SchedulerState) -> None:
+    """Have what has come to the host's memory written to disk, as far as that is idle."""
+    host = state.kv.host
+    if host is None or not host.disk.tier.total or host.disk.listing is not None or host.disk.loads:
+        return
+    disk = host.disk
+    if state.steps.pause.frozen or state.stats.now < disk.rest_until:
+        return
+    while disk.queue and len(disk.stores) < MOST_STORES:
+        found: list[tuple[int, int, bytes]] = []
+        while disk.queue and len(found) < STORE_BLOCKS:
+            add_store(host, disk.queue.popleft(), found)
+        if found:
+            blocks, places, keys = zip(*found, strict=True)
+            host.tier.hold(blocks, used=False)
+            store = Store(next_number(host), blocks, places, keys)
+            disk.stores[store.number] = store
+            disk.storing.update(keys)
+            move(state, host, store, to_disk=True)
+
+
+def add_store(host: HostCopies, key: bytes, found: list[tuple[int, int, bytes]]) -> None:
+    """Have a block written with these, unless it is there, or on its way."""
+    disk, block = host.disk, host.tier.find(key)
+    if disk.tier.touch(key) or key in disk.storing or any(key == other for _, _, other in found):
+        return
+    place = NO_ROOM if block is None else disk.tier.reserve(key)
+    if block is None or place == NO_ROOM:
+        disk.lost += 1
+    else:
+        found.append((block, place, key))
+
+
+def load_prefix(state: SchedulerState, host: HostCopies, sequence: Sequence, table: list[int], known: int) -> bool:
+    """Whether the sequence waits for blocks of the disk, which are read into the host's memory if they are not on their
+    way. table: as `find_prefix` has it, with the disk's; the first `known` of its columns are on the device."""
+    disk, first = host.disk, -host.tier.total
+    places = {key_of(sequence, at, state.kv.layout.groups): first - 1 - block
+              for at, block in enumerate(table) if block < first}  # fmt: skip
+    if not places or not worth_loading(state, host, table, known):
+        return False
+    for key in places:
+        if load := disk.loading.get(key):
+            disk.waiting[sequence] = load
+            return True
+    if len(disk.loads) >= MOST_LOADS:
+        return False
+    held = tuple([-1 - block for block in table if first <= block < NO_BLOCK])
+    host.tier.hold(held, used=False)
+    room = host.tier.total // LOAD_SHARE - sum([len(load.blocks) for load in disk.loads.values()])
+    rows = []
+    for key, place in list(places.items())[: max(room, 1)]:
+        if (block := host.tier.reserve(key)) == NO_ROOM:
+            break
+        rows.append((block, place, key))
+    if not rows:
+        host.tier.release(held)
+        return False
+    blocks, sources, keys = zip(*rows, strict=True)
+    disk.tier.hold(sources)
+    load = Load(
+        next_number(host), sequence, blocks, sources, keys, held, state.stats.now + patience(state, host, table, known)
+    )
+    disk.loads[load.number] = load
+    disk.loading.update(dict.fromkeys(keys, load))
+    disk.waiting[sequence] = load
+    disk.load_count += 1
+    move(state, host, load, to_disk=False)
+    return True
+
+
+def computing(state: SchedulerState, host: HostCopies, table: list[int], known: int) -> float:
+    """Seconds that computing a table takes behind its first `known` columns; 0: that is not known."""
+    return (len(table) // state.kv.layout.groups - known) * state.options.block_size * host.position_seconds
+
+
+def worth_loading(state: SchedulerState, host: HostCopies, table: list[int], known: int) -> bool:
+    """Whether reading, behind what is read already, is faster than computing, as far as both were measured."""
+    disk, seconds = host.disk, computing(state, host, table, known)
+    if not seconds or not disk.block_seconds or state.stats.now - disk.measured > RETRY:
+        return True
+    ahead = sum([len(load.blocks) for load in disk.loads.values()])
+    reads = ahead + sum([block < -host.tier.total for block in table])
+    fetches = sum([block < NO_BLOCK for block in table])
+    return seconds > 2 * OVERHEAD + reads * disk.block_seconds + fetches * host.block_seconds
+
+
+def patience(state: SchedulerState, host: HostCopies, table: list[int], known: int) -> float:
+    """Seconds that a sequence waits for these blocks."""
+    seconds = computing(state, host, table, known)
+    return min(PATIENCE, max(LEAST_PATIENCE, 2 * seconds)) if seconds else PATIENCE
+
+
+def waits_for_disk(state: SchedulerState, sequence: Sequence) -> bool:
+    """Whether a waiting sequence waits for blocks from the disk."""
+    host = state.kv.host
+    load = None if host is None else host.disk.waiting.get(sequence)
+    return load is not None and not load.done and state.stats.now < load.until
+
+
+def may_load(host: HostCopies, sequence: Sequence) -> bool:
+    """Whether a sequence that does not wait for the disk may do so: it was not read for it since it was last queued."""
+    load = host.disk.waiting.get(sequence)
+    return host.disk.tier.findable > 0 and (load is None or (load.done and load.sequence is not sequence))
+
+
+def disk_answered(state: SchedulerState, message: DiskAnswer, executor: int) -> None:
+    """An executor has done what it was asked for, or says what it has. What belongs to another epoch is ignored."""
+    host = state.kv.host
+    if host is None:
+        return
+    if isinstance(message, BlocksListed):
+        listed(state, host.disk, message, executor)
+    elif (load := host.disk.loads.get(message.number)) is not None:
+        load.seconds = max(load.seconds, message.seconds)
+        if all_moved(state, load, message, executor):
+            finish_load(state, host, load)
+    elif (store := host.disk.stores.get(message.number)) is not None and all_moved(state, store, message, executor):
+        finish_store(state, host, store)
+    store_ahead(state)
+
+
+def all_moved(state: SchedulerState, job: Load | Store, message: BlocksMoved, executor: int) -> bool:
+    job.answered.add(executor)
+    job.failed.update(integers(message.failed).tolist())
+    return len(job.answered) == state.options.copiers
+
+
+def finish_load(state: SchedulerState, host: HostCopies, load: Load) -> None:
+    """The blocks are in the host's memory and can be found there. What could not be read is found nowhere."""
+    disk = host.disk
+    del disk.loads[load.number]
+    load.done = True
+    for row, (key, block) in enumerate(zip(load.keys, load.blocks, strict=True)):
+        del disk.loading[key]
+        if row in load.failed:
+            host.tier.drop(block)
+        else:
+            host.tier.publish(block)
+    disk.tier.release(load.places)
+    host.tier.release(load.held)
+    disk.tier.forget([load.keys[row] for row in load.failed])
+    disk.failed += len(load.failed)
+    disk.loaded += len(load.keys) - len(load.failed)
+    if len(load.failed) < len(load.keys):
+        disk.block_seconds = mean(disk.block_seconds, load.seconds / len(load.keys))
+        disk.measured = state.stats.now
+    state.refused = None
+
+
+def finish_store(state: SchedulerState, host: HostCopies, store: Store) -> None:
+    """The blocks are on disk and can be found there. Where none is, the disk has a rest, each time twice as long."""
+    disk = host.disk
+    del disk.stores[store.number]
+    disk.storing.difference_update(store.keys)
+    host.tier.release(store.blocks)
+    for row, place in enumerate(store.places):
+        if row in store.failed:
+            disk.tier.drop(place)
+        else:
+            disk.stored += disk.tier.publish(place)
+    disk.failed += len(store.failed)
+    disk.strikes = disk.strikes + 1 if len(store.failed) == len(store.keys) else 0
+    if disk.strikes:
+        disk.rest_until = state.stats.now + min(2.0**disk.strikes, LONGEST_REST)
+
+
+def listed(state: SchedulerState, disk: DiskCopies, message: BlocksListed, executor: int) -> None:
+    """Once every executor has said what it has, all that all of them have can be found."""
+    listing = disk.listing
+    if listing is None or message.number != listing.number:
+        return
+    places = integers(message.places).tolist()
+    listing.found.setdefault(executor, {}).update(zip(places, unpack_keys(message.keys), strict=True))
+    if not message.last:
+        return
+    listing.complete.add(executor)
+    if len(listing.complete) < state.options.copiers:
+        return
+    disk.listing = None
+    first, *others = listing.found.values()
+    disk.tier.adopt({
+        place: key for place, key in first.items()
+        if place < disk.tier.total and all(other.get(place) == key for other in others)
+    })  # fmt: skip
+
+
+def distrust_disk(state: SchedulerState, identities: Iterable[bytes]) -> None:
+    """Forget what columns of a sequence that failed have on disk."""
+    host = state.kv.host
+    if host is None or not host.disk.tier.total:
+        return
+    disk = host.disk
+    keys = {in_group(identity, group) for identity in identities for group in range(state.kv.layout.groups)}
+    places = [place for key in keys if (place := disk.tier.find(key)) is not None]
+    for store in disk.stores.values():
+        places += [place for place, key in zip(store.places, store.keys, strict=True) if key in keys]
+    disk.tier.forget(keys)
+    if places:
+        host.messages.append(ForgetBlocks(state.epoch, np.array(places, np.int32).tobytes()))
+
+
+def forget_disk(state: SchedulerState) -> None:
+    """Nothing on disk can be found any more: what executors compute changes."""
+    if clear_disk(state, None) and (host := state.kv.host) is not None:
+        host.messages.append(ForgetBlocks(state.epoch, everything=True))
+
+
+def list_disk(state: SchedulerState, blocks: int | None = None) -> None:
+    """New executors say what is on their disks, which have so many places if their number changed."""
+    if clear_disk(state, blocks) and (host := state.kv.host) is not None:
+        host.disk.listing = Listing(next_number(host))
+        host.messages.append(ListBlocks(host.disk.listing.number, state.epoch))
+
+
+def clear_disk(state: SchedulerState, blocks: int | None) -> bool:
+    """The host's memory has been cleared, and no job will be answered. Whether there is a disk."""
+    host = state.kv.host
+    if host is None:
+        return False
+    disk = host.disk
+    for load in disk.loads.values():
+        load.done = True
+    disk.tier.clear(disk.tier.total if blocks is None else blocks)
+    for one in (disk.loads, disk.stores, disk.loading, disk.storing, disk.queue):
+        one.clear()
+    disk.listing, disk.strikes, disk.rest_until = None, 0, 0.0
+    return disk.tier.total > 0
+
+
+def check_disk(state: SchedulerState) -> tuple[str, ...]:
+    """What is wrong with the accounts of the disk, in words."""
+    host = state.kv.host
+    if host is None:
+        return ()
+    holds = [place for load in host.disk.loads.values() for place in load.places]
+    return host.disk.tier.check([*holds, *(place for store in host.disk.stores.values() for place in store.places)])
+
+
+def disk_statistics(state: SchedulerState) -> DiskTierStatistics:
+    host = state.kv.host
+    if host is None:
+        return DiskTierStatistics()
+    disk, tier = host.disk, host.disk.tier
+    return DiskTierStatistics(
+        tier.total, tier.findable, disk.stored, disk.lost, disk.loaded, tier.evicted, disk.failed, disk.load_count
+    )
+
+
+def move(state: SchedulerState, host: HostCopies, job: Load | Store, *, to_disk: bool) -> None:
+    table = np.array([job.blocks, job.places], np.int32).T.tobytes()
+    host.messages.append(
+        MoveBlocks(number=job.number, epoch=state.epoch, to_disk=to_disk, blocks=table, keys=pack_keys(job.keys))
+    )

@@ -1,0 +1,196 @@
+"""The threads between the host's memory and the disk: what is asked for is done in order, and ends when it is told to,
+whatever the disk does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+
+from penstock.engine_core.execution import disk_copies
+from penstock.engine_core.execution.block_files import ENTRY, INDEX_START, BlockFiles, Bytes
+from penstock.engine_core.execution.disk_copies import DiskCopier
+from penstock.protocol.disk_blocks import (
+    BlocksListed,
+    BlocksMoved,
+    DiskAnswer,
+    ForgetBlocks,
+    ListBlocks,
+    MoveBlocks,
+    pack_keys,
+    unpack_keys,
+)
+from penstock.protocol.step_columns import integers
+
+EACH, PLACES, BLOCKS = 300, 20, 12
+KEYS = [bytes([number]) * 16 for number in range(1, 40)]
+LIMIT = 30.0
+
+
+@pytest.fixture
+def host() -> Bytes:
+    return np.random.default_rng(1).integers(0, 256, (BLOCKS, EACH), np.uint8)
+
+
+@pytest.fixture
+def copier(tmp_path: Path, host: Bytes) -> Iterator[DiskCopier]:
+    files = BlockFiles(tmp_path, INDEX_START + PLACES * (4096 + ENTRY.size), EACH, bytes(32))
+    found = DiskCopier(files, host, threads=3)
+    yield found
+    found.close()
+
+
+def move(number: int, rows: list[tuple[int, int]], *, to_disk: bool, epoch: int = 1, first: int = 0) -> MoveBlocks:
+    return MoveBlocks(
+        number=number, epoch=epoch, to_disk=to_disk, blocks=np.array(rows, np.int32).tobytes(),
+        keys=pack_keys(KEYS[first : first + len(rows)]),
+    )  # fmt: skip
+
+
+def answers(copier: DiskCopier, count: int) -> list[DiskAnswer]:
+    found: list[DiskAnswer] = []
+    while len(found) < count:
+        assert select.select([copier.fileno()], [], [], LIMIT)[0], "no answer"
+        found += copier.collect()
+    return found
+
+
+def moved(copier: DiskCopier, message: MoveBlocks) -> list[int]:
+    """Rows that failed."""
+    copier.ask(message)
+    (answer,) = answers(copier, 1)
+    assert isinstance(answer, BlocksMoved)
+    assert answer.number == message.number
+    return integers(answer.failed).tolist()
+
+
+def test_blocks_go_and_come_back_elsewhere(copier: DiskCopier, host: Bytes) -> None:
+    before = host.copy()
+    assert moved(copier, move(1, [(2, 9), (5, 0), (7, 19)], to_disk=True)) == []
+    host[:] = 0
+    assert moved(copier, move(2, [(1, 9), (0, 0), (3, 19)], to_disk=False)) == []
+    assert np.array_equal(host[[1, 0, 3]], before[[2, 5, 7]])
+    assert not host[[2, 4, 5, 6, 7, 8, 9, 10, 11]].any()
+    found = copier.statistics()
+    assert (found.bytes_out, found.bytes_in, found.failed) == (3 * EACH, 3 * EACH, 0)
+    assert min(found.seconds_out, found.seconds_in) > 0
+
+
+def test_what_is_not_there_fails_alone(copier: DiskCopier, host: Bytes) -> None:
+    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
+    before = host.copy()
+    assert moved(copier, move(2, [(2, 3), (3, 5), (4, 4)], to_disk=False)) == [1, 2]
+    assert np.array_equal(host[2], before[0])
+    assert np.array_equal(host[3:], before[3:]), "the memory of what failed is as it was"
+    assert copier.statistics().failed == 2
+
+
+def test_a_list_comes_in_parts(copier: DiskCopier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_copies, "LISTED", 2)
+    copier.ask(ListBlocks(1, 1))
+    (empty,) = answers(copier, 1)
+    assert empty == BlocksListed(number=1, places=b"", keys=b"", last=True)
+    moved(copier, move(2, [(number, number + 1) for number in range(5)], to_disk=True))
+    copier.ask(ListBlocks(3, 1))
+    parts = [part for part in answers(copier, 3) if isinstance(part, BlocksListed)]
+    assert [part.last for part in parts] == [False, False, True]
+    assert [place for part in parts for place in integers(part.places).tolist()] == [1, 2, 3, 4, 5]
+    assert [key for part in parts for key in unpack_keys(part.keys)] == KEYS[:5]
+
+
+class HangingFiles(BlockFiles):
+    """Reads wait until they may go on."""
+
+    def __init__(self, files: BlockFiles) -> None:
+        self.__dict__.update(files.__dict__)
+        self.reached, self.goes_on = Event(), Event()
+
+    def read(self, place: int, key: bytes, buffer: Bytes) -> None:
+        self.reached.set()
+        assert self.goes_on.wait(LIMIT)
+        super().read(place, key, buffer)
+
+
+def test_a_disk_that_hangs_gives_the_memory_back(copier: DiskCopier, host: Bytes) -> None:
+    """A message that counts no more touches nothing, however late its reads end."""
+    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
+    hanging = copier.files = HangingFiles(copier.files)
+    copier.ask(move(2, [(6, 3), (7, 4)], to_disk=False))
+    assert hanging.reached.wait(LIMIT)
+    copier.forget()
+    host[6:8] = 99
+    hanging.goes_on.set()
+    copier.ask(move(3, [(8, 3)], to_disk=False))
+    assert [answer.number for answer in answers(copier, 1)] == [3]
+    assert (host[6:8] == 99).all()
+    assert np.array_equal(host[8], host[0])
+
+
+@pytest.mark.parametrize("how", ["epoch", "everything"])
+def test_what_ends_messages(copier: DiskCopier, host: Bytes, how: str) -> None:
+    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
+    hanging = copier.files = HangingFiles(copier.files)
+    copier.ask(move(2, [(6, 3)], to_disk=False))
+    assert hanging.reached.wait(LIMIT)
+    epoch = 2 if how == "epoch" else 1
+    if how == "everything":
+        copier.ask(ForgetBlocks(1, everything=True))
+    copier.ask(ListBlocks(3, epoch))
+    host[6] = 99
+    hanging.goes_on.set()
+    (answer,) = answers(copier, 1)
+    assert isinstance(answer, BlocksListed)
+    assert len(integers(answer.places)) == (2 if how == "epoch" else 0)
+    assert (host[6] == 99).all()
+
+
+def test_what_is_written_meanwhile_does_not_count(copier: DiskCopier, host: Bytes) -> None:
+    """A block that was being written when everything was forgotten is not found."""
+    copier.ask(move(1, [(0, 3)], to_disk=True))
+    copier.forget()
+    copier.ask(ForgetBlocks(1, everything=True))
+    copier.ask(ListBlocks(2, 1))
+    (answer,) = answers(copier, 1)
+    assert isinstance(answer, BlocksListed)
+    assert answer.places == b""
+
+
+def test_other_weights_find_nothing_in_another_life(tmp_path: Path, copier: DiskCopier) -> None:
+    moved(copier, move(1, [(0, 3)], to_disk=True))
+    copier.renew()
+    assert moved(copier, move(2, [(6, 3)], to_disk=False)) == [0]
+    assert moved(copier, move(3, [(1, 4)], to_disk=True)) == []
+    assert moved(copier, move(4, [(1, 4)], to_disk=False)) == []
+    assert BlockFiles(tmp_path, LIMIT_BYTES, EACH, bytes(32)).entries() == []
+
+
+LIMIT_BYTES = INDEX_START + PLACES * (4096 + ENTRY.size)
+
+
+def test_single_places_are_forgotten(tmp_path: Path, copier: DiskCopier) -> None:
+    moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True))
+    copier.ask(ForgetBlocks(1, np.array([3], np.int32).tobytes()))
+    assert moved(copier, move(2, [(6, 3), (7, 4)], to_disk=False)) == [0]
+    assert len(BlockFiles(tmp_path, LIMIT_BYTES, EACH, bytes(32)).entries()) == 1
+
+
+def test_a_disk_that_fails_at_the_end(
+    copier: DiskCopier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Data that the system could not write is noticed when it is asked to: nothing of the message is there."""
+
+    def fails(file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", fails)
+        assert moved(copier, move(1, [(0, 3), (1, 4)], to_disk=True)) == [0, 1]
+    assert moved(copier, move(2, [(0, 3)], to_disk=False)) == [0]
+    assert "disk_failed" in caplog.text
+    assert copier.statistics().bytes_out == 0
