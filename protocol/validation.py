@@ -86,7 +86,26 @@ def check_engine(config: Config) -> None:
         why = "it makes the output wrong, for benchmarks alone: --allow-wrong-output serves it all the same"
         raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
     check_lora(config)
+    check_prefill_replicas(config)
     image_limit(model)
+
+
+def check_prefill_replicas(config: Config) -> None:
+    """Raise ConfigError where prompts cannot be computed by some replicas for the others."""
+    flag, model = "--prefill-replicas", config.model
+    if not model.prefill_replicas:
+        return
+    if model.prefill_replicas >= model.data_parallel_size:
+        why = f"at least one of the {model.data_parallel_size} replicas (--data-parallel-size) must decode"
+        raise ConfigError(flag, model.prefill_replicas, why)
+    if not config.executor.kv_host_memory:
+        why = "KV blocks go from one replica to another through the host's memory: --kv-host-memory"
+        raise ConfigError(flag, model.prefill_replicas, f"it needs {why}")
+    if not config.scheduler.enable_prefix_caching:
+        raise ConfigError(flag, model.prefill_replicas, "it needs --enable-prefix-caching")
+    if config.links.scheduler_address:
+        why = "all replicas must be on one host: leave out --scheduler-address"
+        raise ConfigError(flag, model.prefill_replicas, why)
 
 
 def check_lora(config: Config) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.disaggregation import transfer_of, transfer_places
 from penstock.engine_core.scheduling.host_tier import (
     fetch_prefix,
     fetching_blocks,
@@ -177,11 +178,15 @@ class Admissions:
         state, host, groups = self.state, self.state.kv.host, self.state.kv.layout.groups
         if host is None or not may_wait(host, sequence):
             return False
-        columns = len(found) // groups
-        table = find_prefix(state, host, sequence, columns, most)
+        columns, transfer = len(found) // groups, transfer_of(state, sequence)
+        find_place = host.tier.find if transfer is None else transfer_places(sequence, transfer, groups).get
+        table = find_prefix(state, find_place, sequence, columns, most)
         while (blocks := reusable(state, sequence, reach := len(table) // groups)) < reach:
-            table = find_prefix(state, host, sequence, columns, blocks)
-        if not worth_fetching(state, host, table, columns):
+            table = find_prefix(state, find_place, sequence, columns, blocks)
+        if transfer is None and not worth_fetching(state, host, table, columns):
+            return False
+        if reach <= columns:  # the device has what was transferred
+            sequence.request.transfer = None
             return False
         if joins(state, host, sequence, table):
             return True
@@ -191,7 +196,7 @@ class Admissions:
         if sum([block < 0 for block in table]) > room or not self._fits(sequence, found, positions + 1):
             return False
         self.estimate = None  # of blocks that are held without it
-        fetch_prefix(state, sequence, table)
+        fetch_prefix(state, sequence, table, transfer)
         return True
 
     def _match(self, sequence: Sequence, most: int) -> list[int]:
@@ -223,7 +228,7 @@ class Admissions:
         spare = shared if not layout.kinds else sum(
             [len(own) - pool.idle_among(own) for own in layout.lasting(found)]
         )  # fmt: skip
-        further = state.forecast.further(tokens, np.array([sequence.request.limit]), len(self.estimate.positions))
+        further = state.forecast.further(tokens, np.array([sequence.limit]), len(self.estimate.positions))
         candidate = new_estimate(
             layout,
             tokens,
@@ -296,7 +301,7 @@ class Admissions:
         alive = (owners > 0) & (slots.life[others] == owners)
         known = np.maximum(slots.num_tokens[others], slots.num_computed_tokens[others] + 1)
         theirs = slots.limit[others] - known
-        mine = sequence.request.limit - len(sequence.tokens)
+        mine = sequence.limit - len(sequence.tokens)
         stays = alive & (theirs > mine)
         for column, own in ((slots.blocks.borrowed, lasts), (slots.blocks.lent, ~lasts)):
             np.add.at(column, others[alive & ~stays & own], 1)

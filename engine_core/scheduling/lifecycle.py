@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.block_pool import Fenced
 from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.disaggregation import hand_over
 from penstock.engine_core.scheduling.drafting import equip
 from penstock.engine_core.scheduling.host_tier import distrust_copies, forget_waiting, note_filled
 from penstock.engine_core.scheduling.outbox import end_row
@@ -163,10 +164,14 @@ def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
         state.forecast.ended(sequence.outputs, request.limit - request.prompt_tokens)
     state.stop_tokens.remove(request.stop_token_ids)
     state.queue.forget(sequence)
+    if finish == Finish.PREFILLED:
+        request.prefilled = sequence
     del request.sequences[sequence.index]
     if not request.sequences:
         assert request.spawned == request.message.n
         del state.requests[request.message.id]
+        if request.prefilled is not None:
+            hand_over(state, request.prefilled)
 
 
 def end_aside(state: SchedulerState, sequence: Sequence, finish: Finish, error: str | None = None) -> None:

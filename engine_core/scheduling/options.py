@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from penstock.engine_core.kv.block_layout import BlockLayout
@@ -9,6 +11,14 @@ from penstock.protocol.speculation import HEADS, METHODS, WITH_MODEL, Speculativ
 from penstock.protocol.steps import STATE_PIECE
 
 UNBOUNDED = 1 << 30
+
+
+class ReplicaRole(enum.Enum):
+    """Of a replica among those of its server."""
+
+    MIXED = enum.auto()  # there are no roles
+    PREFILL = enum.auto()  # it computes prompts, and has their blocks copied to where other replicas read them
+    DECODE = enum.auto()
 
 
 class SpeculationOptions(SpeculativeConfig, frozen=True, kw_only=True):
@@ -62,6 +72,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     state_piece: int = STATE_PIECE  # positions between two states that can be kept
     host_blocks: int = 0  # KV blocks that the executors' host memory has room for
     copiers: int = 1  # executors that copy them
+    role: ReplicaRole = ReplicaRole.MIXED
+    replica: int = 0  # its number
     adapter_places: int = 0  # for LoRA adapters on the device
     adapter_memory: int = 0  # adapters that the host's memory holds
     executors: int = 1  # in the group
@@ -72,6 +84,11 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     traced: bool = False  # whether the history of sampled requests is recorded
     trace_tokens: int = 0  # output tokens between two marks in it; 0: none
     epoch: int = 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether replicas have roles."""
+        return self.role is not ReplicaRole.MIXED
 
     def layout(self) -> BlockLayout:
         """What sequences hold of the KV groups."""
@@ -94,6 +111,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert 0.0 <= self.expected_share <= 1.0
         assert min(self.stages, self.ahead, self.piece) >= 1
         assert self.host_blocks >= 0
+        assert not self.apart or (self.prefix_caching and not (self.recurrent or self.encoder))
         assert 0 <= self.adapter_places <= self.adapter_memory
         assert self.encoder_rows >= 0
         assert 1 <= self.encoders <= self.executors

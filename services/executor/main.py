@@ -123,6 +123,7 @@ def serve(
     from penstock.services.executor.crash_report import Reports
     from penstock.services.executor.image_encoding import ImageEncoding
     from penstock.services.executor.kernel_compilers import log_compilations
+    from penstock.services.executor.prefill_memory import PrefillMemory
     from penstock.services.executor.steps import Steps
     from penstock.services.executor.weight_updates import WeightUpdates
 
@@ -139,8 +140,11 @@ def serve(
     images = None if encoder is None else ImageEncoding(encoder, config.executor.mm_encoder_budget)
     group, traces = engine.runner.options.group, ExecutorTraces(tracer)
     updates = None if engine.weights is None else WeightUpdates(engine.weights, index)
+    memory = None
+    if config.model.prefill_replicas and engine.copies is not None:
+        memory = PrefillMemory(engine.copies, config.model, index, Path(config.run.run_dir))
     steps = Steps(
-        link, engine.runner, engine.ready, watchdog, reports, group, traces, images, updates, engine.copies
+        link, engine.runner, engine.ready, watchdog, reports, group, traces, images, updates, engine.copies, memory
     )  # fmt: skip
     lag = Histogram(LAG)
     exporter = Exporter(

@@ -155,7 +155,8 @@ def start(
             if not group.all_min(0 if changed else 1):  # of any member: the steps are run by all together
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
-        runner, shape, copies = make_runner(config, model, spec, options, draft, phases, others)
+        runner, shape = make_runner(config, model, spec, options, draft, phases, others)
+        copies = make_copier(config, index, runner, shape)
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
@@ -329,10 +330,9 @@ def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> di
 def make_runner(
     config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, phases: StartupPhases,
     others: int = 0,
-) -> tuple[Runner, CacheShape, BlockCopier | None]:  # fmt: skip
-    """A runner whose cache is as large as the options or the memory allow, the cache's shape, and its blocks in the
-    host's memory, if there are any. `others`: bytes of the device that other models had before this one. Raises
-    ConfigError."""
+) -> tuple[Runner, CacheShape]:  # fmt: skip
+    """A runner whose cache is as large as the options or the memory allow, and the cache's shape. `others`: bytes of
+    the device that other models had before this one. Raises ConfigError."""
     phases.begin("making the KV cache")
     sizes = options.block_size, options.dtype.itemsize
     shape = CacheShape(
@@ -352,17 +352,22 @@ def make_runner(
         runner = Runner(model, spec, options, draft)
     except MemoryError as error:
         raise ConfigError("--state-host-memory", config.executor.state_host_memory, str(error)) from None
-    return runner, shape, make_copier(config, runner, shape)
+    return runner, shape
 
 
-def make_copier(config: Config, runner: Runner, shape: CacheShape) -> BlockCopier | None:
+def make_copier(config: Config, index: int, runner: Runner, shape: CacheShape) -> BlockCopier | None:
     """The memory for KV blocks on the host, with what copies them; None: there is none. Raises ConfigError."""
     given = config.executor.kv_host_memory
     blocks = host_places("--kv-host-memory", given, shape.block_bytes, "a KV block", available_memory())
     if not blocks:
         return None
+    options = runner.options
+    label = f"{chip_of(options.device).name} {options.dtype} {config.model.kv_cache_dtype}"
+    shared = groups.place(index, config.model).replica < config.model.prefill_replicas
     try:
-        found = BlockCopier(runner.block_memory(), blocks, runner.options.device, drafts=runner.drafts)
+        found = BlockCopier(
+            runner.block_memory(), blocks, options.device, drafts=runner.drafts, label=label, shared=shared
+        )
     except MemoryError as error:
         raise ConfigError("--kv-host-memory", given, str(error)) from None
     logs.info(log, "kv_host_memory", blocks=blocks, bytes=found.host.nbytes)
