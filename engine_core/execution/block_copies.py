@@ -92,7 +92,7 @@ class BlockCopier:
         self.device, self._drafts = device, drafts
         self.layout = Layout(f"{label} {self._lines.widths}", self._lines.run_bytes, blocks)
         self.shared = SharedBlocks.make(self.layout, device) if shared else None
-        self.others: dict[int, SharedBlocks] = {}  # by replica
+        self.others: dict[int, SharedBlocks] = {}  # by replica; another thread maps them, and lets them go
         if self.shared is None:
             self.host = pinned_memory((blocks, self._lines.run_bytes), torch.uint8, device)
         else:
@@ -137,8 +137,9 @@ class BlockCopier:
         """Enqueue what is asked for, and see what has ended."""
         while self._asked.waiting:
             message = self._asked.waiting.popleft()
-            if message.replica == OWN_MEMORY or message.replica in self.others:
-                self._asked.enqueued.append(self._enqueue(message))
+            source = self.others.get(message.replica)
+            if message.replica == OWN_MEMORY or source is not None:
+                self._asked.enqueued.append(self._enqueue(message, source))
             else:
                 self.answers.append(BlocksCopied(message.number, stale=True))
         left = []
@@ -162,9 +163,9 @@ class BlockCopier:
         return CopyStatistics(self._out.bytes, self._in.bytes, self._out.seconds, self._in.seconds)
 
     @torch.inference_mode()
-    def _enqueue(self, message: CopyBlocks) -> Enqueued:
+    def _enqueue(self, message: CopyBlocks, source: SharedBlocks | None) -> Enqueued:
         lane = self._out if message.to_host else self._in
-        table, source = copy_table(message.blocks), self.others.get(message.replica)
+        table = copy_table(message.blocks)
         if message.to_host and self.shared is not None:
             self.shared.stamps[table[:, 1]] = copy_stamp(message.epoch, message.number)
         table = table[np.argsort(table[:, 1])]  # neighbours in the host's memory go together

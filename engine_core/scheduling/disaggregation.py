@@ -37,7 +37,7 @@ def hand_over(state: SchedulerState, sequence: Sequence) -> None:
     # What several sequences have in common is the prompt. The last token's keys and values are not there.
     known = request.prompt_tokens if request.message.n > 1 else len(sequence.tokens) - 1
     chain = sequence.block_hashes[: known // state.options.block_size]
-    host.handovers[request.message.id] = Handover(request.message.id, request.source, chain, state.stats.now)
+    host.transfers.handovers[request.message.id] = Handover(request.message.id, request.source, chain, state.stats.now)
 
 
 def needed(layout: BlockLayout, chain: list[bytes]) -> Iterator[tuple[bytes, int]]:
@@ -50,7 +50,7 @@ def needed(layout: BlockLayout, chain: list[bytes]) -> Iterator[tuple[bytes, int
 def blocks_to_copy(state: SchedulerState, host: HostCopies) -> Iterator[int]:
     """Blocks that requests wait for, and that have not been copied as they were filled: they may have been there before
     them."""
-    for handover in host.handovers.values():
+    for handover in host.transfers.handovers.values():
         for identity, group in needed(state.kv.layout, handover.chain) if handover.held is None else ():
             block = state.kv.prefix.find(identity, group)
             if block is not None and host.tier.find(in_group(identity, group)) is None and is_full(state, host, block):
@@ -63,8 +63,8 @@ def is_full(state: SchedulerState, host: HostCopies, block: int) -> bool:
 
 
 def advance_handovers(state: SchedulerState, host: HostCopies, *, full: bool) -> None:
-    """Tell of requests that wait for no copy any more. full: no further copy can be asked for now."""
-    for handover in [one for one in host.handovers.values() if one.held is None]:
+    """Tell of requests that wait for no copy any more. full: as many copies are on their way as may be."""
+    for handover in [one for one in host.transfers.handovers.values() if one.held is None]:
         if not any(awaited(state, host, *block, full=full) for block in needed(state.kv.layout, handover.chain)):
             tell(state, host, handover)
 
@@ -89,10 +89,10 @@ def tell(state: SchedulerState, host: HostCopies, handover: Handover) -> None:
     places = [NO_PLACE - 1 - block if block else NO_PLACE for block in table]
     handover.held = [place for place in places if place != NO_PLACE]
     host.tier.hold(handover.held)
-    host.transfers.hand_over(state.stats.now - handover.since)
+    host.transfers.counters.hand_over(state.stats.now - handover.since)
     handover.since, transfer = state.stats.now, None
     if handover.held:
-        stamps = [host.stamps[place] if place != NO_PLACE else 0 for place in places]
+        stamps = [host.transfers.stamps[place] if place != NO_PLACE else 0 for place in places]
         transfer = KVTransfer(
             state.options.replica,
             state.steps.weights,
@@ -100,23 +100,23 @@ def tell(state: SchedulerState, host: HostCopies, handover: Handover) -> None:
             np.array(stamps, np.int64).tobytes(),
         )
     else:
-        del host.handovers[handover.request]
+        del host.transfers.handovers[handover.request]
     state.outboxes[handover.source].tell(Prefilled(handover.request, transfer))
 
 
 def release_transfer(state: SchedulerState, request: int) -> None:
     """Nobody will read its blocks any more. One that is not told yet is told nevertheless."""
     host = state.kv.host
-    handover = None if host is None else host.handovers.get(request)
+    handover = None if host is None else host.transfers.handovers.get(request)
     if host is not None and handover is not None and handover.held is not None:
-        del host.handovers[request]
+        del host.transfers.handovers[request]
         host.tier.release(reversed(handover.held))
 
 
 def expire_handovers(state: SchedulerState) -> None:
     """Several times a second: tell of those that have waited too long, release what was held for too long."""
     host, now = state.kv.host, state.stats.now
-    for handover in [] if host is None else list(host.handovers.values()):
+    for handover in [] if host is None else list(host.transfers.handovers.values()):
         assert host is not None
         if handover.held is None:
             if now - handover.since >= PATIENCE:
@@ -128,19 +128,19 @@ def expire_handovers(state: SchedulerState) -> None:
 def forget_handovers(state: SchedulerState, source: int) -> None:
     """Nobody hears of the source's requests any more."""
     host = state.kv.host
-    for handover in [] if host is None else [one for one in host.handovers.values() if one.source == source]:
+    for handover in [] if host is None else [one for one in host.transfers.handovers.values() if one.source == source]:
         assert host is not None
         release_transfer(state, handover.request)
-        host.handovers.pop(handover.request, None)
+        host.transfers.handovers.pop(handover.request, None)
 
 
 def clear_handovers(state: SchedulerState, host: HostCopies) -> None:
     """What is in the host's memory is gone: what waits for copies is computed again elsewhere."""
-    for handover in host.handovers.values():
+    for handover in host.transfers.handovers.values():
         if handover.held is None:
             state.outboxes[handover.source].tell(Prefilled(handover.request))
-    host.handovers.clear()
-    host.stamps.clear()
+    host.transfers.handovers.clear()
+    host.transfers.stamps.clear()
 
 
 def transfer_of(state: SchedulerState, sequence: Sequence) -> KVTransfer | None:
@@ -174,6 +174,6 @@ def transfer_statistics(state: SchedulerState) -> TransferStatistics:
     host = state.kv.host
     if host is None:
         return TransferCounters().statistics(0, 0)
-    held = sum([len(handover.held or ()) for handover in host.handovers.values()])
-    waiting = sum([handover.held is None for handover in host.handovers.values()])
-    return host.transfers.statistics(held, waiting)
+    held = sum([len(handover.held or ()) for handover in host.transfers.handovers.values()])
+    waiting = sum([handover.held is None for handover in host.transfers.handovers.values()])
+    return host.transfers.counters.statistics(held, waiting)

@@ -55,7 +55,7 @@ def copy_ahead(state: SchedulerState) -> None:
         return
     if not state.steps.pause.frozen and len(host.spills) < MOST_SPILLS:
         ask_copies(state, host)
-    if host.handovers:
+    if host.transfers.handovers:
         advance_handovers(state, host, full=len(host.spills) >= MOST_SPILLS)
 
 
@@ -68,7 +68,7 @@ def ask_copies(state: SchedulerState, host: HostCopies) -> None:
     for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS - len(pairs))):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
-    if host.eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
+    if host.transfers.eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
         add_filled(kv, host, state.steps.applied, pairs)
     if pairs:
         spill = Spill(next_number(host), tuple(pairs), tuple([kv.prefix.key(block) for block, _ in pairs]))
@@ -216,7 +216,7 @@ def blocks_copied(state: SchedulerState, message: BlocksCopied, executor: int) -
         if copy.transfer is None:
             host.block_seconds = mean(host.block_seconds, message.seconds / len(copy.blocks))
         else:
-            host.transfers.fetch(len(copy.blocks), state.stats.now - copy.since, stale=copy.stale)
+            host.transfers.counters.fetch(len(copy.blocks), state.stats.now - copy.since, stale=copy.stale)
         finish_fetch(state.kv, host, copy)
         state.refused = None
     else:
@@ -251,7 +251,7 @@ def finish_spill(state: SchedulerState, host: HostCopies, spill: Spill) -> None:
             host.lost += 1
             continue
         del kv.prefix.copying[block]
-        host.stamps[place] = stamp
+        host.transfers.stamps[place] = stamp
         host.copied += host.tier.publish(place)
 
 
@@ -290,7 +290,7 @@ def check_copies(state: SchedulerState) -> tuple[str, ...]:
         return ()
     holds = [source for fetch in host.fetches.values() if fetch.transfer is None for source in fetch.sources]
     holds += [place for spill in host.spills.values() for _, place in spill.blocks]
-    holds += [place for handover in host.handovers.values() for place in handover.held or ()]
+    holds += [place for handover in host.transfers.handovers.values() for place in handover.held or ()]
     return host.tier.check(holds)
 
 

@@ -52,7 +52,7 @@ def cache_blocks_to(state: SchedulerState, sequence: Sequence, full: int) -> Non
     for group in range(groups):
         state.kv.prefix.cache(hashes, blocks[group::groups] if groups > 1 else blocks, group)
     if state.kv.host is not None:
-        note_filled(state.kv.host, state.steps.planned + 1, blocks)
+        note_filled(state.kv.host, state.steps.planned, blocks)
     sequence.cached = full
     state.slots.blocks.cached[sequence.slot] = full
 

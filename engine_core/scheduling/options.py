@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import enum
-
 import msgspec
 
 from penstock.engine_core.kv.block_layout import BlockLayout
+from penstock.protocol.groups import ReplicaRole
 from penstock.protocol.speculation import HEADS, METHODS, WITH_MODEL, SpeculativeConfig
 from penstock.protocol.steps import STATE_PIECE
 
 UNBOUNDED = 1 << 30
-
-
-class ReplicaRole(enum.Enum):
-    """Of a replica among those of its server."""
-
-    MIXED = enum.auto()  # there are no roles
-    PREFILL = enum.auto()  # it computes prompts, and has their blocks copied to where other replicas read them
-    DECODE = enum.auto()
 
 
 class SpeculationOptions(SpeculativeConfig, frozen=True, kw_only=True):

@@ -46,11 +46,15 @@ class Sequence:
     device_drafts: list[int] | None = None  # the drafts behind its tokens, where their ids come with a result
     drafted: tuple[int, int] | None = None  # drafts accepted and rejected; None: it has had none
     deaths: tuple[int, int] = 0, 0  # of executors while it made no progress, and its tokens at the last one
-    limit: int = field(init=False)  # most tokens that it can have here, prompt included
 
-    def __post_init__(self) -> None:
-        limit = self.request.limit
-        self.limit = min(limit, len(self.tokens) + 1) if self.request.message.prefill else limit
+    @property
+    def limit(self) -> int:
+        """Most tokens that it can have here, prompt included."""
+        message, limit = self.request.message, self.request.limit
+        if not message.prefill:
+            return limit
+        before = len(message.written[self.index].token_ids) // 4 if message.written else 0
+        return min(limit, self.request.prompt_tokens + before + 1)
 
     @property
     def outputs(self) -> int:

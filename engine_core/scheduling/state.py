@@ -20,7 +20,7 @@ from penstock.engine_core.kv.snapshots import Snapshots
 from penstock.engine_core.scheduling.adapters import AdapterPlaces
 from penstock.engine_core.scheduling.encoder_cache import EncoderCache
 from penstock.engine_core.scheduling.mask_patience import Patience
-from penstock.engine_core.scheduling.options import ReplicaRole, SchedulingOptions
+from penstock.engine_core.scheduling.options import SchedulingOptions
 from penstock.engine_core.scheduling.outbox import Outboxes
 from penstock.engine_core.scheduling.peak_estimate import Forecast
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests
@@ -34,6 +34,7 @@ from penstock.engine_core.speculation.draft_model import DeviceDrafts
 from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.control import FIRST_VERSION, PauseMode
+from penstock.protocol.groups import ReplicaRole
 from penstock.protocol.messages import Finish, KVTransfer
 from penstock.protocol.steps import NO_STATE, CopyBlocks, keep_window
 
@@ -173,14 +174,22 @@ class Handover:
 
 
 @dataclass(slots=True, eq=False)
+class Transfers:
+    """Blocks in the host's memory that other replicas read."""
+
+    eager: bool  # what sequences have filled is copied at once
+    stamps: dict[int, int] = field(default_factory=dict)  # of blocks that have been copied
+    handovers: dict[int, Handover] = field(default_factory=dict)  # by request
+    counters: TransferCounters = field(default_factory=TransferCounters)
+
+
+@dataclass(slots=True, eq=False)
 class HostCopies:
     """KV blocks in the host's memory, and the copies on their way between it and the device."""
 
     tier: HostTier
     reserve: int  # blocks on the device that can go at once, their content being copied where there is any
-    eager: bool = False  # what sequences have filled is copied at once, for other replicas
-    stamps: dict[int, int] = field(default_factory=dict)  # of blocks in the host's memory, for these
-    handovers: dict[int, Handover] = field(default_factory=dict)  # by request
+    transfers: Transfers
     messages: list[CopyBlocks] = field(default_factory=list)  # to executors
     number: int = 0  # of the last one
     fetches: dict[int, Fetch] = field(default_factory=dict)  # by number
@@ -197,7 +206,6 @@ class HostCopies:
     lost: int = 0
     fetched: int = 0
     fetch_count: int = 0
-    transfers: TransferCounters = field(default_factory=TransferCounters)
 
 
 class KeptState(msgspec.Struct, frozen=True, eq=False):
@@ -351,8 +359,8 @@ def new_host_copies(options: SchedulingOptions) -> HostCopies:
     """Every block of the host's memory is free."""
     two_steps = 2 * -(-options.max_num_batched_tokens // options.block_size) * len(options.windows)
     reserve = min(two_steps, options.blocks // 2)
-    eager = options.role is ReplicaRole.PREFILL
-    return HostCopies(HostTier(options.host_blocks), reserve, eager, filled=deque(maxlen=max(reserve, 1)))
+    transfers = Transfers(options.role is ReplicaRole.PREFILL)
+    return HostCopies(HostTier(options.host_blocks), reserve, transfers, filled=deque(maxlen=max(reserve, 1)))
 
 
 def new_recurrent_states(options: SchedulingOptions) -> RecurrentStates:

@@ -227,6 +227,7 @@ class Dispatch:
         return found
 
     def statistics(self) -> DispatchStatistics:
+        """Counters for metrics and tests."""
         return DispatchStatistics(
             held=len(self._held),
             upward=sum(map(len, self.upward)),

@@ -140,11 +140,8 @@ def serve(
     images = None if encoder is None else ImageEncoding(encoder, config.executor.mm_encoder_budget)
     group, traces = engine.runner.options.group, ExecutorTraces(tracer)
     updates = None if engine.weights is None else WeightUpdates(engine.weights, index)
-    memory = None
-    if config.model.prefill_replicas and engine.copies is not None:
-        memory = PrefillMemory(engine.copies, config.model, index, Path(config.run.run_dir))
     steps = Steps(
-        link, engine.runner, engine.ready, watchdog, reports, group, traces, images, updates, engine.copies, memory
+        link, engine.runner, engine.ready, watchdog, reports, group, traces, images, updates, engine.copies
     )  # fmt: skip
     lag = Histogram(LAG)
     exporter = Exporter(
@@ -162,6 +159,9 @@ def serve(
     logs.info(log, "ready", seconds=now - phases.all[0].began, stages=phases.durations(now))
     Start(tracer, f"{Role.EXECUTOR}-{index}", phases).ready(now)
     done = threading.Event()
+    if config.model.prefill_replicas and engine.copies is not None:
+        memory = PrefillMemory(engine.copies, config.model, index, Path(config.run.run_dir))
+        Thread(target=memory.watch, args=(done,), name="prefill memory", daemon=True).start()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
     try:
         asleep = run_until_stopped(steps, link, stop, exporter, lag, config.run.drain_timeout, liveness)

@@ -1,8 +1,8 @@
 """How executors of replicas that decode find the memory in which those of prefill replicas have KV blocks.
 
-A prefill replica's executor leaves a symbolic link to its descriptor in the run directory. The others look there a few
-times a second, and map what they find in a thread: pinning many GiB takes seconds. Until then, and whenever that is not
-possible, what comes from there is answered as stale, and computed.
+A prefill replica's executor leaves a symbolic link to its descriptor in the run directory. A thread of each other one
+looks there a few times a second and maps what it finds: pinning many GiB takes seconds. Until then, and whenever that
+is not possible, what is to come from there is answered as stale, and computed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from threading import Thread
+from threading import Event
 
 import torch
 
@@ -24,6 +24,8 @@ from penstock.services.supervisor.run_directory import FRESH
 
 log = logging.getLogger(__name__)
 
+INTERVAL = 0.2  # seconds between looks
+
 
 class PrefillMemory:
     """The memory of prefill replicas' executors, as one executor has it."""
@@ -35,29 +37,28 @@ class PrefillMemory:
         self._files = {
             replica: run_dir / f"{Role.EXECUTOR}-{groups.members(replica, model)[member]}.kv"
             for replica in range(model.prefill_replicas)
-            if place.replica >= model.prefill_replicas
+            if groups.replica_role(place.replica, model) is groups.ReplicaRole.DECODE
         }
         self._targets: dict[int, str] = {}  # what each link was when it was followed last
-        self._mapping: Thread | None = None
         if copier.shared is not None:
             publish(run_dir / f"{Role.EXECUTOR}-{index}.kv", copier.shared.path)
 
-    def tick(self) -> None:
-        """Map what is new, and let go of what a dead process has left, whose next one takes as much: one at a time."""
-        if self._mapping is not None and self._mapping.is_alive():
-            return
+    def watch(self, done: Event) -> None:
+        """Look for what is new until `done`."""
+        while not done.wait(INTERVAL):
+            self.look()
+
+    def look(self) -> None:
+        """Map what is new, and let go of what a dead process has left, whose next one takes as much."""
         for replica, file in self._files.items():
             target = living(file)
             if target != self._targets.get(replica, ""):
                 self._targets[replica] = target
-                self._mapping = Thread(target=self._follow, args=(replica, target), name="prefill memory", daemon=True)
-                self._mapping.start()
-                return
+                self._copier.others.pop(replica, None)
+                if target:
+                    self._map(replica, target)
 
-    def _follow(self, replica: int, path: str) -> None:
-        self._copier.others.pop(replica, None)
-        if not path:
-            return
+    def _map(self, replica: int, path: str) -> None:
         fields: dict[str, object] = {"replica": replica, "path": path}
         try:
             if self._copier.device.type == "cuda":

@@ -155,8 +155,7 @@ def start(
             if not group.all_min(0 if changed else 1):  # of any member: the steps are run by all together
                 phases.begin("compiling kernels of measured products")
                 compile_steps(model, options, options.step_tokens, draft, processes)
-        runner, shape = make_runner(config, model, spec, options, draft, phases, others)
-        copies = make_copier(config, index, runner, shape)
+        runner, shape, copies = make_runner(config, index, model, spec, options, draft, phases, others)
         warm = warm_up(config, runner, spec, phases)
         phases.begin("checking the weights")
         if checks is not None:
@@ -328,11 +327,12 @@ def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> di
 
 
 def make_runner(
-    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, phases: StartupPhases,
-    others: int = 0,
-) -> tuple[Runner, CacheShape]:  # fmt: skip
-    """A runner whose cache is as large as the options or the memory allow, and the cache's shape. `others`: bytes of
-    the device that other models had before this one. Raises ConfigError."""
+    config: Config, index: int, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None,
+    phases: StartupPhases, others: int = 0,
+) -> tuple[Runner, CacheShape, BlockCopier | None]:  # fmt: skip
+    """A runner whose cache is as large as the options or the memory allow, the cache's shape, and its blocks in the
+    host's memory, if there are any. `others`: bytes of the device that other models had before this one. Raises
+    ConfigError."""
     phases.begin("making the KV cache")
     sizes = options.block_size, options.dtype.itemsize
     shape = CacheShape(
@@ -352,7 +352,7 @@ def make_runner(
         runner = Runner(model, spec, options, draft)
     except MemoryError as error:
         raise ConfigError("--state-host-memory", config.executor.state_host_memory, str(error)) from None
-    return runner, shape
+    return runner, shape, make_copier(config, index, runner, shape)
 
 
 def make_copier(config: Config, index: int, runner: Runner, shape: CacheShape) -> BlockCopier | None:
@@ -363,10 +363,15 @@ def make_copier(config: Config, index: int, runner: Runner, shape: CacheShape) -
         return None
     options = runner.options
     label = f"{chip_of(options.device).name} {options.dtype} {config.model.kv_cache_dtype}"
-    shared = groups.place(index, config.model).replica < config.model.prefill_replicas
+    role = groups.replica_role(groups.place(index, config.model).replica, config.model)
     try:
         found = BlockCopier(
-            runner.block_memory(), blocks, options.device, drafts=runner.drafts, label=label, shared=shared
+            runner.block_memory(),
+            blocks,
+            options.device,
+            drafts=runner.drafts,
+            label=label,
+            shared=role is groups.ReplicaRole.PREFILL,
         )
     except MemoryError as error:
         raise ConfigError("--kv-host-memory", given, str(error)) from None

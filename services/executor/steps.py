@@ -37,7 +37,6 @@ from penstock.services.executor.adapter_loading import AdapterLoader
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.image_encoding import ImageEncoding
 from penstock.services.executor.peer_liveness import leave
-from penstock.services.executor.prefill_memory import PrefillMemory
 from penstock.services.executor.watchdog import Watchdog
 from penstock.services.executor.weight_updates import WeightUpdates
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer, level_of
@@ -160,7 +159,6 @@ class Steps:
         images: ImageEncoding | None = None,
         weights: WeightUpdates | None = None,
         copies: BlockCopier | None = None,
-        memory: PrefillMemory | None = None,
     ) -> None:
         self._link = link
         self._runner = runner
@@ -180,7 +178,6 @@ class Steps:
         self._images = images  # required where ready has rows for them
         self._weights = weights  # required where a scheduler asks for others
         self._copies = copies  # required where ready has blocks in the host's memory
-        self._memory = memory
         self._times = LaunchTimes()
         self._counters = Counters()
 
@@ -274,8 +271,6 @@ class Steps:
     def tick(self, now: float) -> None:
         """Called a few times a second, at `now` in monotonic seconds."""
         self._traces.tick(now)
-        if self._memory is not None:
-            self._memory.tick()
 
     def statistics(self) -> StepsStatistics:
         return StepsStatistics(

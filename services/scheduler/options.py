@@ -8,11 +8,12 @@ import msgspec
 
 from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.engine_core.scheduling.executor_group import ExecutorGroup
-from penstock.engine_core.scheduling.options import ReplicaRole, SchedulingOptions, SpeculationOptions
+from penstock.engine_core.scheduling.options import SchedulingOptions, SpeculationOptions
 from penstock.protocol.adapters import host_adapters
 from penstock.protocol.config import Config
-from penstock.protocol.engine_config import ON, ModelConfig
+from penstock.protocol.engine_config import ON
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.groups import replica_role
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.links.link import Peer
 from penstock.services.supervisor import logs
@@ -61,7 +62,7 @@ def scheduling_options(
         state_host_places=host_places,
         host_blocks=executors.host_blocks,
         copiers=len(executors.caching),
-        role=replica_role(model, replica),
+        role=replica_role(replica, model),
         replica=replica,
         adapter_places=executors.adapter_places,
         adapter_memory=host_adapters(model),
@@ -73,13 +74,6 @@ def scheduling_options(
         trace_tokens=config.trace.trace_tokens,
         epoch=executors.epoch,
     )
-
-
-def replica_role(model: ModelConfig, replica: int) -> ReplicaRole:
-    """Of a replica: the first ones compute prompts."""
-    if not model.prefill_replicas:
-        return ReplicaRole.MIXED
-    return ReplicaRole.PREFILL if replica < model.prefill_replicas else ReplicaRole.DECODE
 
 
 def check_step_tokens(vision: VisionSpec | None, tokens: int, max_num_seqs: int) -> None:
