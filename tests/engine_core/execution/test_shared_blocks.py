@@ -87,7 +87,8 @@ def fetch(reader: BlockCopier, number: int, pairs: list[tuple[int, int]], stamps
         number=number, epoch=EPOCH, to_host=False, blocks=table, replica=0, stamps=np.array(stamps, np.int64).tobytes()
     )
     reader.ask(asked)
-    reader.iterate()
+    while not reader.answers:
+        reader.iterate()
     return reader.answers.popleft()
 
 
@@ -126,3 +127,37 @@ def test_a_block_has_its_stamp_before_it_is_written(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(BlockCopier, "_copy", lambda *_, **__: seen.append(int(stamps[5])))
     run(writer, message(9, [(7, 5)], to_host=True))
     assert seen == [copy_stamp(EPOCH, 9)]
+
+
+READER = """
+import sys
+import numpy as np, torch
+from penstock.engine_core.execution.block_copies import BlockCopier
+from penstock.engine_core.execution.shared_blocks import SharedBlocks
+from tests.engine_core.execution.test_shared_blocks import fetch
+device = torch.device("cuda", torch.cuda.device_count() - 1)
+torch.cuda.set_device(device)
+lines = [torch.zeros(9, 4, 16, device=device) for _ in range(4)]
+reader = BlockCopier(lines, 6, device, label="gpu")
+reader.others[0] = SharedBlocks.open(sys.argv[1], reader.layout, device)
+answer = fetch(reader, 1, [(3, 5), (1, 0)], [int(sys.argv[2])] * 2)
+torch.cuda.synchronize()
+assert not answer.stale
+for number, line in enumerate(lines):
+    assert line[3].eq(100 * number + 7).all() and line[1].eq(100 * number + 2).all() and not line[2].any()
+assert fetch(reader, 2, [(3, 5)], [1]).stale
+"""
+
+
+@pytest.mark.gpu
+def test_another_process_copies_it_to_its_gpu() -> None:
+    """From pinned memory of the first GPU's executor to the last GPU, which may be the same."""
+    device = torch.device("cuda", 0)
+    lines = [100 * number + torch.arange(9.0, device=device)[:, None, None].expand(9, 4, 16) for number in range(4)]
+    writer = BlockCopier([line.contiguous() for line in lines], HOST, device, label="gpu", shared=True)
+    writer.ask(message(1, [(7, 5), (2, 0)], to_host=True))
+    while not writer.answers:
+        writer.iterate()
+    assert writer.shared is not None
+    stamp = copy_stamp(EPOCH, 1)
+    subprocess.run([sys.executable, "-c", READER, writer.shared.path, str(stamp)], check=True)
