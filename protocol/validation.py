@@ -99,8 +99,8 @@ def check_prefill_replicas(config: Config) -> None:
         why = f"at least one of the {model.data_parallel_size} replicas (--data-parallel-size) must decode"
         raise ConfigError(flag, model.prefill_replicas, why)
     if not config.executor.kv_host_memory:
-        why = "KV blocks go from one replica to another through the host's memory: --kv-host-memory"
-        raise ConfigError(flag, model.prefill_replicas, f"it needs {why}")
+        why = "it needs --kv-host-memory, through which KV blocks go from one replica to another"
+        raise ConfigError(flag, model.prefill_replicas, why)
     if not config.scheduler.enable_prefix_caching:
         raise ConfigError(flag, model.prefill_replicas, "it needs --enable-prefix-caching")
     if config.links.scheduler_address:

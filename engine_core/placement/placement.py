@@ -22,7 +22,8 @@ twice the load it takes up to twice as long.
 
 Where no prefix decides (all replicas would miss the same), a session stays where it was, up to the same watermark.
 With `prefill` replicas, the first ones compute prompts for the others. A request goes to one of them, unless some other
-replica lacks few of its tokens, and then to one of the others. Where none of its kind is ready it goes to any.
+replica below the watermark lacks few of its tokens, and then to one of the others. Where none of its kind is ready it
+goes to any.
 
 Equal costs rotate. No clock, no randomness: the same reports and requests give the same placements.
 """
@@ -164,6 +165,11 @@ class Shadow:
             self._identities.popitem(last=False)
 
 
+def watermark(loads: Sequence[int]) -> int:
+    """The load above which a replica's cached prefixes are worth nothing, among replicas of these loads."""
+    return RATIO * min(loads, default=0) + SLACK
+
+
 class Asked(msgspec.Struct, frozen=True):
     """The properties of a request that its placement depends on."""
 
@@ -237,12 +243,18 @@ class Placement:
 
     def _of_a_kind(self, asked: Asked, numbers: list[int]) -> list[int]:
         """Those that compute prompts for others, or those that do not, whichever the request wants; all, if there are
-        none of these."""
-        if not self._prefill:
-            return numbers
-        lacks = [self._missing(asked, self._hits(asked, number)) for number in numbers if number >= self._prefill]
-        computed = asked.pooled or (not asked.prefilled and min(lacks, default=0) > self._most_local)
-        return [number for number in numbers if (number < self._prefill) == computed] or numbers
+        none of these. It goes to one that decodes if that lacks little of it, and has no load far above the others'."""
+        computing = [number for number in numbers if number < self._prefill]
+        if not computing or asked.prefilled:
+            return [number for number in numbers if number not in computing] or numbers
+        others = [] if asked.pooled else [number for number in numbers if number not in computing]
+        most = watermark([self.replicas[number].load for number in others])
+        near = [
+            number for number in others
+            if self._missing(asked, self._hits(asked, number)) <= self._most_local
+            and self.replicas[number].load <= most
+        ]  # fmt: skip
+        return near or computing
 
     def _hits(self, asked: Asked, number: int) -> int:
         """Blocks of it that a replica is believed to hold."""
@@ -262,7 +274,7 @@ class Placement:
         loads = [self.replicas[number].load for number in among]
         if self._policy == "least_loaded":
             return self._least(among, loads)
-        most = RATIO * min(loads) + SLACK
+        most = watermark(loads)
         known = [hit if load <= most else 0 for hit, load in zip(hits, loads, strict=True)]
         if max(known) == min(known):
             last = self._sessions.find(asked.session)

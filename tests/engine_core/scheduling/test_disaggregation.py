@@ -295,3 +295,19 @@ def test_an_idle_replica_hands_over_at_once(prefill: Replica) -> None:
     prefill.copy()
     prefill.deliver()
     assert len(prefill.told) == 1
+
+
+def test_what_was_stale_is_fetched_for_no_choice_again(prefill: Replica, decode: Replica) -> None:
+    number, message = handed(prefill, n=2)
+    prefill.executor.host.stamps[0] += 1
+    written = tuple(Written(np.array(prefill.seen(number, at).tokens, np.int32).tobytes()) for at in (0, 1))
+    decode.begin(prefill=False, transfer=message.transfer, written=written, n=2, seed=number)
+    decode.settle()
+    assert decode.stand().stale == 1
+
+
+def test_choices_have_the_prompt_in_common_and_no_more(prefill: Replica) -> None:
+    written = tuple(Written(np.array([at, at, at], np.int32).tobytes()) for at in (5, 6))
+    _, message = handed(prefill, written=written, n=2, max_tokens=8)
+    assert message.transfer is not None
+    assert len(message.transfer.places) // 4 == FULL
