@@ -251,7 +251,8 @@ def finish_spill(state: SchedulerState, host: HostCopies, spill: Spill) -> None:
             host.lost += 1
             continue
         del kv.prefix.copying[block]
-        host.transfers.stamps[place] = stamp
+        if host.transfers.eager:
+            host.transfers.stamps[place] = stamp
         host.copied += host.tier.publish(place)
 
 
