@@ -204,11 +204,8 @@ class BlockCopier:
             seconds = float(one.began.elapsed_time(one.ended)) / 1000
         lane = self._out if one.message.to_host else self._in
         lane.seconds += seconds
-        stale = one.source is not None and bool(
-            (
-                one.source.stamps[copy_table(one.message.blocks)[:, 1]] != np.frombuffer(one.message.stamps, np.int64)
-            ).any()
-        )
+        places = copy_table(one.message.blocks)[:, 1]
+        stale = one.source is not None and one.source.stale(places, one.message.stamps)
         self.answers.append(BlocksCopied(one.message.number, seconds, stale))
 
     def _mark(self, lane: Lane) -> torch.cuda.Event | None:

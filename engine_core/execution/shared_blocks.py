@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.engine_core.execution.transfer import pin
+from penstock.protocol.step_columns import Column
 
 STAMP_BYTES = 8
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # a reader cannot lose pages under its hands
@@ -40,6 +41,7 @@ class SharedBlocks:
     """The memory, mapped and, for a GPU, pinned."""
 
     layout: Layout
+    memory: Tensor  # uint8 [bytes], of all: it is pinned as long as this object is there
     stamps: NDArray[np.int64]  # [blocks]
     blocks: Tensor  # uint8 [blocks, run bytes]
     descriptor: int  # of the process that made it; -1 in others
@@ -81,7 +83,11 @@ class SharedBlocks:
         first = mmap.PAGESIZE
         stamps = memory[first : first + layout.blocks * STAMP_BYTES].numpy().view(np.int64)
         blocks = memory[first_block(layout) :].view(layout.blocks, layout.run_bytes)
-        return cls(layout, stamps, blocks, descriptor if owner else -1)
+        return cls(layout, memory, stamps, blocks, descriptor if owner else -1)
+
+    def stale(self, places: Column, stamps: bytes) -> bool:
+        """Whether any of these blocks has been written since it had its stamp. # int32 [places], int64 [places]"""
+        return bool((self.stamps[places] != np.frombuffer(stamps, np.int64)).any())
 
     @property
     def path(self) -> str:
