@@ -75,6 +75,16 @@ def resolve(model: str, revision: str = "", wanted: tuple[str, ...] = FETCHED) -
     return fetch(model, revision, wanted)
 
 
+def check_prefill_replicas(spec: ModelSpec, config: ModelConfig) -> None:
+    """Raise ConfigError for a model whose prompts no replica can compute for another one."""
+    flag, count = "--prefill-replicas", config.prefill_replicas
+    if count and spec.recurrences:
+        why = "the model has recurrent layers, whose states are not handed from one replica to another"
+        raise ConfigError(flag, count, why)
+    if count and (spec.encoder or spec.headless):
+        raise ConfigError(flag, count, "the model makes vectors and no text, so nothing is decoded")
+
+
 def expanded(model: str) -> Path:
     """The path that `model` may be, with ~ as the home directory where there is one."""
     try:

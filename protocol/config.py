@@ -176,6 +176,10 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                "above the others', the one with the least load, or each in turn",
                choices=("prefix", "least_loaded", "round_robin")),
     ] = "prefix"
+    max_local_prefill_length: Annotated[
+        int, Option("with --prefill-replicas, max tokens of a prompt, without those that are cached, that a replica "
+                    "which decodes computes itself", 0, 1 << 24)
+    ] = 512
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
     trust_request_chat_template: Annotated[
         bool, Option("accept chat_template in requests; it is rendered in a separate process, within limits")

@@ -246,6 +246,7 @@ class EngineStatus(Message, frozen=True, kw_only=True):
     accepted_at: tuple[int, ...] = ()  # the same by place in the draft, from 0; the first ones
     draining: bool = False
     replica: int = 0  # whose scheduler this is
+    role: str = "mixed"  # of the replica, as `ReplicaRole` has it
     sleeping: bool = False  # its executors hold no device, or soon will not: the next request wakes them
     asleep: bool = False  # of those, each has said so
     kept_weight_bytes: int = 0  # of weights, in the host's memory while they sleep

@@ -75,6 +75,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     data_parallel_size: Annotated[
         int, Option("replicas behind one API; each is a group of GPUs with the whole model and a cache", 1, 64)
     ] = 1
+    prefill_replicas: Annotated[
+        int, Option("replicas, of --data-parallel-size, that compute prompts for the others, which decode; needs "
+                    "--kv-host-memory; 0: each replica does both", 0, 63)
+    ] = 0
     pooler: Annotated[
         str,
         Option("hidden state that becomes a text's vector; auto: as the model's folder says, else the last, or for "

@@ -6,10 +6,20 @@ are numbered replica by replica, stage by stage, rank by rank. Scheduler number 
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from penstock.protocol.engine_config import MOST_EXECUTORS, ModelConfig
 from penstock.protocol.errors import ConfigError
+
+
+class ReplicaRole(enum.StrEnum):
+    """Of a replica among those of its server."""
+
+    MIXED = "mixed"  # there are no roles
+    PREFILL = "prefill"  # it computes prompts, and has their blocks copied to where other replicas read them
+    DECODE = "decode"
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
@@ -41,6 +51,13 @@ def number(place: Place, model: ModelConfig) -> int:
     """Of the executor at a place: the inverse of `place`."""
     stages = place.replica * model.pipeline_parallel_size + place.stage
     return stages * model.tensor_parallel_size + place.rank
+
+
+def replica_role(replica: int, model: ModelConfig) -> ReplicaRole:
+    """Of replica number `replica`: the first ones compute prompts."""
+    if not model.prefill_replicas:
+        return ReplicaRole.MIXED
+    return ReplicaRole.PREFILL if replica < model.prefill_replicas else ReplicaRole.DECODE
 
 
 def members(replica: int, model: ModelConfig) -> range:

@@ -48,7 +48,9 @@ from penstock.protocol.messages import (
     Abort,
     Detokenize,
     Detokenized,
+    Prefilled,
     Rejected,
+    ReleaseTransfer,
     StopHit,
     SubmitText,
     SubmitTokens,
@@ -169,8 +171,8 @@ TOKENS = LinkSpec(
     name="tokens",
     binder=Role.SCHEDULER,
     connector=Role.TOKENIZER,
-    up=(SubmitTokens, Abort, StopHit, *CONTROL),
-    down=(TokenBatch, Rejected, Controlled, EngineStatus, MetricsSnapshots),
+    up=(SubmitTokens, Abort, StopHit, ReleaseTransfer, *CONTROL),
+    down=(TokenBatch, Prefilled, Rejected, Controlled, EngineStatus, MetricsSnapshots),
 )
 STEPS = LinkSpec(
     name="steps",

@@ -27,6 +27,7 @@ class Finish(enum.IntEnum):
     ERROR = 4  # the row's extra says what
     GRAMMAR = 6  # the automaton of its structure failed; the row's extra says how
     UNAVAILABLE = 7  # a part of the server will not come back; the row's extra says which
+    PREFILLED = 8  # it goes on at another replica behind its first token; the scheduler's own, and told by `Prefilled`
     CALLS = 5  # as STOP, behind tool calls that are complete; known to the tokenizer and the api alone
 
 
@@ -297,6 +298,18 @@ class Rejected(Message, frozen=True, kw_only=True):
     context: ContextLength | None = None  # of a prompt or an output that is too long
 
 
+class KVTransfer(Part, frozen=True):
+    """KV blocks of a request, in memory of a prefill replica's host, which executors of other replicas can read.
+
+    Who reads a block looks at its stamp afterwards: where that is another one, the block has been written again since.
+    """
+
+    replica: int  # whose
+    weights: str  # version of those that they were computed with
+    places: bytes  # int32 [columns, KV groups], -1 where nothing reads a block
+    stamps: bytes  # int64 [columns, KV groups]
+
+
 class SubmitTokens(Message, frozen=True, kw_only=True):
     """tokenizer → scheduler: one request as token ids. `sampling.max_tokens` is filled; prompt + max_tokens fits.
     One that pools has one choice, and only its prompt must fit."""
@@ -320,6 +333,23 @@ class SubmitTokens(Message, frozen=True, kw_only=True):
     adapter: Adapter | None = None  # None: the model itself
     images: tuple[Image, ...] = ()  # ascending by position
     rid: str = ""  # as of `SubmitText`
+    prefill: bool = False  # each choice has one token here, and goes on elsewhere: `Prefilled`
+    transfer: KVTransfer | None = None  # where blocks of it are
+
+
+class Prefilled(Message, frozen=True):
+    """scheduler → tokenizer: each choice has its token, and those that have not ended go on elsewhere. Terminal for all
+    of them."""
+
+    id: int
+    transfer: KVTransfer | None = None  # held until `ReleaseTransfer`, or for a time; None: all is computed again
+
+
+class ReleaseTransfer(Message, frozen=True):
+    """tokenizer → scheduler: the blocks that `Prefilled` named have been read, or nobody wants them. Unknown ids are
+    ignored."""
+
+    id: int
 
 
 class StopHit(Message, frozen=True):

@@ -26,6 +26,8 @@ RUN_FILES: tuple[RunFile, ...] = (
     RunFile("*.metrics", "every process", "api", "a snapshot of its metrics"),
     RunFile("*.starts", "every process", "its next start", "how often it was started since it ended in order"),
     RunFile("*.starts.new", "every process", "nobody", "the next *.starts, before its rename"),
+    RunFile("*.kv", "executor of a prefill replica", "executors of others", "a link to its memory for KV blocks"),
+    RunFile("*.kv.new", "the same", "nobody", "the next *.kv, before its rename"),
     RunFile("adapters.json", "api", "api", "LoRA adapters that were loaded and unloaded at run time"),
     RunFile("adapters.lock", "api", "api", "held while that is replaced"),
     RunFile("*.silent", "the first process that waited", "every process", "the trace collector does not answer"),

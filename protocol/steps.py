@@ -50,6 +50,10 @@ it, and say `BlocksCopied`. The scheduler has a block copied to the host's memor
 been applied, and drops the copy if the block is given to a sequence before the copy is done. It gives a block that is
 written from there to nobody before it is done. So copies need no place among the plans.
 
+The host's memory of a prefill replica's executors can be read by those of the other replicas, each member of a group by
+the one of its number. A block that is copied there has a stamp, which its executor sets before it writes. A copy from
+there is worth nothing (`BlocksCopied.stale`) unless all its blocks have the stamps that were asked for once it is done.
+
 A model that sees images has an encoder cache on the device: rows of embeddings, which `EncodeImage` fills beside the
 steps. `SlotStart.images` says which tokens of a prompt have which rows. A chunk that holds such tokens is planned once
 `ImageEncoded` has come from all executors of the first stage; where the model's image tokens see one another both ways
@@ -68,6 +72,7 @@ REJECTED = -2  # token of an entry after a rejected draft
 NO_MICROBATCH = -1  # micro-batch of a step that runs chunks alone
 OWN_DRAFT = -3  # id of a draft that the executor made itself
 NO_STATE = -1  # place of a slot that begins without a snapshot: its state is zero
+OWN_MEMORY = -1  # replica of a copy between an executor's own device and host
 HOST_PLACES = 1 << 20  # added to the numbers of places in the host's memory
 STATE_PIECE = 64  # positions: states are kept as of its multiples
 
@@ -162,6 +167,8 @@ class CopyBlocks(Message, frozen=True, kw_only=True):
     epoch: int
     to_host: bool
     blocks: bytes  # int32 [blocks, 2]: block on the device, block in the host's memory; none of them twice
+    replica: int = OWN_MEMORY  # whose memory it is
+    stamps: bytes = b""  # int64 [blocks], where it is another one's
 
 
 class BlocksCopied(Message, frozen=True):
@@ -169,6 +176,7 @@ class BlocksCopied(Message, frozen=True):
 
     number: int
     seconds: float = 0.0  # that the copies took
+    stale: bool = False  # what was read is not what was asked for, or there is no such memory
 
 
 class LoadAdapter(Message, frozen=True):
@@ -238,6 +246,11 @@ class ExecutorReady(Message, frozen=True, kw_only=True):
     weights_path: str = ""  # folder of the weights that it has; empty: the one that it began with
     weight_version: str = FIRST_VERSION
     plans: int = 0  # run since its group's generation began: equal for all members of a group that is in step
+
+
+def copy_stamp(epoch: int, number: int) -> int:
+    """Of the blocks that a message has copied to the host's memory: no other one has it."""
+    return epoch << 32 | number & 0xFFFFFFFF
 
 
 def keep_window(drafts: int) -> int:

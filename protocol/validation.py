@@ -87,6 +87,7 @@ def check_engine(config: Config) -> None:
         raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
     check_lora(config)
     check_disk_tier(config)
+    check_prefill_replicas(config)
     image_limit(model)
 
 
@@ -104,6 +105,29 @@ def check_disk_tier(config: Config) -> None:
         raise ConfigError("--kv-disk", executor.kv_disk, why)
     if not config.scheduler.enable_prefix_caching:
         raise ConfigError("--kv-disk", executor.kv_disk, "it needs --enable-prefix-caching")
+
+
+def check_prefill_replicas(config: Config) -> None:
+    """Raise ConfigError where prompts cannot be computed by some replicas for the others."""
+    flag, model = "--prefill-replicas", config.model
+    if not model.prefill_replicas:
+        return
+    if model.prefill_replicas >= model.data_parallel_size:
+        why = f"at least one of the {model.data_parallel_size} replicas (--data-parallel-size) must decode"
+        raise ConfigError(flag, model.prefill_replicas, why)
+    if not config.executor.kv_host_memory:
+        why = "it needs --kv-host-memory, through which KV blocks go from one replica to another"
+        raise ConfigError(flag, model.prefill_replicas, why)
+    if config.executor.kv_disk:
+        why = (
+            "its executors' host memory is read by others, so nothing comes back there from a disk: leave out --kv-disk"
+        )
+        raise ConfigError(flag, model.prefill_replicas, why)
+    if not config.scheduler.enable_prefix_caching:
+        raise ConfigError(flag, model.prefill_replicas, "it needs --enable-prefix-caching")
+    if config.links.scheduler_address:
+        why = "all replicas must be on one host: leave out --scheduler-address"
+        raise ConfigError(flag, model.prefill_replicas, why)
 
 
 def check_lora(config: Config) -> None:

@@ -6,6 +6,8 @@ host or back, which costs steps next to nothing. Each direction has a stream and
 
 What is copied was written by steps whose results the scheduler has seen, and what is written is read by no step before
 the answer (`CopyBlocks`). Only drafting is not over when a step's result is seen, so copies wait for it.
+
+Blocks may come from the host's memory of another process as well (shared_blocks.py), by the same way.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.execution.disk_copies import DiskCopier, DiskStatistics
+from penstock.engine_core.execution.shared_blocks import Layout, SharedBlocks
 from penstock.engine_core.execution.transfer import Upload, pinned_memory
 from penstock.engine_core.models.memory_estimate import staging_blocks
 from penstock.kernels.block_copies import block_lines, gather_blocks, scatter_blocks
-from penstock.kernels.chip import chip_of
 from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.step_columns import Column, copy_table
-from penstock.protocol.steps import BlocksCopied, CopyBlocks
+from penstock.protocol.steps import OWN_MEMORY, BlocksCopied, CopyBlocks, copy_stamp
 
 MOST_BYTES = 4 << 20  # of one copy: those of steps, which share the copy engines, wait for no more
 Span = tuple[int, int]  # first, end
@@ -62,6 +64,7 @@ class Enqueued:
     began: torch.cuda.Event | None
     ended: torch.cuda.Event | None
     seconds: float = 0.0  # on a CPU
+    source: SharedBlocks | None = None  # what is read is another process's
 
     @property
     def finished(self) -> bool:
@@ -80,13 +83,23 @@ class Asked:
 class BlockCopier:
     """An executor's blocks in the host's memory. memory: of the device's blocks, [blocks, ...] each, contiguous.
 
-    drafts: steps are followed by drafting. Raises MemoryError if the host's memory cannot be had.
+    drafts: steps are followed by drafting. label: of what the blocks are, where other processes read them as they are.
+    shared: they read those of this one. Raises MemoryError if the host's memory cannot be had.
     """
 
-    def __init__(self, memory: Sequence[Tensor], blocks: int, device: torch.device, *, drafts: bool = False) -> None:
+    def __init__(
+        self, memory: Sequence[Tensor], blocks: int, device: torch.device, *, drafts: bool = False, label: str = "",
+        shared: bool = False,
+    ) -> None:  # fmt: skip
         self._lines = block_lines(memory)
-        self._device, self._drafts = device, drafts
-        self.host = pinned_memory((blocks, self._lines.run_bytes), torch.uint8, device)
+        self.device, self._drafts = device, drafts
+        self.layout = Layout(f"{label} {self._lines.word} {self._lines.widths}", self._lines.run_bytes, blocks)
+        self.shared = SharedBlocks.make(self.layout, device) if shared else None
+        self.others: dict[int, SharedBlocks] = {}  # by replica; another thread maps them, and lets them go
+        if self.shared is None:
+            self.host = pinned_memory((blocks, self._lines.run_bytes), torch.uint8, device)
+        else:
+            self.host = self.shared.blocks
         self._out, self._in = self._lane(), self._lane()
         self._asked = Asked()
         self.disk: DiskCopier | None = None  # required where blocks are asked for that are on disk
@@ -95,12 +108,12 @@ class BlockCopier:
 
     def _lane(self) -> Lane:
         rows, run_bytes = min(staging_blocks(self._lines.run_bytes), len(self.host)), self._lines.run_bytes
-        staging = torch.zeros(rows, run_bytes, dtype=torch.uint8, device=self._device)
+        staging = torch.zeros(rows, run_bytes, dtype=torch.uint8, device=self.device)
         stream: torch.cuda.Stream | None = None
-        if self._device.type == "cuda":
-            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream(self._device))  # which makes the memory
-        return Lane(staging, Upload(self._device), stream)
+        if self.device.type == "cuda":
+            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream(self.device))  # which makes the memory
+        return Lane(staging, Upload(self.device), stream)
 
     def _warm_up(self) -> None:
         """Compile the kernels, by copies of the scratch block."""
@@ -132,7 +145,12 @@ class BlockCopier:
     def iterate(self) -> None:
         """Enqueue what is asked for, and see what has ended."""
         while self._asked.waiting:
-            self._asked.enqueued.append(self._enqueue(self._asked.waiting.popleft()))
+            message = self._asked.waiting.popleft()
+            source = self.others.get(message.replica)
+            if message.replica == OWN_MEMORY or source is not None:
+                self._asked.enqueued.append(self._enqueue(message, source))
+            else:
+                self.answers.append(BlocksCopied(message.number, stale=True))
         left = []
         for one in self._asked.enqueued:
             if one.finished:
@@ -162,37 +180,35 @@ class BlockCopier:
         disk = None if self.disk is None else self.disk.statistics()
         return CopyStatistics(self._out.bytes, self._in.bytes, self._out.seconds, self._in.seconds, disk)
 
-    @property
-    def layout(self) -> str:
-        """Of the bytes of a block, and the chip that computes them, in words that are the same for the same ones."""
-        return f"{chip_of(self._device).name} {self._lines.word} {self._lines.widths}"
-
     @torch.inference_mode()
-    def _enqueue(self, message: CopyBlocks) -> Enqueued:
+    def _enqueue(self, message: CopyBlocks, source: SharedBlocks | None) -> Enqueued:
         lane = self._out if message.to_host else self._in
         table = copy_table(message.blocks)
+        if message.to_host and self.shared is not None:
+            self.shared.stamps[table[:, 1]] = copy_stamp(message.epoch, message.number)
         table = table[np.argsort(table[:, 1])]  # neighbours in the host's memory go together
         lane.bytes += len(table) * self._lines.run_bytes
         if lane.stream is not None and self._drafts:
-            lane.stream.wait_stream(torch.cuda.current_stream(self._device))
+            lane.stream.wait_stream(torch.cuda.current_stream(self.device))
         started = time.perf_counter()
         with torch.cuda.stream(lane.stream):  # of None: nothing happens
             began = self._mark(lane)
             (blocks,) = lane.upload.send((table[:, 0].copy(),))
             for first in range(0, len(table), len(lane.staging)):
                 end = min(first + len(lane.staging), len(table))
-                self._copy(lane, blocks[first:end], table[first:end, 1], to_host=message.to_host)
+                memory = self.host if source is None else source.blocks
+                self._copy(lane, memory, blocks[first:end], table[first:end, 1], to_host=message.to_host)
             ended = self._mark(lane)
-        return Enqueued(message, began, ended, time.perf_counter() - started)
+        return Enqueued(message, began, ended, time.perf_counter() - started, source)
 
-    def _copy(self, lane: Lane, blocks: Tensor, places: Column, *, to_host: bool) -> None:
+    def _copy(self, lane: Lane, memory: Tensor, blocks: Tensor, places: Column, *, to_host: bool) -> None:
         """As many blocks as the staging memory has room for. places: ascending."""
         most = max(1, MOST_BYTES // self._lines.run_bytes)
         if to_host:
             gather_blocks(blocks, self._lines, lane.staging)
         for first, end in spans(places, most):
             staged = lane.staging[first:end]
-            held = self.host[places[first] : places[first] + end - first]
+            held = memory[places[first] : places[first] + end - first]
             if to_host:
                 held.copy_(staged, non_blocking=True)
             else:
@@ -206,7 +222,9 @@ class BlockCopier:
             seconds = float(one.began.elapsed_time(one.ended)) / 1000
         lane = self._out if one.message.to_host else self._in
         lane.seconds += seconds
-        self.answers.append(BlocksCopied(one.message.number, seconds))
+        places = copy_table(one.message.blocks)[:, 1]
+        stale = one.source is not None and one.source.stale(places, one.message.stamps)
+        self.answers.append(BlocksCopied(one.message.number, seconds, stale))
 
     def _mark(self, lane: Lane) -> torch.cuda.Event | None:
         if lane.stream is None:

@@ -29,12 +29,17 @@ def pinned_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device
     """Memory of the host, pinned for a GPU and no larger than it must be: PyTorch's own has sizes that are powers of
     two. Raises MemoryError if the system does not let it be pinned."""
     memory = torch.empty(*shape, dtype=dtype)
+    pin(memory, device)
+    return memory
+
+
+def pin(memory: Tensor, device: torch.device) -> None:
+    """Pin memory of the host for a GPU, as long as it is there. Raises MemoryError."""
     if device.type == "cuda" and memory.numel():
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         weakref.finalize(memory, cudart.cudaHostUnregister, memory.data_ptr()).atexit = False
         if (status := int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))) != 0:
             raise MemoryError(f"{memory.nbytes} bytes of the host's memory cannot be pinned (CUDA error {status})")
-    return memory
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ to the others until the loads are closer. With fewer choices than SLACK a step t
 twice the load it takes up to twice as long.
 
 Where no prefix decides (all replicas would miss the same), a session stays where it was, up to the same watermark.
+With `prefill` replicas, the first ones compute prompts for the others. A request goes to one of them, unless some other
+replica below the watermark lacks few of its tokens, and then to one of the others. Where none of its kind is ready it
+goes to any.
+
 Equal costs rotate. No clock, no randomness: the same reports and requests give the same placements.
 """
 
@@ -64,6 +68,10 @@ class Replica:
     def ready(self) -> bool:
         """Whether it would run a request at once."""
         return self.taking and self._status is not None and self._status.ready
+
+    @property
+    def connected(self) -> bool:
+        return self._status is not None
 
     @property
     def stalled(self) -> bool:
@@ -157,6 +165,11 @@ class Shadow:
             self._identities.popitem(last=False)
 
 
+def watermark(loads: Sequence[int]) -> int:
+    """The load above which a replica's cached prefixes are worth nothing, among replicas of these loads."""
+    return RATIO * min(loads, default=0) + SLACK
+
+
 class Asked(msgspec.Struct, frozen=True):
     """The properties of a request that its placement depends on."""
 
@@ -164,6 +177,8 @@ class Asked(msgspec.Struct, frozen=True):
     chain: Sequence[bytes] = ()  # identities of the full blocks of these
     session: str = ""
     choices: int = 1
+    pooled: bool = False  # nothing is decoded
+    prefilled: bool = False  # its blocks come with it
 
 
 class PlacementStatistics(msgspec.Struct, frozen=True):
@@ -181,7 +196,11 @@ class PlacementStatistics(msgspec.Struct, frozen=True):
 class Placement:
     """Places requests over `replicas` by `policy`: prefix, least_loaded or round_robin."""
 
-    def __init__(self, policy: str, replicas: int, block_size: int) -> None:
+    def __init__(self, policy: str, replicas: int, block_size: int, prefill: int = 0, most_local: int = 0) -> None:
+        """prefill: the first so many replicas compute prompts for the others. most_local: tokens of a prompt that the
+        others compute themselves."""
+        assert 0 <= prefill < replicas
+        self._prefill, self._most_local = prefill, most_local
         self.replicas = tuple(Replica() for _ in range(replicas))
         self.block_size = block_size
         self._policy = policy
@@ -196,6 +215,11 @@ class Placement:
         """Whether identities of blocks matter."""
         return self._policy == "prefix" and len(self.replicas) > 1
 
+    @property
+    def apart(self) -> bool:
+        """Whether some replicas compute prompts for the others."""
+        return self._prefill > 0
+
     def report(self, replica: int, status: EngineStatus) -> None:
         self.replicas[replica].report(status)
 
@@ -205,13 +229,39 @@ class Placement:
         Replicas that are ready come before those that wait for their executors.
         """
         taking = [number for number, replica in enumerate(self.replicas) if replica.taking and number not in without]
-        among = [number for number in taking if self.replicas[number].ready] or taking
+        among = self._of_a_kind(asked, [number for number in taking if self.replicas[number].ready] or taking)
         if not among:
             return None
-        hits = [self.replicas[number].shadow.hits(asked.chain) if self.chains else 0 for number in among]
+        hits = [self._hits(asked, number) for number in among]
         chosen = self._choose(asked, among, hits)
         self._book(asked, chosen, hits[among.index(chosen)])
         return chosen
+
+    def hands_over(self, number: int) -> bool:
+        """Whether what is placed there goes on elsewhere, once its prompt has been computed."""
+        return number < self._prefill and any(replica.ready for replica in self.replicas[self._prefill :])
+
+    def _of_a_kind(self, asked: Asked, numbers: list[int]) -> list[int]:
+        """Those that compute prompts for others, or those that do not, whichever the request wants; all, if there are
+        none of these. It goes to one that decodes if that lacks little of it, and has no load far above the others'."""
+        computing = [number for number in numbers if number < self._prefill]
+        if not computing or asked.prefilled:
+            return [number for number in numbers if number not in computing] or numbers
+        others = [] if asked.pooled else [number for number in numbers if number not in computing]
+        most = watermark([self.replicas[number].load for number in others])
+        near = [
+            number for number in others
+            if self._missing(asked, self._hits(asked, number)) <= self._most_local
+            and self.replicas[number].load <= most
+        ]  # fmt: skip
+        return near or computing
+
+    def _hits(self, asked: Asked, number: int) -> int:
+        """Blocks of it that a replica is believed to hold."""
+        return self.replicas[number].shadow.hits(asked.chain) if self.chains else 0
+
+    def _missing(self, asked: Asked, hits: int) -> int:
+        return max(0, asked.tokens - hits * self.block_size)
 
     def learn(self, replica: int, chain: Sequence[bytes]) -> None:
         """A request there has computed the blocks of `chain`, with which the next prompt may begin."""
@@ -224,7 +274,7 @@ class Placement:
         loads = [self.replicas[number].load for number in among]
         if self._policy == "least_loaded":
             return self._least(among, loads)
-        most = RATIO * min(loads) + SLACK
+        most = watermark(loads)
         known = [hit if load <= most else 0 for hit, load in zip(hits, loads, strict=True)]
         if max(known) == min(known):
             last = self._sessions.find(asked.session)
@@ -239,7 +289,7 @@ class Placement:
         return chosen
 
     def _cost(self, asked: Asked, number: int, hits: int, load: int) -> float:
-        missing = max(0, asked.tokens - hits * self.block_size)
+        missing = self._missing(asked, hits)
         room = self.replicas[number].shadow.room * self.block_size if self.chains else missing
         return missing + max(0, missing - room) + load * max(self._typical, self.block_size)
 

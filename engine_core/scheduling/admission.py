@@ -13,10 +13,13 @@ import numpy.typing as npt
 
 from penstock.engine_core.kv.block_layout import HOLDS_ALL, NO_BLOCK, columns_of
 from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.disaggregation import transfer_of, transfer_places
 from penstock.engine_core.scheduling.disk_tier import load_prefix, may_load, waits_for_disk
 from penstock.engine_core.scheduling.host_tier import (
+    FindPlace,
     fetch_prefix,
     fetching_blocks,
+    find_anywhere,
     find_prefix,
     forget_waiting,
     joins,
@@ -34,7 +37,7 @@ from penstock.engine_core.scheduling.recurrent_state import ask_leader, enter_sl
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.request_queue import rank
 from penstock.engine_core.scheduling.running_batch import Ints, RunningBatch, blocks_at_end
-from penstock.engine_core.scheduling.state import HostCopies, SchedulerState
+from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.protocol.messages import Finish
 from penstock.protocol.steps import NO_STATE
 
@@ -179,16 +182,20 @@ class Admissions:
         state, host, groups = self.state, self.state.kv.host, self.state.kv.layout.groups
         if host is None:
             return False
-        columns = len(found) // groups
-        if may_load(host, sequence):
-            table = self._beyond(host, sequence, columns, most, disk=True)
+        columns, transfer = len(found) // groups, transfer_of(state, sequence)
+        if transfer is None and may_load(host, sequence):
+            table = self._beyond(find_anywhere(host), sequence, columns, most)
             if load_prefix(state, host, sequence, table, columns):
                 return True
         if not may_wait(host, sequence):
             return False
-        table = self._beyond(host, sequence, columns, most)
+        find_place = host.tier.find if transfer is None else transfer_places(sequence, transfer, groups).get
+        table = self._beyond(find_place, sequence, columns, most)
         reach = len(table) // groups
-        if not worth_fetching(state, host, table, columns):
+        if transfer is None and not worth_fetching(state, host, table, columns):
+            return False
+        if reach <= columns:  # the device has what was transferred
+            sequence.request.transfer = None
             return False
         if joins(state, host, sequence, table):
             return True
@@ -198,16 +205,14 @@ class Admissions:
         if sum([block < 0 for block in table]) > room or not self._fits(sequence, found, positions + 1):
             return False
         self.estimate = None  # of blocks that are held without it
-        fetch_prefix(state, sequence, table)
+        fetch_prefix(state, sequence, table, transfer)
         return True
 
-    def _beyond(
-        self, host: HostCopies, sequence: Sequence, columns: int, most: int, *, disk: bool = False
-    ) -> list[int]:
+    def _beyond(self, find_place: FindPlace, sequence: Sequence, columns: int, most: int) -> list[int]:
         """`find_prefix` of as many blocks as the sequence may begin behind."""
-        table = find_prefix(self.state, host, sequence, columns, most, disk=disk)
+        table = find_prefix(self.state, find_place, sequence, columns, most)
         while (blocks := reusable(self.state, sequence, reach := len(table) // self.state.kv.layout.groups)) < reach:
-            table = find_prefix(self.state, host, sequence, columns, blocks, disk=disk)
+            table = find_prefix(self.state, find_place, sequence, columns, blocks)
         return table
 
     def _match(self, sequence: Sequence, most: int) -> list[int]:
@@ -239,7 +244,7 @@ class Admissions:
         spare = shared if not layout.kinds else sum(
             [len(own) - pool.idle_among(own) for own in layout.lasting(found)]
         )  # fmt: skip
-        further = state.forecast.further(tokens, np.array([sequence.request.limit]), len(self.estimate.positions))
+        further = state.forecast.further(tokens, np.array([sequence.limit]), len(self.estimate.positions))
         candidate = new_estimate(
             layout,
             tokens,
@@ -310,7 +315,7 @@ class Admissions:
         alive = (owners > 0) & (slots.life[others] == owners)
         known = np.maximum(slots.num_tokens[others], slots.num_computed_tokens[others] + 1)
         theirs = slots.limit[others] - known
-        mine = sequence.request.limit - len(sequence.tokens)
+        mine = sequence.limit - len(sequence.tokens)
         stays = alive & (theirs > mine)
         for column, own in ((slots.blocks.borrowed, lasts), (slots.blocks.lent, ~lasts)):
             np.add.at(column, others[alive & ~stays & own], 1)

@@ -16,7 +16,8 @@ No token depends on any of this: what is lost with an executor, dropped or not f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -25,9 +26,16 @@ from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.host_tier import NO_BLOCK as NO_ROOM
 from penstock.engine_core.kv.host_tier import HostTierStatistics
 from penstock.engine_core.kv.prefix_index import in_group
+from penstock.engine_core.scheduling.disaggregation import (
+    advance_handovers,
+    blocks_to_copy,
+    clear_handovers,
+    stamps_of,
+)
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.state import Fetch, HostCopies, InFlightStep, KVState, SchedulerState, Spill
-from penstock.protocol.steps import BlocksCopied, CopyBlocks
+from penstock.protocol.messages import KVTransfer
+from penstock.protocol.steps import BlocksCopied, CopyBlocks, copy_stamp
 
 MOST_SPILLS = 2  # messages that ask for copies to the host's memory, at once: links have room for few
 MOST_BLOCKS = 512  # of one of them
@@ -36,19 +44,31 @@ PATIENCE = 5.0  # seconds that a sequence waits for blocks
 OVERHEAD = 0.002  # seconds that a fetch takes beside its copies: messages, and the steps that it waits for
 LONG_CHUNKS = 256  # positions of prompts that a step has to have for its time to tell what one of them takes
 MEMORY = 1 / 8  # weight of one measurement in a running mean
+FindPlace = Callable[[bytes], int | None]  # a block in the host's memory by what it is found by
 
 
 def copy_ahead(state: SchedulerState) -> None:
     """Have the blocks that go next copied to the host's memory, as far as they are not there, and what sequences have
-    filled."""
-    kv, host = state.kv, state.kv.host
-    if host is None or state.steps.pause.frozen or len(host.spills) >= MOST_SPILLS:
+    filled; those first that requests wait for to go on elsewhere."""
+    host = state.kv.host
+    if host is None:
         return
+    if not state.steps.pause.frozen and len(host.spills) < MOST_SPILLS:
+        ask_copies(state, host)
+    if host.transfers.handovers:
+        advance_handovers(state, host, full=len(host.spills) >= MOST_SPILLS)
+
+
+def ask_copies(state: SchedulerState, host: HostCopies) -> None:
+    """Have copies made by one message, if there are any to make."""
+    kv = state.kv
     pairs: list[tuple[int, int]] = []
-    for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS)):
+    for block in islice(blocks_to_copy(state, host), MOST_BLOCKS):
+        add_pair(kv, host, block, pairs)
+    for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS - len(pairs))):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
-    if kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW:
+    if host.transfers.eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
         add_filled(kv, host, state.steps.applied, pairs)
     if pairs:
         spill = Spill(next_number(host), tuple(pairs), tuple([kv.prefix.key(block) for block, _ in pairs]))
@@ -89,9 +109,11 @@ def add_pair(kv: KVState, host: HostCopies, block: int, pairs: list[tuple[int, i
         pairs.append((block, place))
 
 
-def fetch_prefix(state: SchedulerState, sequence: Sequence, table: list[int]) -> None:
+def fetch_prefix(
+    state: SchedulerState, sequence: Sequence, table: list[int], transfer: KVTransfer | None = None
+) -> None:
     """Have the host's blocks of a table, as `find_prefix` has it, copied to the device, behind those that are there.
-    The sequence waits for them. There is room."""
+    The sequence waits for them. There is room. transfer: they are those of another replica's host."""
     kv, host = state.kv, state.kv.host
     assert host is not None
     places = [place for place, block in enumerate(table) if block < 0]
@@ -102,30 +124,38 @@ def fetch_prefix(state: SchedulerState, sequence: Sequence, table: list[int]) ->
     kv.owners[blocks] = 0
     for place, block in zip(places, blocks, strict=True):
         table[place] = block
-    host.tier.hold(sources)
+    if transfer is None:
+        host.tier.hold(sources)
     held = [block for block in table if block != NO_BLOCK]
-    fetch = Fetch(next_number(host), sequence, tuple(blocks), tuple(sources), keys, held, state.stats.now)
+    fetch = Fetch(next_number(host), sequence, tuple(blocks), tuple(sources), keys, held, state.stats.now, transfer)
     host.fetches[fetch.number] = fetch
     host.fetching.update(dict.fromkeys(keys, fetch))
     host.waiting[sequence] = fetch
-    host.fetch_count += 1
-    send(state, host, fetch.number, list(zip(blocks, sources, strict=True)), to_host=False)
+    host.fetch_count += transfer is None
+    send(state, host, fetch.number, list(zip(blocks, sources, strict=True)), to_host=False, transfer=transfer)
 
 
-def find_prefix(
-    state: SchedulerState, host: HostCopies, sequence: Sequence, known: int, most: int, *, disk: bool = False
-) -> list[int]:
-    """The table of the longest prefix of at most `most` blocks that is on the device or in the host's memory, where
-    block b of the latter is -1 - b, or on disk, whose places are counted behind the host's blocks. Its first `known`
-    columns are on the device."""
+def find_anywhere(host: HostCopies) -> FindPlace:
+    """Finds blocks in the host's memory, or on disk, whose places are counted behind the host's blocks."""
+
+    def find(key: bytes) -> int | None:
+        place = host.tier.find(key)
+        if place is None and (stored := host.disk.tier.find(key)) is not None:
+            return host.tier.total + stored
+        return place
+
+    return find
+
+
+def find_prefix(state: SchedulerState, find_place: FindPlace, sequence: Sequence, known: int, most: int) -> list[int]:
+    """The table of the longest prefix of at most `most` blocks that is on the device or where `find_place` finds it,
+    as -1 - place. Its first `known` columns are on the device."""
     kv = state.kv
 
     def find(identity: bytes, group: int) -> int | None:
         block = kv.prefix.find(identity, group)
-        if block is None and (place := host.tier.find(in_group(identity, group))) is not None:
+        if block is None and (place := find_place(in_group(identity, group))) is not None:
             return -1 - place
-        if block is None and disk and (place := host.disk.tier.find(in_group(identity, group))) is not None:
-            return -1 - host.tier.total - place
         return block
 
     found = kv.prefix.match_groups(sequence.block_hashes, most, kv.layout, find, known)
@@ -191,32 +221,41 @@ def blocks_copied(state: SchedulerState, message: BlocksCopied, executor: int) -
     if host is None or copy is None:
         return
     copy.answered.add(executor)
+    if isinstance(copy, Fetch):
+        copy.stale |= message.stale
     if len(copy.answered) < state.options.copiers:
         return
     if isinstance(copy, Fetch):
-        host.block_seconds = mean(host.block_seconds, message.seconds / len(copy.blocks))
+        if copy.transfer is None:
+            host.block_seconds = mean(host.block_seconds, message.seconds / len(copy.blocks))
+        else:
+            host.transfers.counters.fetch(len(copy.blocks), state.stats.now - copy.since, stale=copy.stale)
         finish_fetch(state.kv, host, copy)
         state.refused = None
     else:
-        finish_spill(state.kv, host, copy)
+        finish_spill(state, host, copy)
     copy_ahead(state)
 
 
 def finish_fetch(kv: KVState, host: HostCopies, fetch: Fetch) -> None:
     """The blocks are there: they can be found, and are idle."""
     del host.fetches[fetch.number]
-    fetch.done = True
+    fetch.done, own = True, fetch.transfer is None
     for key, block, source in zip(fetch.keys, fetch.blocks, fetch.sources, strict=True):
         del host.fetching[key]
-        if host.tier.find(key) == source:  # it has not been forgotten meanwhile
+        if host.tier.find(key) == source if own else not fetch.stale:  # it has not been forgotten meanwhile
             kv.prefix.name(key, block)
-    host.tier.release(reversed(fetch.sources))
-    host.fetched += len(fetch.blocks)
+    if own:
+        host.tier.release(reversed(fetch.sources))
+        host.fetched += len(fetch.blocks)
+    else:
+        fetch.sequence.request.transfer = None
     kv.pool.release(fetch.table)
 
 
-def finish_spill(kv: KVState, host: HostCopies, spill: Spill) -> None:
+def finish_spill(state: SchedulerState, host: HostCopies, spill: Spill) -> None:
     """The copies are there, and worth something if their blocks held the same all the time."""
+    kv, stamp = state.kv, copy_stamp(state.epoch, spill.number)
     del host.spills[spill.number]
     host.spilling.difference_update(spill.keys)
     for (block, place), key in zip(spill.blocks, spill.keys, strict=True):
@@ -225,6 +264,8 @@ def finish_spill(kv: KVState, host: HostCopies, spill: Spill) -> None:
             host.lost += 1
             continue
         del kv.prefix.copying[block]
+        if host.transfers.eager:
+            host.transfers.stamps[place] = stamp
         if host.tier.publish(place):
             host.copied += 1
             if host.disk.tier.total:
@@ -246,6 +287,7 @@ def clear_copies(state: SchedulerState, blocks: int | None = None) -> None:
         return
     for fetch in host.fetches.values():
         fetch.done = True
+    clear_handovers(state, host)
     host.tier.clear(host.tier.total if blocks is None else blocks)
     for one in (host.fetches, host.spills, host.fetching, host.spilling, host.messages, host.filled, host.written):
         one.clear()
@@ -263,10 +305,11 @@ def check_copies(state: SchedulerState) -> tuple[str, ...]:
     host = state.kv.host
     if host is None:
         return ()
-    holds = [source for fetch in host.fetches.values() for source in fetch.sources]
+    holds = [source for fetch in host.fetches.values() if fetch.transfer is None for source in fetch.sources]
     holds += [place for spill in host.spills.values() for _, place in spill.blocks]
     holds += [block for load in host.disk.loads.values() for block in (*load.blocks, *load.held)]
     holds += [block for store in host.disk.stores.values() for block in store.blocks]
+    holds += [place for handover in host.transfers.handovers.values() for place in handover.held or ()]
     return host.tier.check(holds)
 
 
@@ -279,9 +322,15 @@ def host_statistics(state: SchedulerState) -> HostTierStatistics:
     )
 
 
-def send(state: SchedulerState, host: HostCopies, number: int, blocks: list[tuple[int, int]], *, to_host: bool) -> None:
-    table = np.array(blocks, np.int32).tobytes()
-    host.messages.append(CopyBlocks(number=number, epoch=state.epoch, to_host=to_host, blocks=table))
+def send(
+    state: SchedulerState, host: HostCopies, number: int, blocks: list[tuple[int, int]], *, to_host: bool,
+    transfer: KVTransfer | None = None,
+) -> None:  # fmt: skip
+    message = CopyBlocks(number=number, epoch=state.epoch, to_host=to_host, blocks=np.array(blocks, np.int32).tobytes())
+    if transfer is not None:
+        stamps = stamps_of(transfer, [place for _, place in blocks])
+        message = msgspec.structs.replace(message, replica=transfer.replica, stamps=stamps)
+    host.messages.append(message)
 
 
 def next_number(host: HostCopies) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.block_pool import Fenced
 from penstock.engine_core.kv.prefix_index import extend
+from penstock.engine_core.scheduling.disaggregation import hand_over
 from penstock.engine_core.scheduling.disk_tier import distrust_disk
 from penstock.engine_core.scheduling.drafting import equip
 from penstock.engine_core.scheduling.host_tier import distrust_copies, forget_waiting, note_filled
@@ -52,7 +53,7 @@ def cache_blocks_to(state: SchedulerState, sequence: Sequence, full: int) -> Non
     for group in range(groups):
         state.kv.prefix.cache(hashes, blocks[group::groups] if groups > 1 else blocks, group)
     if state.kv.host is not None:
-        note_filled(state.kv.host, state.steps.planned + 1, blocks)
+        note_filled(state.kv.host, state.steps.planned, blocks)
     sequence.cached = full
     state.slots.blocks.cached[sequence.slot] = full
 
@@ -166,10 +167,14 @@ def end(state: SchedulerState, sequence: Sequence, finish: Finish) -> None:
         state.forecast.ended(sequence.outputs, request.limit - request.prompt_tokens)
     state.stop_tokens.remove(request.stop_token_ids)
     state.queue.forget(sequence)
+    if finish == Finish.PREFILLED:
+        request.prefilled = sequence
     del request.sequences[sequence.index]
     if not request.sequences:
         assert request.spawned == request.message.n
         del state.requests[request.message.id]
+        if request.prefilled is not None:
+            hand_over(state, request.prefilled)
 
 
 def end_aside(state: SchedulerState, sequence: Sequence, finish: Finish, error: str | None = None) -> None:

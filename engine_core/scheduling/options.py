@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engine_core.kv.block_layout import BlockLayout
+from penstock.protocol.groups import ReplicaRole
 from penstock.protocol.speculation import HEADS, METHODS, WITH_MODEL, SpeculativeConfig
 from penstock.protocol.steps import STATE_PIECE
 
@@ -63,6 +64,8 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 0  # KV blocks that the executors' host memory has room for
     disk_blocks: int = 0  # KV blocks that the executors' disks have room for, behind their host memory
     copiers: int = 1  # executors that copy them
+    role: ReplicaRole = ReplicaRole.MIXED
+    replica: int = 0  # its number
     adapter_places: int = 0  # for LoRA adapters on the device
     adapter_memory: int = 0  # adapters that the host's memory holds
     executors: int = 1  # in the group
@@ -73,6 +76,11 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
     traced: bool = False  # whether the history of sampled requests is recorded
     trace_tokens: int = 0  # output tokens between two marks in it; 0: none
     epoch: int = 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether replicas have roles."""
+        return self.role is not ReplicaRole.MIXED
 
     def layout(self) -> BlockLayout:
         """What sequences hold of the KV groups."""
@@ -95,6 +103,7 @@ class SchedulingOptions(msgspec.Struct, frozen=True, kw_only=True):
         assert 0.0 <= self.expected_share <= 1.0
         assert min(self.stages, self.ahead, self.piece) >= 1
         assert min(self.host_blocks, self.disk_blocks) >= 0
+        assert not self.apart or (self.prefix_caching and not (self.recurrent or self.encoder))
         assert 0 <= self.adapter_places <= self.adapter_memory
         assert self.encoder_rows >= 0
         assert 1 <= self.encoders <= self.executors

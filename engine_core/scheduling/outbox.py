@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.protocol.messages import Finish, Rejected
+from penstock.protocol.messages import Finish, Prefilled, Rejected
 from penstock.protocol.outputs import Logprobs, TokenBatch, TokenExtra
 
 NOTHING = TokenExtra(row=0)
@@ -120,9 +120,10 @@ class Outbox:
         self._rows: list[Rows] = []
         self._vectors: deque[Rows] = deque()  # rows with vectors, which are large: those of one step to a message
         self._rejected: deque[Rejected] = deque()
+        self._prefilled: deque[Prefilled] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._rows or self._vectors or self._rejected)
+        return bool(self._rows or self._vectors or self._rejected or self._prefilled)
 
     def put(self, rows: Rows) -> None:
         self._rows.append(rows)
@@ -136,10 +137,14 @@ class Outbox:
     def reject(self, message: Rejected) -> None:
         self._rejected.append(message)
 
-    def take(self, step: int, limit: int) -> list[TokenBatch | Rejected]:
-        """At most `limit` messages: rejections first, then vectors, then all other rows as one batch. They count as
-        delivered."""
-        out: list[TokenBatch | Rejected] = []
+    def tell(self, message: Prefilled) -> None:
+        """It goes behind all rows so far."""
+        self._prefilled.append(message)
+
+    def take(self, step: int, limit: int) -> list[TokenBatch | Rejected | Prefilled]:
+        """At most `limit` messages: rejections first, then vectors, then all other rows as one batch, then who goes on
+        elsewhere. They count as delivered."""
+        out: list[TokenBatch | Rejected | Prefilled] = []
         while self._rejected and len(out) < limit:
             out.append(self._rejected.popleft())
         while self._vectors and len(out) < limit:
@@ -148,6 +153,8 @@ class Outbox:
             rows = merged(self._rows)
             self._rows = []
             out.append(token_batch(step, rows))
+        while self._prefilled and len(out) < limit:
+            out.append(self._prefilled.popleft())
         return out
 
 

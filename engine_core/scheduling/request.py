@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.speculation.drafter import Drafter
-from penstock.protocol.messages import Adapter, Finish, Sampling, SubmitTokens
+from penstock.protocol.messages import Adapter, Finish, KVTransfer, Sampling, SubmitTokens
 from penstock.protocol.outputs import Logprobs
 
 Rank = tuple[int, int, int]  # -priority (0 under fcfs), order of arrival, sequence: smaller goes first
@@ -48,6 +48,15 @@ class Sequence:
     deaths: tuple[int, int] = 0, 0  # of executors while it made no progress, and its tokens at the last one
 
     @property
+    def limit(self) -> int:
+        """Most tokens that it can have here, prompt included."""
+        message, limit = self.request.message, self.request.limit
+        if not message.prefill:
+            return limit
+        before = len(message.written[self.index].token_ids) // 4 if message.written else 0
+        return min(limit, self.request.prompt_tokens + before + 1)
+
+    @property
     def outputs(self) -> int:
         return len(self.tokens) - self.request.prompt_tokens
 
@@ -86,6 +95,8 @@ class Request:
     sequences: dict[int, Sequence] = field(default_factory=dict)  # those alive and begun
     spawned: int = 0  # sequences 0..spawned-1 exist or have ended; the others wait for sequence 0's prompt
     cached: int = 0  # prompt tokens that came from the prefix cache
+    transfer: KVTransfer | None = None  # blocks of it at a prefill replica, until they have been fetched
+    prefilled: Sequence | None = None  # the last of its sequences that goes on at another replica
     traced: bool = False  # its history is recorded
 
     @property
@@ -108,10 +119,11 @@ def stop_token_ids(sampling: Sampling, vocab_size: int) -> frozenset[int]:
     return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 
-def finish_reason(request: Request, token: int, length: int) -> Finish:
+def finish_reason(sequence: Sequence, token: int, length: int) -> Finish:
     """Whether `token` ends a sequence that has `length` tokens with it. A stop token goes before the length."""
+    request = sequence.request
     if token in request.stop_token_ids and length - request.prompt_tokens >= request.message.sampling.min_tokens:
         return Finish.STOP
     if length >= request.limit:
         return Finish.LENGTH
-    return Finish.NONE
+    return Finish.PREFILLED if length >= sequence.limit else Finish.NONE

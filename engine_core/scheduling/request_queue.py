@@ -222,7 +222,7 @@ class RequestQueue:
         client = self._clients[sequence]
         tenant = client.tenant
         if sequence not in self._paid:
-            expected = min(sequence.request.limit - len(sequence.tokens), int(self._typical))
+            expected = min(sequence.limit - len(sequence.tokens), int(self._typical))
             self._paid[sequence] = len(sequence.tokens) + expected
             tenant.level.ring.serve(tenant, computed + expected)
             tenant.ring.serve(client, computed + expected)

@@ -79,7 +79,7 @@ class RunningBatch:
 
 def blocks_at_end(sequence: Sequence, layout: BlockLayout) -> int:
     """Most blocks of the sequence until its limit: its last token needs no KV."""
-    return layout.most(sequence.request.limit - 1)
+    return layout.most(sequence.limit - 1)
 
 
 def joined(first: RunningBatch, second: RunningBatch) -> RunningBatch:
@@ -180,7 +180,7 @@ class Slots:
         self.blocks.capacity[slot] = self.num_computed_tokens[slot] = computed
         for kind, (window, _) in enumerate(self.blocks.layout.kinds):
             self.blocks.behind[kind, slot] = first_column(computed, window, size)
-        self.limit[slot] = sequence.request.limit
+        self.limit[slot] = sequence.limit
         self.blocks.borrowed[slot] = self.blocks.lent[slot] = 0
         self.blocks.cached[slot] = sequence.cached if seals else NEVER
         self.last[slot] = 0

@@ -13,6 +13,12 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
 from penstock.engine_core.scheduling import pausing
 from penstock.engine_core.scheduling.admission import reasons, waiting_adapters
+from penstock.engine_core.scheduling.disaggregation import (
+    expire_handovers,
+    forget_handovers,
+    release_transfer,
+    transfer_statistics,
+)
 from penstock.engine_core.scheduling.disk_tier import (
     check_disk,
     disk_answered,
@@ -48,7 +54,7 @@ from penstock.engine_core.scheduling.validation import (
 from penstock.protocol.control import PauseMode
 from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.images import EncodeImage, ImageEncoded
-from penstock.protocol.messages import Finish, Rejected, StopHit, SubmitTokens
+from penstock.protocol.messages import Finish, Prefilled, Rejected, StopHit, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.steps import (
     AdapterLoaded,
@@ -128,6 +134,7 @@ class Scheduler:
         """The source is gone: abort its requests and drop what was not delivered to it."""
         for request in [found for found in self._state.requests.values() if found.source == source]:
             cancel(self._state, request, Finish.ABORT)
+        forget_handovers(self._state, source)
         self._state.outboxes.pop(source, None)
 
     def expire(self, now: float) -> None:
@@ -136,6 +143,7 @@ class Scheduler:
         self._state.stats.now = now
         self._state.stats.totals.tick(now)
         expire(self._state, now)
+        expire_handovers(self._state)
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can run before a result or a request comes. With nothing in flight, None
@@ -247,11 +255,15 @@ class Scheduler:
         else:
             disk_answered(self._state, message, executor)
 
+    def release_transfer(self, request: int) -> None:
+        """The blocks that `Prefilled` named have been read, or nobody wants them. Unknown ids are ignored."""
+        release_transfer(self._state, request)
+
     def undelivered(self) -> tuple[int, ...]:
         """Sources for which `outputs` has something."""
         return tuple([source for source, outbox in self._state.outboxes.items() if outbox])
 
-    def outputs(self, source: int, limit: int = UNLIMITED) -> list[TokenBatch | Rejected]:
+    def outputs(self, source: int, limit: int = UNLIMITED) -> list[TokenBatch | Rejected | Prefilled]:
         """At most `limit` messages for the source, which count as delivered. Rows of several steps are merged."""
         outbox = self._state.outboxes.get(source)
         return [] if outbox is None else outbox.take(self._state.steps.applied, limit)
@@ -369,6 +381,7 @@ class Scheduler:
             snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
             host_tier=host_statistics(state),
             disk_tier=disk_statistics(state),
+            transfers=transfer_statistics(state),
             adapters=state.adapters.statistics(waiting_adapters(state)),
             encoder=state.encoder_cache.statistics(),
             group_blocks=state.slots.group_blocks(),

@@ -27,7 +27,7 @@ from penstock.engine_core.scheduling.poison_requests import PoisonRequests
 from penstock.engine_core.scheduling.request import Request, Sequence
 from penstock.engine_core.scheduling.request_queue import RequestQueue
 from penstock.engine_core.scheduling.running_batch import NEVER, GuidedRow, Ints, RunningBatch, Slots, StopTokenCounts
-from penstock.engine_core.scheduling.statistics import SequenceHistograms, Totals
+from penstock.engine_core.scheduling.statistics import SequenceHistograms, Totals, TransferCounters
 from penstock.engine_core.scheduling.tracing import RequestTraces
 from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.draft_model import DeviceDrafts
@@ -35,7 +35,8 @@ from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.step_cost import StepCost
 from penstock.protocol.control import FIRST_VERSION, PauseMode
 from penstock.protocol.disk_blocks import DiskMessage
-from penstock.protocol.messages import Finish
+from penstock.protocol.groups import ReplicaRole
+from penstock.protocol.messages import Finish, KVTransfer
 from penstock.protocol.steps import NO_STATE, CopyBlocks, keep_window
 
 
@@ -146,7 +147,9 @@ class Fetch:
     keys: tuple[bytes, ...]  # what they will be found by
     table: list[int]  # blocks on the device that are held until it is done: these, and what they stand behind
     since: float
+    transfer: KVTransfer | None = None  # the blocks are another replica's, and `sources` numbers of its host's memory
     done: bool = False  # nobody waits for it
+    stale: bool = False  # what an executor has read is something else
     answered: set[int] = field(default_factory=set)  # executors
 
 
@@ -223,12 +226,34 @@ class DiskCopies:
 
 
 @dataclass(slots=True, eq=False)
+class Handover:
+    """A request that goes on at another replica. It waits for the copies of its blocks, and then they are held."""
+
+    request: int
+    source: int
+    chain: list[bytes]  # of its blocks
+    since: float  # when its last token here came, or when its blocks began to be held
+    held: list[int] | None = None  # blocks in the host's memory; None: it waits for copies
+
+
+@dataclass(slots=True, eq=False)
+class Transfers:
+    """Blocks in the host's memory that other replicas read."""
+
+    eager: bool  # what sequences have filled is copied at once
+    stamps: dict[int, int] = field(default_factory=dict)  # of blocks that have been copied
+    handovers: dict[int, Handover] = field(default_factory=dict)  # by request
+    counters: TransferCounters = field(default_factory=TransferCounters)
+
+
+@dataclass(slots=True, eq=False)
 class HostCopies:
     """KV blocks in the host's memory, and the copies on their way between it and the device."""
 
     tier: HostTier
     reserve: int  # blocks on the device that can go at once, their content being copied where there is any
     disk: DiskCopies
+    transfers: Transfers
     messages: list[CopyBlocks | DiskMessage] = field(default_factory=list)  # to executors, in their order
     number: int = 0  # of the last one
     fetches: dict[int, Fetch] = field(default_factory=dict)  # by number
@@ -399,7 +424,8 @@ def new_host_copies(options: SchedulingOptions) -> HostCopies:
     two_steps = 2 * -(-options.max_num_batched_tokens // options.block_size) * len(options.windows)
     reserve = min(two_steps, options.blocks // 2)
     disk = DiskCopies(HostTier(options.disk_blocks, "the disk"), deque(maxlen=options.host_blocks))
-    return HostCopies(HostTier(options.host_blocks), reserve, disk, filled=deque(maxlen=max(reserve, 1)))
+    transfers = Transfers(options.role is ReplicaRole.PREFILL)
+    return HostCopies(HostTier(options.host_blocks), reserve, disk, transfers, filled=deque(maxlen=max(reserve, 1)))
 
 
 def new_recurrent_states(options: SchedulingOptions) -> RecurrentStates:

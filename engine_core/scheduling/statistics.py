@@ -70,7 +70,7 @@ class Totals(msgspec.Struct, kw_only=True):
 
     @property
     def failed(self) -> int:
-        return self.ended - self.finished - self.aborted
+        return self.ended - self.finished - self.aborted - self.finishes[Finish.PREFILLED]
 
     def count_lookup(self, cached: int) -> None:
         """A request's first admission, and how many tokens of its prompt were cached."""
@@ -108,6 +108,45 @@ class Totals(msgspec.Struct, kw_only=True):
         return (after - before) / (end - begin)
 
 
+class TransferStatistics(msgspec.Struct, frozen=True):
+    """Requests whose prompts are computed at one replica, and whose outputs at another one. Totals since start, but for
+    two."""
+
+    held: int  # now: blocks in the host's memory that are held for others
+    waiting: int  # now: requests that wait for the copies of their blocks
+    handed_over: int  # requests that went on elsewhere
+    fetches: int  # requests whose blocks were copied from another replica
+    fetched: int  # those blocks
+    stale: int  # fetches that read something else, so that all was computed again
+    handover: HistogramStatistics  # seconds from a request's last token here until its blocks can be read
+    transfer: HistogramStatistics  # seconds of fetches
+
+
+class TransferCounters:
+    """Of one replica."""
+
+    def __init__(self) -> None:
+        self._handover, self._transfer = Histogram(PHASE), Histogram(PHASE)
+        self._handed_over = self._fetches = self._fetched = self._stale = 0
+
+    def hand_over(self, seconds: float) -> None:
+        self._handed_over += 1
+        self._handover.observe(seconds)
+
+    def fetch(self, blocks: int, seconds: float, *, stale: bool) -> None:
+        self._stale += stale
+        if not stale:
+            self._fetches += 1
+            self._fetched += blocks
+            self._transfer.observe(seconds)
+
+    def statistics(self, held: int, waiting: int) -> TransferStatistics:
+        return TransferStatistics(
+            held, waiting, self._handed_over, self._fetches, self._fetched, self._stale,
+            self._handover.statistics(), self._transfer.statistics(),
+        )  # fmt: skip
+
+
 class SequenceStatistics(msgspec.Struct, frozen=True):
     """Seconds of the phases that sequences have been through here, and tokens of those that ended, once each."""
 
@@ -137,6 +176,8 @@ class SequenceHistograms:
         if sequence not in self._entered:
             self._entered[sequence] = now
             self._queue.observe(now - sequence.request.since)
+            if sequence.request.message.transfer is not None and sequence.outputs == 1:  # it goes on from elsewhere
+                self._began[sequence] = sequence.request.since
 
     def begin(self, sequence: Sequence, now: float) -> None:
         assert sequence in self._entered, "what samples has had a slot"
@@ -184,6 +225,7 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     snapshots: SnapshotStatistics | None  # None: the model has no recurrent layers
     host_tier: HostTierStatistics
     disk_tier: DiskTierStatistics
+    transfers: TransferStatistics
     adapters: AdapterStatistics
     encoder: EncoderStatistics
     group_blocks: tuple[int, ...]  # in the tables of running sequences, of each KV group

@@ -100,7 +100,7 @@ def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> N
         sequence = batch.sequences[row]
         if not sequence.ended:  # preempted since: its tokens in flight still count
             kept[row] = True
-            suspects[row] |= len(sequence.tokens) >= sequence.request.limit
+            suspects[row] |= len(sequence.tokens) >= sequence.limit
     suspects[batch.guided] = False
     rows = (suspects & kept).nonzero()[0].tolist()
     ended_rows = check_stop_rows(inflight, rows, tokens, counts) if rows else {}
@@ -118,7 +118,8 @@ def take(state: SchedulerState, inflight: InFlightStep, result: StepResult) -> N
         attach_logprobs(inflight, result, counts, extras)
     finish = np.zeros(len(counts), np.uint8)
     for row, found in ended_rows.items():
-        finish[row] = found.finish
+        if found.finish != Finish.PREFILLED:  # of which `Prefilled` tells
+            finish[row] = found.finish
         if not found.tokens:
             extras.pop(row, None)  # they are those of a token that does not count
         note(extras, row, drafted=found.sequence.drafted, stop_token=found.stop_token, error=found.error)
@@ -359,7 +360,7 @@ def follow_plain(state: SchedulerState, inflight: InFlightStep, tokens: npt.NDAr
 def goes_on(sequence: Sequence, token: int) -> bool:
     """Whether a guided sequence goes on with this token for certain: then its guide has taken it."""
     request, guide = sequence.request, sequence.guide
-    if token < 0 or token in request.stop_token_ids or len(sequence.tokens) + 1 >= request.limit:
+    if token < 0 or token in request.stop_token_ids or len(sequence.tokens) + 1 >= sequence.limit:
         return False
     return guide is not None and guide.step(token)
 
@@ -392,22 +393,23 @@ def check_stop(sequence: Sequence, before: int, tokens: list[int]) -> SequenceEn
             return SequenceEnd(sequence, count - 1, Finish.ERROR, error=NOT_FINITE)
         if guide is not None and guide.failed:  # whatever was said under its last mask
             return SequenceEnd(sequence, count - 1, Finish.GRAMMAR, error=guide.failure)
-        finish = finish_reason(request, token, before + count)
-        if finish != Finish.NONE:
+        finish = finish_reason(sequence, token, before + count)
+        if finish not in (Finish.NONE, Finish.PREFILLED):
             named = finish == Finish.STOP and token in request.message.sampling.stop_token_ids
             if guide is not None and finish == Finish.STOP and not (named or guide.may_end()):
                 return SequenceEnd(sequence, count - 1, Finish.GRAMMAR, error=BROKEN_OFF)
             return SequenceEnd(sequence, count, finish, token if named else None)
-        if guide is None:
-            continue
-        try:
-            guide.advance([token])
-        except GrammarFailure as error:  # guard: design 7, one request's automaton
-            return SequenceEnd(sequence, count - 1, Finish.GRAMMAR, error=error.message)
-        except EngineFailure as error:  # guard: the same
-            return SequenceEnd(sequence, count - 1, Finish.ERROR, error=error.message)
-        if guide.ended or (guide.finished and not can_end(request, before + count)):
-            return SequenceEnd(sequence, count, Finish.STOP)
+        if guide is not None:
+            try:
+                guide.advance([token])
+            except GrammarFailure as error:  # guard: design 7, one request's automaton
+                return SequenceEnd(sequence, count - 1, Finish.GRAMMAR, error=error.message)
+            except EngineFailure as error:  # guard: the same
+                return SequenceEnd(sequence, count - 1, Finish.ERROR, error=error.message)
+            if guide.ended or (guide.finished and not can_end(request, before + count)):
+                return SequenceEnd(sequence, count, Finish.STOP)
+        if finish:
+            return SequenceEnd(sequence, count, finish)
     return None
 
 

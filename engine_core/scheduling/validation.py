@@ -194,9 +194,11 @@ def submit(state: SchedulerState, message: SubmitTokens, source: int, guide: Gui
         guide=guide,
         since=now,
         traced=options.traced and message.trace.sampled,
+        transfer=message.transfer,
     )
     state.requests[message.id] = request
-    state.stats.totals.prompt_tokens += request.prompt_tokens
+    if message.transfer is None:
+        state.stats.totals.prompt_tokens += request.prompt_tokens
     if message.written:  # not new to the server
         resume(state, request)
     elif state.steps.pause.mode is PauseMode.WAIT:

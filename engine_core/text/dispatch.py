@@ -5,6 +5,10 @@ starts again has an empty cache, so what was written must be computed anew in ei
 once. What executors die of must not go from one to the next: a request that has moved for the sake of executors, and
 has not got further since, stays where it is and is tried there (engine_core/scheduling/lifecycle.py).
 
+With prefill replicas a request is at one of these until its prompt is computed, and then at one that decodes, which is
+told where the blocks of the prompt are (engine_core/scheduling/disaggregation.py). They are released once it has said
+anything. Where it is at any time, and what it has written, is all that there is to know when either of them is lost.
+
 The scheduler that a request was taken from, if it lives, is told to end it. Until it has said so the request does not
 come back, so that each row from there is known to be of the former life.
 """
@@ -22,7 +26,7 @@ from penstock.engine_core.text.choice import Choice
 from penstock.engine_core.text.request import Request
 from penstock.protocol.control import EngineStatus
 from penstock.protocol.message import Message
-from penstock.protocol.messages import Abort, SubmitTokens
+from penstock.protocol.messages import Abort, KVTransfer, Prefilled, ReleaseTransfer, SubmitTokens
 
 AHEAD = 2  # tokens of a choice that were in flight when executors died: beyond them it has got further
 
@@ -34,6 +38,8 @@ class DispatchStatistics(msgspec.Struct, frozen=True):
     upward: int  # now: messages waiting for schedulers
     moved: int  # requests that went on with another scheduler
     stayed: int  # requests that did not, since executors may have died of them
+    handed_over: int  # times that a request went on behind its prompt, which a prefill replica had computed
+    local: int  # requests that began where they are decoded, while there are prefill replicas
     placement: PlacementStatistics
 
 
@@ -45,7 +51,7 @@ class Dispatch:
         self._placement = placement
         self._had: tuple[dict[int, Request], ...] = tuple({} for _ in placement.replicas)  # by scheduler, in order
         self._held: dict[int, Request] = {}  # wait for a scheduler that takes requests, in order
-        self._moved = self._stayed = 0
+        self._moved = self._stayed = self._handed_over = self._local = 0
 
     def chain(self, message: SubmitTokens) -> list[bytes]:
         """Identities of the full blocks of a prompt, as far as they matter. May run in any thread."""
@@ -68,7 +74,28 @@ class Dispatch:
         self._held.pop(request.id, None)
         request.placement.replica = number
         self._had[number][request.id] = request
-        self.upward[number].append(request.handover())
+        prefill = self._placement.hands_over(number) and request.message.pooling is None
+        self._local += self._placement.apart and not prefill and request.placement.transfer is None
+        self.upward[number].append(request.handover(prefill=prefill))
+
+    def hand_over(self, request: Request, transfer: KVTransfer | None) -> None:
+        """Its scheduler has computed its prompt and has it no more. Another one goes on with it, which finds the blocks
+        there."""
+        self._handed_over += 1
+        self._release(request)
+        request.placement.transfer = transfer
+        self.send(request)
+
+    def end_transfer(self, request: Request) -> None:
+        """Nobody needs the blocks that are held for it any more."""
+        transfer, request.placement.transfer = request.placement.transfer, None
+        if transfer is not None and self._placement.replicas[transfer.replica].connected:
+            self.upward[transfer.replica].append(ReleaseTransfer(request.id))
+
+    def decline(self, message: Prefilled, replica: int) -> None:
+        """Nobody wants these blocks: the request has ended, or is elsewhere."""
+        if message.transfer is not None:
+            self.upward[replica].append(ReleaseTransfer(message.id))
 
     def tell(self, request: Request, message: Message) -> None:
         """Say something about a request to who has it."""
@@ -82,6 +109,7 @@ class Dispatch:
     def end(self, request: Request) -> None:
         """It is over here: what it has written may be the beginning of another prompt."""
         self._held.pop(request.id, None)
+        self.end_transfer(request)
         replica = request.placement.replica
         if replica is not None:
             if self._placement.chains:
@@ -184,6 +212,8 @@ class Dispatch:
             chain=self._written(request, choice, choice.tokens) if choice.tokens else request.placement.chain,
             session=request.session,
             choices=request.placement.booked,
+            pooled=request.message.pooling is not None,
+            prefilled=request.placement.transfer is not None,
         )
 
     def _written(self, request: Request, choice: Choice, count: int) -> list[bytes]:
@@ -197,10 +227,13 @@ class Dispatch:
         return found
 
     def statistics(self) -> DispatchStatistics:
+        """Counters for metrics and tests."""
         return DispatchStatistics(
             held=len(self._held),
             upward=sum(map(len, self.upward)),
             moved=self._moved,
             stayed=self._stayed,
+            handed_over=self._handed_over,
+            local=self._local,
             placement=self._placement.statistics(),
         )

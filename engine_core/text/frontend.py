@@ -29,7 +29,16 @@ from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.control import EngineStatus
 from penstock.protocol.errors import Overloaded, RequestError, Unavailable, rejection
 from penstock.protocol.message import Message
-from penstock.protocol.messages import Abort, Detokenize, Finish, Rejected, StopHit, SubmitText, Tokenize
+from penstock.protocol.messages import (
+    Abort,
+    Detokenize,
+    Finish,
+    Prefilled,
+    Rejected,
+    StopHit,
+    SubmitText,
+    Tokenize,
+)
 from penstock.protocol.outputs import TextExtra, TokenBatch, TokenExtra
 
 log = logging.getLogger(__name__)
@@ -189,6 +198,17 @@ class Frontend:
         else:
             self._dispatch.send(request)
 
+    def prefilled(self, message: Prefilled, replica: int) -> None:
+        """A prefill replica has computed the prompt of a request and given the first tokens."""
+        request = self._requests.get(message.id)
+        if request is None or self._dispatch.is_former(request, replica, rows=len(request.choices)):
+            self._dispatch.decline(message, replica)
+        elif request.aborted or not request.open():
+            request.placement.transfer = message.transfer
+            self._drop(request)
+        else:
+            self._dispatch.hand_over(request, message.transfer)
+
     def report(self, status: EngineStatus) -> None:
         """A scheduler's heartbeat. Who is ready gets what waits."""
         self._statuses[status.replica] = status
@@ -207,6 +227,8 @@ class Frontend:
             request = self._requests.get(request_id)
             if request is None or self._dispatch.is_former(request, replica, rows=finish != Finish.NONE):
                 continue
+            if request.placement.transfer is not None:
+                self._dispatch.end_transfer(request)
             choice = request.choices[index]
             if not choice.ended:
                 self._advance(request, index, choice, token_ids, finish, extras.get(row))

@@ -15,7 +15,7 @@ from penstock.engine_core.text.prompts import Prepared
 from penstock.engine_core.text.stops import StopScanner, compile_stops
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
 from penstock.protocol.columns import pack, unpack
-from penstock.protocol.messages import SubmitText, SubmitTokens, TraceContext, Written
+from penstock.protocol.messages import KVTransfer, SubmitText, SubmitTokens, TraceContext, Written
 
 
 def named(number: int, trace: TraceContext | None = None, **more: object) -> dict[str, object]:
@@ -51,7 +51,7 @@ class Kept:
 class RequestPlacement:
     """Which replica a request is at, and which it has been at. Kept by the dispatch."""
 
-    __slots__ = ("booked", "chain", "former", "mark", "refused", "replica", "stayed")
+    __slots__ = ("booked", "chain", "former", "mark", "refused", "replica", "stayed", "transfer")
 
     def __init__(self) -> None:
         self.replica: int | None = None  # whose scheduler has it
@@ -61,6 +61,7 @@ class RequestPlacement:
         self.refused: set[int] = set()  # replicas that had no room for it
         self.mark = -1  # tokens that it had when it moved for want of executors; -1: it has not
         self.stayed = False  # the next time it did not
+        self.transfer: KVTransfer | None = None  # blocks that a prefill replica holds for it
 
 
 class Request:
@@ -138,13 +139,17 @@ class Request:
         if text.written:
             self._resume(text.written)
 
-    def handover(self) -> SubmitTokens:
-        """What a scheduler that knows nothing of it begins it with, or goes on with behind all that was written."""
+    def handover(self, *, prefill: bool = False) -> SubmitTokens:
+        """What a scheduler that knows nothing of it begins it with, or goes on with behind all that was written.
+        prefill: only until each choice has its next token."""
         self.confirmed = sum(choice.ended for choice in self.choices)
+        message, transfer = self.message, self.placement.transfer
+        if prefill or transfer is not None:
+            message = msgspec.structs.replace(message, prefill=prefill, transfer=transfer)
         if not any(choice.ended or choice.written for choice in self.choices):
-            return self.message
+            return message
         written = tuple(Written(choice.written.tobytes(), choice.ended) for choice in self.choices)
-        return msgspec.structs.replace(self.message, written=written)
+        return msgspec.structs.replace(message, written=written)
 
     def _resume(self, written: tuple[Written, ...]) -> None:
         """Bring each choice to where its api process knows it. What comes with a first token was told with it."""

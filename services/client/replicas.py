@@ -28,6 +28,7 @@ class ReplicaHealth(msgspec.Struct, frozen=True):
     """One replica in the body of GET /health. `status` is "ok" or why it does not serve; ages are in seconds."""
 
     replica: int
+    role: str  # mixed, or with --prefill-replicas prefill or decode
     status: str
     ready: bool
     last_step_age: float | None
@@ -118,6 +119,7 @@ class ReplicaSet:
             found.append(
                 ReplicaHealth(
                     replica=replica,
+                    role=status.role if status else "",
                     status=(trouble and lost.get(replica, trouble)) or "ok",
                     ready=not trouble,
                     last_step_age=status.step_age if status else None,

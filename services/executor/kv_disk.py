@@ -82,7 +82,7 @@ def attach_disk(config: Config, index: int, copies: BlockCopier | None, served: 
         raise ConfigError(SIZE, limit, too_small(each))
     try:
         folder, lock = own_folder(config, index)
-        files = BlockFiles(folder, limit, each, served.identity(config, copies.layout), lock)
+        files = BlockFiles(folder, limit, each, served.identity(config, copies.layout.label), lock)
         remove_others(config, folder)
     except OSError as error:
         logs.warning(log, "kv_disk_fails", path=path, error=str(error), instead="prompts are computed")

@@ -128,6 +128,7 @@ def serve(
     from penstock.services.executor.crash_report import Reports
     from penstock.services.executor.image_encoding import ImageEncoding
     from penstock.services.executor.kernel_compilers import log_compilations
+    from penstock.services.executor.prefill_memory import PrefillMemory
     from penstock.services.executor.steps import Steps
     from penstock.services.executor.weight_updates import WeightUpdates
 
@@ -164,6 +165,9 @@ def serve(
     logs.info(log, "ready", seconds=now - phases.all[0].began, stages=phases.durations(now))
     Start(tracer, f"{Role.EXECUTOR}-{index}", phases).ready(now)
     done = threading.Event()
+    if config.model.prefill_replicas and engine.copies is not None:
+        memory = PrefillMemory(engine.copies, config.model, index, Path(config.run.run_dir))
+        Thread(target=memory.watch, args=(done,), name="prefill memory", daemon=True).start()
     Thread(target=watch, args=(watchdog, steps, reports, heartbeat, done), name="watchdog", daemon=True).start()
     try:
         asleep = run_until_stopped(steps, link, stop, exporter, lag, config.run.drain_timeout, liveness)

@@ -164,7 +164,7 @@ def start(
             phases.begin("waiting for weights")
             draft = loading.finish()
         memory = StepMemory(earlier.measured if again else None)
-        runner, shape, copies = make_runner(config, model, spec, options, draft, phases, memory, others)
+        runner, shape, copies = make_runner(config, index, model, spec, options, draft, phases, memory, others)
         if loading.restored:  # the files may be others since; an update's weights are those of none
             files = b"" if loading.loaded.path else bytes.fromhex(earlier.files)
         attach_disk(config, index, copies, Served(spec, drafting, length, group, dtype, tuple(folders), files))
@@ -368,8 +368,8 @@ def draft_figures(draft: Draft, options: RunnerOptions, shape: CacheShape) -> di
 
 
 def make_runner(
-    config: Config, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None, phases: StartupPhases,
-    memory: StepMemory, others: int = 0,
+    config: Config, index: int, model: Decoder, spec: ModelSpec, options: RunnerOptions, draft: Draft | None,
+    phases: StartupPhases, memory: StepMemory, others: int = 0,
 ) -> tuple[Runner, CacheShape, BlockCopier | None]:  # fmt: skip
     """A runner whose cache is as large as the options or the memory allow, the cache's shape, and its blocks in the
     host's memory, if there are any. `others`: bytes of the device that other models had before this one. Raises
@@ -394,17 +394,27 @@ def make_runner(
         runner = Runner(model, spec, options, draft)
     except MemoryError as error:
         raise ConfigError("--state-host-memory", config.executor.state_host_memory, str(error)) from None
-    return runner, shape, make_copier(config, runner, shape)
+    return runner, shape, make_copier(config, index, runner, shape)
 
 
-def make_copier(config: Config, runner: Runner, shape: CacheShape) -> BlockCopier | None:
+def make_copier(config: Config, index: int, runner: Runner, shape: CacheShape) -> BlockCopier | None:
     """The memory for KV blocks on the host, with what copies them; None: there is none. Raises ConfigError."""
     given = config.executor.kv_host_memory
     blocks = host_places("--kv-host-memory", given, shape.block_bytes, "a KV block", available_memory())
     if not blocks:
         return None
+    options = runner.options
+    label = f"{chip_of(options.device).name} {options.dtype} {config.model.kv_cache_dtype}"
+    role = groups.replica_role(groups.place(index, config.model).replica, config.model)
     try:
-        found = BlockCopier(runner.block_memory(), blocks, runner.options.device, drafts=runner.drafts)
+        found = BlockCopier(
+            runner.block_memory(),
+            blocks,
+            options.device,
+            drafts=runner.drafts,
+            label=label,
+            shared=role is groups.ReplicaRole.PREFILL,
+        )
     except MemoryError as error:
         raise ConfigError("--kv-host-memory", given, str(error)) from None
     logs.info(log, "kv_host_memory", blocks=blocks, bytes=found.host.nbytes)

@@ -9,6 +9,7 @@ from penstock.engine_core.scheduling.executor_group import ExecutorGroup, Rest
 from penstock.engine_core.scheduling.statistics import SchedulerStatistics
 from penstock.protocol.control import EngineStatus
 from penstock.protocol.engine_config import ModelConfig
+from penstock.protocol.groups import replica_role
 from penstock.services.links.link import Peer
 
 STATUS_DELAY = 0.05  # seconds for which the numbers of sequences may have changed without a heartbeat
@@ -61,6 +62,7 @@ def group_status(
         demand=demand,
         draining=draining,
         replica=replica,
+        role=replica_role(replica, model),
         block_size=model.block_size,
         max_model_len=max_model_len,
         max_num_seqs=model.max_num_seqs,

@@ -54,6 +54,7 @@ def run(config: Config, index: int) -> int:
     sys.setswitchinterval(SWITCH)
     model = folder.resolve(config.model.model, config.model.revision)
     spec = read_spec(model, config.model.quantization)
+    folder.check_prefill_replicas(spec, config.model)
     length, recurrent = folder.model_length(spec, config.model), bool(spec.recurrences)
     facts = ModelFacts(length, spec.vocab_size, spec.encoder, recurrent, spec.vision)
     grammar_tokens = None if spec.headless else tokens_of(model)

@@ -13,6 +13,7 @@ from penstock.protocol.adapters import host_adapters
 from penstock.protocol.config import Config
 from penstock.protocol.engine_config import ON
 from penstock.protocol.errors import ConfigError
+from penstock.protocol.groups import replica_role
 from penstock.protocol.speculation import WITH_MODEL, read_speculative
 from penstock.services.links.link import Peer
 from penstock.services.supervisor import logs
@@ -31,7 +32,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 def scheduling_options(
-    config: Config, facts: ModelFacts, executors: ExecutorGroup[Peer], masks: int
+    config: Config, facts: ModelFacts, executors: ExecutorGroup[Peer], masks: int, replica: int = 0
 ) -> SchedulingOptions:
     """For a group that is complete. `masks` is how many a step has room for. Raises ConfigError for steps that have no
     room for an image."""
@@ -62,6 +63,8 @@ def scheduling_options(
         host_blocks=executors.host_blocks,
         disk_blocks=executors.disk_blocks,
         copiers=len(executors.caching),
+        role=replica_role(replica, model),
+        replica=replica,
         adapter_places=executors.adapter_places,
         adapter_memory=host_adapters(model),
         executors=len(executors.peers),

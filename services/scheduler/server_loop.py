@@ -25,7 +25,7 @@ from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.groups import answering, group_size, members
 from penstock.protocol.images import ImageEncoded
 from penstock.protocol.links import Role
-from penstock.protocol.messages import Abort, Rejected, StopHit, SubmitTokens
+from penstock.protocol.messages import Abort, Rejected, ReleaseTransfer, StopHit, SubmitTokens
 from penstock.protocol.served_models import several
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.protocol.steps import (
@@ -345,7 +345,7 @@ class SchedulerLoop:
             self._scheduler.restart(epoch, now, blocks, places, rows, memory, disk)
             self._operator.begin(self._scheduler, self.executors)
             return
-        options = scheduling_options(self._config, self._facts, self.executors, self._bitmasks.most)
+        options = scheduling_options(self._config, self._facts, self.executors, self._bitmasks.most, self._replica)
         self._scheduler = Scheduler(msgspec.structs.replace(options, traced=self._traces.enabled))
         if self.executors.rest is Rest.WAKING:
             logs.info(log, "awake", seconds=now - self.executors.rest_since, epoch=epoch, unfinished=len(self._early))
@@ -377,6 +377,9 @@ class SchedulerLoop:
             case StopHit() as hit:
                 if scheduler is not None:
                     scheduler.stop_hit(hit)
+            case ReleaseTransfer(id=request):
+                if scheduler is not None:
+                    scheduler.release_transfer(request)
             case asked if isinstance(asked, Control):
                 self._operator.take(peer, asked, scheduler, now)
                 self._status.due = now

@@ -51,6 +51,7 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""  # how they were verified
     inputs: tuple[tuple[str, str], ...] = ()  # names and facts of images and adapters, where they are served
     replicas: int = 1  # blocks and `max_num_seqs` are those of one
+    prefill_replicas: int = 0  # of these
 
     @property
     def tokens(self) -> int:
@@ -92,6 +93,7 @@ def serving(
         quantized="" if quantized is None else quantized.text,
         locked=bool(config.api.api_key or config.api.api_key_file),
         replicas=config.model.data_parallel_size,
+        prefill_replicas=config.model.prefill_replicas,
         wrong_output=wrong_output(config),
         exposed=exposed(config.api),
         weights=fields.get(WEIGHTS, ""),
@@ -173,6 +175,8 @@ def banner(facts: Serving) -> list[str]:
         rows["NO KEY"] = "whoever reaches this address may use the server; --api-key asks clients for a key"
     if facts.replicas > 1:
         rows["replicas"] = f"{facts.replicas}, each with as large a cache and as many requests"
+    if facts.prefill_replicas:
+        rows["replicas"] += f"; {facts.prefill_replicas} compute prompts for the others"
     lines = ["", f"Penstock listens on {facts.url}"]
     lines += [f"  {name:<12} {value}" for name, value in rows.items()]
     lines += ["", "Try it:" + (f" (with the key in ${KEY_VARIABLE})" if facts.locked else ""), f"  {curl(facts)}", ""]

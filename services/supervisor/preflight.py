@@ -94,6 +94,7 @@ def resolved(config: Config) -> Config:
     names = folder.served_names(model, config.model)
     spec = read_spec(model, config.model.quantization)
     folder.model_length(spec, config.model)
+    folder.check_prefill_replicas(spec, config.model)
     check_ranks(spec, config.model.tensor_parallel_size, expert_parallel=config.model.expert_parallel)
     if config.model.lora_experts and not spec.sparse:
         raise ConfigError("--lora-experts", True, "the model has no experts")

@@ -167,7 +167,10 @@ def placement_of(config: Config) -> Placement:
     policy, model = config.tokenizer.placement, config.model
     if policy == "prefix" and not config.scheduler.enable_prefix_caching:
         policy = "least_loaded"
-    return Placement(policy, model.data_parallel_size, model.block_size)
+    return Placement(
+        policy, model.data_parallel_size, model.block_size, model.prefill_replicas,
+        config.tokenizer.max_local_prefill_length,
+    )  # fmt: skip
 
 
 class End:

@@ -26,7 +26,7 @@ from penstock.engine_core.text.request import named
 from penstock.protocol.control import Control, Controlled, EngineStatus
 from penstock.protocol.errors import RequestError, rejection
 from penstock.protocol.message import Message
-from penstock.protocol.messages import Abort, Automaton, Detokenize, Rejected, SubmitText, Tokenize
+from penstock.protocol.messages import Abort, Automaton, Detokenize, Prefilled, Rejected, SubmitText, Tokenize
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.links.async_link import AsyncLink
@@ -172,6 +172,8 @@ class TokenizerLoop:
                     self._traces.batch(batch, time.monotonic())
                 case Rejected() as rejected:
                     self._frontend.reject(rejected, replica)
+                case Prefilled() as prefilled:
+                    self._frontend.prefilled(prefilled, replica)
                 case Controlled() as answer:
                     if (done := self._controls.answered(replica, answer)) is not None:
                         self._tell(*done)

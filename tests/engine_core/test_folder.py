@@ -14,7 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine_core.folder import Generation, model_length, read_generation, resolve, served_names
+from penstock.engine_core.folder import (
+    Generation,
+    check_prefill_replicas,
+    model_length,
+    read_generation,
+    resolve,
+    served_names,
+)
+from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec
 from penstock.protocol.engine_config import ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
 from tests.engine_core.models.specs import small_spec
@@ -264,3 +272,15 @@ def test_served_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served_names(folder, named) == ("first", "second")
     monkeypatch.chdir(folder)
     assert served_names(Path("."), ModelConfig(model=".")) == ("my-model",)
+
+
+def test_a_model_whose_prompts_nobody_computes_for_others_is_refused() -> None:
+    config = ModelConfig(data_parallel_size=2, prefill_replicas=1)
+    check_prefill_replicas(SPEC, config)
+    layer = GatedDeltaSpec(key_heads=2, value_heads=4, key_dim=8, value_dim=12, width=4)
+    blocks = (msgspec.structs.replace(SPEC.blocks[0], attention=None, recurrence=layer),)
+    recurrent = SPEC.with_layers(blocks)
+    check_prefill_replicas(recurrent, ModelConfig())
+    for spec, said in ((recurrent, "recurrent layers"), (msgspec.structs.replace(SPEC, headless=True), "vectors")):
+        with pytest.raises(ConfigError, match=f"--prefill-replicas: 1 is not allowed; .*{said}"):
+            check_prefill_replicas(spec, config)

@@ -29,8 +29,9 @@ from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.models.weight_files import stored_names
 from penstock.engine_core.scheduling.options import UNBOUNDED, SchedulingOptions, SpeculationOptions
 from penstock.engine_core.scheduling.scheduler import Scheduler
+from penstock.protocol.groups import ReplicaRole
 from penstock.protocol.images import Image, ImageEncoded
-from penstock.protocol.messages import Finish, Rejected, Sampling, SubmitTokens
+from penstock.protocol.messages import Finish, Prefilled, Rejected, Sampling, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.speculation import HEADS
 from penstock.protocol.steps import BlocksCopied, StepPlan, StepResult
@@ -57,6 +58,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     state_places: int = 8  # snapshots, where layers are recurrent
     state_host_places: int = 0
     host_blocks: int = 0  # KV blocks in the host's memory
+    role: ReplicaRole = ReplicaRole.MIXED
     encoder_rows: int = 64  # where images are seen
 
 
@@ -152,7 +154,10 @@ class Engine:
         self.runner.prepare()
         self.copier = None
         if cell.host_blocks and (memory := self.runner.block_memory()):
-            self.copier = BlockCopier(memory, cell.host_blocks, torch.device(device), drafts=self.runner.drafts)
+            shared = cell.role is ReplicaRole.PREFILL
+            self.copier = BlockCopier(
+                memory, cell.host_blocks, torch.device(device), drafts=self.runner.drafts, label=device, shared=shared
+            )
         self.scheduler = Scheduler(
             SchedulingOptions(
                 blocks=cell.blocks,
@@ -177,6 +182,7 @@ class Engine:
                 state_places=places,
                 state_host_places=host,
                 host_blocks=cell.host_blocks,
+                role=cell.role,
                 windows=spec.kv_windows,
                 encoder_rows=0 if spec.vision is None else cell.encoder_rows,
                 image_token=-1 if spec.vision is None else spec.vision.token_id,
@@ -186,6 +192,7 @@ class Engine:
         )
         self.now = 0.0
         self.encoded = 0  # images
+        self.told: list[Prefilled] = []
 
     def answer(self, prompts: list[Prompt], *, together: bool = True) -> Answers:
         """Output tokens by (request, choice). `together` submits all at once, else one after another's end."""
@@ -195,7 +202,7 @@ class Engine:
         for group in groups:
             for number, prompt in group:
                 self.scheduler.submit(submission(number, prompt), 0, self.now)
-            self._run(answers, ends)
+            self.run(answers, ends)
         expected = {(number, choice) for number, prompt in enumerate(prompts) for choice in range(prompt.n)}
         assert set(ends) == expected
         assert self.scheduler.unfinished == 0
@@ -204,7 +211,8 @@ class Engine:
         assert report.held == 0
         return answers
 
-    def _run(self, answers: Answers, ends: dict[tuple[int, int], Finish]) -> None:
+    def run(self, answers: Answers, ends: dict[tuple[int, int], Finish]) -> None:
+        """Until nothing is left to do."""
         launched: deque[Launched] = deque()
         while True:
             while self.scheduler.in_flight < self.cell.depth:
@@ -217,13 +225,17 @@ class Engine:
                 continue
             if self._copy():
                 continue
-            if not launched:
+            if launched:
+                self.scheduler.apply(self.runner.collect(launched.popleft()), self.now)
+                self.now += 0.01
+            elif not self.scheduler.undelivered():
                 break
-            self.scheduler.apply(self.runner.collect(launched.popleft()), self.now)
-            self.now += 0.01
             for message in self.scheduler.outputs(0):
                 assert not isinstance(message, Rejected), message
-                take(message, answers, ends)
+                if isinstance(message, Prefilled):
+                    self.told.append(message)
+                else:
+                    take(message, answers, ends)
 
     def _encode(self) -> bool:
         """Encode all that is asked for, and say so; whether anything was. Members without an encoder say it, too: their
@@ -247,13 +259,13 @@ class Engine:
         asked = [*waiting]
         waiting.clear()
         for message in asked:
-            seconds = 0.0
+            answer = BlocksCopied(message.number)
             if self.copier is not None:
                 self.copier.ask(message)
                 while not self.copier.answers:
                     self.copier.iterate()
-                seconds = self.copier.answers.popleft().seconds
-            self.scheduler.blocks_copied(BlocksCopied(message.number, seconds), 0, self.now)
+                answer = self.copier.answers.popleft()
+            self.scheduler.blocks_copied(answer, 0, self.now)
         return bool(asked)
 
 

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from penstock.protocol.config import Config
 from penstock.protocol.engine_config import ModelConfig, SchedulerConfig
+from penstock.protocol.errors import ConfigError
 from penstock.protocol.groups import (
     MOST_EXECUTORS,
     Place,
+    ReplicaRole,
     answering,
     check_groups,
     executors,
@@ -19,6 +21,7 @@ from penstock.protocol.groups import (
     members,
     number,
     place,
+    replica_role,
 )
 from penstock.protocol.validation import check
 
@@ -103,3 +106,36 @@ def test_there_may_be_several_stages(stages: int) -> None:
 
 def test_a_server_has_a_bounded_number_of_executors() -> None:
     assert executors(sized(64, 8, 1)) == MOST_EXECUTORS
+
+
+def apart(prefill: int = 1, **fields: object) -> Config:
+    """Two replicas, of which so many compute prompts."""
+    config = Config(model=msgspec.structs.replace(sized(replicas=2), prefill_replicas=prefill))
+    sections = {"kv_host_memory": "executor", "enable_prefix_caching": "scheduler", "scheduler_address": "links"}
+    for name, value in {"kv_host_memory": 1 << 20, **fields}.items():
+        section = sections[name]
+        config = msgspec.structs.replace(
+            config, **{section: msgspec.structs.replace(getattr(config, section), **{name: value})}
+        )
+    return config
+
+
+def test_the_first_replicas_compute_prompts() -> None:
+    model = check(apart()).model
+    assert [replica_role(replica, model) for replica in range(2)] == [ReplicaRole.PREFILL, ReplicaRole.DECODE]
+    assert replica_role(0, sized(replicas=2)) is ReplicaRole.MIXED
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (apart(2), "2 is not allowed; at least one of the 2 replicas (--data-parallel-size) must decode"),
+        (apart(kv_host_memory=0), "1 is not allowed; it needs --kv-host-memory"),
+        (apart(enable_prefix_caching=False), "1 is not allowed; it needs --enable-prefix-caching"),
+        (apart(scheduler_address="tcp://h:1"), "1 is not allowed; all replicas must be on one host"),
+    ],
+)
+def test_prompts_cannot_be_computed_elsewhere(config: Config, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(config)
+    assert str(caught.value).startswith(f"--prefill-replicas: {said}")

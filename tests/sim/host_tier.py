@@ -1,16 +1,21 @@
-"""KV blocks in the host's memory of fake executors, which copy at any moment between the message and its answer."""
+"""KV blocks in the host's memory of fake executors, which copy at any moment between the message and its answer.
+
+They may read another replica's as well, which is written at any moment and knows nothing of them.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from penstock.engine_core.scheduling.host_tier import MOST_SPILLS
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.disk_blocks import ForgetBlocks, MoveBlocks
 from penstock.protocol.step_columns import copy_table, move_table
-from penstock.protocol.steps import BlocksCopied, CopyBlocks
+from penstock.protocol.steps import OWN_MEMORY, BlocksCopied, CopyBlocks, copy_stamp
 from tests.sim.adapters import GROUP
 from tests.sim.disk import Disk, DiskJobs
 
@@ -26,6 +31,9 @@ class Copies:
     pairs: list[list[int]]
     missing: list[int]  # executors that have yet to answer
     made: bool = False
+    source: HostMemory | None = None  # another replica's
+    stamps: list[int] = field(default_factory=list)
+    stale: bool = False  # there is no such memory
 
 
 class HostMemory:
@@ -35,6 +43,8 @@ class HostMemory:
         self, blocks: int, pages: Cells, draft_pages: Cells, touched: Callable[[], set[int]], disk: Disk | None = None
     ) -> None:
         self.blocks: list[tuple[list[int], list[int]] | None] = [None] * blocks
+        self.stamps = [0] * blocks
+        self.others: dict[int, HostMemory] = {}  # of the replicas whose memory is mapped
         self.copies: dict[int, Copies] = {}
         self._pages, self._draft_pages, self._touched = pages, draft_pages, touched
         self._last = 0
@@ -60,12 +70,21 @@ class HostMemory:
             assert len(set(blocks)) == len(set(places)) == len(pairs)
             assert message.to_host or not self._touched().intersection(blocks), "written while a step reads it"
             for other in self.copies.values():
+                if message.replica != OWN_MEMORY or other.stamps:
+                    continue
                 theirs = {place for _, place in other.pairs}
                 assert message.to_host == other.to_host or not theirs.intersection(places), "read while it is written"
                 assert not (message.to_host and theirs.intersection(places)), "written twice"
             assert not self.disk.touched(to_disk=False).intersection(places), "read or written while it is loaded"
             assert not (message.to_host and self.disk.touched(to_disk=True).intersection(places)), "while it is stored"
             found = self.copies[message.number] = Copies(message.to_host, pairs, list(range(GROUP)))
+            if message.replica != OWN_MEMORY:
+                assert not message.to_host
+                found.source = self.others.get(message.replica)
+                found.stamps = np.frombuffer(message.stamps, np.int64).tolist()
+                found.stale = found.source is None
+            for place in places if message.to_host else ():
+                self.stamps[place] = copy_stamp(message.epoch, message.number)
             assert sum(one.to_host for one in self.copies.values()) <= MOST_SPILLS
             self._overwrite(found)
             if rng.random() < 0.3:
@@ -95,7 +114,11 @@ class HostMemory:
         if not copies.missing:
             self._make(copies)
             del self.copies[number]
-        scheduler.blocks_copied(BlocksCopied(number, rng.choice((0.0, 0.001, 0.3))), executor, now)
+        stale = copies.stale
+        if copies.source is not None and copies.made:
+            stamps = [copies.source.stamps[place] for _, place in copies.pairs]
+            stale = stamps != copies.stamps
+        scheduler.blocks_copied(BlocksCopied(number, rng.choice((0.0, 0.001, 0.3)), stale), executor, now)
         return True
 
     def _overwrite(self, copies: Copies) -> None:
@@ -111,10 +134,15 @@ class HostMemory:
         if copies.made:
             return
         copies.made = True
+        if copies.stale:
+            return
+        memory = self.blocks if copies.source is None else copies.source.blocks
         for block, place in copies.pairs:
             if copies.to_host:
                 self.blocks[place] = [*self._pages[block]], [*self._draft_pages[block]]
                 continue
-            held = self.blocks[place]
-            assert held is not None, "a block of the host's that nobody has written"
+            held = memory[place]
+            if held is None:
+                assert copies.source is not None, "a block of the host's that nobody has written"
+                continue  # it is being written
             self._pages[block][:], self._draft_pages[block][:] = held

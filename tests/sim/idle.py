@@ -16,7 +16,9 @@ def is_idle(scheduler: Scheduler) -> bool:
     maps += 0 if state.kv.recurrent is None else len(state.kv.recurrent.coming)
     maps += not state.encoder_cache.idle
     if (host := state.kv.host) is not None:
-        maps += sum(map(len, (host.waiting, host.fetching, host.spilling, host.fetches, host.spills)))
+        maps += sum(
+            map(len, (host.waiting, host.fetching, host.spilling, host.fetches, host.spills, host.transfers.handovers))
+        )
         maps += len(state.kv.prefix.copying)
         disk = host.disk
         maps += sum(map(len, (disk.waiting, disk.loading, disk.storing, disk.loads, disk.stores)))

@@ -288,3 +288,61 @@ def test_what_is_expected_is_found() -> None:
         names = chain(chance.choice(prompts))
         assert made.replicas[0].shadow.hits(names) == cache.run(names)
         made.replicas[0].shadow.use(names)
+
+
+def roles(prefill: int = 1, decode: int = 1, most_local: int = 64) -> Placement:
+    """The first replicas compute prompts for the others."""
+    made = Placement("prefix", prefill + decode, BLOCK, prefill, most_local)
+    for replica in range(prefill + decode):
+        made.report(replica, report(replica, blocks=256))
+    return made
+
+
+def test_long_prompts_are_computed_apart_and_short_ones_are_not() -> None:
+    made = roles(most_local=64)
+    assert made.place(asked(HISTORY)) == 0
+    assert made.hands_over(0)
+    assert not made.hands_over(1)
+    assert made.place(Asked(len(HISTORY), chain(HISTORY), prefilled=True)) == 1
+    assert made.place(asked([5000] * 64)) == 1
+    assert made.place(asked([6000] * 65)) == 0
+
+
+def test_the_next_turn_goes_to_who_decoded_the_last_one() -> None:
+    made = roles(prefill=1, decode=2)
+    assert made.place(asked(HISTORY)) == 0
+    decoded = made.place(Asked(len(HISTORY), chain(HISTORY), prefilled=True))
+    assert decoded in (1, 2)
+    assert made.place(asked([*HISTORY, *range(32)])) == decoded
+    assert made.place(asked([*HISTORY, *range(2000, 2200)])) == 0, "too much is new"
+    made.report(decoded or 0, report(decoded or 0, running=2 * SLACK))
+    assert made.place(asked([*HISTORY, *range(32)])) == 0, "its replica has too much to do"
+
+
+def test_prefixes_decide_among_prefill_replicas() -> None:
+    made = roles(prefill=2, decode=1)
+    first = made.place(asked(HISTORY))
+    ended(made, first)
+    assert made.place(asked([-1] * 512)) == 1 - (first or 0)
+    assert made.place(asked([*HISTORY, *range(500)])) == first
+
+
+def test_vectors_are_made_where_prompts_are_computed() -> None:
+    assert roles().place(Asked(8, pooled=True)) == 0
+
+
+def test_without_one_of_its_kind_a_request_goes_to_any() -> None:
+    made = roles()
+    made.report(0, report(0, ready=False))
+    assert made.place(asked(HISTORY)) == 1
+    made = roles()
+    made.report(1, report(1, ready=False))
+    assert made.place(asked([1] * 8)) == 0
+    assert not made.hands_over(0), "nobody would take it"
+    assert made.place(Asked(8, prefilled=True), frozenset((0,))) == 1, "it waits there for its executors"
+
+
+def test_without_roles_there_are_none() -> None:
+    made = placement(2)
+    assert not made.apart
+    assert not made.hands_over(0)

@@ -38,7 +38,7 @@ def choice(outputs: list[int], limit: int = 9, **sampling: object) -> Sequence:
 )
 def test_verdict(outputs: list[int], options: dict[str, int], expected: Finish) -> None:
     one = choice(outputs, **options)
-    assert finish_reason(one.request, outputs[-1], len(one.tokens)) == expected
+    assert finish_reason(one, outputs[-1], len(one.tokens)) == expected
 
 
 def test_ids_outside_the_vocabulary_end_nothing() -> None:

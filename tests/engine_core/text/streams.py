@@ -28,12 +28,12 @@ STATUS = EngineStatus(
 
 
 def make_frontend(
-    kind: str = "byte_level", apis: Sequence[int] = (API,), replicas: int = 1, policy: str = "prefix"
+    kind: str = "byte_level", apis: Sequence[int] = (API,), replicas: int = 1, policy: str = "prefix", prefill: int = 0
 ) -> Frontend:
     found = vocabulary(kind)
     template = ChatTemplate({"default": CHAT_TEMPLATE}, found.names)
     prompter = Prompter(found, template, PromptLimits(found.size, 4096, (found.eos or 0,)))
-    frontend = Frontend(found, prompter, Placement(policy, replicas, STATUS.block_size))
+    frontend = Frontend(found, prompter, Placement(policy, replicas, STATUS.block_size, prefill))
     for api in apis:
         frontend.join_api(api)
     for replica in range(replicas):

@@ -15,7 +15,19 @@ from penstock.engine_core.text.frontend import Frontend
 from penstock.protocol import messages
 from penstock.protocol.columns import pack, unpack
 from penstock.protocol.control import EngineStatus
-from penstock.protocol.messages import Abort, Finish, Pooling, Rejected, Sampling, StopHit, SubmitTokens, Written
+from penstock.protocol.messages import (
+    Abort,
+    Finish,
+    KVTransfer,
+    Pooling,
+    Prefilled,
+    Rejected,
+    ReleaseTransfer,
+    Sampling,
+    StopHit,
+    SubmitTokens,
+    Written,
+)
 from penstock.protocol.outputs import TokenExtra
 from tests.engine_core.text.streams import STATUS, Client, batch, make_frontend, submit
 from tests.engine_core.tokenizer.vocabularies import tokenizer
@@ -375,3 +387,118 @@ def test_every_choice_has_every_token_once_whatever_dies(seed: int, replicas: in
     assert life.frontend.idle()
     assert [replica.load for replica in found.placement.replicas] == [0] * replicas
     assert (found.held, found.upward) == (0, 0)
+
+
+TRANSFER = KVTransfer(0, "0", pack("i", [3]), pack("q", [9]))
+
+
+@pytest.fixture
+def apart() -> Frontend:
+    """Replica 0 computes prompts, 1 and 2 decode."""
+    return make_frontend(replicas=3, prefill=1)
+
+
+def handed(frontend: Frontend, request: int = 1, **fields: Any) -> int:
+    """A request whose prompt has been computed; which replica decodes it."""
+    assert begun(frontend, request, **fields) == 0
+    frontend.batch(batch((request, 0, IDS[:1], Finish.NONE)), 0)
+    frontend.prefilled(Prefilled(request, TRANSFER), 0)
+    return where(frontend, request)
+
+
+def test_a_request_goes_on_elsewhere_behind_its_prompt(apart: Frontend) -> None:
+    submit(apart)
+    (message,) = apart.upward[0]
+    assert isinstance(message, SubmitTokens)
+    assert (message.prefill, message.transfer) == (True, None)
+    apart.upward[0].clear()
+    apart.batch(batch((1, 0, IDS[:1], Finish.NONE)), 0)
+    client = Client(apart)
+    client.take()
+    assert client.answer().token_ids == IDS[:1], "the client has it at once"
+    apart.prefilled(Prefilled(1, TRANSFER), 0)
+    number = where(apart)
+    (message,) = apart.upward[number]
+    assert isinstance(message, SubmitTokens)
+    assert (message.prefill, message.transfer) == (False, TRANSFER)
+    assert message.written == (Written(pack("i", IDS[:1])),)
+    assert not apart.upward[0], "the blocks are held until they have been read"
+    apart.batch(batch((1, 0, IDS[1:], Finish.LENGTH)), number)
+    assert list(apart.upward[0]) == [ReleaseTransfer(1)]
+    client.take()
+    assert (client.answer().token_ids, client.answer().finish) == (IDS, Finish.LENGTH)
+    assert statistics(apart).handed_over == 1
+    assert [replica.load for replica in statistics(apart).placement.replicas] == [0, 0, 0]
+
+
+def test_blocks_are_released_by_the_first_row_and_once(apart: Frontend) -> None:
+    number = handed(apart)
+    apart.batch(batch((1, 0, IDS[1:2], Finish.NONE)), number)
+    apart.batch(batch((1, 0, IDS[2:3], Finish.NONE)), number)
+    assert list(apart.upward[0]) == [ReleaseTransfer(1)]
+
+
+def test_a_stop_string_or_an_abort_ends_it_before_it_goes_on(apart: Frontend) -> None:
+    client = Client(apart)
+    begun(apart, stop=("one",))
+    apart.batch(batch((1, 0, IDS[:2], Finish.NONE)), 0)
+    begun(apart, 2)
+    apart.batch(batch((2, 0, IDS[:1], Finish.NONE)), 0)
+    apart.abort(2)
+    apart.upward[0].clear()
+    for request in (1, 2):
+        apart.prefilled(Prefilled(request, TRANSFER), 0)
+    assert list(apart.upward[0]) == [ReleaseTransfer(1), ReleaseTransfer(2)]
+    assert not any(apart.upward[1:])
+    client.take()
+    assert [client.answer(request).finish for request in (1, 2)] == [Finish.STOP, Finish.ABORT]
+    assert apart.statistics().requests == 0
+
+
+def test_who_decodes_dies_and_the_blocks_are_there_for_the_next_one(apart: Frontend) -> None:
+    number = handed(apart)
+    apart.leave_scheduler(number)
+    (message,) = apart.upward[3 - number]
+    assert isinstance(message, SubmitTokens)
+    assert message.transfer == TRANSFER
+    apart.batch(batch((1, 0, IDS[1:3], Finish.NONE)), 3 - number)
+    apart.upward[0].clear()
+    apart.leave_scheduler(3 - number)
+    (message,) = apart.upward[0]
+    assert isinstance(message, SubmitTokens)
+    assert (message.prefill, message.transfer) == (False, None), "nobody decodes: it is computed to its end"
+
+
+def test_what_it_has_written_is_computed_apart_as_well(apart: Frontend) -> None:
+    number = handed(apart)
+    apart.batch(batch((1, 0, IDS[1:3], Finish.NONE)), number)
+    apart.upward[0].clear()
+    apart.leave_scheduler(number)
+    (message,) = apart.upward[0]
+    assert isinstance(message, SubmitTokens)
+    assert (message.prefill, message.written) == (True, (Written(pack("i", IDS[:3])),))
+
+
+def test_blocks_of_a_request_that_is_elsewhere_are_not_wanted(apart: Frontend) -> None:
+    begun(apart)
+    apart.report(status(0, ready=False))
+    apart.upward[0].clear()
+    apart.prefilled(Prefilled(1, TRANSFER), 0)
+    apart.prefilled(Prefilled(99, TRANSFER), 0)
+    apart.prefilled(Prefilled(98), 0)
+    assert list(apart.upward[0]) == [ReleaseTransfer(1), ReleaseTransfer(99)]
+    assert statistics(apart).handed_over == 0
+
+
+def test_nothing_waits_for_a_scheduler_that_is_gone(apart: Frontend) -> None:
+    number = handed(apart)
+    apart.leave_scheduler(0)
+    apart.batch(batch((1, 0, IDS[1:], Finish.LENGTH)), number)
+    assert not apart.upward[0]
+
+
+def test_vectors_are_not_handed_on(apart: Frontend) -> None:
+    submit(apart, pooling=Pooling(kind="last"), sampling=Sampling(max_tokens=1))
+    (message,) = apart.upward[0]
+    assert isinstance(message, SubmitTokens)
+    assert not message.prefill

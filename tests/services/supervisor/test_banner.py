@@ -235,3 +235,8 @@ def test_an_encoder_has_no_cache_and_every_slot():
     lines = banner.banner(facts)
     assert any("none: an encoder" in line for line in lines)
     assert not any("blocks" in line for line in lines)
+
+
+def test_replicas_that_compute_prompts_are_told_of():
+    text = "\n".join(banner.banner(msgspec.structs.replace(FACTS, replicas=4, prefill_replicas=1)))
+    assert "as many requests; 1 compute prompts for the others" in text

@@ -1,0 +1,65 @@
+"""How executors find the memory of prefill replicas in the run directory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.engine_core.execution.block_copies import BlockCopier
+from penstock.protocol.engine_config import ModelConfig
+from penstock.services.executor.prefill_memory import PrefillMemory, living
+from tests.engine_core.execution.test_block_copies import CPU, HOST, memory
+
+MODEL = ModelConfig(data_parallel_size=3, prefill_replicas=2, tensor_parallel_size=2)
+
+
+def executor(index: int, run_dir: Path, label: str = "cpu") -> tuple[BlockCopier, PrefillMemory]:
+    copier = BlockCopier(memory(), HOST, CPU, label=label, shared=index < 4)
+    return copier, PrefillMemory(copier, MODEL, index, run_dir)
+
+
+def test_members_find_those_of_their_own_number(tmp_path: Path) -> None:
+    made = [executor(index, tmp_path)[0] for index in range(4)]
+    for index in (4, 5):
+        copier, found = executor(index, tmp_path)
+        found.look()
+        assert sorted(copier.others) == [0, 1]
+        for replica, shared in copier.others.items():
+            made[2 * replica + index - 4].host.fill_(10 * index + replica)
+            assert int(shared.blocks.max()) == 10 * index + replica
+
+
+def test_prefill_replicas_read_nobodys(tmp_path: Path) -> None:
+    made = [executor(index, tmp_path) for index in range(4)]
+    for copier, found in made:
+        found.look()
+        assert not copier.others
+
+
+def test_a_new_executors_memory_takes_the_place_of_a_dead_ones(tmp_path: Path) -> None:
+    first, _ = executor(0, tmp_path)
+    copier, found = executor(4, tmp_path)
+    found.look()
+    before = copier.others[0]
+    found.look()
+    assert copier.others[0] is before, "mapped once"
+    assert first.shared is not None
+    os.close(first.shared.descriptor)
+    assert living(tmp_path / "executor-0.kv") == ""
+    found.look()
+    assert not copier.others
+    again, _ = executor(0, tmp_path)
+    found.look()
+    again.host.fill_(3)
+    assert int(copier.others[0].blocks.min()) == 3
+
+
+def test_what_cannot_be_mapped_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    executor(0, tmp_path, label="cuda")
+    copier, found = executor(4, tmp_path)
+    found.look()
+    found.look()
+    assert not copier.others
+    assert [record.message for record in caplog.records].count("prefill_memory_failed") == 1
