@@ -12,6 +12,7 @@ itself (`kernels.linear_hopper`). That cuts the inputs in another way, so invari
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_tilings import PIPELINED_ROWS
 from penstock.kernels.linear_triton import load_tile
+from penstock.kernels.low_rank_tiles_triton import counters
 from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankSum, LowRankWeight
 from penstock.kernels.routing_triton import load_tile_pairs, sort_pairs
 
@@ -45,9 +47,12 @@ PLAIN, EARLY = Cut(128, BLOCK, 16), Cut(512, 16, 32)
 
 def sort_rows(places: Tensor, count: int, *, invariant: bool) -> AdapterRows:
     """`kernels.low_rank.adapter_rows` by the kernel."""
-    early = not invariant and len(places) <= PIPELINED_ROWS
-    tile = SMALL if invariant or len(places) <= FEW else LARGE
-    return AdapterRows(places, (), sort_pairs(places[:, None], 1, count, tile, early=not early), tile, early)
+    few = len(places) <= FEW
+    early, tile = few and not invariant, SMALL if invariant or few else LARGE
+    schedule = sort_pairs(places[:, None], 1, count, tile, early=not early)
+    if not early:
+        return AdapterRows(places, (), schedule, tile)
+    return AdapterRows(places, (), schedule, tile, early, counters(len(schedule.tiles), places.device), cycle((0, 1)))
 
 
 def shares_of(lines: int, inputs: int, cut: Cut) -> tuple[int, int]:
@@ -64,14 +69,15 @@ def shrink_rows(x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> LowRankS
     assert x.shape[1] == inputs
     assert x.stride(1) == weight.a.stride(2) == 1
     assert weight.a.stride(1) == inputs
-    cut = EARLY if rows.early else PLAIN
+    early = rows.early and len(x) <= PIPELINED_ROWS
+    cut = EARLY if early else PLAIN
     shares, share = shares_of(lines, inputs, cut)
     block = min(cut.lines, triton.next_power_of_2(lines))
     partials = torch.empty(shares, len(x), lines, dtype=torch.float32, device=x.device)
-    (early_kernel if rows.early else shrink_kernel)[(len(rows.schedule[1]) * shares, triton.cdiv(lines, block))](
+    (early_kernel if early else shrink_kernel)[(len(rows.schedule[1]) * shares, triton.cdiv(lines, block))](
         x, weight.a, partials, *rows.schedule, len(x), lines, inputs, x.stride(0), weight.a.stride(0),
         SHARE=share, SHARES=shares, ROWS=rows.tile, LINES=block, INPUTS=cut.inputs, EVEN=inputs % cut.inputs == 0,
-        PDL=chip.pdl, num_warps=4 if rows.early else chip.loop_warps, num_stages=2, launch_pdl=chip.pdl,
+        PDL=chip.pdl, num_warps=4 if early else chip.loop_warps, num_stages=2, launch_pdl=chip.pdl,
     )  # fmt: skip
     return LowRankSum(partials, rows, weight)
 
