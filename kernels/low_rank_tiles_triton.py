@@ -73,7 +73,8 @@ def chunk_of(added: LowRankInputs, tiling: Tiling, *, gated: bool) -> int:
     chip, (count, _, rank) = chip_of(added.x.device), added.weight.b.shape
     outputs, itemsize = tiling.outputs * (2 if gated else 1), added.x.itemsize
     room = chip.shared_memory - shared_bytes(tiling, chip, gated=gated, itemsize=itemsize)
-    chunk = min(CHUNK, HELD * 32 * tiling.warps // tiling.outputs, max(LEAST, triton.next_power_of_2(count * rank)))
+    all_of_them: int = triton.next_power_of_2(count * rank)
+    chunk = min(CHUNK, HELD * 32 * tiling.warps // tiling.outputs, max(LEAST, all_of_them))
     while chunk * outputs * itemsize > room and chunk >= LEAST:
         chunk //= 2
     return chunk
