@@ -31,7 +31,6 @@ from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTilin
 from penstock.kernels.low_rank import shrink
 from penstock.kernels.low_rank_tiles_triton import (
     add_adapters,
-    await_shrunk,
     expanding_halves,
     fits_tiles,
     shrink_units,
@@ -315,7 +314,7 @@ def tile_kernel(
                 tl.extra.cuda.gdc_wait()
             shrink_units(
                 x, a, partials, shrunk, counts, turn, order, row_tiles, total, rows, inputs, x_stride, a_stride,
-                a_lines, workers, SHARE, SHARES, LINES, BLOCKS,
+                a_lines, adapters, workers, SHARE, SHARES, LINES, BLOCKS,
             )  # fmt: skip
             return
         wide = (high - workers) // tl.cdiv(rows, ROWS)
@@ -333,7 +332,7 @@ def tile_kernel(
         place = tl.load(places + row, mask=row < rows, other=0)
         if AHEAD:
             expanding, expanding_up = expanding_halves(
-                b, place, output, width, b_stride, RANK, CHUNK, SWAP_AB, GATED
+                b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
             )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -349,18 +348,12 @@ def tile_kernel(
     if RANK > 0:
         if not AHEAD:
             expanding, expanding_up = expanding_halves(
-                b, place, output, width, b_stride, RANK, CHUNK, SWAP_AB, GATED
+                b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
             )  # fmt: skip
-        await_shrunk(counts, turn, total, BLOCKS)
-        sums = add_adapters(
-            sums, expanding, b, shrunk, place, row, output, width, wide * OUTPUTS, second, third, adapters, a_lines,
-            b_stride, RANK, CHUNK, SWAP_AB,
+        sums, ups = add_adapters(
+            sums, ups, expanding, expanding_up, b, counts, turn, total, shrunk, place, row, output, width,
+            wide * OUTPUTS, second, third, adapters, a_lines, b_stride, RANK, CHUNK, BLOCKS, SWAP_AB, GATED,
         )  # fmt: skip
-        if GATED:
-            ups = add_adapters(
-                ups, expanding_up, b, shrunk, place, row, width + output, 2 * width, width + wide * OUTPUTS, second,
-                third, adapters, a_lines, b_stride, RANK, CHUNK, SWAP_AB,
-            )  # fmt: skip
     store_tile(sums, ups, bias, out, row, output, rows, width, SWAP_AB, GATED, BIAS)
 
 
@@ -388,7 +381,7 @@ def tma_kernel(
                 tl.extra.cuda.gdc_wait()
             shrink_units(
                 plain, a, partials, shrunk, counts, turn, order, row_tiles, total, rows, inputs, x_stride, a_stride,
-                a_lines, workers, SHARE, SHARES, LINES, BLOCKS,
+                a_lines, adapters, workers, SHARE, SHARES, LINES, BLOCKS,
             )  # fmt: skip
             return
     elif PDL:
@@ -411,7 +404,7 @@ def tma_kernel(
             place = tl.load(places + row, mask=row < rows, other=0)
             if AHEAD:
                 expanding, expanding_up = expanding_halves(
-                    b, place, output, width, b_stride, RANK, CHUNK, SWAP_AB, GATED
+                    b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
                 )  # fmt: skip
             if PDL:
                 tl.extra.cuda.gdc_wait()
@@ -423,18 +416,12 @@ def tma_kernel(
         if RANK > 0:
             if not AHEAD:
                 expanding, expanding_up = expanding_halves(
-                    b, place, output, width, b_stride, RANK, CHUNK, SWAP_AB, GATED
+                    b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
                 )  # fmt: skip
-            await_shrunk(counts, turn, total, BLOCKS)
-            sums = add_adapters(
-                sums, expanding, b, shrunk, place, row, output, width, first_output, second, third, adapters, a_lines,
-                b_stride, RANK, CHUNK, SWAP_AB,
+            sums, ups = add_adapters(
+                sums, ups, expanding, expanding_up, b, counts, turn, total, shrunk, place, row, output, width,
+                first_output, second, third, adapters, a_lines, b_stride, RANK, CHUNK, BLOCKS, SWAP_AB, GATED,
             )  # fmt: skip
-            if GATED:
-                ups = add_adapters(
-                    ups, expanding_up, b, shrunk, place, row, width + output, 2 * width, width + first_output, second,
-                    third, adapters, a_lines, b_stride, RANK, CHUNK, SWAP_AB,
-                )  # fmt: skip
         store_tile(sums, ups, bias, out, row, output, rows, width, SWAP_AB, GATED, BIAS)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

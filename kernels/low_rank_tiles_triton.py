@@ -80,9 +80,14 @@ def chunk_of(added: LowRankInputs, tiling: Tiling, *, gated: bool) -> int:
     return chunk
 
 
-def counters(tiles: int, device: torch.device) -> Tensor:
-    """Of a step whose rows are in so many tiles at most."""
-    return torch.zeros(COUNTERS.value + tiles * BLOCKS, dtype=torch.int32, device=device)
+def counters(tiles: int, adapters: int, device: torch.device) -> Tensor:
+    """Of a step whose rows are in so many tiles at most, with `sizes_in` them."""
+    return torch.zeros(COUNTERS.value + adapters + tiles * BLOCKS, dtype=torch.int32, device=device)
+
+
+def sizes_in(counts: Tensor, adapters: int) -> Tensor:
+    """How many rows each adapter has."""
+    return counts[COUNTERS.value : COUNTERS.value + adapters]
 
 
 def tile_arguments(added: LowRankInputs, tiling: Tiling, programs: int, *, gated: bool) -> dict[str, Any]:
@@ -112,8 +117,8 @@ def tile_arguments(added: LowRankInputs, tiling: Tiling, programs: int, *, gated
 
 @triton.jit
 def shrink_units(
-    x, a, partials, shrunk, counts, turn, order, row_tiles, total, rows, inputs, x_stride, a_stride, lines, workers,
-    SHARE: tl.constexpr, SHARES: tl.constexpr, LINES: tl.constexpr, BLOCKS: tl.constexpr,
+    x, a, partials, shrunk, counts, turn, order, row_tiles, total, rows, inputs, x_stride, a_stride, lines, adapters,
+    workers, SHARE: tl.constexpr, SHARES: tl.constexpr, LINES: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Every so many-th unit of work: a tile of one adapter's rows, a share of the inputs, and some lines of its `a`."""
     worker = tl.program_id(0)
@@ -137,7 +142,7 @@ def shrink_units(
         found = partials + row[:, None] * lines + line[None, :]
         apart = rows.to(tl.int64) * lines
         tl.store(found + share * apart, sums, mask=real)
-        if arrives_last(counts + COUNTERS + block, SHARES):
+        if arrives_last(counts + COUNTERS + adapters + block, SHARES):
             sums = tl.zeros([ROWS, LINES], tl.float32)
             for other in range(SHARES):
                 sums += tl.load(found + other * apart, mask=real, other=0.0)
@@ -147,21 +152,20 @@ def shrink_units(
 
 
 @triton.jit
-def own_columns(place, start, RANK: tl.constexpr, CHUNK: tl.constexpr):
-    """Of a chunk of all adapters' shrunk numbers, each rank's worth: whose each is, which it is of that adapter's,
-    which rows have that adapter, and whether any has."""
+def own_columns(start, RANK: tl.constexpr, CHUNK: tl.constexpr):
+    """Of a chunk of all adapters' shrunk numbers: whose each is, and which it is of that adapter's."""
     column = start + tl.arange(0, CHUNK)
-    owner = column // RANK
-    mine = place[:, None] == owner[None, :] + 1
-    return owner, column % RANK, mine, tl.max(mine.to(tl.int32), 0) > 0
+    return column // RANK, column % RANK
 
 
 @triton.jit
 def expanding_weights(
-    b, place, start, output, width, b_stride, RANK: tl.constexpr, CHUNK: tl.constexpr, SWAP_AB: tl.constexpr
+    b, counts, start, output, width, adapters, b_stride, RANK: tl.constexpr, CHUNK: tl.constexpr,
+    SWAP_AB: tl.constexpr,
 ):  # fmt: skip
     """A chunk's, `[numbers, outputs]`, or with SWAP_AB the other way round; zeros of an adapter that no row has."""
-    owner, number, _, there = own_columns(place, start, RANK, CHUNK)
+    owner, number = own_columns(start, RANK, CHUNK)
+    there = tl.load(counts + COUNTERS + owner, mask=owner < adapters, other=0) > 0
     begin = b + owner.to(tl.int64) * b_stride + number
     line = output * RANK
     real = output < width
@@ -174,23 +178,17 @@ def expanding_weights(
 
 @triton.jit
 def expanding_halves(
-    b, place, output, width, b_stride, RANK: tl.constexpr, CHUNK: tl.constexpr, SWAP_AB: tl.constexpr,
+    b, counts, output, width, adapters, b_stride, RANK: tl.constexpr, CHUNK: tl.constexpr, SWAP_AB: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
-    """The first chunk's, and those of the gate's other half."""
-    first = expanding_weights(b, place, 0, output, width, b_stride, RANK, CHUNK, SWAP_AB)
-    second = first
+    """The first chunk's, and those of a gate's other half."""
+    weights = expanding_weights(b, counts, 0, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB)
+    ups = weights
     if GATED:
-        second = expanding_weights(b, place, 0, width + output, 2 * width, b_stride, RANK, CHUNK, SWAP_AB)
-    return first, second
-
-
-@triton.jit
-def await_shrunk(counts, turn, total, BLOCKS: tl.constexpr):
-    """Until all rows are shrunk."""
-    wanted = tl.load(total) * BLOCKS
-    while tl.atomic_add(counts + turn, 0, sem="acquire") < wanted:
-        pass
+        ups = expanding_weights(
+            b, counts, 0, width + output, 2 * width, adapters, b_stride, RANK, CHUNK, SWAP_AB
+        )  # fmt: skip
+    return weights, ups
 
 
 @triton.jit
@@ -199,7 +197,8 @@ def add_chunk(
     SWAP_AB: tl.constexpr,
 ):  # fmt: skip
     """The sums of a tile with a chunk's part."""
-    _, number, mine, _ = own_columns(place, start, RANK, CHUNK)
+    owner, number = own_columns(start, RANK, CHUNK)
+    mine = place[:, None] == owner[None, :] + 1
     values = tl.load(shrunk + (row * lines + first)[:, None] + number[None, :], mask=mine, other=0.0)
     if SWAP_AB:
         sums = tl.dot(weights, values.trans(), sums, input_precision="ieee")
@@ -209,17 +208,41 @@ def add_chunk(
 
 
 @triton.jit
-def add_adapters(
-    sums, weights, b, shrunk, place, row, output, width, first_output, second, third, adapters, lines, b_stride,
+def add_chunks(
+    sums, weights, b, counts, shrunk, place, row, output, width, first, adapters, lines, b_stride,
     RANK: tl.constexpr, CHUNK: tl.constexpr, SWAP_AB: tl.constexpr,
 ):  # fmt: skip
-    """The sums of a tile with what its rows' adapters add. weights: of the first chunk. width: behind the last output
-    that is real. second, third: where those parts of the outputs begin."""
-    first = ((first_output >= second).to(tl.int32) + (first_output >= third).to(tl.int32)) * RANK
+    """The sums of a tile with all adapters' parts. weights: of the first chunk. width: behind the last output that is
+    real. first: of a row's shrunk numbers, of the part that the outputs are in."""
     sums = add_chunk(sums, weights, shrunk, place, row, 0, lines, first, RANK, CHUNK, SWAP_AB)
     for start in range(CHUNK, adapters * RANK, CHUNK):
-        _, _, _, there = own_columns(place, start, RANK, CHUNK)
-        if tl.max(there.to(tl.int32), 0) > 0:
-            weights = expanding_weights(b, place, start, output, width, b_stride, RANK, CHUNK, SWAP_AB)
+        here = (place > start // RANK) & (place <= (start + CHUNK - 1) // RANK + 1)
+        if tl.max(here.to(tl.int32), 0) > 0:
+            weights = expanding_weights(b, counts, start, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB)
             sums = add_chunk(sums, weights, shrunk, place, row, start, lines, first, RANK, CHUNK, SWAP_AB)
     return sums
+
+
+@triton.jit
+def add_adapters(
+    sums, ups, weights, up_weights, b, counts, turn, total, shrunk, place, row, output, width, first_output, second,
+    third, adapters, lines, b_stride, RANK: tl.constexpr, CHUNK: tl.constexpr, BLOCKS: tl.constexpr,
+    SWAP_AB: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """The sums of a tile, and of its gate's other half, with what the rows' adapters add, once all rows are shrunk.
+    second, third: where those parts of the outputs begin."""
+    wanted = tl.load(total) * BLOCKS
+    while tl.atomic_add(counts + turn, 0, sem="acquire") < wanted:
+        pass
+    first = ((first_output >= second).to(tl.int32) + (first_output >= third).to(tl.int32)) * RANK
+    sums = add_chunks(
+        sums, weights, b, counts, shrunk, place, row, output, width, first, adapters, lines, b_stride,
+        RANK, CHUNK, SWAP_AB,
+    )  # fmt: skip
+    if GATED:
+        first = ((width + first_output >= second).to(tl.int32) + (width + first_output >= third).to(tl.int32)) * RANK
+        ups = add_chunks(
+            ups, up_weights, b, counts, shrunk, place, row, width + output, 2 * width, first, adapters, lines,
+            b_stride, RANK, CHUNK, SWAP_AB,
+        )  # fmt: skip
+    return sums, ups

@@ -24,9 +24,9 @@ from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
 from penstock.kernels.linear_tilings import PIPELINED_ROWS
 from penstock.kernels.linear_triton import load_tile
-from penstock.kernels.low_rank_tiles_triton import counters
+from penstock.kernels.low_rank_tiles_triton import counters, sizes_in
 from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankSum, LowRankWeight
-from penstock.kernels.routing_triton import load_tile_pairs, sort_pairs
+from penstock.kernels.routing_triton import load_tile_pairs, most_tiles, sort_pairs
 
 FEW = 256  # rows up to which tiles are small
 SMALL, LARGE = 16, 32  # rows of a tile: matrix units take these in one way on every chip
@@ -48,11 +48,12 @@ PLAIN, EARLY = Cut(128, BLOCK, 16), Cut(512, 16, 32)
 def sort_rows(places: Tensor, count: int, *, invariant: bool) -> AdapterRows:
     """`kernels.low_rank.adapter_rows` by the kernel."""
     few = len(places) <= FEW
-    early, tile = few and not invariant, SMALL if invariant or few else LARGE
-    schedule = sort_pairs(places[:, None], 1, count, tile, early=not early)
-    if not early:
-        return AdapterRows(places, (), schedule, tile)
-    return AdapterRows(places, (), schedule, tile, early, counters(len(schedule.tiles), places.device), cycle((0, 1)))
+    if invariant or not few:
+        tile = SMALL if invariant or few else LARGE
+        return AdapterRows(places, (), sort_pairs(places[:, None], 1, count, tile), tile)
+    counts = counters(most_tiles(len(places), count, SMALL), count, places.device)
+    schedule = sort_pairs(places[:, None], 1, count, SMALL, early=False, sizes=sizes_in(counts, count))
+    return AdapterRows(places, (), schedule, SMALL, True, counts, cycle((0, 1)))
 
 
 def shares_of(lines: int, inputs: int, cut: Cut) -> tuple[int, int]:
