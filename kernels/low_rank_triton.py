@@ -5,9 +5,10 @@ its programs have a share of the inputs each, since ranks are too few outputs to
 The second adds these up in their order, expands them and adds to the product. How inputs are shared follows from the
 weight alone, and matrix units add in order whatever the tile, so that a row's sums are the same among any others.
 
-With few rows the first is mostly waiting. So it then reads its tile and its weights before it waits for the kernel
-before it, and it is launched before the product, which has its first weights under way meanwhile and may add the sums
-itself (`kernels.linear_hopper`). That cuts the inputs in another way, so invariant rows are not shrunk by it.
+With few rows these are mostly launches. So up to 256 rows the tiles of a dense product shrink and add themselves, where
+they can (`kernels.low_rank_tiles_triton`). Up to 8 rows a product fetches weights before its rows are known and adds
+the sums, too (`kernels.linear_hopper`); its inputs are shrunk before it, by a kernel that reads its tile and its weights
+before it waits. Both cut the inputs in other ways, so invariant rows are left to the two kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from penstock.kernels.low_rank_tiles_triton import counters, sizes_in
 from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankSum, LowRankWeight
 from penstock.kernels.routing_triton import load_tile_pairs, most_tiles, sort_pairs
 
-FEW = 256  # rows up to which tiles are small
+FEW = 256  # rows up to which tiles are small, and products add themselves
 SMALL, LARGE = 16, 32  # rows of a tile: matrix units take these in one way on every chip
 BLOCK = 64  # lines of `a` in one program, and of `b` multiplied at once
 PARTIALS = 1024  # lines of partial sums in all: fewer lines of `a` are shared out more finely
