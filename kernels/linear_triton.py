@@ -6,7 +6,7 @@ programs take tile after tile. No tile cuts the inputs, and a matrix instruction
 them to the sums in order, 16 at a time, whatever its size: so a row's result is the same to the last bit in every
 tiling, alone or among others. Tests hold that, and `invariant` products are made of tiles alone.
 
-Tiles may add what adapters do (`kernels.low_rank_tiles_triton`): their kernels then have programs before those of tiles.
+Tiles may add what adapters do (`kernels.low_rank_tiles_triton`): their kernels then begin with other programs.
 
 The gate of the MLP may be taken where both its products end. They are rounded first, as they are where `silu_mul` is a
 kernel of its own, so that it is the same to the bit.

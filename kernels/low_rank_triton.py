@@ -5,9 +5,9 @@ its programs have a share of the inputs each, since ranks are too few outputs to
 The second adds these up in their order, expands them and adds to the product. How inputs are shared follows from the
 weight alone, and matrix units add in order whatever the tile, so that a row's sums are the same among any others.
 
-With few rows these are mostly launches. So up to 256 rows the tiles of a dense product shrink and add themselves, where
+With few rows these are mostly launches. So up to 256 rows the tiles of a dense product shrink and add themselves, if
 they can (`kernels.low_rank_tiles_triton`). Up to 8 rows a product fetches weights before its rows are known and adds
-the sums, too (`kernels.linear_hopper`); its inputs are shrunk before it, by a kernel that reads its tile and its weights
+the sums (`kernels.linear_hopper`); its inputs are shrunk before it, by a kernel that reads its tile and its weights
 before it waits. Both cut the inputs in other ways, so invariant rows are left to the two kernels.
 """
 
