@@ -107,7 +107,7 @@ def add_adapters(
 ) -> Tensor:
     """The product on a GPU with what adapters add to it: in its own kernel, or in one behind it."""
     if isinstance(weight, Tensor):
-        from penstock.kernels.linear_triton import multiply_adapted
+        from penstock.kernels.low_rank_triton import multiply_adapted
 
         assert isinstance(x, Tensor)
         found = multiply_adapted(x, weight, bias, addition, gated=gated, invariant=invariant)

@@ -30,11 +30,9 @@ from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
-from penstock.kernels.low_rank import shrink
 from penstock.kernels.low_rank_tiles_triton import (
     add_adapters,
     expanding_halves,
-    fits_tiles,
     shrink_units,
     tile_arguments,
 )
@@ -44,27 +42,6 @@ from penstock.kernels.records import LowRankInputs
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
     """`kernels.linear.linear`, or `gated_linear`, on a GPU."""
     return multiply_by(way_of(x, weight, gated, invariant), x, weight, bias, gated=gated)
-
-
-def multiply_adapted(
-    x: Tensor, weight: Tensor, bias: Tensor | None, added: LowRankInputs, *, gated: bool, invariant: bool
-) -> Tensor | None:
-    """The same with what adapters add, where one kernel makes both: of up to some hundred rows, one included. Where the
-    plan has the library's product, tiles take its place: what they lose is less than two kernels cost."""
-    way = None if invariant else way_of(x, weight, gated, invariant, least=2)
-    if isinstance(way, PipelinedTiling):
-        pipelined = pipelined_product()
-        if pipelined is None or not (tma_compatible(x) and tma_compatible(weight)):
-            return None
-        if len(added.weight.parts) > 3 or any(part.start % (16 * way.warps) for part in added.weight.parts):
-            return None  # a program's outputs would be of two parts
-        return pipelined(x, weight, bias, way, gated=gated, addition=shrink(*added))
-    if invariant or added.rows.counts is None:
-        return None
-    way = way_of(x, weight, gated, invariant=True, least=2) if way is None else way
-    if not isinstance(way, Tiling) or not fits_tiles(added, way, gated=gated and way.gated):
-        return None
-    return multiply_by(way, x, weight, bias, gated=gated, added=added)
 
 
 def way_of(x: Tensor, weight: Tensor, gated: bool, invariant: bool, least: int = 1) -> Way:

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
-from penstock.kernels.linear_tilings import PIPELINED_ROWS
-from penstock.kernels.linear_triton import load_tile
-from penstock.kernels.low_rank_tiles_triton import counters, sizes_in
-from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankSum, LowRankWeight
+from penstock.kernels.linear_tilings import PIPELINED_ROWS, PipelinedTiling, Tiling
+from penstock.kernels.linear_triton import load_tile, multiply_by, pipelined_product, tma_compatible, way_of
+from penstock.kernels.low_rank_tiles_triton import counters, fits_tiles, sizes_in
+from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankInputs, LowRankSum, LowRankWeight
 from penstock.kernels.routing_triton import load_tile_pairs, most_tiles, sort_pairs
 
 FEW = 256  # rows up to which tiles are small, and products add themselves
@@ -97,6 +97,27 @@ def expand_rows(out: Tensor, addition: LowRankSum) -> None:
         weight.b.stride(0), SHARES=len(partials), ROWS=rows.tile, RANK=rank, BLOCK=least_block(rank),
         OUTPUTS=OUTPUT_TILE, PDL=chip.pdl, num_warps=chip.loop_warps, num_stages=2, launch_pdl=chip.pdl,
     )  # fmt: skip
+
+
+def multiply_adapted(
+    x: Tensor, weight: Tensor, bias: Tensor | None, added: LowRankInputs, *, gated: bool, invariant: bool
+) -> Tensor | None:
+    """`kernels.linear_triton.multiply` with what adapters add, where the product's kernel adds it: of up to 256 rows. Where
+    the plan has the library's product, tiles take its place: what they lose is less than two kernels cost."""
+    way = None if invariant else way_of(x, weight, gated, invariant, least=2)
+    if isinstance(way, PipelinedTiling):
+        pipelined = pipelined_product()
+        if pipelined is None or not (tma_compatible(x) and tma_compatible(weight)):
+            return None
+        if len(added.weight.parts) > 3 or any(part.start % (16 * way.warps) for part in added.weight.parts):
+            return None  # a program's outputs would be of two parts
+        return pipelined(x, weight, bias, way, gated=gated, addition=shrink_rows(*added))
+    if invariant or added.rows.counts is None:
+        return None
+    way = way_of(x, weight, gated, invariant=True, least=2) if way is None else way
+    if not isinstance(way, Tiling) or not fits_tiles(added, way, gated=gated and way.gated):
+        return None
+    return multiply_by(way, x, weight, bias, gated=gated, added=added)
 
 
 def least_block(rank: int) -> int:

@@ -12,10 +12,10 @@ from torch import Tensor
 from penstock.kernels import low_rank_tiles_triton
 from penstock.kernels.chip import CHIPS, chip_of
 from penstock.kernels.linear_tilings import Tiling
-from penstock.kernels.linear_triton import multiply_adapted, multiply_by
+from penstock.kernels.linear_triton import multiply_by
 from penstock.kernels.low_rank import output_tiles
 from penstock.kernels.low_rank_tiles_triton import fits_tiles
-from penstock.kernels.low_rank_triton import sort_rows
+from penstock.kernels.low_rank_triton import multiply_adapted, sort_rows
 from penstock.kernels.records import LowRankInputs, LowRankWeight
 
 PLACES = 3
