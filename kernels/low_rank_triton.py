@@ -102,8 +102,8 @@ def expand_rows(out: Tensor, addition: LowRankSum) -> None:
 def multiply_adapted(
     x: Tensor, weight: Tensor, bias: Tensor | None, added: LowRankInputs, *, gated: bool, invariant: bool
 ) -> Tensor | None:
-    """`kernels.linear_triton.multiply` with what adapters add, where the product's kernel adds it: of up to 256 rows. Where
-    the plan has the library's product, tiles take its place: what they lose is less than two kernels cost."""
+    """`kernels.linear_triton.multiply` with what adapters add, where the product's kernel adds it, of up to 256 rows.
+    Where the plan has the library's product, tiles take its place: what they lose is less than two kernels cost."""
     way = None if invariant else way_of(x, weight, gated, invariant, least=2)
     if isinstance(way, PipelinedTiling):
         pipelined = pipelined_product()
