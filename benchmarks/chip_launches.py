@@ -182,7 +182,7 @@ def collected(chip: Chip) -> Iterator[dict[str, Launch]]:
     found: dict[str, Launch] = {}
 
     def collect(*, fn: Any, compile: dict[str, Any], **_: object) -> bool:
-        given = labelled(compile)
+        given = labelled(compile, {one.name: one.default for one in fn.jit_function.params if one.has_default})
         launch = read_launch(fn, compile)
         assert launch is not None
         key = f"{fn.module}.{fn.name} {given}"
@@ -198,11 +198,12 @@ def collected(chip: Chip) -> Iterator[dict[str, Launch]]:
         yield found
 
 
-def labelled(compile: dict[str, Any]) -> str:
+def labelled(compile: dict[str, Any], defaults: dict[str, Any]) -> str:
     """The constants and options of a launch, then a digest of its types and alignment. Whether PDL is used follows from
-    the chip, and stays unsaid."""
+    the chip, and stays unsaid, as a kernel's defaults do."""
     names = list(compile["signature"])
     constants = {names[place[0]]: value for place, value in compile["constants"].items() if names[place[0]] != "PDL"}
+    constants = {name: value for name, value in constants.items() if name not in defaults or value != defaults[name]}
     taken = [name for name, value in constants.items() if isinstance(value, str) and tl.dtype.is_dtype(value)]
     assert not taken, f"{taken}: a kernel that another process compiled takes these words for types"
     words = [f"{name}={value}" for name, value in constants.items()]

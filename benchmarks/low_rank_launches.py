@@ -7,22 +7,24 @@ import itertools
 import torch
 
 from benchmarks.meta_tensors import memory, numbers
-from penstock.kernels.low_rank import adapter_rows, expand, output_tiles, shrink
-from penstock.kernels.records import LowRankWeight
+from penstock.kernels.linear import gated_linear, linear
+from penstock.kernels.low_rank import adapter_rows, output_tiles
+from penstock.kernels.records import LowRankInputs, LowRankWeight
 
 PLACES = 8
-STEPS = (64, 8192)  # rows
+STEPS = (8, 16, 64, 256, 8192)  # rows
 
 
 def low_rank(hidden: int, width: int, pairs: int) -> None:
-    """Additions to a layer's first and last product, at a small rank and a large one. pairs: outputs of keys."""
-    matrices = (hidden, (hidden, pairs, pairs)), (width, (hidden,))
-    for (inputs, outputs), rank, rows in itertools.product(matrices, (16, 256), STEPS):
+    """Products of a layer with adapters, at a small rank and a large one. pairs: outputs of keys."""
+    matrices = (hidden, (hidden, pairs, pairs), False), (hidden, (width, width), True), (width, (hidden,), False)
+    for (inputs, outputs, gated), rank, rows in itertools.product(matrices, (16, 256), STEPS):
         ends = list(itertools.accumulate(outputs, initial=0))
         parts = tuple(map(slice, ends, ends[1:]))
         weight = LowRankWeight(
             memory(PLACES, len(parts) * rank, inputs), memory(PLACES, ends[-1], rank), parts,
             output_tiles(parts, rank, torch.device("meta")),
         )  # fmt: skip
-        found = adapter_rows(numbers(rows), PLACES)
-        expand(memory(rows, ends[-1]), shrink(memory(rows, inputs), found, weight))
+        x = memory(rows, inputs)
+        added = LowRankInputs(x, adapter_rows(numbers(rows), PLACES), weight)
+        (gated_linear if gated else linear)(x, memory(ends[-1], inputs), addition=added)

@@ -19,7 +19,7 @@ from torch.nn import functional
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_linear import PlaneWeight, planes_or_dense
-from penstock.kernels.low_rank import expand
+from penstock.kernels.low_rank import expand, shrink
 from penstock.kernels.quantize import row_format
 from penstock.kernels.quantized import (
     Float4Weight,
@@ -34,7 +34,7 @@ from penstock.kernels.quantized import (
     multiply_reference,
     rounded_rows,
 )
-from penstock.kernels.records import LowRankSum
+from penstock.kernels.records import LowRankInputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ Operand: TypeAlias = Tensor | QuantizedWeight | PlaneWeight | DequantizedWeight
 
 def linear(
     x: Rows, weight: Operand, bias: Tensor | None = None, *, invariant: bool = False,
-    addition: LowRankSum | None = None,
+    addition: LowRankInputs | None = None,
 ) -> Tensor:  # fmt: skip
     """`x @ weight.T + bias`: `[rows, inputs] -> [rows, outputs]`, summed in fp32, returned in x's type; with what
     adapters add to it."""
@@ -64,7 +64,7 @@ def linear(
         return found
     out = host_linear(x, weight, bias)
     if addition is not None:
-        expand(out, addition)
+        expand(out, shrink(*addition))
     return out
 
 
@@ -75,7 +75,7 @@ def gated_linear(
     *,
     invariant: bool = False,
     rows: RowFormat | None = None,
-    addition: LowRankSum | None = None,
+    addition: LowRankInputs | None = None,
 ) -> Rows:
     """silu(gate) * up of a fused weight `[2 * width, inputs]`, gate first: `[rows, inputs] -> [rows, width]`. It may
     come as `rows` says, on a GPU."""
@@ -86,7 +86,7 @@ def gated_linear(
 
 def device_linear(
     x: Rows, weight: Operand, bias: Tensor | None, *, gated: bool, invariant: bool, rows: RowFormat | None = None,
-    addition: LowRankSum | None = None,
+    addition: LowRankInputs | None = None,
 ) -> Rows:  # fmt: skip
     """The product on a GPU."""
     if addition is not None:
@@ -103,19 +103,20 @@ def device_linear(
 
 
 def add_adapters(
-    x: Rows, weight: Operand, bias: Tensor | None, addition: LowRankSum, *, gated: bool, invariant: bool
+    x: Rows, weight: Operand, bias: Tensor | None, addition: LowRankInputs, *, gated: bool, invariant: bool
 ) -> Tensor:
     """The product on a GPU with what adapters add to it: in its own kernel, or in one behind it."""
     if isinstance(weight, Tensor):
-        from penstock.kernels.linear_triton import multiply_adapted
+        from penstock.kernels.low_rank_triton import multiply_adapted
 
         assert isinstance(x, Tensor)
         found = multiply_adapted(x, weight, bias, addition, gated=gated, invariant=invariant)
         if found is not None:
             return found
+    shrunk = shrink(*addition)
     out = device_linear(x, weight, bias, gated=False, invariant=invariant)
     assert isinstance(out, Tensor)
-    expand(out, addition)
+    expand(out, shrunk)
     return silu_mul(out) if gated else out
 
 

@@ -108,33 +108,58 @@ def add_tile(tiles, x_tiles, at, x_at, sums, SUMS: gl.constexpr):
 
 
 @gluon.jit
+def load_expanding(
+    places, b, output, rows, width, start, b_stride,
+    ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SUMS: gl.constexpr, RANK: gl.constexpr,
+):  # fmt: skip
+    """16 columns from `start` on of each row's adapter's `b`, all loads under way at once: zeros of a base row."""
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    line = output + gl.arange(0, OUTPUTS, gl.SliceLayout(1, LEFT))
+    at = line[:, None] * RANK + (start + gl.arange(0, 16, gl.SliceLayout(0, LEFT)))[None, :]
+    found = ()
+    for own in gl.static_range(ROWS):
+        place = gl.load(places + own, mask=own < rows, other=0)
+        there = (line[:, None] < width) & (place > 0)
+        found += (gl.load(b + (place - 1).to(gl.int64) * b_stride + at, mask=there, other=0.0),)  # type: ignore[assignment]
+    return found
+
+
+@gluon.jit
+def add_columns(
+    found, weights, partials, first, adapted, rows, lines,
+    ROWS: gl.constexpr, SUMS: gl.constexpr, SHARES: gl.constexpr, TYPE: gl.constexpr,
+):  # fmt: skip
+    """found + `load_expanding`'s weights @ each row's 16 sums from `first` on, which are added up by shares. A row's
+    adapter is multiplied with that row alone."""
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, RIGHT))
+    line = first + gl.arange(0, 16, gl.SliceLayout(1, RIGHT))
+    shrunk = gl.zeros([16, ROWS], gl.float32, RIGHT)
+    for share in gl.static_range(SHARES):
+        at = (share * rows + row)[None, :] * lines + line[:, None]
+        shrunk += gl.load(partials + at, mask=adapted[None, :], other=0.0)
+    for own in gl.static_range(ROWS):
+        values = gl.where((row == own)[None, :], shrunk, 0.0)
+        found = mma_v2(weights[own], values.to(TYPE), found)
+    return found
+
+
+@gluon.jit
 def low_rank_sums(
-    partials, places, b, output, rows, width, second, third, lines, b_stride,
+    weights, partials, places, b, output, rows, width, second, third, lines, b_stride,
     ROWS: gl.constexpr, OUTPUTS: gl.constexpr, SUMS: gl.constexpr, SHARES: gl.constexpr, RANK: gl.constexpr,
 ):  # fmt: skip
-    """b @ a @ x of each row's adapter, `[outputs, rows]`, for outputs from `output` on: zeros of a base row. A row's
-    adapter is multiplied with that row alone. second, third: where those parts of the outputs begin."""
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-    RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 2)
-    line = output + gl.arange(0, OUTPUTS, gl.SliceLayout(1, LEFT))
-    inner = gl.arange(0, 16, gl.SliceLayout(0, LEFT))
-    row = gl.arange(0, ROWS, gl.SliceLayout(0, RIGHT))
-    first = ((output >= second).to(gl.int32) + (output >= third).to(gl.int32)) * RANK
-    first += gl.arange(0, 16, gl.SliceLayout(1, RIGHT))
+    """b @ a @ x of each row's adapter, `[outputs, rows]`, for outputs from `output` on: zeros of a base row. weights:
+    of the first columns. second, third: where those parts of the outputs begin."""
+    row = gl.arange(0, ROWS, gl.SliceLayout(0, gl.DotOperandLayout(1, SUMS, 2)))
     adapted = gl.load(places + row, mask=row < rows, other=0) > 0
+    first = ((output >= second).to(gl.int32) + (output >= third).to(gl.int32)) * RANK
+    TYPE: gl.constexpr = b.dtype.element_ty
     found = gl.zeros([OUTPUTS, ROWS], gl.float32, SUMS)
-    for start in range(0, RANK, 16):
-        shrunk = gl.zeros([16, ROWS], gl.float32, RIGHT)
-        for share in gl.static_range(SHARES):
-            at = (share * rows + row)[None, :] * lines + (first + start)[:, None]
-            shrunk += gl.load(partials + at, mask=adapted[None, :], other=0.0)
-        for own in gl.static_range(ROWS):
-            place = gl.load(places + own, mask=own < rows, other=0)
-            held = b + (place - 1).to(gl.int64) * b_stride + start
-            there = (line[:, None] < width) & (place > 0)
-            weights = gl.load(held + line[:, None] * RANK + inner[None, :], mask=there, other=0.0)
-            values = gl.where((row == own)[None, :], shrunk, 0.0)
-            found = mma_v2(weights, values.to(b.dtype.element_ty), found)
+    found = add_columns(found, weights, partials, first, adapted, rows, lines, ROWS, SUMS, SHARES, TYPE)
+    for start in range(16, RANK, 16):
+        others = load_expanding(places, b, output, rows, width, start, b_stride, ROWS, OUTPUTS, SUMS, RANK)
+        found = add_columns(found, others, partials, first + start, adapted, rows, lines, ROWS, SUMS, SHARES, TYPE)
     return found
 
 
@@ -209,6 +234,13 @@ def pipelined_kernel(
             x, weight, x_tiles, tiles, full, 0, iteration, width, True, False,
             ROWS, OUTPUTS, TILE_K, K_TILES, STAGES, PARTS,
         )  # fmt: skip
+    output = gl.program_id(0) * OUTPUTS
+    if SHARES > 0:  # neither weights nor places change in a step
+        expanding = load_expanding(places, b, output, rows, width, 0, b_stride, ROWS, OUTPUTS, SUMS, RANK)
+        if GATED:
+            expanding_up = load_expanding(
+                places, b, output + width, rows, 2 * width, 0, b_stride, ROWS, OUTPUTS, SUMS, RANK
+            )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
     for iteration in range(gl.minimum(STAGES, iterations)):
@@ -220,13 +252,13 @@ def pipelined_kernel(
     sums_1, sums_2, sums_3 = sums_0, sums_0, sums_0
     ups_0, ups_1, ups_2, ups_3 = sums_0, sums_0, sums_0, sums_0
     if SHARES > 0:  # while the first copies are under way
-        output = gl.program_id(0) * OUTPUTS
         sums_0 = low_rank_sums(
-            partials, places, b, output, rows, width, second, third, lines, b_stride, ROWS, OUTPUTS, SUMS, SHARES, RANK
-        )
+            expanding, partials, places, b, output, rows, width, second, third, lines, b_stride,
+            ROWS, OUTPUTS, SUMS, SHARES, RANK,
+        )  # fmt: skip
         if GATED:
             ups_0 = low_rank_sums(
-                partials, places, b, output + width, rows, 2 * width, second, third, lines, b_stride,
+                expanding_up, partials, places, b, output + width, rows, 2 * width, second, third, lines, b_stride,
                 ROWS, OUTPUTS, SUMS, SHARES, RANK,
             )  # fmt: skip
     for iteration in range(iterations):

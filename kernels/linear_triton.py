@@ -6,6 +6,8 @@ programs take tile after tile. No tile cuts the inputs, and a matrix instruction
 them to the sums in order, 16 at a time, whatever its size: so a row's result is the same to the last bit in every
 tiling, alone or among others. Tests hold that, and `invariant` products are made of tiles alone.
 
+Tiles may add what adapters do (`kernels.low_rank_tiles_triton`): their kernels then begin with other programs.
+
 The gate of the MLP may be taken where both its products end. They are rounded first, as they are where `silu_mul` is a
 kernel of its own, so that it is the same to the bit.
 """
@@ -13,6 +15,7 @@ kernel of its own, so that it is the same to the bit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
@@ -27,24 +30,18 @@ from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import PipelinedTiling, Tiling, VectorTiling, Way
-from penstock.kernels.records import LowRankSum
+from penstock.kernels.low_rank_tiles_triton import (
+    add_adapters,
+    expanding_halves,
+    shrink_units,
+    tile_arguments,
+)
+from penstock.kernels.records import LowRankInputs
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
     """`kernels.linear.linear`, or `gated_linear`, on a GPU."""
     return multiply_by(way_of(x, weight, gated, invariant), x, weight, bias, gated=gated)
-
-
-def multiply_adapted(
-    x: Tensor, weight: Tensor, bias: Tensor | None, addition: LowRankSum, *, gated: bool, invariant: bool
-) -> Tensor | None:
-    """The same with what adapters add, where one kernel makes both: of few rows, one included."""
-    way, pipelined = way_of(x, weight, gated, invariant, least=2), pipelined_product()
-    if not isinstance(way, PipelinedTiling) or pipelined is None or not (tma_compatible(x) and tma_compatible(weight)):
-        return None
-    if len(addition.weight.parts) > 3 or any(part.start % (16 * way.warps) for part in addition.weight.parts):
-        return None  # a program's outputs would be of two parts
-    return pipelined(x, weight, bias, way, gated=gated, addition=addition)
 
 
 def way_of(x: Tensor, weight: Tensor, gated: bool, invariant: bool, least: int = 1) -> Way:
@@ -54,8 +51,10 @@ def way_of(x: Tensor, weight: Tensor, gated: bool, invariant: bool, least: int =
     return plan.way(max(len(x), least))
 
 
-def multiply_by(way: Way, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool) -> Tensor:
-    """The product in one way."""
+def multiply_by(
+    way: Way, x: Tensor, weight: Tensor, bias: Tensor | None, *, gated: bool, added: LowRankInputs | None = None
+) -> Tensor:
+    """The product in one way. added: what adapters add to one of tiles."""
     if isinstance(way, PipelinedTiling):
         pipelined = pipelined_product()
         if pipelined is not None and tma_compatible(x) and tma_compatible(weight):
@@ -68,7 +67,7 @@ def multiply_by(way: Way, x: Tensor, weight: Tensor, bias: Tensor | None, *, gat
         return silu_mul(found) if gated else found
     fused = gated and way.gated
     tma = way.tma and tma_compatible(x) and tma_compatible(weight)
-    found = (multiply_tma if tma else multiply_tiles)(x, weight, bias, way, gated=fused)
+    found = (multiply_tma if tma else multiply_tiles)(x, weight, bias, way, gated=fused, added=added)
     return silu_mul(found) if gated and not fused else found
 
 
@@ -94,7 +93,9 @@ def multiply_vector(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Vect
     return out
 
 
-def multiply_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling, *, gated: bool) -> Tensor:
+def multiply_tiles(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling, *, gated: bool, added: LowRankInputs | None = None
+) -> Tensor:
     """The product of some rows `[rows, inputs]`, a program to a tile."""
     rows, inputs = x.shape
     width = weight.shape[0] // (2 if gated else 1)
@@ -102,29 +103,37 @@ def multiply_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tilin
     assert weight.is_contiguous()
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     pdl = tiling.pdl and chip_of(x.device).pdl
-    tile_kernel[(triton.cdiv(rows, tiling.rows), triton.cdiv(width, tiling.outputs))](
+    grid: tuple[int, ...] = triton.cdiv(rows, tiling.rows), triton.cdiv(width, tiling.outputs)
+    adapters = {} if added is None else tile_arguments(added, tiling, grid[0] * grid[1], gated=gated)
+    tile_kernel[(adapters["workers"] + grid[0] * grid[1],) if adapters else grid](
         x, weight, x if bias is None else bias, out, rows, width, inputs, x.stride(0),
         ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAP_AB=tiling.swap_ab, GATED=gated,
         BIAS=bias is not None, EVEN=inputs % tiling.inputs == 0, PDL=pdl,
-        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl, **adapters,
     )  # fmt: skip
     return out
 
 
-def multiply_tma(x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling, *, gated: bool) -> Tensor:
+def multiply_tma(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tiling: Tiling, *, gated: bool, added: LowRankInputs | None = None
+) -> Tensor:
     """The product of many rows `[rows, inputs]`; x and weight must be `tma_compatible`."""
     rows, inputs = x.shape
     width = weight.shape[0] // (2 if gated else 1)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(rows, tiling.rows) * triton.cdiv(width, tiling.outputs)
+    programs = min(tiles, tiling.ctas_per_sm * chip_of(x.device).num_sms)
     pdl = tiling.pdl and chip_of(x.device).pdl
-    tma_kernel[(min(tiles, tiling.ctas_per_sm * chip_of(x.device).num_sms),)](
+    adapters: dict[str, Any] = {}
+    if added is not None:
+        adapters = tile_arguments(added, tiling, programs, gated=gated) | {"plain": x, "x_stride": x.stride(0)}
+    tma_kernel[(adapters.get("workers", 0) + programs,)](
         TensorDescriptor(x, [rows, inputs], [x.stride(0), 1], [tiling.rows, tiling.inputs]),
         TensorDescriptor(weight, list(weight.shape), [inputs, 1], [tiling.outputs, tiling.inputs]),
         x if bias is None else bias, out, rows, width, inputs,
         ROWS=tiling.rows, OUTPUTS=tiling.outputs, INPUTS=tiling.inputs, SWAP_AB=tiling.swap_ab, GATED=gated,
-        BIAS=bias is not None, FLAT=tiling.flat, PDL=pdl,
-        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl,
+        BIAS=bias is not None, FLAT=tiling.flat and added is None, PDL=pdl,
+        num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=pdl, **adapters,
     )  # fmt: skip
     return out
 
@@ -261,18 +270,36 @@ def add_product(values, weights, sums, SWAP_AB: tl.constexpr):
     return sums
 
 
-@triton.jit(do_not_specialize=("rows",))  # a single row is no case of its own
+@triton.jit(do_not_specialize=("rows", "turn", "adapters", "workers"))  # a single row is no case of its own
 def tile_kernel(
     x, weight, bias, out, rows, width, inputs, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAP_AB: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
+    a=None, b=None, places=None, order=None, row_tiles=None, total=None, partials=None, shrunk=None, counts=None,
+    turn=0, a_stride=0, b_stride=0, a_lines=0, adapters=0, second=0, third=0, workers=0,
+    RANK: tl.constexpr = 0, CHUNK: tl.constexpr = 0, SHARE: tl.constexpr = 0, SHARES: tl.constexpr = 0,
+    LINES: tl.constexpr = 0, BLOCKS: tl.constexpr = 0, AHEAD: tl.constexpr = False,
 ):  # fmt: skip
-    """One tile. Lines past the last row or output repeat it.
+    """One tile. Lines past the last row or output repeat it. RANK: of adapters, 0 without any; `workers`
+    programs before those of the tiles shrink for them.
 
     The next kernel is let in at the end alone: its programs would take their places unevenly before.
     """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    high = tl.program_id(0)
+    wide = tl.program_id(1)
+    if RANK > 0:
+        if high < workers:
+            if PDL:
+                tl.extra.cuda.gdc_wait()
+            shrink_units(
+                x, a, partials, shrunk, counts, turn, order, row_tiles, total, rows, inputs, x_stride, a_stride,
+                a_lines, adapters, workers, SHARE, SHARES, LINES, BLOCKS,
+            )  # fmt: skip
+            return
+        wide = (high - workers) // tl.cdiv(rows, ROWS)
+        high = (high - workers) % tl.cdiv(rows, ROWS)
+    row = high * ROWS + tl.arange(0, ROWS)
+    output = wide * OUTPUTS + tl.arange(0, OUTPUTS)
     x_lines = x + tl.minimum(row, rows - 1).to(tl.int64) * x_stride
     lines = weight + tl.minimum(output, width - 1).to(tl.int64) * inputs
     up_lines = lines
@@ -280,6 +307,12 @@ def tile_kernel(
         up_lines += width.to(tl.int64) * inputs  # a width of one is a constant, which has no type
     sums = tl.zeros([OUTPUTS, ROWS] if SWAP_AB else [ROWS, OUTPUTS], tl.float32)
     ups = sums
+    if RANK > 0:  # neither weights nor places change in a step
+        place = tl.load(places + row, mask=row < rows, other=0)
+        if AHEAD:
+            expanding, expanding_up = expanding_halves(
+                b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
+            )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
     for start in range(0, inputs, INPUTS):
@@ -291,38 +324,83 @@ def tile_kernel(
             ups = add_product(values, weights, ups, SWAP_AB)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
+    if RANK > 0:
+        if not AHEAD:
+            expanding, expanding_up = expanding_halves(
+                b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
+            )  # fmt: skip
+        sums, ups = add_adapters(
+            sums, ups, expanding, expanding_up, b, counts, turn, total, shrunk, place, row, output, width,
+            wide * OUTPUTS, second, third, adapters, a_lines, b_stride, RANK, CHUNK, BLOCKS, SWAP_AB, GATED,
+        )  # fmt: skip
     store_tile(sums, ups, bias, out, row, output, rows, width, SWAP_AB, GATED, BIAS)
 
 
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(do_not_specialize=("rows", "turn", "adapters", "workers"))
 def tma_kernel(
     x, weight, bias, out, rows, width, inputs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SWAP_AB: tl.constexpr, GATED: tl.constexpr,
     BIAS: tl.constexpr, FLAT: tl.constexpr, PDL: tl.constexpr,
+    plain=None, x_stride=0, a=None, b=None, places=None, order=None, row_tiles=None, total=None, partials=None,
+    shrunk=None, counts=None, turn=0, a_stride=0, b_stride=0, a_lines=0, adapters=0, second=0, third=0, workers=0,
+    RANK: tl.constexpr = 0, CHUNK: tl.constexpr = 0, SHARE: tl.constexpr = 0, SHARES: tl.constexpr = 0,
+    LINES: tl.constexpr = 0, BLOCKS: tl.constexpr = 0, AHEAD: tl.constexpr = False,
 ):  # fmt: skip
     """Every so many-th tile. Neighbouring programs take the tiles of up to 8 heights over the same outputs.
 
-    x and weight are descriptors, which give zeros past the end; FLAT fetches for the next tile while one ends.
+    x and weight are descriptors, which give zeros past the end; FLAT fetches for the next tile while one ends. RANK: as
+    of `tile_kernel`, whose x is plain.
     """
     high = tl.cdiv(rows, ROWS)
     tiles = high * tl.cdiv(width, OUTPUTS)
     group = 8 * tl.cdiv(width, OUTPUTS)
-    if PDL:
+    if RANK > 0:
+        if tl.program_id(0) < workers:
+            if PDL:
+                tl.extra.cuda.gdc_wait()
+            shrink_units(
+                plain, a, partials, shrunk, counts, turn, order, row_tiles, total, rows, inputs, x_stride, a_stride,
+                a_lines, adapters, workers, SHARE, SHARES, LINES, BLOCKS,
+            )  # fmt: skip
+            return
+    elif PDL:
         tl.extra.cuda.gdc_wait()
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLAT):
+    first_tile = tl.program_id(0)
+    programs = tl.num_programs(0)
+    if RANK > 0:
+        first_tile -= workers
+        programs -= workers
+    for tile in tl.range(first_tile, tiles, programs, flatten=FLAT):
         top = tile // group * 8
         size = tl.minimum(high - top, 8)
         first_row = (top + tile % group % size) * ROWS
         first_output = tile % group // size * OUTPUTS
         sums = tl.zeros([OUTPUTS, ROWS] if SWAP_AB else [ROWS, OUTPUTS], tl.float32)
         ups = sums
+        row = first_row + tl.arange(0, ROWS)
+        output = first_output + tl.arange(0, OUTPUTS)
+        if RANK > 0:
+            place = tl.load(places + row, mask=row < rows, other=0)
+            if AHEAD:
+                expanding, expanding_up = expanding_halves(
+                    b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
+                )  # fmt: skip
+            if PDL:
+                tl.extra.cuda.gdc_wait()
         for start in range(0, inputs, INPUTS):
             values = load_tma_tile(x, first_row, start, SWAP_AB)
             sums = add_product(values, load_tma_tile(weight, first_output, start, not SWAP_AB), sums, SWAP_AB)
             if GATED:
                 ups = add_product(values, load_tma_tile(weight, width + first_output, start, not SWAP_AB), ups, SWAP_AB)
-        row = first_row + tl.arange(0, ROWS)
-        output = first_output + tl.arange(0, OUTPUTS)
+        if RANK > 0:
+            if not AHEAD:
+                expanding, expanding_up = expanding_halves(
+                    b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
+                )  # fmt: skip
+            sums, ups = add_adapters(
+                sums, ups, expanding, expanding_up, b, counts, turn, total, shrunk, place, row, output, width,
+                first_output, second, third, adapters, a_lines, b_stride, RANK, CHUNK, BLOCKS, SWAP_AB, GATED,
+            )  # fmt: skip
         store_tile(sums, ups, bias, out, row, output, rows, width, SWAP_AB, GATED, BIAS)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()

@@ -5,13 +5,15 @@ its programs have a share of the inputs each, since ranks are too few outputs to
 The second adds these up in their order, expands them and adds to the product. How inputs are shared follows from the
 weight alone, and matrix units add in order whatever the tile, so that a row's sums are the same among any others.
 
-With few rows the first is mostly waiting. So it then reads its tile and its weights before it waits for the kernel
-before it, and it is launched before the product, which has its first weights under way meanwhile and may add the sums
-itself (`kernels.linear_hopper`). That cuts the inputs in another way, so invariant rows are not shrunk by it.
+With few rows these are mostly launches. So up to 256 rows the tiles of a dense product shrink and add themselves, if
+they can (`kernels.low_rank_tiles_triton`). Up to 8 rows a product fetches weights before its rows are known and adds
+the sums (`kernels.linear_hopper`); its inputs are shrunk before it, by a kernel that reads its tile and its weights
+before it waits. Both cut the inputs in other ways, so invariant rows are left to the two kernels.
 """
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import NamedTuple
 
 import torch
@@ -21,12 +23,13 @@ from torch import Tensor
 
 from penstock.kernels.chip import chip_of
 from penstock.kernels.launch import begin_pdl
-from penstock.kernels.linear_tilings import PIPELINED_ROWS
-from penstock.kernels.linear_triton import load_tile
-from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankSum, LowRankWeight
-from penstock.kernels.routing_triton import load_tile_pairs, sort_pairs
+from penstock.kernels.linear_tilings import PIPELINED_ROWS, PipelinedTiling, Tiling
+from penstock.kernels.linear_triton import load_tile, multiply_by, pipelined_product, tma_compatible, way_of
+from penstock.kernels.low_rank_tiles_triton import counters, fits_tiles, sizes_in
+from penstock.kernels.records import OUTPUT_TILE, AdapterRows, LowRankInputs, LowRankSum, LowRankWeight
+from penstock.kernels.routing_triton import load_tile_pairs, most_tiles, sort_pairs
 
-FEW = 256  # rows up to which tiles are small
+FEW = 256  # rows up to which tiles are small, and products add themselves
 SMALL, LARGE = 16, 32  # rows of a tile: matrix units take these in one way on every chip
 BLOCK = 64  # lines of `a` in one program, and of `b` multiplied at once
 PARTIALS = 1024  # lines of partial sums in all: fewer lines of `a` are shared out more finely
@@ -45,9 +48,13 @@ PLAIN, EARLY = Cut(128, BLOCK, 16), Cut(512, 16, 32)
 
 def sort_rows(places: Tensor, count: int, *, invariant: bool) -> AdapterRows:
     """`kernels.low_rank.adapter_rows` by the kernel."""
-    early = not invariant and len(places) <= PIPELINED_ROWS
-    tile = SMALL if invariant or len(places) <= FEW else LARGE
-    return AdapterRows(places, (), sort_pairs(places[:, None], 1, count, tile, early=not early), tile, early)
+    few = len(places) <= FEW
+    if invariant or not few:
+        tile = SMALL if invariant or few else LARGE
+        return AdapterRows(places, (), sort_pairs(places[:, None], 1, count, tile), tile)
+    counts = counters(most_tiles(len(places), count, SMALL), count, places.device)
+    schedule = sort_pairs(places[:, None], 1, count, SMALL, early=False, sizes=sizes_in(counts, count))
+    return AdapterRows(places, (), schedule, SMALL, True, counts, cycle((0, 1)))
 
 
 def shares_of(lines: int, inputs: int, cut: Cut) -> tuple[int, int]:
@@ -64,14 +71,15 @@ def shrink_rows(x: Tensor, rows: AdapterRows, weight: LowRankWeight) -> LowRankS
     assert x.shape[1] == inputs
     assert x.stride(1) == weight.a.stride(2) == 1
     assert weight.a.stride(1) == inputs
-    cut = EARLY if rows.early else PLAIN
+    early = rows.early and len(x) <= PIPELINED_ROWS
+    cut = EARLY if early else PLAIN
     shares, share = shares_of(lines, inputs, cut)
     block = min(cut.lines, triton.next_power_of_2(lines))
     partials = torch.empty(shares, len(x), lines, dtype=torch.float32, device=x.device)
-    (early_kernel if rows.early else shrink_kernel)[(len(rows.schedule[1]) * shares, triton.cdiv(lines, block))](
+    (early_kernel if early else shrink_kernel)[(len(rows.schedule[1]) * shares, triton.cdiv(lines, block))](
         x, weight.a, partials, *rows.schedule, len(x), lines, inputs, x.stride(0), weight.a.stride(0),
         SHARE=share, SHARES=shares, ROWS=rows.tile, LINES=block, INPUTS=cut.inputs, EVEN=inputs % cut.inputs == 0,
-        PDL=chip.pdl, num_warps=4 if rows.early else chip.loop_warps, num_stages=2, launch_pdl=chip.pdl,
+        PDL=chip.pdl, num_warps=4 if early else chip.loop_warps, num_stages=2, launch_pdl=chip.pdl,
     )  # fmt: skip
     return LowRankSum(partials, rows, weight)
 
@@ -89,6 +97,27 @@ def expand_rows(out: Tensor, addition: LowRankSum) -> None:
         weight.b.stride(0), SHARES=len(partials), ROWS=rows.tile, RANK=rank, BLOCK=least_block(rank),
         OUTPUTS=OUTPUT_TILE, PDL=chip.pdl, num_warps=chip.loop_warps, num_stages=2, launch_pdl=chip.pdl,
     )  # fmt: skip
+
+
+def multiply_adapted(
+    x: Tensor, weight: Tensor, bias: Tensor | None, added: LowRankInputs, *, gated: bool, invariant: bool
+) -> Tensor | None:
+    """`kernels.linear_triton.multiply` with what adapters add, where the product's kernel adds it, of up to 256 rows.
+    Where the plan has the library's product, tiles take its place: what they lose is less than two kernels cost."""
+    way = None if invariant else way_of(x, weight, gated, invariant, least=2)
+    if isinstance(way, PipelinedTiling):
+        pipelined = pipelined_product()
+        if pipelined is None or not (tma_compatible(x) and tma_compatible(weight)):
+            return None
+        if len(added.weight.parts) > 3 or any(part.start % (16 * way.warps) for part in added.weight.parts):
+            return None  # a program's outputs would be of two parts
+        return pipelined(x, weight, bias, way, gated=gated, addition=shrink_rows(*added))
+    if invariant or added.rows.counts is None:
+        return None
+    way = way_of(x, weight, gated, invariant=True, least=2) if way is None else way
+    if not isinstance(way, Tiling) or not fits_tiles(added, way, gated=gated and way.gated):
+        return None
+    return multiply_by(way, x, weight, bias, gated=gated, added=added)
 
 
 def least_block(rank: int) -> int:

@@ -7,7 +7,7 @@ a CUDA graph of it, needs nothing but slot numbers. The last slot is scratch: en
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -146,6 +146,16 @@ class AdapterRows(NamedTuple):
     schedule: tuple[Tensor, Tensor, Tensor] | None  # of the kernels, see `kernels.routing_triton.Schedule`
     tile: int  # rows of one of their tiles
     early: bool = False  # kernels may read the schedule before they wait for the one before them
+    counts: Tensor | None = None  # int32, of products whose own tiles add, see `kernels.low_rank_tiles_triton`
+    turns: Iterator[int] | None = None  # which of its counters the next of these products takes: 0 and 1 in turns
+
+
+class LowRankInputs(NamedTuple):
+    """What adapters are to add to one product."""
+
+    x: Tensor  # [rows, inputs]
+    rows: AdapterRows
+    weight: LowRankWeight
 
 
 class LowRankSum(NamedTuple):

@@ -53,10 +53,13 @@ def most_tiles(pairs: int, held: int, rows: int) -> int:
     return min(pairs, pairs // rows + held)
 
 
-def sort_pairs(experts: Tensor, first: int, held: int, rows: int, *, early: bool = True) -> Schedule:
+def sort_pairs(
+    experts: Tensor, first: int, held: int, rows: int, *, early: bool = True, sizes: Tensor | None = None
+) -> Schedule:
     """The schedule of `experts  # [tokens, chosen]` for those from `first` on, in tiles of up to `rows` pairs.
 
-    early: the next kernel may start before it is complete; if not, all that follow may read it before they wait."""
+    early: the next kernel may start before it is complete; if not, all that follow may read it before they wait. sizes:
+    int32 [held], takes each expert's pairs."""
     pairs = experts.numel()
     assert experts.is_contiguous()
     order = torch.empty(pairs, dtype=torch.int32, device=experts.device)
@@ -67,7 +70,7 @@ def sort_pairs(experts: Tensor, first: int, held: int, rows: int, *, early: bool
     sort_kernel[(held,)](
         experts, order, tiles, count, pairs, first, rows,
         HELD=held, BINS=triton.next_power_of_2(held + 1), CHUNK=FEW if few else MANY, EARLY=early, PDL=pdl,
-        num_warps=4 if few else 16, launch_pdl=pdl,
+        sizes=sizes, num_warps=4 if few else 16, launch_pdl=pdl,
     )  # fmt: skip
     return Schedule(order, tiles, count)
 
@@ -147,7 +150,7 @@ def load_experts(experts, start, pairs, first, HELD: tl.constexpr, CHUNK: tl.con
 @triton.jit(do_not_specialize=("pairs", "first", "rows"))
 def sort_kernel(
     experts, order, tiles, count, pairs, first, rows,
-    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    HELD: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr, sizes=None,
 ):  # fmt: skip
     """Pairs and tiles of one expert."""
     if PDL:
@@ -162,6 +165,8 @@ def sort_kernel(
     own = tl.sum(tl.where(bins == expert, counts, 0), 0)
     begin = tl.sum(tl.where(bins < expert, counts, 0), 0)
     tile = tl.sum(tl.where(bins < expert, tl.cdiv(counts, rows), 0), 0)
+    if sizes is not None:
+        tl.store(sizes + expert, own)
     if expert == HELD - 1:
         tl.store(count, tile + tl.cdiv(own, rows))
     for at in range(tl.cdiv(own, rows)):

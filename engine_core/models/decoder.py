@@ -312,7 +312,7 @@ class Decoder:
         """`[rows, hidden] -> [rows, vocab]`, gathered from all ranks: in the model's dtype on a GPU, else in fp32."""
         table = self.embedding if self.head is None else self.head
         assert table is not None, "the last stage"
-        addition = None if self.adapted is None else self.adapted.shrink(hidden)
+        addition = None if self.adapted is None else self.adapted.of(hidden)
         logits = linear(hidden, table.operand, invariant=self.placement.invariant, addition=addition)
         if self.placement.group.ranks is not None:
             logits = self.placement.group.all_gather(logits, self.spec.vocab_size)

@@ -25,7 +25,7 @@ from penstock.engine_core.models.sharding import vocabulary_share
 from penstock.engine_core.models.weight_files import STORED_INTEGERS, STORED_TYPES
 from penstock.kernels.activation import silu_mul
 from penstock.kernels.linear import Operand, gated_linear, linear, operand_bytes, prepared, rows_wanted
-from penstock.kernels.low_rank import expand
+from penstock.kernels.low_rank import expand, shrink
 from penstock.kernels.norm import add_norm, add_norm_rounded, layer_norm, rms_norm
 from penstock.kernels.quantized import (
     QuantizedWeight,
@@ -347,22 +347,23 @@ class Linear:
 
     def forward(self, x: Rows) -> Tensor:
         """`[tokens, inputs] -> [tokens, outputs]`."""
-        addition = None if self.adapted is None else self.adapted.shrink(x)
+        addition = None if self.adapted is None else self.adapted.of(x)
         if len(self.operands) == 1:
             return linear(x, self.operands[0], self.bias, invariant=self.invariant, addition=addition)
+        shrunk = None if addition is None else shrink(*addition)
         sizes = [operand.shape[0] for operand in self.operands]
         biases: Sequence[Tensor | None] = [None] * len(sizes) if self.bias is None else torch.split(self.bias, sizes)
         out = torch.cat([linear(x, operand, bias, invariant=self.invariant)
                          for operand, bias in zip(self.operands, biases, strict=True)], -1)  # fmt: skip
-        if addition is not None:
-            expand(out, addition)
+        if shrunk is not None:
+            expand(out, shrunk)
         return out
 
     def forward_gated(self, x: Rows, rows: RowFormat | None = None) -> Rows:
         """silu(gate) * up of the two parts' outputs, gate first: `[tokens, inputs] -> [tokens, outputs / 2]`. It may
         come as `rows` says."""
         if len(self.operands) == 1:
-            addition = None if self.adapted is None else self.adapted.shrink(x)
+            addition = None if self.adapted is None else self.adapted.of(x)
             return gated_linear(x, self.operands[0], self.bias, invariant=self.invariant, rows=rows, addition=addition)
         return silu_mul(self.forward(x))
 

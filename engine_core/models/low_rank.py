@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.kernels.low_rank import shrink
 from penstock.kernels.quantized import Rows
-from penstock.kernels.records import AdapterRows, ExpertAdapters, LowRankExperts, LowRankSum, LowRankWeight
+from penstock.kernels.records import AdapterRows, ExpertAdapters, LowRankExperts, LowRankInputs, LowRankWeight
 
 
 class StepAdapters:
@@ -28,12 +27,12 @@ class Adapted:
         """Whether a row of this step has an adapter."""
         return self._step.rows is not None
 
-    def shrink(self, x: Rows) -> LowRankSum | None:
-        """What they add to the product of `x  # [tokens, inputs]`; None in a step without adapters."""
+    def of(self, x: Rows) -> LowRankInputs | None:
+        """What they are to add to the product of `x  # [tokens, inputs]`; None in a step without adapters."""
         if self._step.rows is None:
             return None
         assert isinstance(x, Tensor), "Linear.rows asks for rows as they are"
-        return shrink(x, self._step.rows, self._weight)
+        return LowRankInputs(x, self._step.rows, self._weight)
 
 
 class AdaptedExperts:
