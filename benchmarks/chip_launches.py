@@ -46,7 +46,7 @@ class ChipDriver:
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
 from benchmarks.latent_launches import latents  # noqa: E402
-from benchmarks.low_rank_launches import low_rank  # noqa: E402
+from benchmarks.low_rank_launches import low_rank, low_rank_experts  # noqa: E402
 from benchmarks.meta_tensors import SLOTS, memory, numbers  # noqa: E402
 from benchmarks.recurrent_launches import recurrent  # noqa: E402
 from penstock.engine_core.execution.product_bench import scaled_weight  # noqa: E402
@@ -152,6 +152,7 @@ ATTENDED = (
 SAMPLED = ("Phi-2", "Gemma-3-27B")
 NORMED = ("Qwen3-0.6B", "Phi-2", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b", "Gemma-3-27B")
 EIGHT_BITS = "Llama-3.1-8B"
+MIXTURE = "Qwen3-30B-A3B"  # whose experts have adapters
 GROUPS = ("int4-128-bf16", "int8-128-bf16", "e2m1-16-e4m3", "e2m1-32-e8m0")  # forms of weights in groups
 INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B", "Gemma-3-4B")
 WITH_IMAGES = Model("Gemma-3-4B", 2560, 10240, 8, 4, 256, 262208, window=1024)
@@ -230,6 +231,8 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 attention(model, fp8=True)
             if model.name in SAMPLED:
                 sampling(model)
+            if model.name == MIXTURE:
+                low_rank_experts(model.hidden, model.width, model.experts, model.chosen)
             if model.name == EIGHT_BITS:
                 eight_bits(model, chip)
                 groups(model)

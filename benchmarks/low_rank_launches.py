@@ -7,11 +7,12 @@ import itertools
 import torch
 
 from benchmarks.meta_tensors import memory, numbers
+from penstock.kernels.experts import expert_mlp, route
 from penstock.kernels.low_rank import adapter_rows, expand, output_tiles, shrink
-from penstock.kernels.records import LowRankWeight
+from penstock.kernels.records import ExpertAdapters, LowRankExperts, LowRankWeight, Routing
 
 PLACES = 8
-STEPS = (64, 8192)  # rows
+STEPS = (8, 64, 8192)  # rows
 
 
 def low_rank(hidden: int, width: int, pairs: int) -> None:
@@ -26,3 +27,16 @@ def low_rank(hidden: int, width: int, pairs: int) -> None:
         )  # fmt: skip
         found = adapter_rows(numbers(rows), PLACES)
         expand(memory(rows, ends[-1]), shrink(memory(rows, inputs), found, weight))
+
+
+def low_rank_experts(hidden: int, width: int, held: int, chosen: int) -> None:
+    """Additions to the products of experts, whose tiles of pairs grow with the rows."""
+    gate_up, down = memory(held, 2 * width, hidden), memory(held, hidden, width)
+    for rank, rows in itertools.product((16, 256), STEPS):
+        added = ExpertAdapters(
+            numbers(rows),
+            LowRankExperts(memory(PLACES, held, 2 * rank, hidden), memory(PLACES, held, 2 * width, rank)),
+            LowRankExperts(memory(PLACES, held, rank, width), memory(PLACES, held, hidden, rank)),
+        )
+        routes = route(memory(rows, held), Routing(chosen, normalised=True))
+        expert_mlp(memory(rows, hidden), routes, gate_up, down, adapters=added)
