@@ -331,7 +331,8 @@ def take_device(config: Config, index: int) -> torch.device:
     if config.model.batch_invariant and device.type == "cpu":
         raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
     if device.type != "cpu":
-        set_fp_fusion()
+        if not set_fp_fusion():
+            logs.warning(log, "fp_fusion_unset", instead="Triton's default decides on fusing products with sums")
         torch.cuda.set_device(device)
     return device
 
