@@ -50,7 +50,6 @@ from benchmarks.low_rank_launches import low_rank, low_rank_experts  # noqa: E40
 from benchmarks.meta_tensors import SLOTS, memory, numbers  # noqa: E402
 from benchmarks.recurrent_launches import recurrent  # noqa: E402
 from penstock.engine_core.execution.product_bench import scaled_weight  # noqa: E402
-from penstock.engine_core.models.quantization.weight_format import FLOAT8_CAPABILITY  # noqa: E402
 from penstock.kernels import (  # noqa: E402
     attention_device,
     attention_tiling,
@@ -227,7 +226,7 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 norms(model)
             if model.name in ATTENDED:
                 attention(model)
-            if model.name in CACHED_IN_FP8 and chip.capability >= FLOAT8_CAPABILITY:
+            if model.name in CACHED_IN_FP8 and chip.float8:
                 attention(model, fp8=True)
             if model.name in SAMPLED:
                 sampling(model)
@@ -287,7 +286,7 @@ def eight_bits(model: Model, chip: Chip) -> None:
     values = memory(outputs, model.hidden, kind=FLOAT8)
     weights = [Float8Weight(values, memory(outputs, kind=single), activations="none")]
     weights.append(Int8Weight(memory(outputs, model.hidden, kind=torch.int8), memory(outputs, kind=single)))
-    if chip.capability >= 89:
+    if chip.float8:
         blocks = memory(-(-outputs // 128), -(-model.hidden // 128), kind=single)
         weights += Float8Weight(values, memory(outputs, kind=single)), Float8Weight(values, blocks, (128, 128), "block")
     for weight in weights:
@@ -324,7 +323,7 @@ def norms(model: Model) -> None:
     pages = memory(1024, BLOCK_SIZE, model.kv_heads, model.dim)
     own = HeadNorms(memory(model.dim), memory(model.dim), 1e-6) if model.norms else None
     rotate_and_store(q, k, v, rotation, pages, pages, memory(8, kind=torch.int64), own)
-    if driver.active.chip.capability >= FLOAT8_CAPABILITY:
+    if driver.active.chip.float8:
         narrow, scales = pages.to(E4M3), memory(2, model.kv_heads, kind=torch.float32)
         rotate_and_store(q, k, v, rotation, narrow, narrow, memory(8, kind=torch.int64), own, scales)
     if own is not None:
@@ -364,7 +363,7 @@ def quantized_experts(chip: Chip) -> None:
     shapes = (held, 2 * width, inputs), (held, inputs, width)
     for rows in ROWS:
         x, routes = memory(rows, inputs), route(memory(rows, held), Routing(4, normalised=True))
-        for kind in SCALED if chip.capability >= 89 else ("fp8_weights", "int8"):
+        for kind in SCALED if chip.float8 else ("fp8_weights", "int8"):
             scaled = [scaled_weight(kind, shape, x.device) for shape in shapes]
             expert_mlp(x, routes, scaled[0], scaled[1])
             for way in candidates(Product(width, inputs, torch.bfloat16, experts=held, weight=kind), rows, chip):
@@ -401,7 +400,7 @@ def attention(model: Model, *, fp8: bool = False, limited: bool = False) -> None
 def attention_rows(chip: Chip) -> None:
     """Every row of attention's table that fits the chip, for heads of its own size."""
     for row in attention_tiling.rows():
-        served = row.item == 2 or (row.item == 1 and chip.capability >= FLOAT8_CAPABILITY)
+        served = row.item == 2 or (row.item == 1 and chip.float8)
         if served and row.shared_bytes(row.dim, chip) <= chip.shared_memory:
             by_row = row.kind not in ("short", "long")
             tiling = attention_tiling.Tiling(row.block_m, row.block_n, 8, row.warps, row.stages, by_row)

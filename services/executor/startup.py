@@ -120,7 +120,7 @@ def start(
     log_chip(device, invariant=config.model.batch_invariant)
     if spec.vision is not None:
         put_steps_first(device)
-    check_kv_cache(spec, config.model.kv_cache_dtype, chip_of(device).name, chip_of(device).capability)
+    check_kv_cache(spec, config.model.kv_cache_dtype, chip_of(device).name, writes=multiplies_float8(chip_of(device)))
     if device.type == "cpu":
         phases.begin("trying the processor")
     dtype = choose_dtype(config, spec, device)
