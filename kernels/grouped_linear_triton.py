@@ -32,7 +32,7 @@ from penstock.kernels.triton_names import interpreted
 SLICE = 64 << 20  # bytes of a dense slice, most of which stays in the L2 cache
 WHOLE = 256  # outputs of a slice are a multiple of, so that the library's tiles are whole
 DENSE_LINES = 64  # of a program that makes a slice dense
-COMPILED = not interpreted()
+COMPILED: bool = not interpreted()
 
 
 def multiply(x: Tensor, weight: PlaneWeight, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:
