@@ -46,11 +46,10 @@ class ChipDriver:
 chips.chip_of = lambda device: driver.active.chip  # type: ignore[assignment, attr-defined]  # the modules below import it
 
 from benchmarks.latent_launches import latents  # noqa: E402
-from benchmarks.low_rank_launches import low_rank  # noqa: E402
+from benchmarks.low_rank_launches import low_rank, low_rank_experts  # noqa: E402
 from benchmarks.meta_tensors import SLOTS, memory, numbers  # noqa: E402
 from benchmarks.recurrent_launches import recurrent  # noqa: E402
 from penstock.engine_core.execution.product_bench import scaled_weight  # noqa: E402
-from penstock.engine_core.models.quantization.weight_format import FLOAT8_CAPABILITY  # noqa: E402
 from penstock.kernels import (  # noqa: E402
     attention_device,
     attention_tiling,
@@ -152,6 +151,7 @@ ATTENDED = (
 SAMPLED = ("Phi-2", "Gemma-3-27B")
 NORMED = ("Qwen3-0.6B", "Phi-2", "Phi-3-mini", "Gemma-2-9B", "gpt-oss-20b", "Gemma-3-27B")
 EIGHT_BITS = "Llama-3.1-8B"
+MIXTURE = "Qwen3-30B-A3B"  # whose experts have adapters
 GROUPS = ("int4-128-bf16", "int8-128-bf16", "e2m1-16-e4m3", "e2m1-32-e8m0")  # forms of weights in groups
 INVARIANT = ("Llama-3.1-8B", "Gemma-2-9B", "Gemma-3-4B")
 WITH_IMAGES = Model("Gemma-3-4B", 2560, 10240, 8, 4, 256, 262208, window=1024)
@@ -227,10 +227,12 @@ def launches(chip: Chip) -> dict[str, Launch]:
                 norms(model)
             if model.name in ATTENDED:
                 attention(model)
-            if model.name in CACHED_IN_FP8 and chip.capability >= FLOAT8_CAPABILITY:
+            if model.name in CACHED_IN_FP8 and chip.float8:
                 attention(model, fp8=True)
             if model.name in SAMPLED:
                 sampling(model)
+            if model.name == MIXTURE:
+                low_rank_experts(model.hidden, model.width, model.experts, model.chosen)
             if model.name == EIGHT_BITS:
                 eight_bits(model, chip)
                 groups(model)
@@ -285,7 +287,7 @@ def eight_bits(model: Model, chip: Chip) -> None:
     values = memory(outputs, model.hidden, kind=FLOAT8)
     weights = [Float8Weight(values, memory(outputs, kind=single), activations="none")]
     weights.append(Int8Weight(memory(outputs, model.hidden, kind=torch.int8), memory(outputs, kind=single)))
-    if chip.capability >= 89:
+    if chip.float8:
         blocks = memory(-(-outputs // 128), -(-model.hidden // 128), kind=single)
         weights += Float8Weight(values, memory(outputs, kind=single)), Float8Weight(values, blocks, (128, 128), "block")
     for weight in weights:
@@ -322,7 +324,7 @@ def norms(model: Model) -> None:
     pages = memory(1024, BLOCK_SIZE, model.kv_heads, model.dim)
     own = HeadNorms(memory(model.dim), memory(model.dim), 1e-6) if model.norms else None
     rotate_and_store(q, k, v, rotation, pages, pages, memory(8, kind=torch.int64), own)
-    if driver.active.chip.capability >= FLOAT8_CAPABILITY:
+    if driver.active.chip.float8:
         narrow, scales = pages.to(E4M3), memory(2, model.kv_heads, kind=torch.float32)
         rotate_and_store(q, k, v, rotation, narrow, narrow, memory(8, kind=torch.int64), own, scales)
     if own is not None:
@@ -362,7 +364,7 @@ def quantized_experts(chip: Chip) -> None:
     shapes = (held, 2 * width, inputs), (held, inputs, width)
     for rows in ROWS:
         x, routes = memory(rows, inputs), route(memory(rows, held), Routing(4, normalised=True))
-        for kind in SCALED if chip.capability >= 89 else ("fp8_weights", "int8"):
+        for kind in SCALED if chip.float8 else ("fp8_weights", "int8"):
             scaled = [scaled_weight(kind, shape, x.device) for shape in shapes]
             expert_mlp(x, routes, scaled[0], scaled[1])
             for way in candidates(Product(width, inputs, torch.bfloat16, experts=held, weight=kind), rows, chip):
@@ -399,7 +401,7 @@ def attention(model: Model, *, fp8: bool = False, limited: bool = False) -> None
 def attention_rows(chip: Chip) -> None:
     """Every row of attention's table that fits the chip, for heads of its own size."""
     for row in attention_tiling.rows():
-        served = row.item == 2 or (row.item == 1 and chip.capability >= FLOAT8_CAPABILITY)
+        served = row.item == 2 or (row.item == 1 and chip.float8)
         if served and row.shared_bytes(row.dim, chip) <= chip.shared_memory:
             by_row = row.kind not in ("short", "long")
             tiling = attention_tiling.Tiling(row.block_m, row.block_n, 8, row.warps, row.stages, by_row)

@@ -209,6 +209,7 @@ ASKED: Mapping[str, Mapping[str, object]] = {  # of files that must have more
     "glm4_moe_lite": {"q_lora_rank": 64},
     "nomic_bert": {"num_experts": 0},
     "gemma4_text": {"enable_moe_block": True, "top_k_experts": 2},
+    "mellum": {"layer_types": ["sliding_attention", "full_attention"] * 4},
     **{key: {"full_attn_idxs": [1]} for key in ("lfm2", "lfm2_moe")},
     "ministral3": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 2.0,
                                        "original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}},

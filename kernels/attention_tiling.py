@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         """That a program takes for heads of `dim`, or a little less: keys and values of the iterations in flight, the
         queries, the weights."""
         buffers = max((self.stages - 1) // 2, 1)  # an iteration's blocks are looked up one iteration before its keys
-        if self.block_m >= 64 and self.item == 2 and chip.capability in (90, 100):  # products are waited for later
+        if self.block_m >= 64 and self.item == 2 and chip.shared_operands:  # products are waited for later
             buffers += 1
         width = max(LOW, power_of_2(dim))
         keys, queries = 2 * buffers * self.block_n * width, self.block_m * (width + self.block_n)

@@ -42,6 +42,26 @@ class Chip:
         return self.vendor == "nvidia"
 
     @property
+    def float8(self) -> bool:
+        """Whether it converts to 8-bit floats and multiplies them."""
+        return self.capability >= 89
+
+    @property
+    def library_scales(self) -> bool:
+        """Whether cuBLAS multiplies 8-bit floats that have a scale for each row and column."""
+        return self.capability >= 90
+
+    @property
+    def library_blocks(self) -> bool:
+        """Whether it does where scales are of blocks."""
+        return self.capability == 90
+
+    @property
+    def shared_operands(self) -> bool:
+        """Whether matrix units read from shared memory, which they keep until a product is done (WGMMA, tcgen05)."""
+        return 90 <= self.capability < 120
+
+    @property
     def loop_warps(self) -> int:
         """Warps of a kernel with small products in a loop: too few for WGMMA where there is one, which Triton 3.6 gets
         wrong in loops of one stage and with 16 columns (seen on an H200)."""

@@ -27,11 +27,12 @@ from penstock.kernels.grouped_tilings import GroupedTiling, WideTiling
 from penstock.kernels.linear_plans import plans_of
 from penstock.kernels.linear_tilings import Product, Way, choose_grouped_tiling, fitted
 from penstock.kernels.linear_triton import tma_compatible
+from penstock.kernels.triton_names import interpreted
 
 SLICE = 64 << 20  # bytes of a dense slice, most of which stays in the L2 cache
 WHOLE = 256  # outputs of a slice are a multiple of, so that the library's tiles are whole
 DENSE_LINES = 64  # of a program that makes a slice dense
-COMPILED = not triton.knobs.runtime.interpret  # else by the interpreter, which knows no PTX
+COMPILED: bool = not interpreted()
 
 
 def multiply(x: Tensor, weight: PlaneWeight, bias: Tensor | None, *, gated: bool, invariant: bool) -> Tensor:

@@ -120,7 +120,7 @@ def grouped_bytes(tiling: GroupedTiling, chip: Chip, itemsize: int) -> int:
     """
     weights = tiling.lines * (LINE // tiling.cut + 8)  # and words of scales and zero points
     rows = BLOCK // tiling.cut * tiling.rows * itemsize
-    read_there = 90 <= chip.capability < 120 and tiling.parts == 1
+    read_there = chip.shared_operands and tiling.parts == 1
     stages = tiling.stages if read_there else tiling.stages - 1
     pipeline = tiling.parts * ((tiling.stages - 1) * weights + stages * rows)
     return max(pipeline, 4 * tiling.lines * (tiling.rows + 8) * min(tiling.parts, 2))

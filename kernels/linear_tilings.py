@@ -223,7 +223,7 @@ def choose_scaled_tiling(rows: int, product: Product, chip: Chip, *, invariant: 
         if gated:
             return Tiling(height, 64, TURN, 4, 4, swap_ab=True, tma=True, ctas_per_sm=3)
         return Tiling(height, 64, TURN, 4, 6, swap_ab=True)
-    by_library = product.weight in ("fp8", "fp8_blocks") and product.dtype is torch.bfloat16 and chip.capability >= 90
+    by_library = product.weight in ("fp8", "fp8_blocks") and product.dtype is torch.bfloat16 and chip.library_scales
     if by_library and not invariant and (gated or rows > 128):
         return None
     if rows <= 128:
@@ -349,7 +349,7 @@ def shared_bytes(way: Way, chip: Chip, *, gated: bool, itemsize: int = 2) -> int
     if not isinstance(way, Tiling):
         return 0  # a few words for each warp
     outputs = way.outputs * (2 if gated and way.gated else 1)
-    stages = way.stages if 90 <= chip.capability < 120 else way.stages - 1
+    stages = way.stages if chip.shared_operands else way.stages - 1
     stored = max(itemsize, 2) * way.rows * TALL if way.flat else 0  # a tile is written while the next one is loaded
     return stages * itemsize * way.inputs * (way.rows + outputs) + stored + BARRIERS
 
@@ -375,7 +375,7 @@ def formed(way: Way, product: Product, chip: Chip) -> bool:
     if isinstance(way, SplitTiling):
         return chip.wgmma and product.weight in ("fp8", "fp8_blocks") and not (product.gated and way.rows > 64)
     if isinstance(way, Rescaled):
-        return chip.capability >= 90 and product.weight == "fp8" and product.dtype is torch.bfloat16
+        return chip.library_scales and product.weight == "fp8" and product.dtype is torch.bfloat16
     if isinstance(way, PipelinedTiling):
         return product.weight in ("", "fp8")
     if isinstance(way, WideTiling):

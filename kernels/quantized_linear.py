@@ -126,9 +126,9 @@ def multiplied_by_library(x: QuantizedRows, weight: Float8Weight | Int8Weight) -
         return False
     chip = chip_of(x.values.device)
     if weight.block is None:
-        return chip.capability >= 90
+        return chip.library_scales
     blocks = weight.block == (128, 128) and x.scales.shape[1] == inputs // 128 and inputs % 128 == outputs % 128 == 0
-    return blocks and chip.capability == 90 and len(x.values) > 1
+    return blocks and chip.library_blocks and len(x.values) > 1
 
 
 def padded(x: QuantizedRows) -> QuantizedRows:

@@ -26,12 +26,12 @@ from penstock.kernels.linear_triton import load_tile, load_tma_tile, store_tile
 from penstock.kernels.quantized import Float8Weight, Int8Weight, QuantizedRows, Rows
 
 RESCALED = 1024  # outputs of a program
-NATIVE = 89  # capability from which conversions and products of E4M3 are in hardware
 
 
 def readable(weight: Tensor) -> Tensor:
     """Values as this chip's kernels take them."""
-    bytes_alone = weight.dtype is torch.float8_e4m3fn and 0 < chip_of(weight.device).capability < NATIVE
+    chip = chip_of(weight.device)
+    bytes_alone = weight.dtype is torch.float8_e4m3fn and chip.runs_triton and not chip.float8
     return weight.view(torch.uint8) if bytes_alone else weight
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 CacheHook = Callable[..., bool]
@@ -37,12 +39,33 @@ class OfflineDriver:
         return self._target
 
 
-def set_fp_fusion() -> None:
-    """Have products be fused with the sums behind them, which Triton 3.10 will not do unless it is told to: the bits of
-    all kernels were tested so. Processes started later inherit it."""
+def knobs(group: str) -> Any:
+    """A group of Triton's settings, None where it has none of that name."""
     import triton
 
-    triton.knobs.language.default_fp_fusion = True
+    return getattr(getattr(triton, "knobs", None), group, None)
+
+
+def set_fp_fusion() -> bool:
+    """Have products be fused with the sums behind them, which Triton 3.10 will not do unless it is told to: the bits of
+    all kernels were tested so. Processes started later inherit it. Whether this Triton has the setting."""
+    language = knobs("language")
+    if not hasattr(language, "default_fp_fusion"):
+        return False
+    language.default_fp_fusion = True
+    return True
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels of this process, which knows no PTX."""
+    found = getattr(knobs("runtime"), "interpret", None)
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on") if found is None else found
+
+
+def cache_folder() -> Path:
+    """Where Triton keeps compiled kernels."""
+    found = getattr(knobs("cache"), "dir", None) or os.environ.get("TRITON_CACHE_DIR")
+    return Path(found) if found else Path.home() / ".triton" / "cache"
 
 
 @contextmanager
@@ -53,7 +76,7 @@ def cache_hook(hook: CacheHook) -> Iterator[bool]:
     """
     import triton
 
-    runtime: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
+    runtime = knobs("runtime")
     if not hasattr(runtime, "jit_cache_hook") or not hasattr(triton.JITFunction, "preload"):
         yield False
         return
@@ -75,9 +98,7 @@ def read_launch(fn: Any, compile: dict[str, Any]) -> KernelLaunch | None:
 
 def watch_compilations(before: CacheHook, after: Callable[..., None]) -> bool:
     """From now on have `before` and `after` called around each compilation. Whether this Triton does that."""
-    import triton
-
-    runtime: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
+    runtime = knobs("runtime")
     if not hasattr(runtime, "jit_cache_hook") or not hasattr(runtime, "jit_post_compile_hook"):
         return False
     runtime.jit_cache_hook, runtime.jit_post_compile_hook = before, after
@@ -89,6 +110,13 @@ def current_target() -> Any:
     import triton
 
     return triton.runtime.driver.active.get_current_target()
+
+
+def import_compiler() -> None:
+    """Import what every compilation does, before processes that compile are forked."""
+    for module in ("triton.backends.nvidia.driver", "triton.compiler.compiler"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
 
 
 def compile_offline(module: str, name: str, specialization: str, target: Any) -> None:

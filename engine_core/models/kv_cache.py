@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from penstock.engine_core.models.draft_spec import DraftSpec
-from penstock.engine_core.models.quantization.weight_format import FLOAT8_CAPABILITY
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.engine_config import KV_AUTO, KV_FP8, KV_MODEL
 from penstock.protocol.errors import ConfigError
@@ -35,10 +34,10 @@ def with_draft_cache(draft: DraftSpec | None, asked: str) -> DraftSpec | None:
     return msgspec.structs.replace(draft, layers=layers, head=head)
 
 
-def check_kv_cache(spec: ModelSpec, asked: str, chip: str, capability: int) -> None:
-    """Raise ConfigError for a GPU that cannot write e4m3. capability: 90 of sm_90; 0 of a CPU, which can."""
-    if spec.attention.kv_fp8 and 0 < capability < FLOAT8_CAPABILITY:
-        why = f"keys and values in 8-bit floats need compute capability 8.9, and {chip} has {capability / 10:.1f}"
+def check_kv_cache(spec: ModelSpec, asked: str, chip: str, *, writes: bool) -> None:
+    """Raise ConfigError for a chip that cannot write e4m3."""
+    if spec.attention.kv_fp8 and not writes:
+        why = f"keys and values in 8-bit floats need compute capability 8.9 or newer, which {chip} has not"
         raise ConfigError(OPTION, asked, f"{why}; give {KV_MODEL}")
 
 

@@ -299,7 +299,8 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     - attention.fused, mlp.fused: Phi 3, GLM 4; mlp.up_first, down_bias: GTE (2024)
     - rope.dim: GPT-NeoX, Phi 4 mini, GLM 4; rope.interleaved: GPT-J, GLM 4, ERNIE 4.5; none by layer: SmolLM 3
     - rope of another base by layer: Gemma 3; stretched in some layers alone: Olmo 3
-    - rope.temperature: Llama 4 (Nakanishi, 2025), Ministral 3
+    - rope.temperature: Llama 4 (Nakanishi, 2025), Ministral 3; rope.kind: see RopeSpec
+    - rope.sections: Qwen2-VL (2024), Qwen2.5-VL; sections_alternate: Qwen3-VL (2025)
     - norms: before each part: GPT-2, Llama; behind it: OLMo 2, Exaone 4; on both sides: Gemma 2, GLM 4
     - norm.offset: Gemma; norm.centered (LayerNorm: Ba et al., 2016): Starcoder 2; without a bias: Cohere, ModernBERT
     - attention.bidirectional: BERT (Devlin et al., 2018); with a window: ModernBERT (2024), EmbeddingGemma (2025)

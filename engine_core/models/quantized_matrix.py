@@ -17,7 +17,6 @@ from torch import Tensor
 from penstock.engine_core.models.quantization.convert import check_numbers, read_matrix
 from penstock.engine_core.models.quantization.rounding import round_matrix
 from penstock.engine_core.models.quantization.weight_format import (
-    FLOAT8_CAPABILITY,
     Counts,
     Role,
     StoredPart,
@@ -132,7 +131,7 @@ class QuantizedMatrix:
 
 def multiplies_float8(chip: Chip) -> bool:
     """Whether products round rows to e4m3, too: a CPU computes what they mean."""
-    return not chip.runs_triton or chip.capability >= FLOAT8_CAPABILITY
+    return not chip.runs_triton or chip.float8
 
 
 def stored_parts(form: WeightFormat, stacked: bool, transposed: bool) -> tuple[StoredPart, ...]:

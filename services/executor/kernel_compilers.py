@@ -3,7 +3,6 @@ under requests, is logged."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import multiprocessing
 import os
@@ -11,11 +10,11 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 
-from penstock.kernels.triton_names import watch_compilations
+from penstock.kernels.triton_names import import_compiler, watch_compilations
 from penstock.services.supervisor import logs, process
 
 log = logging.getLogger(__name__)
@@ -32,10 +31,7 @@ def compilers(device: torch.device) -> Iterator[Executor | None]:
     if device.type == "cpu":
         yield None
         return
-    for module in ("triton.backends.nvidia.driver", "triton.compiler.compiler"):  # what every compilation imports
-        with suppress(ImportError):
-            importlib.import_module(module)
-
+    import_compiler()
     count = min(MAX_COMPILERS, len(os.sched_getaffinity(0)))
     with forks(count) as pool:
         yield pool

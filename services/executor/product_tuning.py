@@ -20,6 +20,7 @@ from penstock.engine_core.execution.product_tuning import Choice, Job
 from penstock.kernels.chip import SIMULATED, chip_of
 from penstock.kernels.linear_plans import MeasuredTable, Plans, plans_of
 from penstock.kernels.linear_tilings import Product, Way, describe
+from penstock.kernels.triton_names import cache_folder
 from penstock.services.supervisor import logs
 from penstock.services.supervisor.process import StartupPhases
 from penstock.services.supervisor.sd_notify import progress
@@ -83,7 +84,7 @@ def kept() -> tuple[Path, str]:
     """Where measured plans are kept, and the version of Triton that they are of."""
     import triton
 
-    return Path(triton.knobs.cache.dir) / "penstock", triton.__version__
+    return cache_folder() / "penstock", triton.__version__
 
 
 def keep(plans: Plans, table: MeasuredTable) -> None:

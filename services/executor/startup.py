@@ -120,7 +120,7 @@ def start(
     log_chip(device, invariant=config.model.batch_invariant)
     if spec.vision is not None:
         put_steps_first(device)
-    check_kv_cache(spec, config.model.kv_cache_dtype, chip_of(device).name, chip_of(device).capability)
+    check_kv_cache(spec, config.model.kv_cache_dtype, chip_of(device).name, writes=multiplies_float8(chip_of(device)))
     if device.type == "cpu":
         phases.begin("trying the processor")
     dtype = choose_dtype(config, spec, device)
@@ -331,7 +331,8 @@ def take_device(config: Config, index: int) -> torch.device:
     if config.model.batch_invariant and device.type == "cpu":
         raise ConfigError("--batch-invariant", True, "it needs a GPU: a CPU's products depend on the batch")
     if device.type != "cpu":
-        set_fp_fusion()
+        if not set_fp_fusion():
+            logs.warning(log, "fp_fusion_unset", instead="Triton's default decides on fusing products with sums")
         torch.cuda.set_device(device)
     return device
 

@@ -3,6 +3,7 @@ from the sources as they are, within the chip's limits; and a sample of it compi
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import triton
 
 from benchmarks.chip_table import REGISTERS, Row, Source, Table, exceeded, read, write
 from penstock.kernels.chip import CHIPS
+from tests.rules import source
 
 L4 = CHIPS["sm_89"]
 
@@ -36,6 +38,31 @@ def test_the_file_has_every_chip() -> None:
     table = read()
     assert {chip for rows in table.rows.values() for taken in rows.values() for chip in taken} == set(CHIPS)
     assert table.sources.keys() == table.rows.keys()
+
+
+def launched(file: source.Source) -> set[str]:
+    """Functions that `name[grid](...)` calls, by module and name."""
+    return {
+        file.bindings.get(name.id, f"{file.module}.{name.id}")
+        for call in ast.walk(file.tree) if isinstance(call, ast.Call) and isinstance(call.func, ast.Subscript)
+        for name in ast.walk(call.func.value) if isinstance(name, ast.Name)
+    }  # fmt: skip
+
+
+def test_the_file_has_every_kernel_that_something_launches() -> None:
+    files = [file for file in source.product() if file.top == "kernels"]
+    kernels = {
+        f"{file.module}.{node.name}"
+        for file in files for node in file.tree.body
+        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list)
+    }  # fmt: skip
+    found = set.union(*map(launched, files)) & kernels
+    assert {name.removeprefix("kernels.") for name in found} == set(read().rows)
+
+
+def test_a_launch_is_found() -> None:
+    text = "from penstock.kernels.a import other\n(one if x else two)[(1, 2)](3)\nother[grid](x)\nf(x)[0]\n"
+    assert {name.rpartition(".")[2] for name in launched(source.parse(text))} == {"one", "two", "x", "other"}
 
 
 def test_what_does_not_fit_or_was_not_compiled_is_found(tmp_path: Path) -> None:
@@ -92,5 +119,5 @@ def test_every_kernel_compiles_anew(tmp_path: Path) -> None:
     path = tmp_path / "chips.json"
     assert run("--all", "--file", str(path), cache=tmp_path) == (0, [])
     held, found = read(), read(path)
-    for name in (name for name, source in held.sources.items() if source.triton == triton.__version__):
+    for name in (name for name, one in held.sources.items() if one.triton == triton.__version__):
         assert found.rows[name] == held.rows[name]

@@ -35,6 +35,9 @@ def test_reference_chips(name: str) -> None:
     assert chip.runs_triton
     assert (chip.pdl, chip.tma) == (chip.capability >= 90,) * 2
     assert chip.wgmma == (chip.capability == 90)
+    scales = chip.float8, chip.library_scales, chip.library_blocks
+    assert scales == (name not in ("sm_80", "sm_86"), chip.capability >= 90, name == "sm_90")
+    assert chip.shared_operands == (name in ("sm_90", "sm_100"))
 
 
 def test_a_simulated_chip_has_less() -> None:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import triton
 
-from penstock.kernels.triton_names import open_compiler, read_launch, set_fp_fusion, watch_compilations
+from penstock.kernels.triton_names import (
+    cache_folder,
+    interpreted,
+    open_compiler,
+    read_launch,
+    set_fp_fusion,
+    watch_compilations,
+)
 
 
 def test_an_executor_without_triton_says_so_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,10 +44,24 @@ def test_products_are_fused_with_sums_whatever_triton_does_by_default(monkeypatc
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
     monkeypatch.delitem(vars(triton.knobs.language), "default_fp_fusion", raising=False)
     assert not triton.knobs.language.default_fp_fusion
-    set_fp_fusion()
+    assert set_fp_fusion()
     assert triton.knobs.language.default_fp_fusion
     monkeypatch.delitem(vars(triton.knobs.language), "default_fp_fusion")
     assert triton.knobs.language.default_fp_fusion
+
+
+def test_without_triton_s_settings_the_environment_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert interpreted() is triton.knobs.runtime.interpret
+    assert cache_folder() == Path(triton.knobs.cache.dir)
+    monkeypatch.setattr(triton, "knobs", SimpleNamespace())
+    assert not set_fp_fusion()
+    for value, expected in (("1", True), ("true", True), ("0", False)):
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+        assert interpreted() is expected
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    assert cache_folder() == Path.home() / ".triton" / "cache"
 
 
 def test_compilations_are_watched_where_triton_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ DRIVER = frozenset((
     *("is_cuda", "get_device_capability", "get_device_properties", "get_device_name", "multi_processor_count"),
     "shared_memory_per_block_optin",
 ))  # fmt: skip
+COMPUTING = ("kernels/", "engine_core/")
 OF_ONE_CHIP = frozenset((132, 227 << 10))
 
 
@@ -26,6 +27,11 @@ def assumptions(source: Source) -> Iterator[str]:
             yield f"{source.at(node)} asks for {name}: take it from penstock.kernels.chip"
         if isinstance(node, ast.Constant) and type(node.value) is int and node.value in OF_ONE_CHIP:
             yield f"{source.at(node)} has {node.value}, which is one chip's: take it from penstock.kernels.chip"
+        asked = isinstance(node, ast.Compare) and any(
+            getattr(one, "attr", "") == "capability" for one in ast.walk(node)
+        )
+        if asked and source.path.startswith(COMPUTING):
+            yield f"{source.at(node)} compares a capability: name what follows from it in penstock.kernels.chip"
         if isinstance(node, ast.BinOp) and ast.unparse(node) in ("227 << 10", "227 * 1024", "1024 * 227"):
             yield f"{source.at(node)} has the shared memory of one chip: take it from penstock.kernels.chip"
 
@@ -39,7 +45,7 @@ def test_nothing_else_asks_what_a_device_is() -> None:
     [
         "a = x.is_cuda", "a = torch.cuda.get_device_capability(d)[0]", "a = 132", "a = 227 << 10", "a = 232448",
         "from torch.cuda import get_device_properties as p\nget_device_properties(0)", "a = getattr(x, 'is_cuda')",
-        "a = f(d).multi_processor_count", "a = 227 * 1024",
+        "a = f(d).multi_processor_count", "a = 227 * 1024", "a = chip.capability >= 90", "a = 0 < chip.capability < b",
     ],
 )  # fmt: skip
 def test_an_assumption_is_found(text: str) -> None:

@@ -12,16 +12,19 @@ from tests.rules.source import Source, none, parse, product
 HOMES = ("kernels/triton_names.py", "kernels/gluon_names.py")
 PRIVATE = frozenset((
     "jit_cache_hook", "jit_post_compile_hook", "specialization_data", "CudaLauncher", "CudaUtils",
-    "set_active", "thread_barrier", "async_copy_global_to_shared",
+    "set_active", "thread_barrier", "async_copy_global_to_shared", "knobs",
 ))  # fmt: skip
+MACHINERY = ("triton.backends", "triton.compiler", "triton.runtime")
 
 
 def private(source: Source) -> Iterator[str]:
     for node in ast.walk(source.tree):
         match node:
             case ast.Attribute(attr=name) | ast.alias(name=name) | ast.Constant(value=str(name)):
-                if name in PRIVATE:
+                if name in PRIVATE or name.startswith(MACHINERY):
                     yield f"{source.at(node)} has Triton's {name}: it belongs into {HOMES[0]}"
+            case ast.ImportFrom(module=str(name)) if name.startswith(MACHINERY):
+                yield f"{source.at(node)} has Triton's {name}: it belongs into {HOMES[0]}"
 
 
 def test_triton_is_reached_into_in_one_place() -> None:
@@ -31,7 +34,8 @@ def test_triton_is_reached_into_in_one_place() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "triton.knobs.runtime.jit_cache_hook = f", "from triton.backends.nvidia.driver import CudaLauncher",
+        "runtime.jit_cache_hook = f", "from triton.backends.nvidia.driver import Other", "import triton.runtime.driver",
+        "a = triton.knobs.cache.dir", "import_module('triton.compiler.compiler')",
         "driver.set_active(d)", "compile['specialization_data']", "from a import thread_barrier as barrier",
     ],
 )  # fmt: skip

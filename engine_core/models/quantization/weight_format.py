@@ -24,7 +24,6 @@ SCALE_TYPES = ("F32", "BF16", "F16")
 EXPONENT_TYPES = ("U8", "F8_E8M0")
 DENSE_TYPES = ("F64", "F32", "F16", "BF16")
 WORD = 32  # bits of a packed element
-FLOAT8_CAPABILITY = 89  # from which a GPU converts to 8-bit floats and multiplies them
 
 
 class Axis(msgspec.Struct, frozen=True):

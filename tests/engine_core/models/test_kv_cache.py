@@ -64,15 +64,13 @@ def test_drafts_have_the_same_type() -> None:
     assert msgspec.structs.asdict(head)["layers"] == head.head.layers
 
 
-@pytest.mark.parametrize("capability", [80, 86])
-def test_a_gpu_without_8_bit_floats_is_refused(capability: int) -> None:
+def test_a_gpu_without_8_bit_floats_is_refused() -> None:
     spec = with_kv_cache(tiny_spec(), "fp8")
-    why = rf"--kv-cache-dtype.*fp8.*need compute capability 8\.9, and A100 has {capability / 10}; give bfloat16"
+    why = r"--kv-cache-dtype.*fp8.*need compute capability 8\.9 or newer, which A100 has not; give bfloat16"
     with pytest.raises(ConfigError, match=why):
-        check_kv_cache(spec, "fp8", "A100", capability)
-    check_kv_cache(tiny_spec(), "auto", "A100", capability)
-    for other in (0, 89, 90):
-        check_kv_cache(spec, "fp8", "another", other)
+        check_kv_cache(spec, "fp8", "A100", writes=False)
+    check_kv_cache(tiny_spec(), "auto", "A100", writes=False)
+    check_kv_cache(spec, "fp8", "another", writes=True)
 
 
 def checkpoint(folder: Path, scales: dict[str, torch.Tensor], strategy: str = "tensor") -> Path:

@@ -14,6 +14,7 @@ from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.config import Config
 from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.errors import ConfigError, ModelError
+from penstock.services.executor import startup
 from penstock.services.executor.startup import (
     choose_device,
     choose_dtype,
@@ -167,6 +168,17 @@ def test_a_host_has_a_gpu_for_each_of_its_own_executors(
     assert take_device(config, index) == torch.device("cuda", gpu) == taken[0]
     with pytest.raises(ConfigError, match=f"this host's executor {7 - first}"):
         take_device(config, 7)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_triton_without_the_setting_of_fused_sums_is_told(
+    has: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(startup, "set_fp_fusion", lambda: has)
+    take_device(Config(), 0)
+    assert ("fp_fusion_unset" in caplog.messages) is not has
 
 
 def test_types(folder: str) -> None:
