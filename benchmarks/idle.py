@@ -97,6 +97,8 @@ def wake(server: Server, place: Path, before: list[int], rest: float) -> tuple[W
     free, kept = memory(), int(engine(server).get("kept_weight_bytes", 0))
     first, ids = ask(server)
     line = server.lines(" executor-0 ready ")[-1]
+    if "importing" in phases_of(line):  # it should have imported while it slept: its process is a new one
+        print(server.tail(), flush=True)
     seconds = re.search(r" seconds=([0-9.e-]+)", line)
     found = Wake(
         sleep=sleep, first_token=round(first, 3), load=round(float(seconds[1]), 3) if seconds else 0.0,

@@ -126,6 +126,8 @@ def computing(state: SchedulerState, host: HostCopies, table: list[int], known: 
 def worth_loading(state: SchedulerState, host: HostCopies, table: list[int], known: int) -> bool:
     """Whether reading, behind what is read already, is faster than computing, as far as both were measured."""
     disk, seconds = host.disk, computing(state, host, table, known)
+    if any(state.stats.now >= load.until for load in disk.loads.values()):
+        return False  # it is slower than computing: what it still reads is waited for no more
     if not seconds or not disk.block_seconds or state.stats.now - disk.measured > RETRY:
         return True
     ahead = sum([len(load.blocks) for load in disk.loads.values()])

@@ -200,6 +200,19 @@ def test_a_disk_that_is_slower_than_computing_is_left_alone_for_a_while() -> Non
     finish(made)
 
 
+def test_a_disk_that_has_not_answered_in_time_is_asked_for_nothing_more() -> None:
+    made = dead()
+    host(made).position_seconds = 1e-3
+    made.submit([*FIRST, 1])
+    assert made.plan() is None
+    made.now += LEAST_PATIENCE + 0.01
+    assert made.plan() is not None
+    made.apply()
+    made.submit([*SECOND, 1])
+    assert made.plan() is not None, "it computes at once"
+    assert stand(made).loads == 1
+
+
 def test_what_is_read_before_counts() -> None:
     made = dead()
     host(made).position_seconds, disk(made).block_seconds, disk(made).measured = 2e-3, 5e-3, made.now
