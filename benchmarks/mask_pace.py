@@ -319,9 +319,7 @@ def in_turns(against: Path, rounds: int, words: list[str]) -> dict[str, list[Bur
             measured = msgspec.json.decode(
                 msgspec.json.encode(json.loads(out.read_bytes())["bursts"]), type=list[Burst]
             )
-        commit = subprocess.run(["git", "-C", str(tree), "rev-parse", "--short=12", "HEAD"], check=True,
-                                capture_output=True, text=True).stdout.strip()  # fmt: skip
-        found.setdefault(commit if tree != report.ROOT else "this tree", []).append(measured)
+        found.setdefault(tree.name if tree != report.ROOT else "this tree", []).append(measured)
     return {tree: [middle(bursts) for bursts in zip(*several, strict=True)] for tree, several in found.items()}
 
 

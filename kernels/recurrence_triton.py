@@ -21,7 +21,7 @@ from penstock.kernels.launch import begin_pdl
 from penstock.kernels.recurrence_steps_triton import draft_kernel, entry_kernel, multiply, token_kernel
 from penstock.kernels.states import PIECE, Part, RecurrentCache, StateBatch
 
-MOST_COLUMNS = 128  # of a state that a single token's program has
+MOST_COLUMNS = 64  # of a state that a single token's program has
 STATE_OF_WARP = 2048  # numbers of one
 MOST_REGISTERS = 128  # of its threads, so that two programs of eight warps run side by side
 COLUMNS = 32  # of a state that a program of a row with drafts has

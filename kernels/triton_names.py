@@ -133,6 +133,7 @@ def open_compiler() -> None:
     """Load Triton's own driver module, which it compiles where its cache is empty. It imports no torch. A Triton
     without it loads what it needs with the first kernel."""
     with contextlib.suppress(ImportError, AttributeError):
+        importlib.import_module("triton")  # first: it imports its backends, and another thread may be importing it
         from triton.backends.nvidia.driver import CudaUtils
 
         CudaUtils()

@@ -82,8 +82,7 @@ class Placement:
         return torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
 
     def matrices(self, count: int, outputs: int, inputs: int) -> Tensor:
-        """Several such weights, `[count, outputs, inputs]`; on a CPU their transposes are contiguous: few rows multiply
-        twice as fast."""
+        """Several weights, `[count, outputs, inputs]`; on a CPU transposed: few rows multiply twice as fast."""
         if self.device.type == "cpu":
             return torch.empty(count, inputs, outputs, dtype=self.dtype, device=self.device).transpose(1, 2)
         return torch.empty(count, outputs, inputs, dtype=self.dtype, device=self.device)

@@ -154,6 +154,12 @@ class ExecutorGroup(Generic[M]):
         return min([self._ready[peer].disk_blocks for peer in self.caching], default=0)
 
     @property
+    def room(self) -> tuple[int, tuple[int, int], int, int, int]:
+        """What `Scheduler.restart` is told: KV blocks, places for states, rows of images, and KV blocks in the host's
+        memory and on disk."""
+        return self.blocks, self.state_places, self.encoder_rows, self.host_blocks, self.disk_blocks
+
+    @property
     def caching(self) -> tuple[M, ...]:
         """The members that have KV blocks: layers of a stage may all be recurrent."""
         return tuple([peer for peer, ready in self._ready.items() if ready.cache_bytes])

@@ -329,7 +329,7 @@ class SchedulerLoop:
 
     def _begin(self, now: float) -> None:
         """The executor group is complete: the first one brings the scheduler, a later one a new epoch for it."""
-        epoch, blocks = self.executors.epoch, self.executors.blocks
+        epoch = self.executors.epoch
         self._steps.epoch, self._status.due = epoch, now
         self._times.restart(now)
         self._bitmasks.renew(self.executors.mask_slots)
@@ -340,9 +340,7 @@ class SchedulerLoop:
                 self.executors.end_wake(now)
             else:
                 logs.write(log, logging.WARNING, "epoch", fields)
-            places, rows = self.executors.state_places, self.executors.encoder_rows
-            memory, disk = self.executors.host_blocks, self.executors.disk_blocks
-            self._scheduler.restart(epoch, now, blocks, places, rows, memory, disk)
+            self._scheduler.restart(epoch, now, *self.executors.room)
             self._operator.begin(self._scheduler, self.executors)
             return
         options = scheduling_options(self._config, self._facts, self.executors, self._bitmasks.most, self._replica)
@@ -477,8 +475,7 @@ class SchedulerLoop:
         return self._times.long and scheduler.in_flight > 0 and not self._bitmasks.jobs.running
 
     def _deliver(self, scheduler: Scheduler) -> None:
-        waiting = scheduler.undelivered()
-        if waiting:
+        if waiting := scheduler.undelivered():
             began = time.perf_counter()
             self._clients.deliver(scheduler, waiting)
             self._times.delivered(time.perf_counter() - began)
@@ -498,7 +495,6 @@ class SchedulerLoop:
         )  # fmt: skip
         if self._scheduler is None:
             return status
-        status = msgspec.structs.replace(
-            status, paused=self._scheduler.pause_mode or "", weight_version=self._operator.version
-        )
+        paused, version = self._scheduler.pause_mode or "", self._operator.version
+        status = msgspec.structs.replace(status, paused=paused, weight_version=version)
         return with_statistics(status, self._scheduler.statistics(), self._times.age(now))

@@ -124,9 +124,17 @@ def test_all_of_them_give_the_same_text_and_a_scrape_counts_them_all(several: Se
 
 
 IMAGES = ("images", "refused_images", "image_decodings", "image_workers", "image_waiting", "image_cache_bytes")
-HOST = ("engine_lora_requests", "executor_copied_bytes", "executor_copy_seconds")
-# Once there are any, where images are seen, and with adapters or blocks in the host's memory.
-SELDOM = {"engine_ended", "engine_accepted_tokens_by_position", "rejected_requests", *IMAGES, *HOST}
+HOST = ("engine_lora_requests", "executor_copied_bytes", "executor_copy_seconds", "executor_disk_copied_bytes",
+        "executor_disk_seconds")  # fmt: skip
+# Once there are any, where images are seen, and with adapters or blocks in the host's memory or on disk.
+SELDOM = {
+    "engine_ended",
+    "engine_accepted_tokens_by_position",
+    "rejected_requests",
+    "image_pixel_bytes",
+    *IMAGES,
+    *HOST,
+}
 CPU = "penstock_process_cpu_seconds_total"
 
 

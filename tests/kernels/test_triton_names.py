@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from penstock.kernels.triton_names import (
     set_fp_fusion,
     watch_compilations,
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_an_executor_without_triton_says_so_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,3 +74,29 @@ def test_compilations_are_watched_where_triton_tells_of_them(monkeypatch: pytest
     assert (runtime.jit_cache_hook, runtime.jit_post_compile_hook) == (id, print)
     monkeypatch.setattr(triton, "knobs", SimpleNamespace())
     assert not watch_compilations(id, print)  # type: ignore[arg-type]
+
+
+def test_a_thread_that_opens_the_compiler_waits_for_triton_to_be_imported(tmp_path: Path) -> None:
+    """Triton imports its backends. A thread that begins with a backend waits for Triton, and Triton for the backend:
+    the interpreter breaks that up by an error."""
+    for place in ("triton/backends/nvidia", "scene"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "triton/backends/__init__.py").touch()
+    (tmp_path / "triton/backends/nvidia/__init__.py").touch()
+    (tmp_path / "triton/__init__.py").write_text("import scene\nscene.import_triton()\n")
+    (tmp_path / "triton/backends/nvidia/driver.py").write_text(
+        "import scene\nscene.imported.set()\nclass CudaUtils: pass\n"
+    )
+    (tmp_path / "scene/__init__.py").write_text(
+        "from threading import Event, Thread\n"
+        "from penstock.kernels.triton_names import open_compiler\n"
+        "imported, thread = Event(), Thread(target=open_compiler)\n"
+        "def import_triton():\n"
+        "    thread.start()\n"
+        "    imported.wait(0.2)\n"  # it is not set: the thread waits
+        "    import triton.backends.nvidia.driver\n"
+    )
+    program = "import triton, scene; scene.thread.join(30); assert scene.imported.is_set()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -194,7 +194,7 @@ def test_a_new_executor_has_no_states(places: int, folder: Path) -> None:
     engine.runner = Engine(replace(cell, state_places=places), folder).runner
     engine.scheduler.restart(2, 1.0, cell.blocks, (places, 0))
     engine.begun.clear()
-    engine._run(answers, ends)
+    engine.run(answers, ends)
     assert answers == alone
     assert engine.begun[0] == (0, NO_STATE)
     assert all(place < places for _, place in engine.begun)

@@ -121,5 +121,5 @@ def test_an_epoch_restart_continues_every_request(folder: Path, expected: Answer
     engine.scheduler.plan(0.0)  # in flight when the executor dies
     engine.runner = Engine(engine.cell, folder).runner
     engine.scheduler.restart(2, 1.0, engine.cell.blocks)
-    engine._run(answers, ends)  # type: ignore[arg-type]
+    engine.run(answers, ends)  # type: ignore[arg-type]
     assert answers == expected

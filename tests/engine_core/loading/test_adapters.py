@@ -209,7 +209,7 @@ def test_a_step_without_adapters_does_what_it_did(base: Path, monkeypatch: pytes
     """No kernel of theirs, and no column."""
     runner = served(ours(base))
     expected = answers(runner, [0, 0, 0])
-    monkeypatch.setattr("penstock.engine_core.models.low_rank.shrink", None)
+    monkeypatch.setattr("penstock.engine_core.models.low_rank.LowRankInputs", None)
     monkeypatch.setattr("penstock.engine_core.models.adapters.adapter_rows", None)
     slots = runner.adapters
     assert slots is not None

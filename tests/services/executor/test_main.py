@@ -154,7 +154,7 @@ class Quiet:
     """Every part of a process whose loop runs with nothing to do. Its scheduler goes after so many iterations."""
 
     idle, awaits_masks, busy, has_work = True, False, True, True  # so that it does not wait
-    adapters = None
+    adapters, wakers = None, ()
 
     def __init__(self, socket: zmq.Socket[bytes], iterations: int) -> None:
         self.socket = socket

@@ -195,11 +195,10 @@ async def test_memory_of_a_large_picture_is_given_back() -> None:
         large = await decoder.picture(file(write(noise(64, 64), "PNG")))
         assert len(large.pixels) == 3 * side * side
         assert any(large.pixels[worker_pool.KEPT :])
-        (worker,) = decoder._pool.workers
-        assert worker._shared is not None
-        assert len(worker._shared) == image_decoder.MOST_PIXELS
-        assert any(worker._shared[: worker_pool.KEPT])
-        assert not any(worker._shared[worker_pool.KEPT : len(large.pixels)])
+        memories = [worker._shared for worker in decoder._pool.workers]
+        (shared,) = [one for one in memories if one is not None and any(one[: worker_pool.KEPT])]
+        assert len(shared) == image_decoder.MOST_PIXELS
+        assert not any(shared[worker_pool.KEPT : len(large.pixels)])
 
 
 def test_a_child_that_says_something_else_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
