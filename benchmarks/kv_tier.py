@@ -364,7 +364,7 @@ def run_disk(
         if figures.errors:
             print(server.tail(), flush=True)
     results = {"chip": chip, "server_arguments": shlex.join(words[1:]), "sizes": sizes, "figures": figures}
-    report.write(options.output or RESULTS / "kv_disk.json", "kv_disk", results, arguments, options.commit)
+    report.write(options.output or RESULTS / "kv_disk.json", "kv_tier", results, arguments, options.commit)
     print("\n".join(disk_lines(figures)), flush=True)
     return int(bool(figures.errors))
 

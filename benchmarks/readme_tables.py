@@ -7,8 +7,10 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from benchmarks import apart, rows, scaling, speculation_h200
 from benchmarks import images as pictures
-from benchmarks import rows, scaling, speculation_h200
 from benchmarks.relimit import RESULTS
 from benchmarks.rendered import Blocks, table
 from benchmarks.rows import ALL, UNITS, Record
@@ -102,6 +104,11 @@ def kv_tier() -> str:
              f"{100 * found['hit_rate']:.1f} %", ", ".join(f"{one:,.0f}" for one in found["turn_ttft_ms"]),
              f"{found['tpot_ms']:.2f} → {found['tpot_beside_fetches_ms']:.2f}, {found['price']:+.1f} %"]  # fmt: skip
     return table(heads, [cells])
+
+
+def prefill_apart() -> str:
+    """Prompts on one GPU and outputs on another, beside two replicas that do both."""
+    return apart.figures_table(msgspec.convert(result("h200/apart.json")["figures"], list[apart.Figures]))
 
 
 def several_models() -> str:
@@ -424,8 +431,8 @@ BLOCKS: Blocks = {
     "scheduler": scheduler, "h200-serving": lambda: h200()[0],
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
     "formats": lambda: together("formats"), "hybrids": lambda: together("hybrids"),
-    "conversations": conversations, "images": images, "kv-tier": kv_tier, "several-models": several_models,
-    "switches": switches, "idle": idle, "weight-updates": weight_updates,
+    "conversations": conversations, "images": images, "kv-tier": kv_tier, "apart": prefill_apart,
+    "several-models": several_models, "switches": switches, "idle": idle, "weight-updates": weight_updates,
     "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
     "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,
