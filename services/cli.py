@@ -60,6 +60,7 @@ COMMON = ("served_model_name", "dtype", "quantization", "max_model_len", "max_nu
           "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel", "host", "port",
           "api_key", "chat_template", "tool_call_parser", "reasoning_parser", "enable_prefix_caching",
           "speculative_config", "device", "gpu_memory_utilization")  # fmt: skip
+RARE = ("keep_weights", "kv_disk", "kv_disk_size")  # not in the short help of commands that take single options
 STARTED_COMMON = ("dtype", "max_model_len", "tensor_parallel_size", "device", "api_key", "log_level")
 # The sections and single options of protocol/config.py that a command has; a command that is not here has all.
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -72,6 +73,9 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
         "gpu_memory_utilization",
         "kv_cache_memory",
         "kv_host_memory",
+        "keep_weights",
+        "kv_disk",
+        "kv_disk_size",
         "state_snapshots",
         "speculative_config",
     ),
@@ -205,7 +209,7 @@ def parser_of(command: str, wanted: str = options.ALL_OPTIONS) -> options.Parser
         function_of(command, "add_{}arguments")(parser)
     names = OPTIONS.get(command)
     chosen = [one for one in fields() if names is None or one.section in names or one.name in names]
-    singles = (one for one in names or () if one not in options.TITLES)
+    singles = (one for one in names or () if one not in (*options.TITLES, *RARE))
     options.add_options(parser, chosen, wanted, STARTED_COMMON if names is STARTED else (*COMMON, *singles))
     return parser
 

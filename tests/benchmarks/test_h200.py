@@ -111,7 +111,7 @@ def test_a_go_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for record in found.values():
         assert record.error == ""
         assert record.value is not None
-        assert record.value > 0
+        assert record.value >= 0  # on a busy machine a request's tokens may come in one piece
         assert record.environment["chip"] == "cpu"
         assert record.environment["versions"]["torch"]
     served = found["smoke", "bs8"]
