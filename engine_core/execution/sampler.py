@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.execution.adapter_slots import AdapterSlots
+from penstock.engine_core.execution.adapter_slots import AdapterSlots, within
 from penstock.engine_core.execution.forward import Network
 from penstock.kernels.gather import read_drafts
 from penstock.kernels.logprobs import token_logprobs
@@ -63,8 +62,7 @@ class Sampler:
         sampling, history = self._sampling, self._history
         if self._own_drafts:
             entries = read_drafts(entries, history)
-        own = self._adapters if adapted else None
-        with nullcontext() if own is None else own.over_slots(entries.slots):
+        with within(self._adapters if adapted else None, entries.slots):
             logits = self._model.logits(states)  # [entries, vocabulary]
         scores = None
         if self._answers:

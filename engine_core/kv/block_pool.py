@@ -291,23 +291,23 @@ class Fence:
     """Owner of blocks and slots that were given up while a step in flight still touches them."""
 
     def __init__(self) -> None:
-        self.waiting: dict[int, list[Fenced]] = {}  # by the last planned step that touches them
+        self._waiting: dict[int, list[Fenced]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self.waiting.values()))
+        return sum(map(len, self._waiting.values()))
 
     def hold(self, step: int, fenced: Fenced) -> None:
         """`step` is the last planned step that touches it."""
-        self.waiting.setdefault(step, []).append(fenced)
+        self._waiting.setdefault(step, []).append(fenced)
 
     def open(self, step: int) -> list[Fenced]:
         """Entries that waited for this step. Steps are applied in order, so nothing older can be left."""
-        return self.waiting.pop(step, [])
+        return self._waiting.pop(step, [])
 
     def tables(self) -> Iterator[Sequence[int]]:
-        for entries in self.waiting.values():
+        for entries in self._waiting.values():
             for fenced in entries:
                 yield fenced.blocks
 
     def clear(self) -> None:
-        self.waiting.clear()
+        self._waiting.clear()

@@ -23,6 +23,7 @@ from penstock.engine_core.models.layers import (
     whole,
 )
 from penstock.engine_core.models.quantization.weight_format import SCALE_TYPES
+from penstock.engine_core.models.quantized_matrix import Owner
 from penstock.engine_core.models.rope import head_order
 from penstock.kernels.attention import paged_attention, prepare_attention
 from penstock.kernels.quantized import RowFormat, Rows
@@ -48,7 +49,7 @@ def head_parts(spec: AttentionSpec, placement: Placement) -> tuple[Part, Part, P
     )
 
 
-class KvScales:
+class KvScales(Owner):
     """What keys and values in e4m3 are multiplied with: 1, unless the checkpoint says otherwise."""
 
     def __init__(self, spec: AttentionSpec, placement: Placement) -> None:
@@ -81,25 +82,9 @@ class KvScales:
                     ),
                 )
 
-    def gather(self) -> None:
-        """No matrix of it is quantized."""
-
-    def pack(self) -> None:
-        """They stay as they are."""
-
-    def reopen(self) -> None:
-        """They can be filled again as they are."""
-
-    @property
-    def quantized_bytes(self) -> int:
-        return 0
-
     @property
     def made(self) -> tuple[object, ...]:
         return self.held, self.read
-
-    def remake(self, made: tuple[object, ...]) -> None:
-        raise AssertionError("they are there from the beginning")
 
 
 class HeadsNorm:

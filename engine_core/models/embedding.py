@@ -8,11 +8,12 @@ from torch.nn.functional import embedding
 
 from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.layers import Destination, Destinations, Part, Placement, vocabulary
+from penstock.engine_core.models.quantized_matrix import Owner
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.linear import Operand, prepared
 
 
-class Embedding:
+class Embedding(Owner):
     """Rows of the vocabulary, times the model's scale; tied models read logits off them too, so they lie row by row on
     every device.
 
@@ -43,20 +44,6 @@ class Embedding:
     def reopen(self) -> None:
         """Let go of the copy, which `pack` makes of what is filled then."""
         self.operand = self.weight
-
-    def gather(self) -> None:
-        """No matrix of it is quantized."""
-
-    @property
-    def quantized_bytes(self) -> int:
-        return 0
-
-    @property
-    def made(self) -> tuple[object, ...]:
-        return ()
-
-    def remake(self, made: tuple[object, ...]) -> None:
-        raise AssertionError("no matrix of it is quantized")
 
     @property
     def copied_bytes(self) -> int:

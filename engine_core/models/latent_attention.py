@@ -24,7 +24,7 @@ from penstock.engine_core.models.layers import (
     whole,
 )
 from penstock.engine_core.models.quantization.weight_format import format_of
-from penstock.engine_core.models.quantized_matrix import QuantizedMatrix
+from penstock.engine_core.models.quantized_matrix import Owner, QuantizedMatrix
 from penstock.engine_core.models.rope import head_order
 from penstock.kernels.latent_attention import latent_attention, multiply_heads, store_latents
 from penstock.kernels.latent_expansion import attend_expanded, others_of
@@ -34,7 +34,7 @@ from penstock.kernels.records import AttentionBatch, Rotation
 INNER_NORM = NormSpec(eps=1e-6)  # of latents, whatever config.json says of the others: as in transformers
 
 
-class Expansion:
+class Expansion(Owner):
     """`kv_b_proj`, which makes keys and values of latents: dense, also where the checkpoint has it quantized, since its
     halves are multiplied with queries and with what was attended."""
 
@@ -61,12 +61,6 @@ class Expansion:
             self.weight[:, slice(None) if order is None else order] = found.dequantized(self.weight.dtype)
             self.matrix.found = None
 
-    def pack(self) -> None:
-        """It stays as it is."""
-
-    def reopen(self) -> None:
-        """It can be filled again as it is."""
-
     @property
     def quantized_bytes(self) -> int:
         return 0 if self.matrix is None else self.weight.nbytes
@@ -74,9 +68,6 @@ class Expansion:
     @property
     def made(self) -> tuple[object, ...]:
         return () if self.matrix is None else (self.weight,)
-
-    def remake(self, made: tuple[object, ...]) -> None:
-        raise AssertionError("its weight is there from the beginning")
 
     def destinations(self) -> Destinations:
         if self.matrix is not None:

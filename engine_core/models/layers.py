@@ -275,7 +275,7 @@ class Source:
         return pad_outputs(weight, sum(part.share for part in self.parts))
 
 
-class Linear:
+class Linear(Owner):
     """A weight `[outputs, inputs]` and perhaps a bias, stacked by output from the tensors of one or several parts.
 
     With `split_inputs` the ranks share the inputs instead: each then has a partial sum, and the first adds the bias.

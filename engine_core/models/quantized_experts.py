@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.engine_core.models.layer_spec import ExpertSpec
 from penstock.engine_core.models.layers import Destinations, others, quantized
 from penstock.engine_core.models.quantization.weight_format import Counts, WeightFormat
-from penstock.engine_core.models.quantized_matrix import QuantizedMatrix
+from penstock.engine_core.models.quantized_matrix import Owner, QuantizedMatrix
 from penstock.kernels.experts import Weight, prepared
 from penstock.kernels.grouped_linear import PlaneWeight
 from penstock.kernels.quantized import alike, held_bytes, stack_experts, stack_outputs, take_outputs
@@ -25,7 +25,7 @@ class ExpertShare(NamedTuple):
     width: int
 
 
-class QuantizedExperts:
+class QuantizedExperts(Owner):
     """The experts of a layer."""
 
     def __init__(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from msgspec import structs
@@ -26,8 +25,8 @@ from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.quantized import Float8Weight, QuantizedWeight, stack_experts
 
 
-class Owner(Protocol):
-    """A layer with weights."""
+class Owner:
+    """A layer with weights. As it is here none of them is quantized, and filled ones stay as they are."""
 
     def gather(self) -> None:
         """Take what its matrices have found, once all of them have."""
@@ -42,14 +41,17 @@ class Owner(Protocol):
     @property
     def quantized_bytes(self) -> int:
         """Memory of weights that are no destination's tensor."""
+        return 0
 
     @property
     def made(self) -> tuple[object, ...]:
         """Those weights: tensors and records of tensors of `kernels`, as `pack` left them."""
+        return ()
 
     def remake(self, made: tuple[object, ...]) -> None:
         """Have such weights in place of those that `gather` and `pack` make. Not called where a model that was just
         built has tensors of the same shapes: those are filled."""
+        raise AssertionError("none are made: they are there from the beginning")
 
 
 @dataclass(frozen=True)

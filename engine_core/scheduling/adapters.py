@@ -66,7 +66,7 @@ class AdapterPlaces:
         self._holdings: dict[str, Holding] = {}
         self._loading: dict[int, Holding] = {}
         self._places: list[Holding | None] = [None] * places  # the first has number 1
-        self.changes: list[tuple[int, int]] = []  # of the plan that is being made
+        self._changes: list[tuple[int, int]] = []  # of the plan that is being made
         self._emptied: dict[Holding, None] = {}  # their places are, in this pass
         self._pass = self._turn = self._number = 0
         self._loads = self._failures = self._copies = 0
@@ -127,8 +127,10 @@ class AdapterPlaces:
 
     def take_changes(self) -> bytes:
         """`StepPlan.adapters` of the plan that is being made."""
-        changes = np.array(self.changes, np.int32).tobytes()
-        self.changes.clear()
+        if not self._changes:
+            return b""
+        changes = np.array(self._changes, np.int32).tobytes()
+        self._changes.clear()
         return changes
 
     def loaded(self, number: int, executor: int, error: str) -> Adapter | None:
@@ -154,7 +156,7 @@ class AdapterPlaces:
         assert not any(holding.users for holding in self._holdings.values())
         self._holdings.clear()
         self._loading.clear()
-        self.changes.clear()
+        self._changes.clear()
         self._emptied.clear()
         self.messages.clear()
         self._places = [None] * len(self._places)
@@ -219,5 +221,5 @@ class AdapterPlaces:
             if not before.held:
                 del self._holdings[before.adapter.identity]
         self._places[place - 1], holding.place, holding.since = holding, place, math.inf
-        self.changes.append((holding.number, place))
+        self._changes.append((holding.number, place))
         self._copies += 1

@@ -30,7 +30,6 @@ from penstock.engine_core.scheduling.host_tier import (
 from penstock.engine_core.scheduling.images import ask_images, awaits_images, cut_at_images, reusable
 from penstock.engine_core.scheduling.late_masks import short_of_end
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, announce_prefix, cancel, lacks_adapter
-from penstock.engine_core.scheduling.pausing import plans
 from penstock.engine_core.scheduling.peak_estimate import PeakEstimate, new_estimate
 from penstock.engine_core.scheduling.preemption import leaving_blocks
 from penstock.engine_core.scheduling.recurrent_state import ask_leader, enter_slot, waits, with_state
@@ -339,7 +338,7 @@ def reasons(state: SchedulerState) -> dict[str, int]:
     the one after that.
     """
     waiting = len(state.queue)
-    if waiting and (state.steps.pause.closed or not plans(state)):
+    if waiting and (state.steps.pause.closed or not state.steps.pause.plans):
         return {"pause": waiting}
     held = {"pause": len(state.steps.pause.held)} if state.steps.pause.held else {}
     if not waiting:

@@ -83,10 +83,10 @@ def tell(state: SchedulerState, host: HostCopies, handover: Handover) -> None:
 
     def find(identity: bytes, group: int) -> int | None:
         place = host.tier.find(in_group(identity, group))
-        return None if place is None else NO_PLACE - 1 - place  # 0 is what nothing reads
+        return None if place is None else -1 - place  # 0 is what nothing reads
 
     table = state.kv.prefix.match_groups(handover.chain, len(handover.chain), state.kv.layout, find)
-    places = [NO_PLACE - 1 - block if block else NO_PLACE for block in table]
+    places = [-1 - block if block else NO_PLACE for block in table]
     handover.held = [place for place in places if place != NO_PLACE]
     host.tier.hold(handover.held)
     host.transfers.counters.hand_over(state.stats.now - handover.since)
@@ -107,8 +107,10 @@ def tell(state: SchedulerState, host: HostCopies, handover: Handover) -> None:
 def release_transfer(state: SchedulerState, request: int) -> None:
     """Nobody will read its blocks any more. One that is not told yet is told nevertheless."""
     host = state.kv.host
-    handover = None if host is None else host.transfers.handovers.get(request)
-    if host is not None and handover is not None and handover.held is not None:
+    if host is None:
+        return
+    handover = host.transfers.handovers.get(request)
+    if handover is not None and handover.held is not None:
         del host.transfers.handovers[request]
         host.tier.release(reversed(handover.held))
 
@@ -116,8 +118,9 @@ def release_transfer(state: SchedulerState, request: int) -> None:
 def expire_handovers(state: SchedulerState) -> None:
     """Several times a second: tell of those that have waited too long, release what was held for too long."""
     host, now = state.kv.host, state.stats.now
-    for handover in [] if host is None else list(host.transfers.handovers.values()):
-        assert host is not None
+    if host is None:
+        return
+    for handover in list(host.transfers.handovers.values()):
         if handover.held is None:
             if now - handover.since >= PATIENCE:
                 tell(state, host, handover)
@@ -128,8 +131,9 @@ def expire_handovers(state: SchedulerState) -> None:
 def forget_handovers(state: SchedulerState, source: int) -> None:
     """Nobody hears of the source's requests any more."""
     host = state.kv.host
-    for handover in [] if host is None else [one for one in host.transfers.handovers.values() if one.source == source]:
-        assert host is not None
+    if host is None:
+        return
+    for handover in [one for one in host.transfers.handovers.values() if one.source == source]:
         release_transfer(state, handover.request)
         host.transfers.handovers.pop(handover.request, None)
 

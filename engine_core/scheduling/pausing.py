@@ -12,7 +12,7 @@ from penstock.engine_core.scheduling.host_tier import clear_copies
 from penstock.engine_core.scheduling.lifecycle import add, cancel, preempt
 from penstock.engine_core.scheduling.recurrent_state import clear_states
 from penstock.engine_core.scheduling.request import PromptLogprobs
-from penstock.engine_core.scheduling.state import PLANNING, SchedulerState
+from penstock.engine_core.scheduling.state import SchedulerState
 from penstock.engine_core.scheduling.tracing import PREEMPTED
 from penstock.protocol.control import PauseMode
 from penstock.protocol.messages import Finish
@@ -32,11 +32,6 @@ def abort_all(state: SchedulerState, rid: str = "") -> None:
     for request in list(state.requests.values()):
         if not rid or request.message.rid == rid:
             cancel(state, request, Finish.ABORT)
-
-
-def plans(state: SchedulerState) -> bool:
-    """Whether steps are planned."""
-    return not state.steps.pause.frozen and state.steps.pause.mode in PLANNING
 
 
 def holds(state: SchedulerState) -> bool:

@@ -47,7 +47,7 @@ from penstock.engine_core.scheduling.preemption import make_way, preempt_for_blo
 from penstock.engine_core.scheduling.recurrent_state import keep_states
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.running_batch import GuidedRow, Ints, RunningBatch, joined
-from penstock.engine_core.scheduling.state import PLANNING, Chunk, Drafts, InFlightStep, SchedulerState
+from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep, SchedulerState
 from penstock.protocol.messages import TraceContext
 from penstock.protocol.steps import NO_MICROBATCH, NO_STATE, SlotStart, StepPlan, choice_seed
 
@@ -66,7 +66,7 @@ class PlanBuilder:
 
 def plan(state: SchedulerState) -> StepPlan | None:
     """The next step, or None when nothing can run before a result or a request comes, or there is a pause."""
-    if state.steps.pause.frozen or state.steps.pause.mode not in PLANNING:
+    if not state.steps.pause.plans:
         return None
     if state.quarantine:
         clear_suspects(state)
@@ -117,12 +117,12 @@ def plan_microbatch(state: SchedulerState, microbatch: int, batch: RunningBatch,
     short = crossing(state, batch) if drafts is None else drafted_crossing(state, batch, drafts)
     groups = state.kv.layout.groups
     needed = groups * len(short) + sum(needs)
-    if drafts is not None and needed and needed > state.kv.pool.available:
+    if drafts is not None and needed > state.kv.pool.available:
         budget += drafts.total
         drafts = None  # they yield before any row waits for a block
         short = crossing(state, batch)
         needed = groups * len(short) + sum(needs)
-    kv_pressure = state.kv.pressure = bool(needed) and needed > state.kv.pool.available
+    kv_pressure = state.kv.pressure = needed > state.kv.pool.available
     if kv_pressure:
         batch, claims = preempt_for_blocks(state, batch, short, claims, needs)
         short = crossing(state, batch)
@@ -295,7 +295,7 @@ def finish_plan(
         drafting=asked.columns,
         microbatch=microbatch,
         keep=np.array([(one.slot, one.position, one.place, one.spilled) for one in kept], np.int32).tobytes(),
-        adapters=state.adapters.take_changes() if state.adapters.changes else b"",
+        adapters=state.adapters.take_changes(),
     )
 
 

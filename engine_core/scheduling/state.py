@@ -309,9 +309,6 @@ class SpeculationState:
     drafted: DraftingWork | None = None  # the drafting behind the last planned step
 
 
-PLANNING = (None, PauseMode.WAIT)  # modes of the operator's pause in which steps are planned
-
-
 @dataclass(slots=True, eq=False)
 class PauseState:
     """Why no step is planned; see pausing.py."""
@@ -320,6 +317,11 @@ class PauseState:
     frozen: bool = False  # executors' weights, or what they have computed, are being changed
     closed: bool = False  # what runs goes on, and nothing that waits begins: the executors are about to sleep
     held: dict[int, Request] = field(default_factory=dict)  # by id: requests that came since, in mode wait
+
+    @property
+    def plans(self) -> bool:
+        """Whether steps are planned."""
+        return not self.frozen and self.mode in (None, PauseMode.WAIT)
 
 
 @dataclass(slots=True, eq=False)

@@ -69,9 +69,8 @@ def apply(state: SchedulerState, result: StepResult) -> None:
         publish_states(state.kv.recurrent, inflight.kept)
     if state.kv.layout.kinds:
         release_behind(state, inflight)
-    if state.kv.fence.waiting:
-        for fenced in state.kv.fence.open(inflight.step):
-            release(state, fenced)
+    for fenced in state.kv.fence.open(inflight.step):
+        release(state, fenced)
     if state.encoder_cache.rows:
         state.encoder_cache.applied(inflight.step)
     if state.kv.host is not None:

@@ -59,17 +59,15 @@ class PrefillMemory:
                     self._map(replica, target)
 
     def _map(self, replica: int, path: str) -> None:
-        fields: dict[str, object] = {"replica": replica, "path": path}
         try:
             if self._copier.device.type == "cuda":
                 torch.cuda.set_device(self._copier.device)
             found = SharedBlocks.open(path, self._copier.layout, self._copier.device)
         except (OSError, ValueError, MemoryError) as error:
-            fields["reason"] = str(error)
-            logs.write(log, logging.WARNING, "prefill_memory_failed", fields)
+            logs.warning(log, "prefill_memory_failed", replica=replica, path=path, reason=str(error))
             return
         self._copier.others[replica] = found
-        logs.write(log, logging.INFO, "prefill_memory", {**fields, "bytes": found.blocks.nbytes})
+        logs.info(log, "prefill_memory", replica=replica, path=path, bytes=found.blocks.nbytes)
 
 
 def living(file: Path) -> str:

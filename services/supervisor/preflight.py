@@ -218,6 +218,8 @@ def rank_bytes(config: Config, spec: ModelSpec, *, on_gpu: bool) -> int:
 def check_kept(loaded: Sequence[tuple[Config, Parts]], gpus: Future[tuple[Gpu, ...]] | None) -> None:
     """Raise ConfigError unless this host's memory has room for the weights that models keep while they sleep, beside
     what it is to hold of KV blocks and states."""
+    if not any(config.executor.keep_weights for config, _ in loaded):
+        return
     kept = beside = 0
     for config, parts in loaded:
         count, options = len(parts.get(Role.EXECUTOR, ())), config.executor
@@ -225,7 +227,7 @@ def check_kept(loaded: Sequence[tuple[Config, Parts]], gpus: Future[tuple[Gpu, .
         need = count * rank_bytes(config, read_spec(Path(config.model.model), config.model.quantization), on_gpu=on_gpu)
         kept += need if options.keep_weights else 0
         beside += count * (options.kv_host_memory + options.state_host_memory) + (0 if on_gpu else need)
-    if kept and kept + beside > (room := available_memory()):
+    if kept + beside > (room := available_memory()):
         other = f", beside {gib(beside)} that executors take of it" if beside else ""
         why = f"kept weights take {gib(kept)} of the host's memory{other}, and {gib(room)} are free"
         raise ConfigError("--keep-weights", True, f"{why}; leave it out, or give it to fewer models")
