@@ -17,6 +17,6 @@ def find_package(file: Path) -> None:
 if __name__ == "__main__":
     if not __package__:
         find_package(Path(__file__).absolute())
-    from penstock.services.cli import main
+    from penstock.services.cli import entry
 
-    sys.exit(main())
+    entry()

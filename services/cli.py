@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -123,6 +123,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CODES.get(type(error), ExitCode.FAILED)
     except KeyboardInterrupt:
         return ExitCode.FAILED
+
+
+def entry() -> NoReturn:
+    """The program. An executor ends at once: at Python's own end threads of torch may abort it, whatever its exit code
+    says to the supervisor."""
+    code = main()
+    if sys.argv[1:2] == [Role.EXECUTOR]:
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(words: list[str]) -> int:
@@ -280,4 +291,4 @@ def run_role(role: Role, index: int, config: Config) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

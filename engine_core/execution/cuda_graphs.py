@@ -4,13 +4,14 @@ A graph reads a step's columns from a fixed packed buffer, and everything else f
 one upload, and none where the columns are those of the previous step. Padded rows have no tokens, padded entries belong
 to the scratch slot. Graphs of one half share a memory pool: they are captured from the largest down, each into the
 memory that earlier ones have freed, and never run at the same time. Each half has its own pool, because samples are
-still being downloaded while the next forward pass runs.
+still being downloaded while the next forward pass runs. After a wake only the largest, which decide the memory, are
+captured before the first step; others are when a step first needs them, which takes that step some 20 ms longer.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -118,9 +119,10 @@ class ForwardGraphs:
 
     def __init__(
         self, forward: Forward, wanted: Sequence[Shape], states: Tensor, sizes: GraphSizes, scratch: int,
-        upload: Upload, images: ImageSlots | None = None,
+        upload: Upload, memory: Memory, images: ImageSlots | None = None,
     ) -> None:  # fmt: skip
         self._forward = forward
+        self._memory = memory
         self._states = states  # [entries, hidden]
         self._sizes = sizes
         self._scratch = scratch
@@ -130,14 +132,18 @@ class ForwardGraphs:
         if images is not None and images.padding and sizes.seeing:
             self._images = images, GraphColumns([max(sizes.seeing)] * len(images.padding), upload)
         # By `plain`, `adapted` and `seeing`, ascending.
-        self._captured: defaultdict[tuple[bool, bool, bool], list[Shape]] = defaultdict(list)
+        self._wanted: defaultdict[tuple[bool, bool, bool], list[Shape]] = defaultdict(list)
+        for shape in wanted:
+            self._wanted[shape.plain, shape.adapted, shape.seeing].append(shape)
         self._graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.replays = 0
 
-    def capture(self, shape: Shape, memory: Memory, *, run: bool) -> None:
-        """Capture the graph of one shape, in stream order; it overwrites `states`."""
-        self._graphs[shape] = memory.capture(self.work(shape), run=run)
-        insort(self._captured[shape.plain, shape.adapted, shape.seeing], shape, key=size_of)
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def capture(self, shape: Shape, *, run: bool) -> None:
+        """Capture the graph of one shape, in stream order; with `run` it overwrites `states`."""
+        self._graphs[shape] = self._memory.capture(self.work(shape), run=run)
 
     def work(self, shape: Shape) -> Callable[[], Tensor]:
         """The work of a shape's graph, over rows without tokens; it returns the hidden states of all tokens."""
@@ -158,18 +164,19 @@ class ForwardGraphs:
         return run
 
     def fitting(self, rows: HostRows, *, adapted: bool = False, seeing: bool = False) -> Shape | None:
-        """The smallest captured shape that holds these rows. A recurrent layer does not take a chunk for a step. Graphs
-        absorb all queries, so long rows that see many keys are faster without one. seeing: images change the step."""
-        if self._sizes.long_pairs and rows.long_pairs > self._sizes.long_pairs:
+        """The smallest shape that holds these rows; None, too, before any is captured. A recurrent layer does not take
+        a chunk for a step. Graphs absorb all queries, so long rows that see many keys are faster without one.
+        seeing: images change the step."""
+        if not self._graphs or (self._sizes.long_pairs and rows.long_pairs > self._sizes.long_pairs):
             return None
         chunks = self._forward.states is not None and rows.decoding < rows.rows
-        captured = self._captured[rows.plain and not (chunks or seeing), adapted, seeing]
-        at = bisect_left(captured, rows.tokens, key=size_of)
-        return captured[at] if at < len(captured) else None
+        return smallest(self._wanted[rows.plain and not (chunks or seeing), adapted, seeing], rows.tokens)
 
     def replay(self, rows: HostRows, shape: Shape, images: Sequence[Column] = ()) -> Tensor:
         """Enqueue the forward pass: hidden states `[shape.tokens, hidden]`, valid until the next replay. images: as of
         `ImageSlots.step`, where the shape is for them."""
+        if shape not in self._graphs:
+            self.capture(shape, run=True)
         lengths = self._lengths(shape)
         if not self._columns.hold(rows, lengths):
             *columns, last = input_columns(rows)
@@ -190,19 +197,24 @@ class ForwardGraphs:
 class SamplingGraphs:
     """Graphs of the second half, over the first rows of `states`."""
 
-    def __init__(self, sampler: Sampler, most: int, states: Tensor, scratch: int, upload: Upload) -> None:
+    def __init__(
+        self, sampler: Sampler, wanted: Sequence[SamplingShape], states: Tensor, scratch: int, upload: Upload
+    ) -> None:
         self._sampler = sampler
+        self._wanted = [[shape for shape in wanted if shape.adapted is adapted] for adapted in (False, True)]
         self._states = states  # [entries, hidden]
         self._scratch = scratch
-        self._columns = GraphColumns(entry_lengths(most), upload)
-        self._captured: tuple[list[SamplingShape], list[SamplingShape]] = [], []  # by `adapted`, ascending
+        self._memory = Memory(upload.device)
+        self._columns = GraphColumns(entry_lengths(max(map(size_of, wanted), default=0)), upload)
         self._graphs: dict[SamplingShape, tuple[torch.cuda.CUDAGraph, Sampled]] = {}
         self.replays = 0
 
-    def capture(self, shape: SamplingShape, memory: Memory, *, run: bool) -> None:
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def capture(self, shape: SamplingShape, *, run: bool) -> None:
         """Capture the graph of one shape, in stream order."""
-        self._graphs[shape] = memory.capture(self.work(shape), run=run)
-        insort(self._captured[shape.adapted], shape, key=size_of)
+        self._graphs[shape] = self._memory.capture(self.work(shape), run=run)
 
     def work(self, shape: SamplingShape) -> Callable[[], Sampled]:
         """The work of a shape's graph, over entries of the scratch slot."""
@@ -215,13 +227,13 @@ class SamplingGraphs:
         return run
 
     def fitting(self, rows: HostRows, *, adapted: bool = False) -> SamplingShape | None:
-        """The smallest captured shape that holds the entries."""
-        captured = self._captured[adapted]
-        at = bisect_left(captured, rows.entries, key=size_of)
-        return captured[at] if at < len(captured) else None
+        """The smallest shape that holds the entries; None, too, before any is captured."""
+        return smallest(self._wanted[adapted], rows.entries) if self._graphs else None
 
     def replay(self, rows: HostRows, shape: SamplingShape, masks: Column | None) -> Sampled:
         """Enqueue the sampling: tensors of `shape.entries` rows, valid until the next replay."""
+        if shape not in self._graphs:
+            self.capture(shape, run=True)
         lengths = entry_lengths(shape.entries)
         if masks is not None or not self._columns.hold(rows, lengths):
             lasting = rows if masks is None else None
@@ -248,22 +260,19 @@ class Graphs:
         samples: bool = True,
         images: ImageSlots | None = None,
     ) -> None:
-        wanted = shapes(sizes)
-        most = max(sizes.entries)
+        wanted, sampling = shapes(sizes), sampling_shapes(sizes) if samples else ()
         self.sizes = sizes
         self.states = states
-        self.forward = ForwardGraphs(forward, wanted, states, sizes, scratch, upload, images)
-        self.sampling = SamplingGraphs(sampler, most, states, scratch, upload)
-        self.captures = Captures(wanted, sampling_shapes(sizes) if samples else ())
-        self._memory, self._sampling_memory = Memory(upload.device), Memory(upload.device)
+        self.forward = ForwardGraphs(forward, wanted, states, sizes, scratch, upload, Memory(upload.device), images)
+        self.sampling = SamplingGraphs(sampler, sampling, states, scratch, upload)
+        self.order = CaptureOrder(wanted, sampling)
 
-    def capture(self) -> None:
-        """Capture the next graph. No step may be between its halves."""
-        largest, what = self.captures.largest, self.captures.take()
+    def capture(self, what: Shape | SamplingShape, *, run: bool) -> None:
+        """Capture a graph. No step may be between its halves."""
         if isinstance(what, Shape):
-            self.forward.capture(what, self._memory, run=largest)
+            self.forward.capture(what, run=run)
         else:
-            self.sampling.capture(what, self._sampling_memory, run=largest)
+            self.sampling.capture(what, run=run)
 
     def dummy_run(self, graphs: Iterable[Shape | SamplingShape]) -> None:
         """Run the work of these graphs once, eagerly."""
@@ -272,7 +281,7 @@ class Graphs:
             work()
 
     def statistics(self) -> GraphStatistics:
-        return GraphStatistics(self.captures.taken, self.forward.replays, self.sampling.replays)
+        return GraphStatistics(len(self.forward) + len(self.sampling), self.forward.replays, self.sampling.replays)
 
 
 def nobodys_inputs(columns: Iterable[Tensor], scratch: int) -> StepInputs:
@@ -407,52 +416,39 @@ def entry_lengths(entries: int) -> tuple[int, ...]:
     return entries + 1, entries, entries, entries, entries
 
 
-class Captures:
-    """The graphs of one model in `capture_order`, and how many are captured."""
+class CaptureOrder:
+    """The graphs of one model: the largest of each kind, and all others; largest first in both.
+
+    Small graphs are captured into memory that large ones have freed, so the largest decide how much there is.
+    """
 
     def __init__(self, wanted: Sequence[Shape], sampling: Sequence[SamplingShape]) -> None:
-        largest, others = capture_order(wanted, sampling)
-        self._order = (*largest, *others)
-        self._largest = len(largest)
-        self.taken = 0
+        kinds: list[list[Shape | SamplingShape]] = [
+            [shape for shape in wanted if (shape.plain, shape.adapted, shape.seeing) == kind]
+            for kind in itertools.product((True, False), (False, True), (False, True))
+        ]
+        kinds += [[shape for shape in sampling if shape.adapted is adapted] for adapted in (False, True)]
+        self.largest = sorted((kind[-1] for kind in kinds if kind), key=size_of, reverse=True)
+        self.others = sorted((what for kind in kinds for what in kind[:-1]), key=size_of, reverse=True)
 
     @property
-    def waiting(self) -> tuple[Shape | SamplingShape, ...]:
-        return self._order[self.taken :]
-
-    @property
-    def largest(self) -> bool:
-        """Whether the next is the largest of its kind."""
-        return self.taken < self._largest
+    def all(self) -> list[Shape | SamplingShape]:
+        return [*self.largest, *self.others]
 
     @property
     def prewarmed(self) -> list[Shape | SamplingShape]:
         """Graphs of each kind and of very different sizes: all that may take kernels of their own."""
-        return [what for at, what in enumerate(self._order) if at < self._largest or size_of(what) in PREWARMED_SIZES]
-
-    def take(self) -> Shape | SamplingShape:
-        """The next, which the caller captures now."""
-        self.taken += 1
-        return self._order[self.taken - 1]
-
-
-def capture_order(
-    wanted: Sequence[Shape], sampling: Sequence[SamplingShape]
-) -> tuple[list[Shape | SamplingShape], list[Shape | SamplingShape]]:
-    """The largest graph of each kind, and all others; largest first in both.
-
-    Small graphs are captured into memory that large ones have freed, so the largest decide how much there is.
-    """
-    kinds: list[list[Shape | SamplingShape]] = [
-        [shape for shape in wanted if (shape.plain, shape.adapted, shape.seeing) == kind]
-        for kind in itertools.product((True, False), (False, True), (False, True))
-    ]
-    kinds += [[shape for shape in sampling if shape.adapted is adapted] for adapted in (False, True)]
-    largest, others = [kind[-1] for kind in kinds if kind], [what for kind in kinds for what in kind[:-1]]
-    for found in (largest, others):
-        found.sort(key=size_of, reverse=True)
-    return largest, others
+        return [*self.largest, *(what for what in self.others if size_of(what) in PREWARMED_SIZES)]
 
 
 def size_of(what: Shape | SamplingShape) -> int:
     return what.entries if isinstance(what, SamplingShape) else what.tokens
+
+
+Sized = TypeVar("Sized", Shape, SamplingShape)
+
+
+def smallest(ascending: Sequence[Sized], size: int) -> Sized | None:
+    """The smallest that holds so much."""
+    at = bisect_left(ascending, size, key=size_of)
+    return ascending[at] if at < len(ascending) else None

@@ -7,7 +7,7 @@ and is replayed once for each further draft. They share a memory pool, since the
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from penstock.engine_core.execution.cuda_graphs import (
     MIXED_MOST,
-    Captures,
+    CaptureOrder,
     ForwardGraphs,
     GraphColumns,
     GraphSizes,
@@ -87,28 +87,25 @@ class DraftGraphs:
         self, forward: Forward, sampler: Sampler, sizes: GraphSizes, states: Tensor, scratch: int, upload: Upload
     ) -> None:
         wanted = shapes(sizes)
-        self.first = ForwardGraphs(forward, wanted, states, sizes, scratch, upload)
+        self._memory = Memory(upload.device)
+        self.first = ForwardGraphs(forward, wanted, states, sizes, scratch, upload, self._memory)
         self.sizes = sizes
         self.states = states  # [entries, hidden]
-        self.captures = Captures(wanted, sampling_shapes(sizes))
+        self.order = CaptureOrder(wanted, sampling_shapes(sizes))
         self.replays = 0  # of turns
         self._forward, self._sampler = forward, sampler
         self._max_context = sizes.max_context
         self._scratch = scratch
         self._columns = GraphColumns(turn_lengths(len(states)), upload)
         self._turns: dict[int, Turns] = {}
-        self._captured: list[int] = []  # rows, ascending
-        self._memory = Memory(upload.device)
 
-    def capture(self) -> None:
-        """Capture the next graphs. No step may be between its halves."""
-        largest, what = self.captures.largest, self.captures.take()
+    def capture(self, what: Shape | SamplingShape, *, run: bool) -> None:
+        """Capture a first pass, or the two graphs of its further drafts. No step may be between its halves."""
         if isinstance(what, Shape):
-            self.first.capture(what, self._memory, run=largest)
-            return
-        begin, go_on = (self._memory.capture(work, run=largest)[0] for work in self._work(what.entries))
-        self._turns[what.entries] = Turns(begin, go_on)
-        insort(self._captured, what.entries)
+            self.first.capture(what, run=run)
+        else:
+            begin, go_on = (self._memory.capture(work, run=run)[0] for work in self._work(what.entries))
+            self._turns[what.entries] = Turns(begin, go_on)
 
     def dummy_run(self, graphs: Iterable[Shape | SamplingShape]) -> None:
         """Run the work of these graphs once, eagerly."""
@@ -117,12 +114,14 @@ class DraftGraphs:
                 work()
 
     def fitting(self, rows: HostRows) -> int:
-        """The smallest captured size that holds the rows of an iteration, 0 if there is none."""
-        at = bisect_left(self._captured, rows.rows)
-        return self._captured[at] if at < len(self._captured) else 0
+        """The smallest size that holds the rows of an iteration, 0 if there is none, or none is captured yet."""
+        at = bisect_left(self.sizes.entries, rows.rows)
+        return self.sizes.entries[at] if self._turns and at < len(self.sizes.entries) else 0
 
     def replay(self, rows: HostRows, turns: int, size: int) -> None:
         """Enqueue so many drafts of each row, from `states` on."""
+        if size not in self._turns:
+            self.capture(SamplingShape(size), run=True)
         lengths = turn_lengths(size)
         if not self._columns.hold(rows, lengths):
             columns = *input_columns(rows), *entry_columns(rows, None)
@@ -135,7 +134,7 @@ class DraftGraphs:
         self.replays += turns
 
     def statistics(self) -> DraftGraphStatistics:
-        return DraftGraphStatistics(self.captures.taken, self.first.replays, self.replays)
+        return DraftGraphStatistics(len(self.first) + len(self._turns), self.first.replays, self.replays)
 
     def _work(self, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
         """The work of a size's two graphs, over rows of the scratch slot."""

@@ -231,9 +231,10 @@ class Runner:
             self._images.reset()
 
     @torch.inference_mode()
-    def compile(self, plans: Sequence[StepPlan], compilers: Executor | None = None) -> None:
+    def compile(self, plans: Sequence[StepPlan], compilers: Executor | None = None, *, again: bool = False) -> None:
         """Prewarm: compile all that `plans` and the graphs launch, in parallel, with the help of worker processes if
-        there are any; then run the graphs' work once, since libraries load kernels too. Plans touch scratch alone."""
+        there are any; then run the graphs' work once, since libraries load kernels too. Plans touch scratch alone.
+        again: graphs will be captured as steps need them, and run their work once then."""
         if self.options.device.type == "cpu":
             return
         while True:  # a kernel that gives way brings others
@@ -244,19 +245,22 @@ class Runner:
                     for size in image_sizes(encoder.tower.spec):
                         encoder.dummy_run(size)
                 for graphs in self._all_graphs():
-                    graphs.dummy_run(graphs.captures.prewarmed)
+                    graphs.dummy_run(graphs.order.prewarmed)
             if compile_kernels(uncompiled, self.options.device):
                 break
         for graphs in self._all_graphs():
-            graphs.dummy_run(graphs.captures.waiting)
+            graphs.dummy_run(graphs.order.largest if again else graphs.order.all)
 
     @torch.inference_mode()
     def prepare(self, *, largest: bool = False) -> None:
-        """Capture all graphs, or only the largest, which decide the memory. All that they launch has been compiled, by
-        this runner or by one over a layer of each kind: nothing may be loaded during a capture."""
+        """Capture all graphs, or only the largest, which decide the memory: others are captured when a step first needs
+        them. All that they launch has been compiled, by this runner or by one over a layer of each kind: nothing may be
+        loaded during a capture."""
         for graphs in self._all_graphs():
-            while graphs.captures.largest or (graphs.captures.waiting and not largest):
-                graphs.capture()
+            for what in graphs.order.largest:
+                graphs.capture(what, run=True)
+            for what in () if largest else graphs.order.others:
+                graphs.capture(what, run=False)
 
     def launch(self, plan: StepPlan) -> Launched:
         """Enqueue one step without masks. Plans are launched in order; a plan is trusted."""

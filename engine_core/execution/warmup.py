@@ -70,11 +70,13 @@ def compile_steps(
     tokens: int,
     draft: Draft | None = None,
     compilers: Executor | None = None,
+    *,
+    again: bool = False,
 ) -> None:
     """Compile or load the kernels of steps of at most `tokens`, of drafting and of the graphs; nothing on a CPU.
 
     Dummy runs take one layer of each kind and the scratch block, since other layers launch nothing else. `compilers`
-    are worker processes, see `engine_core.execution.compilation`.
+    are worker processes, see `engine_core.execution.compilation`. again: as of `Runner.compile`.
     """
     if options.device.type == "cpu":
         return
@@ -88,7 +90,7 @@ def compile_steps(
         plans = [largest_step(sizes, tokens), *mixed_steps(sizes, tokens), *warmup_steps(sizes, tokens)]
     if short.spec.vision is not None:
         plans = [*image_steps(sizes, short.spec.vision, tokens), *plans]
-    runner.compile(runner.drafted(plans), compilers)
+    runner.compile(runner.drafted(plans), compilers, again=again)
 
 
 def shallow_draft(draft: Draft, model: Decoder) -> Draft:

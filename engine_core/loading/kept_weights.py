@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, cast
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from penstock.engine_core.loading.digests import BITS
 from penstock.engine_core.loading.streaming import WeightStream
-from penstock.engine_core.models.layers import Destination, Destinations, owners_of, pack
+from penstock.engine_core.models.layers import Destination, Destinations, owners_of, pack, reopen
 from penstock.engine_core.models.quantized_matrix import Owner
 from penstock.kernels.grouped_linear import PlaneForm, PlaneWeight
 from penstock.kernels.linear import DequantizedWeight, packed
@@ -142,33 +142,42 @@ def read_table(file: int) -> Table:
     return table
 
 
-class Restoring:
-    """A model that is being filled from a copy: threads write to a GPU while the caller goes on. Weights are there, and
-    may be used, once `finish` has returned; after any error they must be read from files."""
+def restore(file: int, parts: Parts, key: str, device: torch.device) -> Table:
+    """Fill a model from a copy. Raises KeptWeightsError for a copy of another model, and for a damaged one: then the
+    parts are as they were before anything was packed, and can be filled from files."""
+    table = read_table(file)
+    if table.key != key:
+        raise KeptWeightsError("it is of another model, or of other options")
+    with closing(Filler(file, device)) as filler, torch.inference_mode():
+        try:
+            filler.fill(table, parts)
+        except KeptWeightsError:
+            for part in parts.values():
+                reopen(places(part))
+            raise
+        for part in parts.values():
+            pack(places(part))
+    return table
 
-    def __init__(self, file: int, parts: Parts, key: str, device: torch.device) -> None:
-        """Begin. Raises KeptWeightsError for a copy of another model, or a damaged one."""
-        table = read_table(file)
-        if table.key != key:
-            raise KeptWeightsError("it is of another model, or of other options")
-        self.path, self.version = table.path, table.version
-        self._parts = parts
-        self._sums: list[tuple[Tensor, int]] = []
+
+class Filler:
+    """Copies tensors' bytes from the file, and compares their sums."""
+
+    def __init__(self, file: int, device: torch.device) -> None:
+        self._device = device
         self._bytes = mapped(file, os.fstat(file).st_size)
         self._stream = stream_of(device)
-        with ExitStack() as undone, torch.inference_mode():
-            undone.callback(self.close)
-            self._begin(table, device)
-            undone.pop_all()
+        self._sums: list[tuple[Tensor, int]] = []
 
-    def _begin(self, table: Table, device: torch.device) -> None:
-        memories, views = laid_out(self._parts)
+    def fill(self, table: Table, parts: Parts) -> None:
+        """Raises KeptWeightsError where the parts differ from the table, or what arrives from what was kept."""
+        memories, views = laid_out(parts)
         sizes = [bytes_of(memory) for memory in memories]
         if views != table.tensors or sizes != [kept.count for kept in table.memories]:
             raise KeptWeightsError("its tensors are not those of the model")
         for memory, kept in zip(memories, table.memories, strict=True):
             self._fill(memory, kept)
-        found = list(owners(self._parts))
+        found = list(owners(parts))
         if len(found) != len(table.made):
             raise KeptWeightsError("its layers are not those of the model")
         for owner, state in zip(found, table.made, strict=True):
@@ -178,12 +187,16 @@ class Restoring:
                 for tensor, one in zip(there, state.tensors, strict=True):
                     self._fill(tensor, one.bytes)
             else:
-                tensors = [self._new(one, device) for one in state.tensors]
+                tensors = [self._new(one) for one in state.tensors]
                 owner.remake(cast("tuple[object, ...]", decoded(state.made, tensors)))
+        if self._stream is not None:
+            self._stream.flush()
+        if sum_of([tensor for tensor, _ in self._sums]) != [expected for _, expected in self._sums]:
+            raise KeptWeightsError("its bytes are damaged")
 
-    def _new(self, kept: KeptTensor, device: torch.device) -> Tensor:
+    def _new(self, kept: KeptTensor) -> Tensor:
         """In new memory."""
-        made = torch.empty(kept.shape, dtype=getattr(torch, kept.dtype), device="meta" if kept.empty else device)
+        made = torch.empty(kept.shape, dtype=getattr(torch, kept.dtype), device="meta" if kept.empty else self._device)
         if not kept.empty:
             self._fill(made, kept.bytes)
         return packed(made) if kept.packed else made
@@ -192,29 +205,11 @@ class Restoring:
         target, stored = flat(tensor), self._bytes[kept.first : kept.first + kept.count]
         if len(target) != len(stored):
             raise KeptWeightsError("its tensors are not those of the model")
-        if self._stream is None:
-            target.copy_(stored)
-            if sum_of([target]) != [kept.sum]:
-                raise KeptWeightsError("its bytes are damaged")
-            return
-        if self._stream.takes(target, stored):
+        if self._stream is not None and self._stream.takes(target, stored):
             self._stream.copy(target, stored)
         else:
             target.copy_(stored)
         self._sums.append((target, kept.sum))
-
-    def finish(self) -> None:
-        """Wait for the last byte. Raises KeptWeightsError where what arrived is not what was kept."""
-        try:
-            if self._stream is not None:
-                self._stream.flush()
-            with torch.inference_mode():
-                if sum_of([tensor for tensor, _ in self._sums]) != [expected for _, expected in self._sums]:
-                    raise KeptWeightsError("its bytes are damaged")
-                for part in self._parts.values():
-                    pack(places(part))
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Let go of the copy, which stays."""

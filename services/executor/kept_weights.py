@@ -18,7 +18,7 @@ from penstock.services.supervisor import logs
 if TYPE_CHECKING:
     import torch
 
-    from penstock.engine_core.loading.kept_weights import Parts, Restoring
+    from penstock.engine_core.loading.kept_weights import Parts, Table
 
 log = logging.getLogger(__name__)
 
@@ -43,29 +43,20 @@ class KeptWeights:
             os.close(self.file)
             self.file = NOT_KEPT
 
-    def begin(self, parts: Parts, key: str, device: torch.device) -> Restoring | None:
-        """Begin to fill these parts; None: there is no copy that fits."""
+    def restore(self, parts: Parts, key: str, device: torch.device) -> Table | None:
+        """Fill these parts; None: there is no copy that fits, and they must be read from files."""
         if self.file == NOT_KEPT:
             return None
-        from penstock.engine_core.loading.kept_weights import KeptWeightsError, Restoring
+        from penstock.engine_core.loading.kept_weights import KeptWeightsError, restore
 
         try:
-            return Restoring(self.file, parts, key, device)
+            table = restore(self.file, parts, key, device)
         except KeptWeightsError as error:
-            self._unusable(error)
+            logs.warning(log, "kept_weights_unusable", reason=str(error), instead="weights are read from files")
+            self.drop()
             return None
-
-    def finish(self, restoring: Restoring) -> bool:
-        """Wait until the parts are filled; False: they are not, and must be read from files."""
-        from penstock.engine_core.loading.kept_weights import KeptWeightsError
-
-        try:
-            restoring.finish()
-        except KeptWeightsError as error:
-            self._unusable(error)
-            return False
-        logs.info(log, "weights_restored", bytes=self.nbytes, path=restoring.path, version=restoring.version)
-        return True
+        logs.info(log, "weights_restored", bytes=self.nbytes, path=table.path, version=table.version)
+        return table
 
     def keep(self, parts: Parts, key: str, path: str, version: str) -> None:
         """Copy the weights of these parts, unless that has been done."""
@@ -83,7 +74,3 @@ class KeptWeights:
             return
         seconds = round(time.monotonic() - began, 3)
         logs.info(log, "weights_kept", bytes=self.nbytes, version=version, seconds=seconds)
-
-    def _unusable(self, error: Exception) -> None:
-        logs.warning(log, "kept_weights_unusable", reason=str(error), instead="weights are read from files")
-        self.drop()

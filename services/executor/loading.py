@@ -21,12 +21,12 @@ from penstock.engine_core.execution.draft_model import Draft
 from penstock.engine_core.execution.model_runner import Runner
 from penstock.engine_core.execution.self_test import read_probe, trouble, vector_trouble
 from penstock.engine_core.loading.checksums import check_hash, published_hashes
-from penstock.engine_core.loading.kept_weights import Part, Parts, Restoring
+from penstock.engine_core.loading.kept_weights import Part, Parts
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.eagle import EagleHead
-from penstock.engine_core.models.layers import pack, reopen
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.vision.tower import Tower
 from penstock.engine_core.models.weight_files import find_files, stored_names
@@ -94,31 +94,17 @@ class Loading:
         self._folder = folder
         self._kept = kept
         self._key = key
-        self._restoring: Restoring | None = None
         self._path, self._version = "", FIRST_VERSION
         self.restored = False  # else what the files have was read
 
-    def begin(self) -> Draft | None:
-        """Read weights, or begin to restore them: those may be launched upon, and are right once `finish` returns. The
-        draft model is returned with its size. Raises ModelError for a wrong tensor."""
-        self._restoring = self._kept.begin(self.parts, self._key, self._model.placement.device)
-        if self._restoring is None:
+    def load(self) -> Draft | None:
+        """Restore weights that were kept, or read files. The draft model is returned with its size. Raises ModelError
+        for a wrong tensor."""
+        table = self._kept.restore(self.parts, self._key, self._model.placement.device)
+        if table is not None:
+            self._path, self._version, self.restored = table.path, table.version, True
+        else:
             self._read()
-        return self._sized()
-
-    def finish(self) -> Draft | None:
-        """The same once weights that are being restored are there."""
-        restoring, self._restoring = self._restoring, None
-        if restoring is not None and self._kept.finish(restoring):
-            self._path, self._version, self.restored = restoring.path, restoring.version, True
-        elif restoring is not None:
-            with torch.inference_mode():
-                for part in self.parts.values():
-                    reopen(dict(part.destinations()))
-            self._read()
-        return self._sized()
-
-    def _sized(self) -> Draft | None:
         if self._draft is None or self._draft.model is None:
             return self._draft
         assert isinstance(self._draft.model, Decoder | EagleHead), "it has weights"

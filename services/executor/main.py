@@ -75,7 +75,7 @@ def run(config: Config, index: int) -> int:
     kept = KeptWeights(life.weights)
     if waits:  # another model may have the device: the scheduler says when to take it
         heartbeat = Heartbeat()
-        if not wait_for_wake(config, index, stop, heartbeat, kept):
+        if not wait_for_wake(config, index, stop, heartbeat, kept, life.kernels):
             return ExitCode.ORDERLY
         phases = StartupPhases(time.monotonic())
     with ExitStack() as loading:
@@ -114,8 +114,7 @@ def run(config: Config, index: int) -> int:
     if asleep:
         fall_asleep(stop, msgspec.structs.replace(engine.life, weights=kept.file))
     logging.shutdown()
-    # At its exit torch may wait for members that have ended, or abort because one of its threads still runs.
-    os._exit(ExitCode.ORDERLY)
+    os._exit(ExitCode.ORDERLY)  # torch may wait for members that have ended
 
 
 def serve(

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -45,6 +45,7 @@ ASLEEP = "PENSTOCK_ASLEEP"  # set for the image that waits: an EarlierLife
 LOADERS = tuple(f"penstock.services.executor.{name}" for name in (
     "startup", "steps", "crash_report", "image_encoding", "weight_updates",
 ))  # fmt: skip
+KERNELS = "penstock.kernels."
 TICK = 0.2  # seconds between ticks of the link, and of the heartbeat
 JOIN_TICK = 0.02  # the same until a scheduler has been met
 
@@ -64,6 +65,7 @@ class EarlierLife(msgspec.Struct, frozen=True):
     measured: Measured | None = None
     verified: str = ""  # stamp of weight files whose hashes have been checked; empty: none has been
     files: str = ""  # digest of those that were read, in hex, where blocks on disk are named by it
+    kernels: tuple[str, ...] = ()  # names of modules of kernels that it had imported
 
 
 FIRST_LIFE = EarlierLife()  # of an image that none was before
@@ -80,8 +82,14 @@ def fall_asleep(stop: Stop, life: EarlierLife) -> None:
     logging.shutdown()
     keep_open(life.weights)
     environ = {name: value for name, value in os.environ.items() if name not in (PARENT, STATE)}
+    life = msgspec.structs.replace(life, kernels=imported(KERNELS))
     environ[ASLEEP] = msgspec.json.encode(life).decode()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)
+
+
+def imported(prefix: str) -> tuple[str, ...]:
+    """The modules of this process whose names begin so."""
+    return tuple(name for name, module in sys.modules.items() if name.startswith(prefix) and module is not None)
 
 
 def keep_open(kept: int) -> None:
@@ -109,9 +117,11 @@ def earlier_life() -> EarlierLife:
     return life
 
 
-def wait_for_wake(config: Config, index: int, stop: Stop, heartbeat: Heartbeat, kept: KeptWeights) -> bool:
+def wait_for_wake(
+    config: Config, index: int, stop: Stop, heartbeat: Heartbeat, kept: KeptWeights, kernels: Sequence[str] = ()
+) -> bool:
     """Wait at the scheduler's link, now or whenever it comes up, until it says `Wake`; False: this process was told to
-    end. Raises LinkError when the scheduler refuses this process."""
+    end. Raises LinkError when the scheduler refuses this process. kernels: modules to import meanwhile."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     me = Identity(Role.EXECUTOR, index, new_incarnation(), shared_hash(config.model))
     replica = groups.place(index, config.model).replica
@@ -131,9 +141,9 @@ def wait_for_wake(config: Config, index: int, stop: Stop, heartbeat: Heartbeat, 
             if imports and link.peers:
                 imports = False
                 with beating(heartbeat):
-                    for name in LOADERS:
-                        importlib.import_module(name)
-                    gc.freeze()  # collections while it loads need not look at modules
+                    import_all(kernels)
+                    gc.freeze()
+                    gc.disable()  # until it serves: a load is short, and makes many objects that stay
                 continue
             # A tick may have begun another connection, to a scheduler on another host.
             zmq.select([link.socket, stop.fileno()], [], [], max(0.0, next_tick - time.monotonic()))
@@ -141,6 +151,19 @@ def wait_for_wake(config: Config, index: int, stop: Stop, heartbeat: Heartbeat, 
     finally:
         link.close()
         context.term()
+
+
+def import_all(kernels: Sequence[str]) -> None:
+    """Import what a load needs. Triton is among it where kernels of it were."""
+    for name in LOADERS:
+        importlib.import_module(name)
+    for name in kernels:
+        with suppress(ImportError):  # other code than the last image ran
+            importlib.import_module(name)
+    if "triton" in sys.modules:
+        from penstock.kernels.triton_names import import_compiler
+
+        import_compiler()
 
 
 def woken(link: Link, kept: KeptWeights) -> bool:

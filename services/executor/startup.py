@@ -148,7 +148,7 @@ def start(
             spec, whole = model.spec, spec  # of this stage's layers
             tower, draft = registry.build_tower(model), build_draft(config, drafting, model, length)
             loading = Loading(config, model, tower, draft, path, kept or KeptWeights(), key)
-            draft = loading.begin()
+            draft = loading.load()
             options = runner_options(config, spec, model, length, device, dtype, group)
             options = replace(
                 options, adapters=make_places(config.model, model, whole), encoder=make_encoder(config, tower)
@@ -156,19 +156,17 @@ def start(
             phases.begin("compiling kernels")
             if not config.model.batch_invariant:
                 take_measured(device)
-            compile_steps(model, options, options.step_tokens, draft, processes)
+            compile_steps(model, options, options.step_tokens, draft, processes, again=again)
             changed = config.executor.tune and not config.model.batch_invariant and tuned(device, processes, phases)
             if not group.all_min(0 if changed else 1):  # of any member: the steps are run by all together
                 phases.begin("compiling kernels of measured products")
-                compile_steps(model, options, options.step_tokens, draft, processes)
-            phases.begin("waiting for weights")
-            draft = loading.finish()
+                compile_steps(model, options, options.step_tokens, draft, processes, again=again)
         memory = StepMemory(earlier.measured if again else None)
         runner, shape, copies = make_runner(config, index, model, spec, options, draft, phases, memory, others)
         if loading.restored:  # the files may be others since; an update's weights are those of none
             files = b"" if loading.loaded.path else bytes.fromhex(earlier.files)
         attach_disk(config, index, copies, Served(spec, drafting, length, group, dtype, tuple(folders), files))
-        warm = warm_up(config, runner, spec, phases)
+        warm = warm_up(config, runner, spec, phases, again=again)
         phases.begin("checking the weights")
         if checks is not None:
             notify(f"{WEIGHTS}={checks.finish()}")
@@ -422,8 +420,11 @@ def make_copier(config: Config, index: int, runner: Runner, shape: CacheShape) -
     return found
 
 
-def warm_up(config: Config, runner: Runner, spec: ModelSpec, phases: StartupPhases) -> tuple[tuple[int, float], ...]:
-    """Run every kind of step once and capture the graphs. Returns the steps' positions and seconds."""
+def warm_up(
+    config: Config, runner: Runner, spec: ModelSpec, phases: StartupPhases, *, again: bool
+) -> tuple[tuple[int, float], ...]:
+    """Run every kind of step once and capture the graphs, or as few as there must be before the first request of a
+    server that loads `again`. Returns the steps' positions and seconds."""
     phases.begin("warming up")
     took = []
     if spec.encoder:
@@ -438,7 +439,7 @@ def warm_up(config: Config, runner: Runner, spec: ModelSpec, phases: StartupPhas
         runner.collect(runner.launch(plan))
         took.append((chunk_positions(plan.chunks), time.perf_counter() - began))
     phases.begin("capturing graphs")
-    runner.prepare()
+    runner.prepare(largest=again)
     runner.reset()
     return tuple(took)
 

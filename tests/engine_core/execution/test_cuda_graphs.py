@@ -149,6 +149,26 @@ def test_the_same_tokens_as_without_graphs(model: Chain, plain: list[list[int]],
     assert statistics.sampling_replays > STEPS
 
 
+def test_graphs_that_are_captured_as_steps_need_them_change_no_token(model: Chain, plain: list[list[int]]) -> None:
+    found = lives()
+    runner = made(model, SIZES, Draft(model, tiny_spec(), MOST))
+    runner.prepare(largest=True)
+    first = [graphs.statistics().captured for graphs in (runner.graphs, runner.draft_graphs) if graphs is not None]
+    bench = Bench(runner, found)
+    bench.prefill(1, 7)
+    while min(len(life.output) for life in found) < STEPS:
+        bench.decode(1, 2, 1)
+    assert same(bench, plain)
+    assert runner.graphs is not None
+    assert runner.draft_graphs is not None
+    own, drafting = runner.graphs.statistics(), runner.draft_graphs.statistics()
+    assert first == [3, 3]
+    assert 3 < own.captured < len(SIZES.decode) + len(SIZES.mixed) + len(SIZES.entries)
+    assert drafting.captured > 3
+    assert own.forward_replays > STEPS / 2
+    assert drafting.turns >= len(found)
+
+
 @pytest.mark.parametrize("drafts", [0, 1])
 @pytest.mark.parametrize("guess", [right, half, any_number])
 def test_guesses_change_no_token(model: Chain, plain: list[list[int]], guess: Guess, drafts: int) -> None:

@@ -14,14 +14,13 @@ from penstock.engine_core.execution.cuda_graphs import (
     DRAFTED_MOST,
     MIXED_MOST,
     PREWARMED_SIZES,
-    Captures,
+    CaptureOrder,
     ForwardGraphs,
     GraphSizes,
     Memory,
     SamplingShape,
     Shape,
     absorbed_pairs,
-    capture_order,
     decode_sizes,
     entry_lengths,
     graph_sizes,
@@ -98,36 +97,23 @@ def test_shapes_bound_rows_and_entries() -> None:
 
 
 def test_the_largest_of_each_kind_come_first_then_the_rest() -> None:
-    largest, others = capture_order(shapes(SIZES), sampling_shapes(SIZES))
-    assert [size_of(what) for what in largest] == [32, 6, 6]
-    assert [size_of(what) for what in others] == [16, 4, 4, 2, 2, 1, 1]
-    assert {type(what) for what in largest} == {type(what) for what in others} == {Shape, SamplingShape}
+    order = CaptureOrder(shapes(SIZES), sampling_shapes(SIZES))
+    assert [size_of(what) for what in order.largest] == [32, 6, 6]
+    assert [size_of(what) for what in order.others] == [16, 4, 4, 2, 2, 1, 1]
+    assert {type(what) for what in order.largest} == {type(what) for what in order.others} == {Shape, SamplingShape}
+    assert order.all == [*order.largest, *order.others]
 
 
-def test_captures_are_taken_in_order_until_none_is_left() -> None:
-    captures = Captures(shapes(SIZES), sampling_shapes(SIZES))
-    largest, others = capture_order(shapes(SIZES), sampling_shapes(SIZES))
-    assert (captures.waiting, captures.taken) == ((*largest, *others), 0)
-    taken = []
-    while captures.waiting:
-        taken.append((captures.largest, captures.take()))
-    assert taken == [*((True, what) for what in largest), *((False, what) for what in others)]
-    assert not captures.largest
-    assert captures.taken == 10
-
-
-def test_what_may_take_kernels_of_its_own_is_prewarmed_and_stays_to_be_captured() -> None:
+def test_what_may_take_kernels_of_its_own_is_prewarmed() -> None:
     large = graph_sizes(28, 600_000_000, 256, 8192, 1024)
-    captures = Captures(shapes(large), sampling_shapes(large))
-    found = captures.prewarmed
-    assert {size_of(what) for what in found} == {*PREWARMED_SIZES, 256, 320, 2048}
-    assert len(found) < len(captures.waiting) / 2
-    assert captures.taken == 0
+    order = CaptureOrder(shapes(large), sampling_shapes(large))
+    assert {size_of(what) for what in order.prewarmed} == {*PREWARMED_SIZES, 256, 320, 2048}
+    assert len(order.prewarmed) < len(order.all) / 2
 
 
 def test_steps_with_adapters_have_twins_of_both_halves() -> None:
     sizes = replace(SIZES, adapters=True)
-    largest, _ = capture_order(shapes(sizes), sampling_shapes(sizes))
+    largest = CaptureOrder(shapes(sizes), sampling_shapes(sizes)).largest
     assert [size_of(what) for what in largest] == [32, 32, 6, 6, 6, 6]
     assert sampling_shapes(sizes)[3:5] == (SamplingShape(6), SamplingShape(1, adapted=True))
 
@@ -140,7 +126,7 @@ def test_steps_with_images_have_twins_of_some_mixed_graphs() -> None:
     assert graph_sizes(28, 600_000_000, 256, 8192, 1024).seeing == ()
     small = replace(SIZES, seeing=(32,))
     assert [shape for shape in shapes(small) if shape.seeing] == [Shape(32, 6, 6, False, seeing=True)]
-    largest, _ = capture_order(shapes(small), sampling_shapes(small))
+    largest = CaptureOrder(shapes(small), sampling_shapes(small)).largest
     assert [size_of(what) for what in largest] == [32, 32, 6, 6]
     assert kept_tokens(replace(SIZES, seeing=(16, 32))) == kept_tokens(SIZES) + 16
 
@@ -153,8 +139,8 @@ def test_steps_with_images_and_adapters_have_graphs_of_their_own() -> None:
 
 
 def test_nothing_is_captured_for_steps_that_have_no_graph() -> None:
-    assert capture_order((Shape(2, 2, 2, True),), (SamplingShape(2),)) == ([Shape(2, 2, 2, True), SamplingShape(2)], [])
-    assert capture_order((Shape(2, 2, 2, True),), ()) == ([Shape(2, 2, 2, True)], [])
+    assert CaptureOrder((Shape(2, 2, 2, True),), (SamplingShape(2),)).all == [Shape(2, 2, 2, True), SamplingShape(2)]
+    assert CaptureOrder((Shape(2, 2, 2, True),), ()).all == [Shape(2, 2, 2, True)]
 
 
 def test_all_but_the_largest_keep_their_hidden_states_beside_those_of_the_largest() -> None:
@@ -181,10 +167,10 @@ def test_long_rows_that_see_many_keys_have_no_graph() -> None:
     sizes = replace(SIZES, mixed=(16, 256), long_pairs=200 * 500)
     forward: Any = type("Stateless", (), {"states": None})()
     graphs = ForwardGraphs(
-        cast("Forward", forward), shapes(sizes), torch.zeros(6, 4), sizes, 6, Upload(torch.device("cpu"))
+        cast("Forward", forward), shapes(sizes), torch.zeros(6, 4), sizes, 6, Upload(torch.device("cpu")), Uncaptured()
     )
-    for shape in shapes(sizes):
-        graphs.capture(shape, Uncaptured(), run=False)
+    assert graphs.fitting(chunk(0, 200)) is None, "before any is captured"
+    graphs.capture(shapes(sizes)[-1], run=False)
     for rows, fits in ((chunk(0, 200), True), (chunk(500, 200), False), (chunk(90_000, 100), True)):
         assert (graphs.fitting(rows) is not None) is fits
     spec = tiny_spec()

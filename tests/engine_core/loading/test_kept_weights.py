@@ -14,20 +14,22 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
 from penstock.engine_core.distributed.group import Group
-from penstock.engine_core.loading import kept_weights, streaming
+from penstock.engine_core.loading import kept_weights, load, streaming
 from penstock.engine_core.loading.kept_weights import (
     KINDS,
     KeptWeightsError,
     Parts,
-    Restoring,
     decoded,
     encoded,
+    places,
     read_table,
+    restore,
     sum_of,
     write,
 )
 from penstock.engine_core.loading.streaming import WeightStream
 from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
 from penstock.kernels.grouped_linear import PlaneForm, PlaneWeight
@@ -73,7 +75,7 @@ def parts(model: Decoder) -> Parts:
 
 
 def restored(file: int, model: Decoder, key: str = "key") -> Decoder:
-    Restoring(file, parts(model), key, CPU).finish()
+    restore(file, parts(model), key, CPU)
     return model
 
 
@@ -83,10 +85,9 @@ def test_plain_weights_come_back(case: str, file: int, tmp_path: Path) -> None:
     model = loaded(tmp_path / "a")
     expected = logits(model)
     write(file, parts(model), "key", "/folder", "3", ROOM)
-    restoring = Restoring(file, parts(again := fresh(tmp_path / "a")), "key", CPU)
-    restoring.finish()
+    table = restore(file, parts(again := fresh(tmp_path / "a")), "key", CPU)
     assert torch.equal(logits(again), expected)
-    assert (restoring.path, restoring.version) == ("/folder", "3")
+    assert (table.path, table.version) == ("/folder", "3")
 
 
 @pytest.mark.parametrize("case", QUANTIZED)
@@ -99,6 +100,23 @@ def test_quantized_weights_come_back(case: str, file: int, tmp_path: Path) -> No
     again = restored(file, fresh(folder))
     assert torch.equal(logits(again), expected)
     assert again.weight_bytes == size
+
+
+def test_after_damage_quantized_weights_are_read_from_files(file: int, tmp_path: Path) -> None:
+    """Those of some layers have come back by then."""
+    name, config = QUANTIZED["awq"]
+    folder, _ = write_pair(tmp_path, config, CONFIGS[name])
+    model = loaded(folder)
+    write(file, parts(model), "key", "", "0", ROOM)
+    last = [one.tensors[-1].bytes for one in read_table(file).made if one.tensors][-1]
+    os.pwrite(file, bytes([os.pread(file, 1, last.first)[0] ^ 1]), last.first)
+    again = fresh(folder)
+    with pytest.raises(KeptWeightsError, match="its bytes are damaged"):
+        restore(file, parts(again), "key", CPU)
+    with torch.inference_mode():
+        load(again, folder)
+        pack(places(again))
+    assert torch.equal(logits(again), logits(model))
 
 
 @pytest.mark.parametrize("case", ROUNDED)
@@ -127,7 +145,6 @@ def test_scales_of_the_cache_come_back(file: int, tmp_path: Path) -> None:
 
 
 def kv_model(folder: Path, *, read: bool = True) -> Decoder:
-    from penstock.engine_core.loading import load
     from penstock.engine_core.models.kv_cache import with_kv_cache
 
     with torch.inference_mode():
@@ -149,7 +166,7 @@ def test_each_rank_keeps_its_share(file: int, tmp_path: Path) -> None:
     assert again.head is not None
     assert torch.equal(again.head.forward(x), expected), "padding too"
     with pytest.raises(KeptWeightsError, match="not those of the model"):
-        Restoring(file, parts(fresh(tmp_path / "a")), "key", CPU)
+        restore(file, parts(fresh(tmp_path / "a")), "key", CPU)
 
 
 def test_planes_can_be_made_again() -> None:
@@ -222,7 +239,7 @@ def test_a_damaged_file_is_found(
     spoil, message = DAMAGES[damage]
     spoil(kept)
     with pytest.raises(KeptWeightsError, match=message):
-        Restoring(kept, parts(fresh(plain)), "key", CPU).finish()
+        restore(kept, parts(fresh(plain)), "key", CPU)
 
 
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,19 +260,19 @@ def test_weights_that_go_through_buffers_come_back(plain: Path, file: int, monke
 def test_a_file_of_another_key_is_not_used(kept: int, plain: Path) -> None:
     assert read_table(kept).key == "key"
     with pytest.raises(KeptWeightsError, match="of another model, or of other options"):
-        Restoring(kept, parts(fresh(plain)), "other", CPU)
+        restore(kept, parts(fresh(plain)), "other", CPU)
 
 
 def test_a_file_of_other_layers_is_not_used(kept: int, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "b", LlamaConfig(**{**SMALL, "num_hidden_layers": 1}))
     with pytest.raises(KeptWeightsError, match="not those of the model"):
-        Restoring(kept, parts(fresh(tmp_path / "b")), "key", CPU)
+        restore(kept, parts(fresh(tmp_path / "b")), "key", CPU)
 
 
 def test_a_file_of_other_parts_is_not_used(kept: int, plain: Path) -> None:
     """Of the same sizes."""
     with pytest.raises(KeptWeightsError, match="not those of the model"):
-        Restoring(kept, {"draft": fresh(plain)}, "key", CPU)
+        restore(kept, {"draft": fresh(plain)}, "key", CPU)
 
 
 def test_nothing_is_written_without_room(file: int, plain: Path) -> None:

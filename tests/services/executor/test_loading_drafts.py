@@ -82,7 +82,7 @@ def test_the_last_stage_drafts(method: str, model: str) -> None:
         group = Group(stage=stage, stages=2)
         model = registry.build(SPEC, torch.float32, torch.device("cpu"), LENGTH, group=group, draft=found)
         draft = build_draft(asked, found, model, LENGTH)
-        drafts.append(Loading(asked, model, None, draft, demo_folder(), KeptWeights(), "").begin())
+        drafts.append(Loading(asked, model, None, draft, demo_folder(), KeptWeights(), "").load())
     first, last = drafts
     assert first is not None
     assert last is not None
