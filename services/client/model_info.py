@@ -71,10 +71,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
             raise NotFound(f"The model `{asked[:200]}` does not exist.", param="model", code="model_not_found")
         return found
 
-    def called(self, adapter: Adapter | None) -> str:
-        """The name that responses carry."""
-        return self.name if adapter is None else adapter.name
-
 
 def read_model_info(config: Config) -> ModelInfo:
     """Read the model's folder. Raises ModelError or ConfigError."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import secrets
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -137,14 +136,6 @@ class Choice(msgspec.Struct, eq=False):
         return taken
 
 
-class OutputSink(Protocol):
-    """Sends a stream's new output at once."""
-
-    def write(self, collector: OutputCollector, updated: list[Choice]) -> bool:
-        """Take what the choices of `updated` have to give. False if the connection accepts nothing now; then nothing
-        was taken."""
-
-
 class OutputCollector:
     """The choices of `prompts` prompts with `n` choices each, numbered prompt by prompt."""
 
@@ -175,19 +166,14 @@ class OutputCollector:
         self.disconnected = False  # the client is gone
         self.operation: Operation | None = None  # if it is traced; set by the engine client
         self.ended = False  # it is complete, or an error or a disconnect ended them all
-        self._open = len(self.choices)
+        self.open = len(self.choices)  # that have not finished
         self._least_aborted = least_aborted
         self.stream = stream
         self._timings = timings
         self._began = now
         self._updated: list[Choice] = []
         self._timed: list[tuple[Choice, float]] = []  # choices with new tokens, and when these arrived
-        self._waiter: tuple[asyncio.Future[None], OutputSink | None] | None = None  # while the task awaits `get`
-
-    @property
-    def complete(self) -> bool:
-        """Whether every choice has finished."""
-        return not self._open
+        self._waiter: tuple[asyncio.Future[None], Sink | None] | None = None  # while the task awaits `get`
 
     @property
     def usage(self) -> Usage:
@@ -235,8 +221,8 @@ class OutputCollector:
                 self._timed.append((choice, now))
         if finish:
             choice.finish = Finish(finish)
-            self._open -= 1
-            if not self._open:
+            self.open -= 1
+            if not self.open:
                 self.ended = True
             if finish == Finish.ERROR:
                 self.fail(EngineFailure(extra.error if extra and extra.error else "the engine failed this request"))
@@ -255,7 +241,7 @@ class OutputCollector:
         their way."""
         if self._waiter is not None:
             sink = self._waiter[1]
-            written = not self.ended and sink is not None and sink.write(self, self._updated)
+            written = not self.ended and sink is not None and sink(self, self._updated)
             if written:
                 for choice in self._updated:
                     choice.updated = False
@@ -304,7 +290,7 @@ class OutputCollector:
         """Parts of the request's grammar that are not enforced exactly; known once a choice has begun."""
         return self.prompts[0].approximations
 
-    async def get(self, sink: OutputSink | None = None) -> list[Choice]:
+    async def get(self, sink: Sink | None = None) -> list[Choice]:
         """The choices with new output, in order of arrival; waits for output, or for the end.
 
         Of a response that is not streamed it waits for the end. Output that `sink` sends meanwhile does not count.
@@ -359,6 +345,11 @@ class OutputCollector:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter[0].done():
             self._waiter[0].set_result(None)
+
+
+# Takes what the choices have to give, and sends it at once. False: the connection accepts nothing now, and nothing was
+# taken.
+Sink = Callable[[OutputCollector, list[Choice]], bool]
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import (
-    EngineFailure,
     MethodNotAllowed,
     Overloaded,
     RequestError,
@@ -31,6 +30,7 @@ from penstock.services.http.request_context import (
     BodyBudget,
     ClientDisconnect,
     RequestContext,
+    bug,
     digest,
     new_trace,
     reason_of,
@@ -122,7 +122,7 @@ class Middleware:
             if span.recording:
                 attributes = {names.HTTP_REQUEST_ID: context.id.decode(), names.URL_SCHEME: scope["scheme"]}
                 status = context.outcome.status or CLIENT_CLOSED_REQUEST
-                span.end(context.method, context.route, status, attributes, (context.started, time.monotonic()))
+                span.end(context.method, context.outcome.route, status, attributes, (context.started, time.monotonic()))
 
     async def _handle(self, context: RequestContext, methods: Methods, dialect: Dialect) -> None:
         outcome = context.outcome
@@ -134,7 +134,7 @@ class Middleware:
                 if b"origin" in context.headers:
                     self._cors.check(context)
             if context.method == "OPTIONS" and (allowed := self._cors.preflight(context)) is not None:
-                context.route = PREFLIGHT
+                outcome.route = PREFLIGHT
                 await context.start(204, allowed)
                 await context.send({"type": "http.response.body", "body": b""})
                 return
@@ -145,7 +145,7 @@ class Middleware:
             route = methods.get("GET" if context.method == "HEAD" else context.method)
             if route is None:
                 raise self._router.refusal(methods, context.method, context.path)
-            context.route, outcome.quiet = route.name, route.quiet
+            outcome.route, outcome.quiet = route.name, route.quiet
             await route.handler(self._state, context)
             return
         except ClientDisconnect:
@@ -155,9 +155,7 @@ class Middleware:
             # A traceback holds this frame and all below, the body with them, and this frame would hold the error.
             refusal = error.with_traceback(None)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
-            trace = context.trace.trace_id
-            logs.exception(log, "request_failed", id=context.id.decode(), trace_id=trace, route=context.route)
-            refusal = EngineFailure("the server failed on this request", code="internal_error")
+            refusal = bug(context)
             if outcome.status:
                 outcome.reason = reason_of(refusal)
                 raise
@@ -177,9 +175,9 @@ class Middleware:
         outcome, seconds = context.outcome, time.monotonic() - context.started
         status = outcome.status or CLIENT_CLOSED_REQUEST
         self._traffic.answered(
-            context.route, status, outcome.prompt_tokens, outcome.completion_tokens, seconds, outcome.reason
+            outcome.route, status, outcome.prompt_tokens, outcome.completion_tokens, seconds, outcome.reason
         )
-        fields: dict[str, object] = {"id": context.id.decode(), "method": context.method, "route": context.route}
+        fields: dict[str, object] = {"id": context.id.decode(), "method": context.method, "route": outcome.route}
         if trace := context.trace.traceparent:
             fields["trace_id"] = trace[3:35]  # as TraceContext.trace_id, without a call
         fields["status"] = status

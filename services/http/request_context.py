@@ -20,6 +20,7 @@ from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import (
     DeadlineExceeded,
+    EngineFailure,
     InvalidRequest,
     Overloaded,
     PayloadTooLarge,
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 REQUEST_ID_KEY = "penstock.request_id"  # where the scope holds the id: the context itself would make a cycle with it
-ADAPTER_KEY = "penstock.adapter"  # of the scope
 STREAM_WRITER = "penstock.stream_writer"  # where the scope holds the connection's, if the server has one
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 SECONDS = re.compile(rb"[0-9]{1,6}(\.[0-9]{1,6})?")
@@ -71,6 +71,7 @@ class Outcome(msgspec.Struct):
     completion_tokens: int = 0
     reason: str = ""  # code of the error that the response is or ended with
     first_token: float | None = None  # seconds after the start
+    route: str = "other"  # the path of the route
     quiet: bool = False  # logged at debug
 
 
@@ -78,8 +79,8 @@ class RequestContext:
     """`id` is the client's X-Request-Id or one of ours; it names the request in the log."""
 
     __slots__ = (
-        "background", "body", "budget", "headers", "id", "method", "outcome", "path", "path_params",
-        "receive", "response_headers", "route", "scope", "send", "size", "started", "tenant", "timeout",
+        "adapter", "background", "body", "budget", "headers", "id", "method", "outcome", "path", "path_params",
+        "receive", "response_headers", "scope", "send", "size", "started", "tenant", "timeout",
         "timeout_source", "trace",
     )  # fmt: skip
 
@@ -95,9 +96,9 @@ class RequestContext:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.started = time.monotonic()
-        self.route = "other"  # the path of the route, as metrics and log name it
         self.path_params: Mapping[str, Any] = {}
         self.tenant = ""  # a digest of the key that was accepted; empty where none is required
+        self.adapter: Adapter | None = None  # what the request names as its model, where that is one
         self.trace = TraceContext()  # what its engine requests carry on
         self.timeout = math.inf  # seconds from the start in which it must end
         self.timeout_source = ""
@@ -111,16 +112,6 @@ class RequestContext:
     @property
     def query(self) -> str:
         return str(self.scope["query_string"].decode("latin-1"))
-
-    @property
-    def adapter(self) -> Adapter | None:
-        """What the request names as its model, where that is one."""
-        found: Adapter | None = self.scope.get(ADAPTER_KEY)
-        return found
-
-    @adapter.setter
-    def adapter(self, found: Adapter | None) -> None:
-        self.scope[ADAPTER_KEY] = found
 
     def header(self, name: bytes) -> bytes | None:
         """The header's first value."""
@@ -151,33 +142,27 @@ class RequestContext:
     def deadline_exceeded(self) -> DeadlineExceeded:
         return DeadlineExceeded(f"the request was not complete after {self.timeout:g} s ({self.timeout_source})")
 
-    def session(self, user: str | None = None) -> str:
-        """A digest of the session's name: the header X-Session-Id, or else the body's `user`. Empty without either.
+    def sender(self, user: str | None = None) -> tuple[str, Client]:
+        """The session, and the client that the request counts against in the engine's fair queue.
 
-        A session's requests go to one replica where no cached prefix decides (engine_core/placement). Raises
-        InvalidRequest for a header that is no name.
+        The session is a digest of the header X-Session-Id, or else of the body's `user`; empty without either. Its
+        requests go to one replica where no cached prefix decides (engine_core/placement).
+
+        The client's tenant is the key, on a server that has keys; below it stands the body's `user`, or else the
+        session, or else the connection. So a key gains nothing by inventing users. Unchecked keys count for nothing:
+        OpenAI's client sends the same one from everywhere.
+
+        Raises InvalidRequest for a header that is no name.
         """
-        given = self.headers.get(b"x-session-id")
-        if given is None:
-            return digest(b"user:" + user.encode("utf-8", "surrogatepass")) if user else ""
-        if len(given) > 1 or not SESSION.fullmatch(given[0]):
-            message = "the header X-Session-Id must be given once, as 1 to 256 visible ASCII characters"
-            raise InvalidRequest(message, code="invalid_header")
-        return digest(b"header:" + given[0])
-
-    def client(self, user: str | None = None) -> Client:
-        """The client that the request counts against in the engine's fair queue.
-
-        The tenant is the key, on a server that has keys; below it stands the body's `user`, or else the session, or
-        else the connection. So a key gains nothing by inventing users. Unchecked keys count for nothing: OpenAI's
-        client sends the same one from everywhere.
-        """
-        if user:
-            name = digest(b"user:" + user.encode("utf-8", "surrogatepass"))
-        elif not (name := self.session()):
-            host, port = self.scope.get("client") or ("", 0)
-            name = digest(f"connection:{host}:{port}".encode())
-        return Client(self.tenant, name)
+        session = digest(b"user:" + user.encode("utf-8", "surrogatepass")) if user else ""
+        host, port = self.scope.get("client") or ("", 0)
+        name = session
+        if (given := self.headers.get(b"x-session-id")) is not None:
+            if len(given) > 1 or not SESSION.fullmatch(given[0]):
+                message = "the header X-Session-Id must be given once, as 1 to 256 visible ASCII characters"
+                raise InvalidRequest(message, code="invalid_header")
+            session = digest(b"header:" + given[0])
+        return session, Client(self.tenant, name or session or digest(f"connection:{host}:{port}".encode()))
 
     async def read_json(self) -> bytes:
         """The whole JSON body, within the limits of the options.
@@ -274,6 +259,13 @@ def too_large(limit: int) -> PayloadTooLarge:
 def reason_of(error: RequestError) -> str:
     """The error in one word, as log and metrics have it."""
     return error.code or error.type
+
+
+def bug(context: RequestContext) -> EngineFailure:
+    """The error of a request that has found a bug of ours, which is being handled and is logged."""
+    trace, route = context.trace.trace_id, context.outcome.route
+    logs.exception(log, "request_failed", id=context.id.decode(), trace_id=trace, route=route)
+    return EngineFailure("the server failed on this request", code="internal_error")
 
 
 def digest(name: bytes) -> str:

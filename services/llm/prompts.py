@@ -32,7 +32,7 @@ from penstock.services.openai.images import b2a_base64, read_inline
 from penstock.services.openai.parameters import choices, submission, with_own_seed
 from penstock.services.openai.schema import TokenId
 from penstock.services.openai.scoring import ScoreRequest, Sheet, Strings, pairs_of
-from penstock.services.openai.tools import as_functions, tools_of
+from penstock.services.openai.tools import as_functions
 from penstock.services.openai.validation import decode, misfit
 from penstock.services.tracing.tracer import parse
 
@@ -185,8 +185,7 @@ def chat_request(
     submit, images = chat_submission(body, model, choices(body, 1), TraceContext())
     submit = msgspec.structs.replace(submit, images=read_inline(images))
     if tools:
-        shown = tools_of(msgspec.Raw(json_of(tools)))
-        assert shown is not None, "they are not empty"
+        shown = json_of(tools)
         if any(isinstance(tool, Mapping) and tool.get("type") == "custom" for tool in tools):
             shown = as_functions(msgspec.Raw(shown))
         submit = msgspec.structs.replace(submit, tools=shown)

@@ -4,20 +4,18 @@ model's template. Source: OpenAI API reference, "Create chat completion"."""
 from __future__ import annotations
 
 import functools
-import secrets
-import time
 from typing import Any
 
 import msgspec
 
 from penstock.protocol.config import CLAMP_ALL
 from penstock.protocol.errors import InvalidRequest, Unsupported
-from penstock.protocol.messages import Client, Grammar, Reasoning, SubmitText, Tokenize, ToolUse, TraceContext
+from penstock.protocol.messages import Grammar, Reasoning, SubmitText, Tokenize, ToolUse, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
-from penstock.services.openai.answers import Identity, ResponseOptions
+from penstock.services.openai.answers import ResponseOptions
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.generation import GenerateRequest, Parsed, generate
+from penstock.services.openai.generation import GenerateRequest, Parsed, generate, new_identity
 from penstock.services.openai.images import GivenImage, Images, Message, joined, unread
 from penstock.services.openai.parameters import (
     REASONS,
@@ -32,13 +30,13 @@ from penstock.services.openai.parameters import (
 )
 from penstock.services.openai.schema import ROLES, ChatMessage, ChatRequest, ContentPart, CustomCall, TokenizeRequest
 from penstock.services.openai.sse import SSEEncoder
-from penstock.services.openai.tools import NO_TOOLS, Asked, tools_asked, tools_of
-from penstock.services.openai.validation import check_depth, decode, given, missing, needed, read_request
+from penstock.services.openai.tools import NO_TOOLS, Asked, tools_asked
+from penstock.services.openai.validation import decode, given, missing, needed, read_request
 
 REQUEST = msgspec.json.Decoder(ChatRequest)
 MESSAGES = msgspec.json.Decoder(list[ChatMessage])
 VALUES = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
-VALUE = msgspec.json.Decoder()
+CALLS = msgspec.json.Decoder(list[msgspec.Raw])
 OBJECT = msgspec.json.Decoder(dict[str, object])
 # Names that the template is given by the server itself, or that would choose another template.
 RESERVED_ARGUMENTS = frozenset(
@@ -57,11 +55,9 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         message = "chat_template is taken only by a server that was started with --trust-request-chat-template"
         raise InvalidRequest(message, param="chat_template", code="unsupported")
     usage = UsageWanted() if request.stream_options is None else wants_usage(request)
-    session, client = context.session(request.user), context.client(request.user)
-    submit, images = chat_submission(
-        request, model, n, context.trace, session, client, clamp=options.clamp_max_tokens == CLAMP_ALL,
-    )  # fmt: skip
-    identity = Identity("chatcmpl-" + secrets.token_hex(16), int(time.time()), model.called(context.adapter))
+    clamp = options.clamp_max_tokens == CLAMP_ALL
+    submit, images = chat_submission(request, model, n, context.trace, clamp=clamp)
+    identity = new_identity("chatcmpl-", app, context)
     told = ResponseOptions(
         logprobs=bool(request.logprobs),
         prompt_logprobs=request.prompt_logprobs is not None,
@@ -71,9 +67,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
         customs=frozenset(custom.name for custom in submit.tool_use.customs) if submit.tool_use else frozenset(),
     )
     encoder = SSEEncoder(identity, chat=True, choices=n, usage=usage, told=told)
-    asked = GenerateRequest(
-        id=identity.id, prompts=(submit,), n=n, stream=submit.stream, images=images, least_aborted=1
-    )
+    asked = GenerateRequest(id=identity.id, prompts=(submit,), user=request.user, images=images, least_aborted=1)
     return asked, encoder
 
 
@@ -81,14 +75,7 @@ create_chat_completion = functools.partial(generate, parse_chat)
 
 
 def chat_submission(
-    request: ChatRequest,
-    model: ModelInfo,
-    n: int,
-    trace: TraceContext,
-    session: str = "",
-    client: Client = Client(),  # noqa: B008 (frozen)
-    *,
-    clamp: bool = False,
+    request: ChatRequest, model: ModelInfo, n: int, trace: TraceContext, *, clamp: bool = False
 ) -> tuple[SubmitText, tuple[GivenImage, ...]]:
     """What the engine is asked, and the images that it needs. `clamp` as in `Lengths`.
 
@@ -96,7 +83,7 @@ def chat_submission(
     """
     prompt = chat_prompt(request, model)
     found = submission(
-        request, lengths(request, clamp=clamp), model, n, trace, **prompt.fields, session=session, client=client,
+        request, lengths(request, clamp=clamp), model, n, trace, **prompt.fields,
         chat_template=request.chat_template,
     )  # fmt: skip
     if found.grammar is not None:
@@ -178,18 +165,18 @@ def chat_prompt(request: ChatRequest | TokenizeRequest, model: ModelInfo) -> Cha
             param="continue_final_message",
             code="invalid_value",
         )
-    images, arguments = Images(model), None
-    messages = messages_of(request.messages, images)
+    arguments = None
+    messages, images = messages_of(request.messages, model)
     if request.chat_template_kwargs and given(request.chat_template_kwargs):
         arguments = template_arguments(request.chat_template_kwargs)
     if isinstance(request, TokenizeRequest):
-        tools, reasoning = Asked(tools_of(request.tools)), Reasoning()
+        tools, reasoning = Asked(None if request.tools is None else msgspec.json.encode(request.tools)), Reasoning()
     else:
         named = (request.tools and given(request.tools)) or (request.tool_choice and given(request.tool_choice))
         tools, reasoning = tools_asked(request) if named else NO_TOOLS, reasoning_of(request)
     return ChatPrompt(
         messages=messages,
-        images=tuple(images.found),
+        images=images,
         tools=tools,
         reasoning=reasoning,
         template_arguments=arguments,
@@ -212,39 +199,30 @@ def reasoning_of(request: ChatRequest) -> Reasoning:
     )
 
 
-def messages_of(raw: msgspec.Raw | msgspec.UnsetType, images: Images) -> bytes:
-    """The messages as JSON, and calls all of functions. Contents given in text parts are joined by newlines; one with
-    an image keeps its parts, and what it shows is put to `images`."""
+def messages_of(raw: msgspec.Raw | msgspec.UnsetType, model: ModelInfo) -> tuple[bytes, tuple[GivenImage, ...]]:
+    """The messages as JSON, calls all of functions, and the images in them. Contents given in text parts are joined by
+    newlines; one with an image keeps its parts."""
     if raw is msgspec.UNSET:
         raise missing("messages")
     messages = decode(raw, MESSAGES, "messages")
-    values = fields_of(raw)
     if not messages:
         raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
-    contents = [content_of(message, images, f"messages[{number}]") for number, message in enumerate(messages)]
+    for number, message in enumerate(messages):
+        check_message(message, f"messages[{number}]")
     if not any(isinstance(each.content, list) or (each.tool_calls and custom_calls(each)) for each in messages):
-        return bytes(raw)
-    for message, value, content in zip(messages, values, contents, strict=True):
+        return bytes(raw), ()
+    images = Images(model)
+    values: list[dict[str, Any]] = [*decode(raw, VALUES, "messages")]
+    for number, (message, value) in enumerate(zip(messages, values, strict=True)):
         if custom_calls(message):
+            given_calls = CALLS.decode(value["tool_calls"])
             value["tool_calls"] = [
                 as_function(call.id, call.custom) if call.custom is not None else given_call
-                for call, given_call in zip(message.tool_calls or (), value["tool_calls"], strict=True)  # type: ignore[call-overload]
+                for call, given_call in zip(message.tool_calls or (), given_calls, strict=True)
             ]
         if isinstance(message.content, list):
-            value["content"] = content
-    return msgspec.json.encode(values)
-
-
-def fields_of(raw: msgspec.Raw) -> list[dict[str, object]]:
-    """Each message by its fields, contents as they came: those with images are long, and are read as parts."""
-    found: list[dict[str, object]] = []
-    for message in decode(raw, VALUES, "messages"):
-        fields = {
-            name: field if name == "content" else decode(field, VALUE, "messages") for name, field in message.items()
-        }
-        check_depth([value for name, value in fields.items() if name != "content"], "messages")
-        found.append(fields)
-    return found
+            value["content"] = content_of(message.content, message.role, images, f"messages[{number}]")
+    return msgspec.json.encode(values), tuple(images.found)
 
 
 def custom_calls(message: ChatMessage) -> bool:
@@ -257,21 +235,18 @@ def as_function(call_id: str | None, call: CustomCall) -> dict[str, object]:
     return found | {"type": "function", "function": {"name": call.name, "arguments": {"input": call.input}}}
 
 
-def content_of(message: ChatMessage, images: Images, path: str) -> str | list[Message] | None:
-    """A message's content as the template reads it. Raises InvalidRequest or Unsupported for one that is wrong."""
-    check_message(message, path)
-    if not isinstance(message.content, list):
-        return message.content
+def content_of(content: list[ContentPart], role: str, images: Images, path: str) -> str | list[Message]:
+    """Parts as the template reads them. Raises InvalidRequest or Unsupported for one that is wrong."""
     parts: list[str | Message] = []
-    for number, part in enumerate(message.content):
+    for number, part in enumerate(content):
         place = f"{path}.content[{number}]"
         match part.type:
             case "text":
                 parts.append(needed(part.text, f"{place}.text"))
-            case "refusal" if message.role == "assistant":
+            case "refusal" if role == "assistant":
                 parts.append(needed(part.refusal, f"{place}.refusal"))
             case "image_url":
-                parts.append(image_of(part, message.role, images, place))
+                parts.append(image_of(part, role, images, place))
             case kind:
                 raise unread(kind, f"{place}.type", images)
     return joined(parts)
@@ -319,9 +294,7 @@ def check_message(message: ChatMessage, path: str) -> None:
 
 def template_arguments(raw: msgspec.Raw) -> bytes:
     """What the request says to the template. Raises InvalidRequest for a name that the server itself fills in."""
-    arguments = decode(raw, OBJECT, "chat_template_kwargs")
-    check_depth(arguments, "chat_template_kwargs")
-    for name in arguments:
+    for name in decode(raw, OBJECT, "chat_template_kwargs"):
         if name in RESERVED_ARGUMENTS:
             param = f"chat_template_kwargs.{name}"
             raise InvalidRequest(f"{param} cannot be given this way", param=param, code="invalid_value")

@@ -26,6 +26,7 @@ from penstock.services.openai.embeddings import (
     texts_of,
     vector_submission,
 )
+from penstock.services.openai.generation import model_name
 
 USE_ACTIVATION = "false: the head's logits in place of probabilities"
 
@@ -69,7 +70,7 @@ async def classify(app: AppState, context: RequestContext) -> None:
     answer = ClassifyAnswer(
         id="classify-" + secrets.token_hex(16),
         created=int(time.time()),
-        model=app.model.called(context.adapter),
+        model=model_name(app, context),
         data=[
             classified(index, vector, classifier, activation=request.use_activation is not False)
             for index, vector in enumerate(found.vectors)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import secrets
 import struct
-import time
 from collections.abc import Sequence
 
 import msgspec
@@ -16,9 +14,9 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
-from penstock.services.openai.answers import Identity, ResponseOptions
+from penstock.services.openai.answers import ResponseOptions
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.generation import GenerateRequest, Parsed, generate
+from penstock.services.openai.generation import GenerateRequest, Parsed, generate, new_identity
 from penstock.services.openai.parameters import (
     REASONS,
     UNSUPPORTED_IN_COMPLETIONS,
@@ -52,9 +50,8 @@ async def parse_completion(app: AppState, context: RequestContext) -> Parsed:
     usage = wants_usage(request)
     length = msgspec.structs.replace(lengths(request), clamp=options.clamp_max_tokens == CLAMP_ALL)
     common = submission(request, length, model, n, context.trace)
-    common = msgspec.structs.replace(common, session=context.session(request.user), client=context.client(request.user))
     submits = tuple(prompt_submission(common, request, prompt) for prompt in prompts)
-    identity = Identity("cmpl-" + secrets.token_hex(16), int(time.time()), model.called(context.adapter))
+    identity = new_identity("cmpl-", app, context)
     told = ResponseOptions(
         logprobs=request.logprobs is not None,
         prompt_logprobs=request.prompt_logprobs is not None,
@@ -63,7 +60,7 @@ async def parse_completion(app: AppState, context: RequestContext) -> Parsed:
         tokens_as_ids=bool(request.return_tokens_as_token_ids),
     )
     encoder = SSEEncoder(identity, chat=False, choices=n * len(prompts), usage=usage, told=told)
-    asked = GenerateRequest(id=identity.id, prompts=submits, n=n, stream=common.stream, least_aborted=1)
+    asked = GenerateRequest(id=identity.id, prompts=submits, user=request.user, least_aborted=1)
     return asked, encoder
 
 

@@ -23,7 +23,7 @@ from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.completions import texts
-from penstock.services.openai.generation import attended, whole
+from penstock.services.openai.generation import attended, model_name, whole
 from penstock.services.openai.schema import Side, Timeout, TokenId
 from penstock.services.openai.validation import FIELDS, decode
 
@@ -155,7 +155,7 @@ async def pooled(
     engine_client = app.engine_client
     context.set_timeout(request.timeout, "timeout")
     most = min(SLICE, app.config.api.max_queued_requests)
-    client = context.client(request.user)
+    _, client = context.sender(request.user)
     versioned = bool(app.config.api.admin_address)
     vectors: list[Vector] = []
     tokens = 0
@@ -250,7 +250,7 @@ async def create_embeddings(app: AppState, context: RequestContext) -> None:
     request = await read_vector_request(app, context, REQUEST)
     submits = submissions(request, app.model, context.trace)
     found = await pooled(app, context, request, submits)
-    await context.send_json(await encoded(request, found, app.model, app.model.called(context.adapter)))
+    await context.send_json(await encoded(request, found, app.model, model_name(app, context)))
 
 
 def submissions(request: EmbeddingRequest, model: ModelInfo, trace: TraceContext) -> list[SubmitText]:

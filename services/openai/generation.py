@@ -10,16 +10,16 @@ for an error, and when the client is slow: it then waits for the connection whil
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from penstock.protocol.errors import EngineFailure, RequestError
+from penstock.protocol.errors import RequestError
 from penstock.protocol.messages import SubmitText
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.output_collector import OWN_NAMES, Choice, OutputCollector
@@ -28,13 +28,12 @@ from penstock.services.http.request_context import (
     STREAM_WRITER,
     ClientDisconnect,
     RequestContext,
+    bug,
     reason_of,
 )
+from penstock.services.openai.answers import Identity
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.images import GivenImage, read
-from penstock.services.supervisor import logs
-
-log = logging.getLogger(__name__)
 
 WEIGHT_VERSION = b"x-penstock-weight-version"  # of those that an answer came from, or several with commas
 
@@ -46,12 +45,11 @@ STREAM_HEADERS = (
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine is asked: each of `prompts` has n choices, numbered prompt by prompt."""
+    """What the engine is asked: each of `prompts` has as many choices, numbered prompt by prompt."""
 
     id: str  # the response's
-    prompts: tuple[SubmitText, ...]
-    n: int = 1
-    stream: bool = False
+    prompts: tuple[SubmitText, ...]  # yet without what the connection says of their sender
+    user: str | None = None  # the sender, as the body calls it
     images: tuple[GivenImage, ...] = ()  # of the one prompt, yet to be read
     least_aborted: int | None = None  # tokens of a choice that the operator ended, where the API has a word for that
     field_names: Mapping[str, str] = OWN_NAMES  # what the API calls the fields that other processes name in errors
@@ -86,10 +84,11 @@ async def generate(
 async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEncoder, context: RequestContext) -> None:
     """Answer with the outputs, as they come or in one piece. Raises what the engine refuses the request with, and
     ClientDisconnect."""
-    request = await read_images(app, request, context)
+    if request.images:
+        request = await read_images(app, request, context)
     outputs = submit(app, request, context)
     async with attended(outputs, app.engine_client, context):
-        if request.stream:
+        if outputs.stream:
             await stream(outputs, encoder, context)
         else:
             await whole(outputs, context)
@@ -98,29 +97,35 @@ async def respond(app: AppState, request: GenerateRequest, encoder: ResponseEnco
 
 async def read_images(app: AppState, request: GenerateRequest, context: RequestContext) -> GenerateRequest:
     """The request with its images read. Raises as `services.openai.images.read` does."""
-    if not request.images:
-        return request
     (prompt,) = request.prompts
-    prompt = msgspec.structs.replace(prompt, images=await read(app, context, request.images, prompt.client))
+    prompt = msgspec.structs.replace(prompt, images=await read(app, context, request.images, request.user))
     return msgspec.structs.replace(request, prompts=(prompt,), images=())
 
 
 def submit(app: AppState, request: GenerateRequest, context: RequestContext) -> OutputCollector:
     """The outputs to come. Raises what the engine refuses the request with at once."""
-    now = time.monotonic()
+    now, first = time.monotonic(), request.prompts[0]
     outputs = OutputCollector(
-        len(request.prompts), request.n, stream=request.stream, timings=app.traffic.timings, now=now,
+        len(request.prompts), first.n, stream=first.stream, timings=app.traffic.timings, now=now,
         name=request.id, field_names=request.field_names, least_aborted=request.least_aborted,
         versioned=bool(app.config.api.admin_address),
     )  # fmt: skip
-    prompts = request.prompts
-    if context.adapter is not None:
-        prompts = tuple(msgspec.structs.replace(prompt, adapter=context.adapter) for prompt in prompts)
-    if outputs.versioned:
-        rid = context.id.decode()
-        prompts = tuple(msgspec.structs.replace(prompt, rid=prompt.rid or rid) for prompt in prompts)
-    app.engine_client.submit(prompts, outputs, now)
+    session, client = context.sender(request.user)
+    sender: dict[str, Any] = {"session": session, "client": client, "adapter": context.adapter}
+    if outputs.versioned and not first.rid:
+        sender["rid"] = context.id.decode()
+    app.engine_client.submit([msgspec.structs.replace(each, **sender) for each in request.prompts], outputs, now)
     return outputs
+
+
+def new_identity(prefix: str, app: AppState, context: RequestContext) -> Identity:
+    """Of a response to a request whose body has been read."""
+    return Identity(prefix + secrets.token_hex(16), int(time.time()), model_name(app, context))
+
+
+def model_name(app: AppState, context: RequestContext) -> str:
+    """The name that responses carry."""
+    return app.model.names[0] if context.adapter is None else context.adapter.name
 
 
 async def whole(outputs: OutputCollector, context: RequestContext) -> None:
@@ -149,7 +154,18 @@ async def stream(outputs: OutputCollector, encoder: ResponseEncoder, context: Re
     writer: StreamWriter | None = context.scope.get(STREAM_WRITER)
     if not outputs.disconnected:
         await context.start(200, STREAM_HEADERS)
-    sink = DirectStream(encoder, writer, context) if writer is not None else None
+
+    def write(outputs: OutputCollector, updated: list[Choice]) -> bool:
+        """As `services.client.output_collector.Sink`."""
+        if writer is None or not writer.open:
+            return False
+        try:
+            if body := encoder.take(outputs, updated):
+                writer.write(body)
+        except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
+            outputs.fail(bug(context))
+        return True
+
     while not outputs.disconnected:
         ended, error = outputs.ended, outputs.error
         body = encoder.take(outputs, updated)
@@ -161,31 +177,8 @@ async def stream(outputs: OutputCollector, encoder: ResponseEncoder, context: Re
             await context.send({"type": "http.response.body", "body": body, "more_body": not ended})
         if ended:
             return
-        updated = await outputs.get(sink)
+        updated = await outputs.get(write)
     raise ClientDisconnect
-
-
-class DirectStream(msgspec.Struct, frozen=True):
-    """Writes the outputs of a stream that has begun as they arrive, past the request's task."""
-
-    encoder: ResponseEncoder
-    writer: StreamWriter
-    context: RequestContext
-
-    def write(self, outputs: OutputCollector, updated: list[Choice]) -> bool:
-        """As `services.client.output_collector.OutputSink.write`."""
-        if not self.writer.open:
-            return False
-        try:
-            body = self.encoder.take(outputs, updated)
-            if body:
-                self.writer.write(body)
-        except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
-            context = self.context
-            trace = context.trace.trace_id
-            logs.exception(log, "request_failed", id=context.id.decode(), trace_id=trace, route=context.route)
-            outputs.fail(EngineFailure("the server failed on this request", code="internal_error"))
-        return True
 
 
 @asynccontextmanager
@@ -210,7 +203,7 @@ async def attended(
     finally:
         leaving.remove_done_callback(on_disconnect)
         leaving.cancel()
-        if not outputs.complete:
+        if outputs.open:
             engine_client.abort(outputs)
         note(outputs, context)
 

@@ -209,10 +209,15 @@ def file_of(image: GivenImage, data: bytes) -> ImageFile:
 
 
 async def read(
-    app: AppState, context: RequestContext, images: Sequence[GivenImage], client: Client, *, engine: bool = True
+    app: AppState,
+    context: RequestContext,
+    images: Sequence[GivenImage],
+    user: str | None = None,
+    *,
+    engine: bool = True,
 ) -> tuple[ImageFile, ...]:
-    """The images of a request that has been checked. It takes a place among the unfinished requests meanwhile; without
-    `engine` it needs a tokenizer alone.
+    """The images of a request that has been checked; `user` is its sender as the body says. It takes a place among the
+    unfinished requests meanwhile; without `engine` it needs a tokenizer alone.
 
     Raises InvalidRequest naming the field of an image that cannot be had, what the engine refuses the request with,
     DeadlineExceeded and ClientDisconnect.
@@ -223,7 +228,7 @@ async def read(
     with app.engine_client.reserved(time.monotonic(), engine=engine):
         try:
             async with asyncio.timeout(None if left == math.inf else left):
-                return await answered(read_all(app, context, images, client), context)
+                return await answered(read_all(app, context, images, context.sender(user)[1]), context)
         except TimeoutError:
             raise context.deadline_exceeded() from None
 

@@ -220,7 +220,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: OptionalJson = msgspec.UNSET
-    tools: OptionalJson = msgspec.UNSET
+    tools: list[msgspec.Raw] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

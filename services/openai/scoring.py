@@ -35,6 +35,7 @@ from penstock.services.openai.embeddings import (
     text_submission,
     vector_submission,
 )
+from penstock.services.openai.generation import model_name
 
 Strings = str | Annotated[list[str], Meta(min_length=1)]
 
@@ -125,7 +126,7 @@ async def create_score(app: AppState, context: RequestContext) -> None:
     found = await pooled(app, context, request, sheet.submits)
     data = [Score(index=index, score=score) for index, score in enumerate(sheet.scores(found.vectors))]
     answer = ScoreAnswer(
-        id="score-" + secrets.token_hex(16), created=int(time.time()), model=app.model.called(context.adapter),
+        id="score-" + secrets.token_hex(16), created=int(time.time()), model=model_name(app, context),
         data=data, usage=found.usage,
     )  # fmt: skip
     await context.send_json(msgspec.json.encode(answer))
@@ -140,7 +141,7 @@ async def rerank(app: AppState, context: RequestContext, *, documents: bool = Tr
     found = await pooled(app, context, request, sheet.submits)
     told = documents if request.return_documents is None else request.return_documents
     results = ranked(request, sheet.scores(found.vectors), documents=told)
-    name = model.called(context.adapter)
+    name = model_name(app, context)
     answer = RerankAnswer(id="rerank-" + secrets.token_hex(16), model=name, results=results, usage=found.usage)
     await context.send_json(msgspec.json.encode(answer))
 

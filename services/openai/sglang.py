@@ -181,13 +181,10 @@ async def parse_generate(app: AppState, context: RequestContext) -> Parsed:
         common = submission(asked, lengths(request), model, n, context.trace)
     except InvalidRequest as error:
         raise renamed(error, FIELD_NAMES) from None
-    common = msgspec.structs.replace(common, session=context.session(), client=context.client())
     submits = tuple(prompt_submission(common, request, prompt, rid) for prompt, rid in zip(prompts, rids, strict=True))
     several = n > 1 or isinstance(request.text, list) or isinstance((request.input_ids or [0])[0], list)
     encoder = NativeEncoder(request, rids, several=several)
-    return GenerateRequest(
-        id=rids[0], prompts=submits, n=n, stream=common.stream, least_aborted=0, field_names=FIELD_NAMES
-    ), encoder
+    return GenerateRequest(id=rids[0], prompts=submits, least_aborted=0, field_names=FIELD_NAMES), encoder
 
 
 generate_native = functools.partial(generate, parse_generate)

@@ -175,7 +175,8 @@ class SSEEncoder:
         if choice.stop_reason is not None:
             reason += b',"stop_reason":' + escaped(ENCODE.encode(choice.stop_reason))
         end = self._last(collector, choice)
-        if (remarks := Remarks.of(collector, choice=choice)) is not msgspec.UNSET:
+        may_remark = collector.versioned or collector.prompts[0].approximations
+        if may_remark and (remarks := Remarks.of(collector, choice=choice)) is not msgspec.UNSET:
             end = b',"penstock":' + escaped(ENCODE.encode(remarks)) + end
         return self._opening + b'{"index":%d' % choice.index + empty + reason + b"}]" + end
 

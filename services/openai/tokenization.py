@@ -49,7 +49,7 @@ async def tokenize(app: AppState, context: RequestContext) -> None:
     request = decode(body, TOKENIZE)
     app.model.adapter(request.model)
     call, given = tokenize_call(request, app.model)
-    images = await read(app, context, given, context.client(), engine=False)
+    images = await read(app, context, given, engine=False)
     found = await answered(app.engine_client.call(msgspec.structs.replace(call, images=images)), context)
     assert isinstance(found, Tokenized)
     ids = struct.unpack(f"<{len(found.token_ids) // 4}i", found.token_ids)

@@ -18,13 +18,11 @@ from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest, Unsupported
 from penstock.protocol.messages import CustomInput, ToolUse
 from penstock.services.openai.schema import ChatRequest, OptionalJson
-from penstock.services.openai.validation import check_depth, decode, given, misfit, missing
+from penstock.services.openai.validation import decode, given, misfit, missing
 
 # In Python `$` matches before a last line break too; the pattern is also told to clients, whose `$` does not.
 NAME = r"^[a-zA-Z0-9_.-]+$(?!\n)"
 FunctionName = Annotated[str, Meta(min_length=1, max_length=limits.MAX_TOOL_NAME, pattern=NAME)]
-
-LIST = msgspec.json.Decoder(list[object])
 
 
 class FunctionTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,9 +141,7 @@ def asked(functions: Sequence[Function], template: Sequence[object], choice: Cho
     if not functions or choice.mode == "none":
         check_choice(functions, choice.named is None and choice.mode != "required")
         return NO_TOOLS
-    shown = msgspec.json.encode(template)
-    check_depth(decode(shown, VALUES, "tools"), "tools")
-    return Asked(shown, tool_use(functions, choice, parallel=parallel))
+    return Asked(msgspec.json.encode(template), tool_use(functions, choice, parallel=parallel))
 
 
 def check_choice(functions: Sequence[Function], free: bool) -> None:
@@ -177,7 +173,6 @@ def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> list[Function]:
             function = Function(name=given_tool.name, field=place, strict=bool(given_tool.strict))
         found.append(function)
     check_names(found)
-    check_depth(decode(raw, VALUES, "tools"), "tools")
     return found
 
 
@@ -271,11 +266,3 @@ def tool_use(functions: Sequence[Function], choice: Choice, *, parallel: bool) -
         strict=tuple(function.name for function in functions if function.strict),
         customs=tuple(function.custom for function in functions if function.custom is not None),
     )
-
-
-def tools_of(raw: msgspec.Raw | msgspec.UnsetType) -> bytes | None:
-    """Tools as the template renders them."""
-    if not given(raw):
-        return None
-    check_depth(decode(raw, LIST, "tools"), "tools")
-    return bytes(raw)

@@ -81,7 +81,8 @@ def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], path: st
         what = f"the body is not valid JSON: {error}" if body else "the body is empty"
         raise InvalidRequest(what, param=path or None, code="invalid_json") from error
     except RecursionError as error:
-        raise too_deep(path) from error
+        message = f"{path or 'the body'} is nested deeper than {limits.MAX_JSON_DEPTH} levels"
+        raise InvalidRequest(message, param=path or None, code="invalid_value") from error
 
 
 def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
@@ -104,28 +105,6 @@ def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
     elif WORD.match(reason) and (words := enum_values(kind, place)):
         message += f"; it may be {', '.join(words)}"
     return InvalidRequest(message, param=param, code=code)
-
-
-def too_deep(path: str) -> InvalidRequest:
-    what = path or "the body"
-    message = f"{what} is nested deeper than {limits.MAX_JSON_DEPTH} levels"
-    return InvalidRequest(message, param=path or None, code="invalid_value")
-
-
-def check_depth(value: object, path: str) -> None:
-    """Refuse decoded JSON that is nested deeper than limits.MAX_JSON_DEPTH."""
-    level = [value]
-    for _ in range(limits.MAX_JSON_DEPTH):
-        below: list[object] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(part for part in item.values() if isinstance(part, dict | list))
-            elif isinstance(item, list):
-                below.extend(part for part in item if isinstance(part, dict | list))
-        if not below:
-            return
-        level = below
-    raise too_deep(path)
 
 
 def given(raw: msgspec.Raw | msgspec.UnsetType) -> TypeGuard[msgspec.Raw]:

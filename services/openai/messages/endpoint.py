@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import secrets
-import time
 
 import msgspec
 
@@ -15,9 +13,8 @@ from penstock.protocol.messages import Tokenized
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import renamed
 from penstock.services.http.request_context import RequestContext, answered
-from penstock.services.openai.answers import Identity
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.generation import GenerateRequest, Parsed, generate
+from penstock.services.openai.generation import GenerateRequest, Parsed, generate, new_identity
 from penstock.services.openai.images import read
 from penstock.services.openai.messages.output import MessageEvents, ResponseOptions, TokenCount, Uncleared
 from penstock.services.openai.messages.request import HEADER, REASONS, REFUSALS, CountRequest, MessageRequest, ignored
@@ -40,15 +37,10 @@ async def parse_message(app: AppState, context: RequestContext) -> Parsed:
     parameters = generation_request(request)
     check_limits(parameters, options, ("top_logprobs", None), FIELD_NAMES)
     lengths = Lengths(request.max_tokens, "max_tokens", late=True, clamp=options.clamp_max_tokens != CLAMP_NONE)
+    submit = submission(parameters, lengths, model, 1, context.trace, grammar, **prompt.fields)
+    identity = new_identity("msg_", app, context)
     user = request.metadata.user_id if request.metadata else None
-    submit = msgspec.structs.replace(
-        submission(parameters, lengths, model, 1, context.trace, grammar, **prompt.fields),
-        session=context.session(user),
-        client=context.client(user),
-    )
-    identity = Identity("msg_" + secrets.token_hex(16), int(time.time()), model.called(context.adapter))
-    asked = GenerateRequest(id=identity.id, prompts=(submit,), stream=submit.stream, field_names=FIELD_NAMES,
-                            images=prompt.images)  # fmt: skip
+    asked = GenerateRequest(id=identity.id, prompts=(submit,), user=user, images=prompt.images, field_names=FIELD_NAMES)
     return asked, MessageEvents(identity, ResponseOptions.of(request, context.id.decode()))
 
 
@@ -75,7 +67,7 @@ async def count_message_tokens(app: AppState, context: RequestContext) -> None:
     remark_ignored(request, app.model, context)
     grammar_of(request)  # what a message would refuse, its count refuses
     prompt = message_prompt(request, limits.MAX_TOKEN_ID, app.model)
-    images = await read(app, context, prompt.images, context.client(), engine=False)
+    images = await read(app, context, prompt.images, engine=False)
     call = msgspec.structs.replace(prompt.tokenize(), images=images)
     try:
         found = await answered(app.engine_client.call(call), context)

@@ -30,7 +30,7 @@ from penstock.services.openai.messages.request import (
 from penstock.services.openai.structured_output import schema
 from penstock.services.openai.tools import Choice, Function, check_name, check_names, check_schema
 from penstock.services.openai.tools import asked as asked_tools
-from penstock.services.openai.validation import check_depth, given, misfit, missing, needed
+from penstock.services.openai.validation import given, misfit, missing, needed
 
 BILLING = "x-anthropic-billing-header:"  # begins a block that Anthropic's own programs put into `system`
 # What messages call the fields that the tokenizer and the engine name in errors.
@@ -62,7 +62,6 @@ def message_prompt(request: MessageRequest | CountRequest, max_tokens: int, mode
     tools = tools_of(request.tools or ())
     if not messages:
         raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
-    check_depth(messages, "messages")
     arguments = request.chat_template_kwargs
     parallel = not (request.tool_choice and request.tool_choice.disable_parallel_tool_use)
     return ChatPrompt(

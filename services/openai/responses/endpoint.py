@@ -9,12 +9,12 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Message, Send
+from starlette.types import Message
 
-from penstock.protocol.errors import EngineFailure, InvalidRequest, RequestError, Unsupported
+from penstock.protocol.errors import InvalidRequest, RequestError, Unsupported
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.output_collector import OutputCollector
-from penstock.services.http.request_context import ClientDisconnect, RequestContext, reason_of
+from penstock.services.http.request_context import ClientDisconnect, RequestContext, bug, reason_of
 from penstock.services.metrics.requests import Traffic
 from penstock.services.openai import generation
 from penstock.services.openai.app_state import AppState
@@ -38,7 +38,8 @@ MAX_PAGE = 100
 async def create_response(app: AppState, context: RequestContext) -> None:
     """POST /v1/responses: at once, as a stream, or in the background."""
     turn, asked = await parse_response(app, context)
-    asked = await generation.read_images(app, asked, context)
+    if asked.images:
+        asked = await generation.read_images(app, asked, context)
     (submit,) = asked.prompts
     turn.open(submit.sampling, submit.images)
     if turn.request.background:
@@ -46,7 +47,15 @@ async def create_response(app: AppState, context: RequestContext) -> None:
         await turn.saved()
         await context.send_json(msgspec.json.encode(begun))
         return
-    context.send = Kept(turn, context.send)
+    send = context.send
+
+    async def send_kept(message: Message) -> None:
+        """End the response once it has been kept."""
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            await turn.saved()
+        await send(message)
+
+    context.send = send_kept
     await generation.respond(app, asked, ResponseEvents(turn), context)
 
 
@@ -55,28 +64,10 @@ async def parse_response(app: AppState, context: RequestContext) -> tuple[Turn, 
     request, fields = await read_request(await context.read_json(), REQUEST, app.model, context)
     check_unsupported(fields, REFUSALS, REASONS)
     earlier = await earlier_messages(request.previous_response_id, app.responses)
-    turn = Turn(request, app.responses, app.model, app.model.called(context.adapter), earlier)
-    submit = msgspec.structs.replace(
-        turn.submission(app.config.api, app.model, context.trace),
-        session=context.session(request.user),
-        client=context.client(request.user),
-    )
-    asked = GenerateRequest(id=turn.id, prompts=(submit,), stream=submit.stream, field_names=turn.field_names,
-                            images=turn.prompt.images)  # fmt: skip
-    return turn, asked
-
-
-class Kept:
-    """`send` that ends a response once it has been kept."""
-
-    def __init__(self, turn: Turn, send: Send) -> None:
-        self._turn = turn
-        self._send = send
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.body" and not message.get("more_body"):
-            await self._turn.saved()
-        await self._send(message)
+    turn = Turn(request, app.responses, app.model, generation.model_name(app, context), earlier)
+    submit = turn.submission(app.config.api, app.model, context.trace)
+    return turn, GenerateRequest(id=turn.id, prompts=(submit,), user=request.user, images=turn.prompt.images,
+                                 field_names=turn.field_names)  # fmt: skip
 
 
 async def get_response(app: AppState, context: RequestContext) -> None:
@@ -176,11 +167,9 @@ class BackgroundWork:
         except RequestError as error:
             turn.failed(error)
         except Exception:  # guard: design 7, one request that finds a bug of ours ends alone
-            trace = context.trace.trace_id
-            logs.exception(log, "request_failed", id=context.id.decode(), trace_id=trace, route=context.route)
-            bug = EngineFailure("the server failed on this request", code="internal_error")
-            context.outcome.reason = reason_of(bug)
-            turn.failed(bug)
+            found = bug(context)
+            context.outcome.reason = reason_of(found)
+            turn.failed(found)
         finally:
             await turn.saved()
             del self._running[turn.id]

@@ -53,7 +53,7 @@ from penstock.services.openai.responses.tools import Toolbox, choice_of, flat, t
 from penstock.services.openai.schema import CustomCall, GenerationRequest, extras_of
 from penstock.services.openai.structured_output import schema
 from penstock.services.openai.tools import asked
-from penstock.services.openai.validation import check_depth, given, missing
+from penstock.services.openai.validation import given, missing
 
 # What responses call the fields that the tokenizer and the engine name in errors.
 FIELD_NAMES: Mapping[str, str] = {
@@ -276,7 +276,6 @@ def response_prompt(
     conversation = [*instructions, *messages]
     if not conversation:
         raise InvalidRequest("input is empty", param="input", code="invalid_value")
-    check_depth(conversation, "input")
     arguments = request.chat_template_kwargs
     return ChatPrompt(
         messages=msgspec.json.encode(conversation),

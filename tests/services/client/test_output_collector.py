@@ -48,7 +48,7 @@ class Bucket:
         self.open = True
         self.text = ""
 
-    def write(self, collector: OutputCollector, updated: list[Choice]) -> bool:
+    def __call__(self, collector: OutputCollector, updated: list[Choice]) -> bool:
         if self.open:
             self.text += "".join(choice.take_text() for choice in updated)
         return self.open

@@ -30,30 +30,30 @@ def chat(*contents: str, **fields: Any) -> SubmitText:
 
 
 def test_nobody_says_so() -> None:
-    assert request().session() == request().session("") == request().session(None) == ""
+    assert request().sender()[0] == request().sender("")[0] == request().sender(None)[0] == ""
 
 
 def test_the_header_comes_before_the_user() -> None:
     named = request((b"x-session-id", b"a"))
-    assert named.session() == named.session("somebody") != ""
-    assert request().session("somebody") not in ("", named.session())
-    assert request().session("a") != named.session(), "they are names of different things"
+    assert named.sender()[0] == named.sender("somebody")[0] != ""
+    assert request().sender("somebody")[0] not in ("", named.sender()[0])
+    assert request().sender("a")[0] != named.sender()[0], "they are names of different things"
 
 
 @pytest.mark.parametrize("value", [b"", b"two words", b"x" * 257, "ü".encode()])
 def test_what_is_no_name_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        request((b"x-session-id", value)).session()
+        request((b"x-session-id", value)).sender()[0]
     assert caught.value.code == "invalid_header"
 
 
 def test_two_names_are_refused() -> None:
     with pytest.raises(InvalidRequest):
-        request((b"x-session-id", b"a"), (b"x-session-id", b"b")).session()
+        request((b"x-session-id", b"a"), (b"x-session-id", b"b")).sender()[0]
 
 
 def test_any_user_is_a_digest_of_one_length() -> None:
-    assert {len(request().session(user)) for user in ("a", "é" * 10_000, "\ud800")} == {24}
+    assert {len(request().sender(user)[0]) for user in ("a", "é" * 10_000, "\ud800")} == {24}
 
 
 def test_a_chat_that_goes_on_keeps_its_number() -> None:
@@ -82,15 +82,15 @@ def test_a_chat_without_a_user_has_a_number_too() -> None:
 def test_a_client_is_its_user_or_else_its_session_or_else_its_connection() -> None:
     session = (b"x-session-id", b"s")
     found = {
-        "user": request(session).client("a"),
-        "same user": request(port=2).client("a"),
-        "session": request(session).client(),
-        "same session": request(session, port=2).client(),
-        "connection": request().client(),
-        "same connection": request().client(),
-        "other connection": request(port=2).client(),
-        "no address": request_context(client=None).client(),
-        "user called as the session": request().client("s"),
+        "user": request(session).sender("a")[1],
+        "same user": request(port=2).sender("a")[1],
+        "session": request(session).sender()[1],
+        "same session": request(session, port=2).sender()[1],
+        "connection": request().sender()[1],
+        "same connection": request().sender()[1],
+        "other connection": request(port=2).sender()[1],
+        "no address": request_context(client=None).sender()[1],
+        "user called as the session": request().sender("s")[1],
     }
     assert found["user"] == found["same user"]
     assert found["session"] == found["same session"]
@@ -100,7 +100,7 @@ def test_a_client_is_its_user_or_else_its_session_or_else_its_connection() -> No
 
 
 def test_the_key_stands_above_the_user_and_is_not_told() -> None:
-    one, other = (request(tenant=digest(b"key:" + key)).client("a") for key in (b"sk-1", b"sk-2"))
+    one, other = (request(tenant=digest(b"key:" + key)).sender("a")[1] for key in (b"sk-1", b"sk-2"))
     assert one.name == other.name
     assert one.tenant != other.tenant
     assert "sk-1" not in one.tenant
@@ -109,7 +109,7 @@ def test_the_key_stands_above_the_user_and_is_not_told() -> None:
 
 def test_a_session_without_a_name_is_refused_here_too() -> None:
     with pytest.raises(InvalidRequest):
-        request((b"x-session-id", b"two words")).client()
+        request((b"x-session-id", b"two words")).sender()[1]
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine_core.text.rendering import deeper
 from penstock.protocol import limits
 from penstock.services.http.request_context import Nesting
-from penstock.services.openai.validation import check_depth
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('[]{}"\\,:a', max_size=8),
@@ -46,10 +46,12 @@ def test_depth_is_that_of_the_value_however_it_is_cut(value: Any, spaced: bool, 
 
 
 def test_depth_agrees_with_that_of_decoded_values() -> None:
+    """The tokenizer measures what it renders once more: the Python API has no body."""
     inner: Any = 1
     for _ in range(limits.MAX_JSON_DEPTH):
         inner = {"a": inner}
-    check_depth(inner, "x")
+    assert not deeper(inner, limits.MAX_JSON_DEPTH)
+    assert deeper(inner, limits.MAX_JSON_DEPTH - 1)
     assert measured(json.dumps(inner).encode()) == limits.MAX_JSON_DEPTH
 
 

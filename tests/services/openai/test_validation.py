@@ -19,7 +19,6 @@ from penstock.services.http.request_context import Nesting
 from penstock.services.openai.parameters import UNSUPPORTED
 from penstock.services.openai.routes import application
 from penstock.services.openai.schema import ChatRequest, CompletionRequest
-from penstock.services.openai.validation import check_depth
 from tests.services.client.fake_engine import FakeLink, answering, app_state, client, request_context, silent, words
 from tests.services.openai.shapes import check_error
 
@@ -104,15 +103,6 @@ async def test_other_tasks_have_their_turns_while_a_long_body_is_measured(monkey
     assert sum(sizes) == len(body)
     assert max(sizes) == bodies.MEASURED
     assert turns >= len(sizes) - 1 > 30
-
-
-def test_depth_is_counted_in_levels() -> None:
-    inner: Any = 1
-    for _ in range(limits.MAX_JSON_DEPTH):
-        inner = {"a": inner}
-    check_depth(inner, "x")
-    with pytest.raises(InvalidRequest, match="nested deeper"):
-        check_depth([inner], "x")
 
 
 VALUES = st.recursive(
