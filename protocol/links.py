@@ -16,31 +16,13 @@ import re
 import secrets
 import zlib
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
 from penstock.protocol.config import LinksConfig
-from penstock.protocol.control import (
-    AbortAll,
-    AskDigests,
-    AskState,
-    CheckWeights,
-    Controlled,
-    EngineStatus,
-    FlushCache,
-    HoldWeights,
-    JoinGroup,
-    MeetTrainer,
-    Pause,
-    Resume,
-    SleepEngine,
-    SumWeights,
-    UpdateWeights,
-    WakeEngine,
-    WeightsAnswer,
-    WriteWeights,
-)
-from penstock.protocol.disk_blocks import BlocksListed, BlocksMoved, ForgetBlocks, ListBlocks, MoveBlocks
+from penstock.protocol.control import Asked, Control, Controlled, EngineStatus, WeightsAnswer
+from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.images import EncodeImage, ImageEncoded
 from penstock.protocol.message import Message
@@ -75,11 +57,6 @@ from penstock.protocol.steps import (
 )
 
 PROTOCOL_VERSION = 1
-CONTROL = (
-    Pause, Resume, FlushCache, AbortAll, AskState, UpdateWeights, JoinGroup, HoldWeights, AskDigests, SleepEngine,
-    WakeEngine,
-)  # fmt: skip
-ASKED = (CheckWeights, WriteWeights, MeetTrainer, SumWeights)
 # Bytes of one message: what msgpack's longest value holds, and above all that the options let a request bring (a token
 # id is two bytes of a body and four here). A socket that meets more ends the connection and all that is on its way.
 MOST_BYTES = (1 << 32) - 1
@@ -164,14 +141,14 @@ TEXT = LinkSpec(
     name="text",
     binder=Role.TOKENIZER,
     connector=Role.API,
-    up=(SubmitText, Abort, Tokenize, Detokenize, *CONTROL),
+    up=(SubmitText, Abort, Tokenize, Detokenize, *get_args(Control)),
     down=(TextBatch, Rejected, Tokenized, Detokenized, Controlled, EngineStatus, MetricsSnapshots),
 )
 TOKENS = LinkSpec(
     name="tokens",
     binder=Role.SCHEDULER,
     connector=Role.TOKENIZER,
-    up=(SubmitTokens, Abort, StopHit, ReleaseTransfer, *CONTROL),
+    up=(SubmitTokens, Abort, StopHit, ReleaseTransfer, *get_args(Control)),
     down=(TokenBatch, Prefilled, Rejected, Controlled, EngineStatus, MetricsSnapshots),
 )
 STEPS = LinkSpec(
@@ -185,8 +162,7 @@ STEPS = LinkSpec(
         AdapterLoaded,
         ImageEncoded,
         BlocksCopied,
-        BlocksListed,
-        BlocksMoved,
+        *get_args(DiskAnswer),
         WeightsAnswer,
         MetricsSnapshots,
     ),
@@ -194,13 +170,11 @@ STEPS = LinkSpec(
         StepPlan,
         StepMasks,
         CopyBlocks,
-        ListBlocks,
-        MoveBlocks,
-        ForgetBlocks,
+        *get_args(DiskMessage),
         LoadAdapter,
         DropAdapter,
         EncodeImage,
-        *ASKED,
+        *get_args(Asked),
         Sleep,
         Wake,
     ),

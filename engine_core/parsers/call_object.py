@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Container
 from typing import Any
 
 import msgspec
 
-from penstock.engine_core.parsers.scanning import BLANKS, ValueEnd, content
-from penstock.protocol.messages import PieceKind
-from penstock.protocol.outputs import Piece
+from penstock.engine_core.parsers.scanning import BLANKS, Reading, Scan, StreamParser, ValueEnd
 
 # Up to the arguments, in the order that models are taught; from there on they are passed on as they come.
 HEAD = re.compile(
@@ -23,107 +20,58 @@ MOST_HELD = 1 << 16  # characters of a call in another order
 LONGEST_TAIL = 1024  # characters of what follows the arguments
 
 
-class Stage(enum.Enum):
-    """How far the object has come."""
+class ObjectParser(StreamParser):
+    """A parser of outputs in which such objects stand."""
 
-    HEAD = enum.auto()  # held: not yet known to be a call
-    ARGUMENTS = enum.auto()
-    TAIL = enum.auto()  # held: what stands between the arguments and the closing brace
-    DONE = enum.auto()
-    FAILED = enum.auto()  # it is no call; `held` is its text
+    __slots__ = ()
+
+    def _read_object(self, scan: Scan, names: Container[str] | None = None) -> Reading[str | None]:
+        """Tell the call that begins with the next brace, or return the text that is none, which is taken. `names`: the
+        only functions that may be called; None: any."""
+        end, known = ValueEnd(), 0
+        while True:
+            found = HEAD.match(scan.text[:LONGEST_HEAD]) if known < LONGEST_HEAD else None
+            name = string_of(found[1]) if found else None
+            if found and name is not None:
+                head = scan.take(found.end())
+                if not knows(names, name):
+                    return head
+                scan.tell_call(name)
+                yield from self._read_arguments(scan)
+                yield from read_tail(scan)
+                return None
+            size = end.find(scan.text[known:MOST_HELD])
+            if size >= 0:
+                text = scan.take(known + size)
+                call = whole_call(text)
+                if call is None or not knows(names, call[0]):
+                    return text
+                scan.tell_call(*call)
+                return None
+            known = len(scan.text)
+            if known >= MOST_HELD or not (yield from scan.more()):
+                return scan.take(MOST_HELD)
 
 
-class CallObject:
-    """Takes text from the opening brace on. `names`: the only functions that may be called; None: any."""
+def knows(names: Container[str] | None, name: str) -> bool:
+    return bool(name) and (names is None or name in names)
 
-    __slots__ = ("_end", "_names", "held", "stage")
 
-    def __init__(self, names: Container[str] | None = None) -> None:
-        self._names = names
-        self._end = ValueEnd()
-        self.held = ""
-        self.stage = Stage.HEAD
-
-    def push(self, text: str, out: list[Piece]) -> str:
-        """What stands behind the object, once the stage is DONE or FAILED."""
-        if self.stage is Stage.HEAD:
-            text = self._head(text, out)
-        if self.stage is Stage.ARGUMENTS:
-            text = self._arguments(text, out)
-        if self.stage is Stage.TAIL:
-            text = self._tail(text, out)
-        return text
-
-    def _head(self, text: str, out: list[Piece]) -> str:
-        known = len(self.held)
-        whole = self.held + text
-        found = HEAD.match(whole[:LONGEST_HEAD]) if known < LONGEST_HEAD else None
-        name = string_of(found[1]) if found else None
-        if found and name is not None:
-            if not self._knows(name):
-                return self._fail(whole, found.end())
-            self.held = ""
-            self._begin(name, out)
-            return whole[found.end() :]
-        end = self._end.find(text[: MOST_HELD - known])
-        if end < 0:
-            self.held = whole
-            return self._fail(whole, MOST_HELD) if len(whole) >= MOST_HELD else ""
-        end += known
-        call = whole_call(whole[:end])
-        if call is None or not self._knows(call[0]):
-            return self._fail(whole, end)
-        out += (Piece(PieceKind.CALL, call[0]), Piece(PieceKind.ARGUMENTS, call[1]))
-        self.held = ""
-        self.stage = Stage.DONE
-        return whole[end:]
-
-    def _knows(self, name: str) -> bool:
-        return bool(name) and (self._names is None or name in self._names)
-
-    def _begin(self, name: str, out: list[Piece]) -> None:
-        out.append(Piece(PieceKind.CALL, name))
-        self.stage = Stage.ARGUMENTS
-        self._end = ValueEnd()
-
-    def _fail(self, whole: str, end: int) -> str:
-        self.stage = Stage.FAILED
-        self.held = whole[:end]
-        return whole[end:]
-
-    def _arguments(self, text: str, out: list[Piece]) -> str:
-        end = self._end.find(text)
-        given = text if end < 0 else text[:end]
-        if given:
-            out.append(Piece(PieceKind.ARGUMENTS, given))
-        if end < 0:
-            return ""
-        self.stage = Stage.TAIL
-        return text[end:]
-
-    def _tail(self, text: str, out: list[Piece]) -> str:
-        """What follows the arguments is dropped when it is JSON, and else is content."""
-        whole = self.held + text
-        members = whole.lstrip(BLANKS)
+def read_tail(scan: Scan) -> Reading[None]:
+    """What follows the arguments, up to the closing brace, is dropped when it is JSON, and else is content."""
+    while True:
+        members = scan.text.lstrip(BLANKS)
         if members and members[0] not in ",}":
-            return self._end_with("", whole)
-        if not members:
-            self.held = whole
-            return ""
-        end = ValueEnd(depth=1).find(whole[:LONGEST_TAIL])
-        if end < 0 and len(whole) < LONGEST_TAIL:
-            self.held = whole
-            return ""
-        if end >= 0 and is_json('{"":0' + whole[:end]):
-            return self._end_with("", whole[end:])
-        cut = end if end >= 0 else LONGEST_TAIL
-        out += content(whole[:cut])
-        return self._end_with("", whole[cut:])
-
-    def _end_with(self, held: str, rest: str) -> str:
-        self.stage = Stage.DONE
-        self.held = held
-        return rest
+            return
+        end = ValueEnd(depth=1).find(scan.text[:LONGEST_TAIL]) if members else -1
+        if end >= 0 or (members and len(scan.text) >= LONGEST_TAIL):
+            break
+        if not (yield from scan.more()):
+            scan.tell(scan.take(len(scan.text)).strip(BLANKS))
+            return
+    tail = scan.take(end if end >= 0 else LONGEST_TAIL)
+    if end < 0 or not is_json('{"":0' + tail):
+        scan.tell(tail)
 
 
 def whole_call(text: str) -> tuple[str, str] | None:

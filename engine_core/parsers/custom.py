@@ -6,13 +6,13 @@ Source: OpenAI API reference, `custom` tools.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Container
 from typing import Any
 
 import msgspec
 
+from penstock.engine_core.parsers.scanning import Reading, Scan, StreamParser
 from penstock.protocol.messages import PieceKind
 from penstock.protocol.outputs import Piece
 
@@ -22,97 +22,61 @@ BEGINNING = re.compile(
     r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?'
 )  # fmt: skip
 LONGEST_HEAD = 256  # characters
-ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})')
-STOP = re.compile(r'["\\]')
 EMPTY = re.compile(r"\s*\{\s*\}\s*")
-
-
-class Stage(enum.Enum):
-    """How far the arguments have come."""
-
-    HEAD = enum.auto()
-    TEXT = enum.auto()
-    OVER = enum.auto()  # what follows is dropped
-    PLAIN = enum.auto()  # they have another form
+STOP = re.compile(r'["\\]')
+HIGH, LOW = r"\\u[dD][89abAB][0-9A-Fa-f]{2}", r"\\u[dD][c-fC-F][0-9A-Fa-f]{2}"  # the halves of a pair
+ESCAPE = re.compile(rf'{HIGH}{LOW}|(?P<half>{HIGH}|{LOW})|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{{4}})')
+BEGUN = re.compile(rf"(?:{HIGH})?(?:\\(?:u[0-9A-Fa-f]{{0,3}})?)?")  # more may belong to such an escape
 
 
 class CustomInputs:
-    """Takes the pieces of one choice in order; `names` are the custom tools. What it holds is no text: the beginning of
-    the object, or half an escape."""
+    """Takes the pieces of one choice in order; `names` are the custom tools."""
 
-    __slots__ = ("_held", "_names", "_stage")
+    __slots__ = ("_input", "_names")
 
     def __init__(self, names: Container[str]) -> None:
         self._names = names
-        self._stage: Stage | None = None  # None: no custom tool's call is open
-        self._held = ""
+        self._input: InputParser | None = None  # of the custom tool's call that is open
 
     def push(self, pieces: list[Piece]) -> list[Piece]:
         """The pieces, arguments of custom tools in place by their text."""
         out: list[Piece] = []
         for piece in pieces:
-            if piece.kind == PieceKind.ARGUMENTS and self._stage is not None:
-                out += told(self._take(piece.text))
+            if piece.kind == PieceKind.ARGUMENTS and self._input is not None:
+                out += self._input.push(piece.text)
                 continue
             if piece.kind == PieceKind.CALL:
-                self._stage, self._held = Stage.HEAD if piece.text in self._names else None, ""
+                self._input = InputParser() if piece.text in self._names else None
             out.append(piece)
         return out
 
-    def _take(self, text: str) -> str:
-        if self._stage is Stage.HEAD:
-            self._held += text
-            found = HEAD.match(self._held)
-            if found is not None:
-                self._stage, text, self._held = Stage.TEXT, self._held[found.end() :], ""
-            elif len(self._held) < LONGEST_HEAD and (BEGINNING.fullmatch(self._held) or EMPTY.fullmatch(self._held)):
-                return ""
-            else:
-                self._stage, text, self._held = Stage.PLAIN, self._held, ""
-        if self._stage is Stage.PLAIN:
-            return text
-        return self._text(text) if self._stage is Stage.TEXT else ""
 
-    def _text(self, text: str) -> str:
-        """Characters of a JSON string until its end."""
-        whole = self._held + text
-        parts, place = [], 0
-        while (stop := STOP.search(whole, place)) is not None:
-            parts.append(whole[place : stop.start()])
-            if stop[0] == '"':
-                self._stage, self._held = Stage.OVER, ""
-                return "".join(parts)
-            escape, end = self._escape(whole, stop.start())
-            if escape is None:
-                self._held = whole[stop.start() :]
-                return "".join(parts)
-            parts.append(escape)
-            place = end
-        self._held = ""
-        return "".join([*parts, whole[place:]])
+class InputParser(StreamParser):
+    """Takes the arguments of one call. What it holds is no text: the beginning of the object, or half an escape."""
 
-    def _escape(self, text: str, place: int) -> tuple[str | None, int]:
-        """The character of an escape and where it ends; None: it is not whole yet."""
-        found = ESCAPE.match(text, place)
-        if found is None:
-            short = len(text) - place < (6 if text[place + 1 : place + 2] == "u" else 2)
-            return (None, place) if short else (text[place : place + 2], place + 2)
-        code = int(found[0][2:], 16) if found[0][1] == "u" else 0
-        if not 0xD800 <= code < 0xE000:
-            return unescaped(found[0]), found.end()
-        rest = text[found.end() : found.end() + 6]
-        if code < 0xDC00 and len(rest) < 6 and "\\u".startswith(rest[:2]):
-            return None, place
-        pair = ESCAPE.match(rest)
-        if code < 0xDC00 and pair is not None and rest[1] == "u" and 0xDC00 <= int(rest[2:6], 16) < 0xE000:
-            return unescaped(found[0] + rest), found.end() + 6
-        return "\ufffd", found.end()
+    __slots__ = ()
+
+    def _read(self, scan: Scan) -> Reading[None]:
+        while (head := HEAD.match(scan.text)) is None:
+            begun = BEGINNING.fullmatch(scan.text) or EMPTY.fullmatch(scan.text)
+            if not begun or len(scan.text) >= LONGEST_HEAD:  # they have another form
+                yield from scan.all(PieceKind.ARGUMENTS)
+            if not (yield from scan.more()):
+                return
+        scan.take(head.end())
+        while not scan.text.startswith('"'):
+            stop = STOP.search(scan.text)
+            scan.tell(scan.take(stop.start() if stop else len(scan.text)), PieceKind.ARGUMENTS)
+            while BEGUN.fullmatch(scan.text):
+                if not (yield from scan.more()):
+                    return
+            if scan.text.startswith("\\"):
+                escape = ESCAPE.match(scan.text)
+                text = scan.take(2 if escape is None else escape.end())
+                text = text if escape is None else "\ufffd" if escape["half"] else unescaped(text)
+                scan.tell(text, PieceKind.ARGUMENTS)
 
 
 def unescaped(escape: str) -> str:
     value: Any = msgspec.json.decode(f'"{escape}"')
     return str(value)
-
-
-def told(text: str) -> list[Piece]:
-    return [Piece(PieceKind.ARGUMENTS, text)] if text else []

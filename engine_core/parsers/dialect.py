@@ -15,7 +15,7 @@ from penstock.engine_core.parsers.harmony import HarmonyParser
 from penstock.engine_core.parsers.llama import LlamaParser
 from penstock.engine_core.parsers.pythonic import PythonicParser
 from penstock.engine_core.parsers.reasoning import Markers, ReasoningParser
-from penstock.engine_core.parsers.scanning import CallParser, content
+from penstock.engine_core.parsers.scanning import StreamParser, content
 from penstock.engine_core.parsers.tagged import TaggedParser, Tags, Types
 from penstock.engine_core.parsers.values import Kinds
 from penstock.engine_core.tokenizer.vocabulary import Vocabulary
@@ -110,7 +110,7 @@ def call_parser(
     names: frozenset[str],
     kinds: Types | None = None,
     held: frozenset[str] = frozenset(),
-) -> CallParser:
+) -> StreamParser:
     """What stands without a marker is taken for a call only if it names one of these functions. `kinds` are the types
     of their parameters. No grammar sees what Qwen3-Coder writes without its marker, so no call of a function
     that is `held` to one is read there."""
@@ -189,9 +189,9 @@ class OutputParser:
     __slots__ = ("_calls", "_inputs", "_reasoning", "called")
 
     def __init__(
-        self, reasoning: ReasoningParser | None, calls: CallParser | None, inputs: CustomInputs | None = None
+        self, reasoning: ReasoningParser | None, calls: StreamParser | None, inputs: CustomInputs | None = None
     ) -> None:
-        self._reasoning = reasoning
+        self._reasoning = reasoning  # until the reasoning is over
         self._calls = calls
         self._inputs = inputs
         self.called = False  # a call has begun
@@ -199,14 +199,13 @@ class OutputParser:
     @property
     def thinking(self) -> bool:
         """Whether what comes is reasoning."""
-        if self._reasoning is None:
-            return self._calls is not None and self._calls.thinking
-        return self._reasoning.thinking
+        now = self._reasoning or self._calls
+        return now is not None and now.thinking
 
     @property
     def plain(self) -> bool:
         """Whether whatever comes is content."""
-        return self._calls is None and (self._reasoning is None or self._reasoning.over)
+        return self._calls is None and self._reasoning is None
 
     @property
     def complete(self) -> bool:
@@ -214,26 +213,27 @@ class OutputParser:
         return self.called and not (self._calls is not None and self._calls.open)
 
     def push(self, text: str) -> list[Piece]:
-        out: list[Piece] = []
-        if self._reasoning is not None and not self._reasoning.over:
-            text = self._reasoning.push(text, out)
-        return self._spoken(out, text)
+        if self._reasoning is None:
+            return self._spoken(content(text))
+        pieces = self._reasoning.push(text)
+        if self._reasoning.over:
+            self._reasoning = None
+        return self._spoken(pieces)
 
     def flush(self) -> list[Piece]:
-        out: list[Piece] = []
-        if self._reasoning is not None:
-            self._spoken(out, self._reasoning.flush(out))
-        if self._calls is not None:
-            self._add(out, self._calls.flush())
-        return out
+        out = self._spoken(self._reasoning.flush()) if self._reasoning is not None else []
+        return out if self._calls is None else out + self._called(self._calls.flush())
 
-    def _spoken(self, out: list[Piece], text: str) -> list[Piece]:
+    def _spoken(self, pieces: list[Piece]) -> list[Piece]:
+        """The same with calls in place of the content in which they stand."""
         if self._calls is None:
-            out += content(text)
-        elif text:
-            self._add(out, self._calls.push(text))
+            return pieces
+        out: list[Piece] = []
+        for piece in pieces:
+            said = piece.kind == PieceKind.CONTENT
+            out += self._called(self._calls.push(piece.text)) if said else [piece]
         return out
 
-    def _add(self, out: list[Piece], pieces: list[Piece]) -> None:
+    def _called(self, pieces: list[Piece]) -> list[Piece]:
         self.called = self.called or any(piece.kind == PieceKind.CALL for piece in pieces)
-        out += pieces if self._inputs is None else self._inputs.push(pieces)
+        return pieces if self._inputs is None else self._inputs.push(pieces)

@@ -11,15 +11,11 @@ Source: OpenAI, "harmony response format".
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Container
-from types import MappingProxyType
-from typing import ClassVar
 
-from penstock.engine_core.parsers.scanning import CallParser, FreeText, Lead, ValueEnd
+from penstock.engine_core.parsers.scanning import Reading, Scan, StreamParser, ValueEnd
 from penstock.protocol.messages import PieceKind
-from penstock.protocol.outputs import Piece
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -30,117 +26,79 @@ TO_FUNCTION = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
 
 
-class State(enum.Enum):
-    """What the next character belongs to."""
-
-    START = enum.auto()  # a message may begin
-    HEADER = enum.auto()
-    LEAD = enum.auto()  # in a message to a function, before its arguments
-    BODY = enum.auto()
-
-
-class HarmonyParser(CallParser):
+class HarmonyParser(StreamParser):
     """Messages of one output. `names`: functions of the request, None where it has none; `reasons`: whether analysis is
     told as reasoning, else it is content; `inside`: the output begins within it."""
 
-    __slots__ = ("_end", "_free", "_held", "_joint", "_kind", "_lead", "_name", "_names", "_reasoning", "_told")
+    __slots__ = ("_end", "_inside", "_joint", "_kind", "_names", "_reasoning", "_told")
 
     def __init__(self, names: Container[str] | None, *, reasons: bool, inside: bool = False) -> None:
-        super().__init__(State.BODY if inside else State.START)
+        super().__init__()
         self._names = names
+        self._inside = inside
         self._reasoning = PieceKind.REASONING if reasons else PieceKind.CONTENT
         self._kind = self._reasoning if inside else PieceKind.CONTENT
-        self._held = ""  # the beginning of a header
-        self._name = ""  # the function that the message goes to
-        self._lead = Lead()
-        self._free = FreeText(START, END, CALL, RETURN)
-        self._end: ValueEnd | None = None  # of the arguments of an open call
+        self.thinking = inside and reasons
         self._told: set[int] = set()  # kinds of earlier messages
         self._joint = ""  # what parts this message from an earlier one of its kind
+        self._end = ValueEnd()  # of a call's arguments
 
-    @property
-    def open(self) -> bool:
-        return self._end is not None
+    def _read(self, scan: Scan) -> Reading[None]:
+        marker = (yield from self._read_body(scan)) if self._inside else None
+        while marker != "":
+            scan.text = (START if marker == START else "") + scan.text
+            while not scan.text.startswith(HEADS) and any(each.startswith(scan.text) for each in HEADS):
+                if not (yield from scan.more()):
+                    self._tell("" if marker else scan.text)  # behind a message it is half a mark
+                    return
+            if not scan.text.startswith(HEADS):
+                self._enter(PieceKind.CONTENT)
+            elif not (yield from self._read_header(scan)):
+                return
+            marker = yield from self._read_body(scan)
 
-    @property
-    def thinking(self) -> bool:
-        return self._state is State.BODY and self._kind == PieceKind.REASONING
-
-    def flush(self) -> list[Piece]:
-        """As `CallParser.flush`. A header that breaks off is no text."""
-        out: list[Piece] = []
-        match self._state:
-            case State.START if not self._free.marker:  # behind a message it is half a mark
-                self._tell(self._held, out)
-            case State.LEAD:
-                self._tell(self._lead.held, out)
-            case State.BODY:
-                held = self._free.release()
-                over = self._kind == PieceKind.ARGUMENTS and self._end is None  # half a mark, or blanks
-                self._tell("" if over else held, out)
-        return out
-
-    def _begin(self, text: str, out: list[Piece]) -> str:
-        whole, self._held = self._held + text, ""
-        if whole.startswith(HEADS):
-            self._state = State.HEADER
-        elif any(each.startswith(whole) for each in HEADS):
-            self._held = whole
-            return ""
-        else:
-            self._enter(PieceKind.CONTENT)
-        return whole
-
-    def _header(self, text: str, out: list[Piece]) -> str:
-        whole, self._held = self._held + text, ""
-        at = whole.find(MESSAGE, 0, LONGEST_HEADER)
-        if at < 0 and len(whole) < LONGEST_HEADER:
-            self._held = whole
-            return ""
-        if at < 0:
-            self._enter(PieceKind.CONTENT)
-            self._tell(whole[:LONGEST_HEADER], out)
-            return whole[LONGEST_HEADER:]
-        header = whole[:at].rpartition(START)[2]
+    def _read_header(self, scan: Scan) -> Reading[bool]:
+        """Whether a message follows. A header that breaks off is no text."""
+        while (at := scan.text.find(MESSAGE, 0, LONGEST_HEADER)) < 0:
+            if len(scan.text) >= LONGEST_HEADER:
+                self._enter(PieceKind.CONTENT)
+                self._tell(scan.take(LONGEST_HEADER))
+                return True
+            if not (yield from scan.more()):
+                return False
+        header = scan.take(at + len(MESSAGE))[:at].rpartition(START)[2]
         to = TO_FUNCTION.search(header)
         self._enter(self._reasoning if ANALYSIS.search(header) else PieceKind.CONTENT)
-        if to is not None and self._names is not None and ("to=functions." in header or to[1] in self._names):
-            self._state, self._name, self._lead = State.LEAD, to[1], Lead()
-        return whole[at + len(MESSAGE) :]
+        if to is None or self._names is None or not ("to=functions." in header or to[1] in self._names):
+            return True
+        blanks = yield from scan.lead()
+        if not scan.text.startswith("{"):  # it goes where its channel says
+            scan.text = blanks + scan.text
+            return True
+        scan.tell_call(to[1])
+        self._kind, self._joint, self._end, self.open = PieceKind.ARGUMENTS, "", ValueEnd(), True
+        return True
 
     def _enter(self, kind: PieceKind) -> None:
-        self._state, self._kind = State.BODY, kind
-        self._joint = "\n" if kind in self._told else ""
+        self._kind, self._joint = kind, "\n" if kind in self._told else ""
 
-    def _arguments(self, text: str, out: list[Piece]) -> str:
-        """The beginning of a call's arguments; what is no object goes where its channel says."""
-        rest = self._lead.push(text)
-        if not rest:
+    def _read_body(self, scan: Scan) -> Reading[str]:
+        """The mark that ends the message; empty: the output does."""
+        self.thinking = self._kind == PieceKind.REASONING
+        marker = yield from scan.until((START, END, CALL, RETURN), self._tell)
+        if not marker:
+            over = self._kind == PieceKind.ARGUMENTS and not self.open  # half a mark, or blanks
+            self._tell("" if over else scan.text)
             return ""
-        self._state = State.BODY
-        if rest[0] != "{":
-            return self._lead.held + rest
-        out.append(Piece(PieceKind.CALL, self._name))
-        self._kind, self._end, self._joint = PieceKind.ARGUMENTS, ValueEnd(), ""
-        return rest
+        if self._kind != PieceKind.ARGUMENTS:
+            self._tell(scan.blanks)
+        self.open = self.thinking = False
+        return marker
 
-    def _body(self, text: str, out: list[Piece]) -> str:
-        given, rest = self._free.push(text)
-        if self._end is not None and self._end.find(given) >= 0:
-            self._end = None
-        if rest is None:
-            self._tell(given, out)
-            return ""
-        self._tell(given if self._kind == PieceKind.ARGUMENTS else given + self._free.blanks, out)
-        self._end, self._state = None, State.START
-        return START + rest if self._free.marker == START else rest
-
-    def _tell(self, text: str, out: list[Piece]) -> None:
+    def _tell(self, text: str) -> None:
         if text:
-            out.append(Piece(self._kind, self._joint + text))
+            if self._kind == PieceKind.ARGUMENTS and self.open and self._end.find(text) >= 0:
+                self.open = False
+            self._scan.tell(self._joint + text, self._kind)
             self._told.add(self._kind)
             self._joint = ""
-
-    _steps: ClassVar = MappingProxyType({
-        State.START: _begin, State.HEADER: _header, State.LEAD: _arguments, State.BODY: _body
-    })  # fmt: skip

@@ -1,19 +1,22 @@
-"""Finding markers and the ends of JSON values in text that comes in cuts.
+"""Text that comes in cuts, read as if all of it were there: what parsers of outputs have in common.
 
-Parsers make pieces, of which the deltas of a choice are made; the text around calls is content, but for the blanks that
-follow a call and lead to nothing.
+A parser is a generator over a `Scan`, which waits where more text is needed to go on. So how the text is cut changes
+nothing but the cuts between pieces. The text around calls is content, but for the blanks that follow a call and lead to
+nothing.
 """
 
 from __future__ import annotations
 
-import enum
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 from penstock.protocol.messages import PieceKind
 from penstock.protocol.outputs import Piece
+
+T = TypeVar("T")
+Reading: TypeAlias = Generator[None, None, T]  # what it returns is known once enough text has come
 
 BLANKS = " \t\r\n"
 MOST_BLANKS = 64  # characters before a marker that belong to it
@@ -22,39 +25,137 @@ JSON_SIGNS = re.compile(r'["{}\[\]]')
 PYTHON_SIGNS = re.compile(r"""["'(){}\[\]]""")
 
 
-class CallParser(ABC):
-    """Tells tool calls from content. How the text is cut into deltas changes nothing but the cuts between pieces.
+class Scan:
+    """The text that was not taken yet, and the pieces that are certain."""
 
-    Each subclass names the method that consumes text in each of its states; it returns the text that is left.
-    """
+    __slots__ = ("blanks", "over", "pieces", "text", "trailing")
 
-    __slots__ = ("_state",)
+    def __init__(self) -> None:
+        self.text = ""
+        self.over = False  # no more comes
+        self.pieces: list[Piece] = []
+        self.blanks = ""  # that stood before the marker that was found last
+        self.trailing = False  # no content since a call
 
-    _steps: ClassVar[Mapping[enum.Enum, Callable[[Any, str, list[Piece]], str]]]
+    def take(self, count: int) -> str:
+        taken, self.text = self.text[:count], self.text[count:]
+        return taken
 
-    def __init__(self, state: enum.Enum) -> None:
-        self._state = state
+    def tell(self, text: str, kind: PieceKind = PieceKind.CONTENT) -> None:
+        if text:
+            self.pieces.append(Piece(kind, text))
+            self.trailing = False
 
-    @property
-    def open(self) -> bool:
-        """Whether a call has begun whose arguments have not ended; never for formats whose calls are sent whole."""
-        return False
+    def tell_call(self, name: str, arguments: str = "") -> None:
+        self.pieces.append(Piece(PieceKind.CALL, name))
+        self.tell(arguments, PieceKind.ARGUMENTS)
 
-    @property
-    def thinking(self) -> bool:
-        """Whether what comes is reasoning; never for formats that leave it to its own parser."""
-        return False
+    def more(self) -> Reading[bool]:
+        """Whether any text has come behind what is there; False: the output is over."""
+        size = len(self.text)
+        while len(self.text) == size and not self.over:
+            yield
+        return len(self.text) > size
+
+    def lead(self, blanks: str = BLANKS) -> Reading[str]:
+        """Blanks before something else, which are taken. One more than MOST_BLANKS is something else."""
+        while True:
+            count = min(len(self.text) - len(self.text.lstrip(blanks)), MOST_BLANKS)
+            if count < len(self.text) or not (yield from self.more()):
+                return self.take(count)
+
+    def skip_blanks(self) -> Reading[None]:
+        """Drop any number of them."""
+        while not (left := self.text.lstrip(BLANKS)):
+            self.text = ""
+            if not (yield from self.more()):
+                return
+        self.text = left
+
+    def mark(self, marks: Sequence[str]) -> Reading[str]:
+        """Which of these comes next, and is taken; empty: none."""
+        while any(len(self.text) < len(each) and each.startswith(self.text) for each in marks):
+            if not (yield from self.more()):
+                return ""
+        return self.take(len(next((each for each in marks if self.text.startswith(each)), "")))
+
+    def may_be(self, marks: Sequence[str]) -> bool:
+        """Whether the output has broken off where one of these may have come."""
+        return self.over and any(each.startswith(self.text) for each in marks)
+
+    def until(self, markers: Sequence[str], tell: Callable[[str], None] | None = None) -> Reading[str]:
+        """The first marker that stands in the text, which is taken, and all before it is told: as content, or by
+        `tell`. Empty: the output is over, and what may be the beginning of one is left. Blanks right before a marker
+        belong to it, as far as they are held."""
+        tell = tell or self.tell
+        while True:
+            text = self.text
+            begun = [each for each in markers if each[0] in text]
+            found = [(at, each) for each in begun if (at := text.find(each)) >= 0]
+            held = max([partial_end(text, each) for each in begun], default=0)
+            at, marker = min(found) if found else (len(text) - held, "")
+            cut = blanks_before(text, at)
+            tell(text[:cut])
+            if marker:
+                self.blanks, self.text = text[cut:at], text[at + len(marker) :]
+                return marker
+            self.text = text[cut:]
+            if not (yield from self.more()):
+                return ""
+
+    def all(self, kind: PieceKind = PieceKind.CONTENT) -> Reading[None]:
+        """Tell whatever comes."""
+        while self.text or (yield from self.more()):
+            self.tell(self.take(len(self.text)), kind)
+
+    def end(self) -> None:
+        """The output is over: what is left is content, but for blanks behind a call."""
+        if not self.trailing or self.text.strip(BLANKS):
+            self.tell(self.take(len(self.text)))
+
+
+class StreamParser(ABC):
+    """Takes an output apart as it comes."""
+
+    __slots__ = ("_reading", "_scan", "open", "thinking")
+
+    def __init__(self) -> None:
+        self.open = False  # a call has begun whose arguments have not ended; never one that is told whole
+        self.thinking = False  # what comes is reasoning
+        self._scan = Scan()
+        self._reading = self._read(self._scan)
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""
-        out: list[Piece] = []
-        while text:
-            text = self._steps[self._state](self, text, out)
-        return out
+        self._scan.text += text
+        return self._go_on()
 
-    @abstractmethod
     def flush(self) -> list[Piece]:
         """What was held back, once the output is over."""
+        self._scan.over = True
+        return self._go_on()
+
+    def _go_on(self) -> list[Piece]:
+        if next(self._reading, self) is self:  # it has returned
+            self._scan.text = ""
+        found, self._scan.pieces = self._scan.pieces, []
+        return found
+
+    @abstractmethod
+    def _read(self, scan: Scan) -> Reading[None]:
+        """Read all of the output. What comes once this has returned is dropped."""
+
+    def _read_arguments(self, scan: Scan) -> Reading[None]:
+        """Pass a JSON value on as it comes, up to its end."""
+        self.open, value = True, ValueEnd()
+        while True:
+            end = value.find(scan.text)
+            scan.tell(scan.take(end if end >= 0 else len(scan.text)), PieceKind.ARGUMENTS)
+            if end >= 0:
+                self.open = False
+                return
+            if not (yield from scan.more()):
+                return
 
 
 def partial_end(text: str, marker: str) -> int:
@@ -65,39 +166,6 @@ def partial_end(text: str, marker: str) -> int:
             return len(text) - at
         at = text.find(marker[0], at + 1)
     return 0
-
-
-class FreeText:
-    """Text up to one of some markers, the first that stands there. Blanks right before a marker belong to it, as far as
-    they are held."""
-
-    __slots__ = ("_held", "_markers", "blanks", "marker")
-
-    def __init__(self, *markers: str) -> None:
-        self._markers = markers
-        self._held = ""
-        self.marker = ""  # that was found last
-        self.blanks = ""  # that stood before it
-
-    def push(self, text: str) -> tuple[str, str | None]:
-        """Text that goes out, and what stands behind the marker; None while there was none."""
-        if not self._held and text and text[-1] not in BLANKS and not any(each[0] in text for each in self._markers):
-            return text, None  # the common case
-        whole = self._held + text
-        found = [(at, each) for each in self._markers if (at := whole.find(each)) >= 0]
-        if not found:
-            cut = blanks_before(whole, len(whole) - max(partial_end(whole, each) for each in self._markers))
-            self._held = whole[cut:]
-            return whole[:cut], None
-        self._held = ""
-        at, self.marker = min(found)
-        cut = blanks_before(whole, at)
-        self.blanks = whole[cut:at]
-        return whole[:cut], whole[at + len(self.marker) :]
-
-    def release(self) -> str:
-        held, self._held = self._held, ""
-        return held
 
 
 def blanks_before(text: str, end: int) -> int:
@@ -154,23 +222,6 @@ class ValueEnd:
         return False
 
 
-class Lead:
-    """Blanks before something else. `held` are those so far, at most MOST_BLANKS: one more is something else."""
-
-    __slots__ = ("_blanks", "held")
-
-    def __init__(self, blanks: str = BLANKS) -> None:
-        self._blanks = blanks
-        self.held = ""
-
-    def push(self, text: str) -> str:
-        """What stands behind the blanks; empty while nothing does."""
-        whole = self.held + text
-        count = min(len(whole) - len(whole.lstrip(self._blanks)), MOST_BLANKS)
-        self.held = whole[:count]
-        return whole[count:]
-
-
 def content(text: str) -> list[Piece]:
     """Text as it is; no piece for none."""
     return [Piece(PieceKind.CONTENT, text)] if text else []
@@ -193,39 +244,3 @@ def leading_text(pieces: list[Piece]) -> tuple[str, tuple[Piece, ...]]:
     """The content that comes first, and what follows it."""
     count = next((n for n, piece in enumerate(pieces) if piece.kind != PieceKind.CONTENT), len(pieces))
     return "".join([piece.text for piece in pieces[:count]]), tuple(pieces[count:])
-
-
-class Prose:
-    """Text up to the marker of a call, any number of times. `markers` as of `FreeText`."""
-
-    __slots__ = ("_free", "_trailing")
-
-    def __init__(self, *markers: str) -> None:
-        self._free = FreeText(*markers)
-        self._trailing = False  # nothing but blanks since a call
-
-    @property
-    def blanks(self) -> str:
-        """Those that stood before the marker that came last."""
-        return self._free.blanks
-
-    @property
-    def marker(self) -> str:
-        return self._free.marker
-
-    def push(self, text: str, out: list[Piece]) -> str | None:
-        """Add to `out` what is content for certain. What stands behind a marker; None where there is none yet."""
-        given, rest = self._free.push(text)
-        if given:
-            out += content(given)
-            self._trailing = False
-        return rest
-
-    def resume(self, *, called: bool) -> None:
-        """Text goes on: behind a call, or because what looked like one is none."""
-        self._trailing = called
-
-    def flush(self) -> list[Piece]:
-        """What was held back when the output ends in text."""
-        held = self._free.release()
-        return [] if self._trailing and not held.strip(BLANKS) else content(held)

@@ -18,18 +18,13 @@ function of the request is called all the same, once its element has ended.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import ClassVar
 
 import msgspec
 
-from penstock.engine_core.parsers.scanning import CallParser, Lead, Prose, blanks_before, content, partial_end
+from penstock.engine_core.parsers.scanning import Reading, Scan, StreamParser, blanks_before, partial_end
 from penstock.engine_core.parsers.values import ANY, TEXT, Kinds, value_of
-from penstock.protocol.messages import PieceKind
-from penstock.protocol.outputs import Piece
 
 BARE, BARE_END = "<function=", "</function>"  # of a call without markers
 MOST_HELD = 1 << 18  # characters of a call
@@ -38,7 +33,7 @@ BEGUN_NAME = re.compile(r"[^<>\s]*")
 
 Types = Mapping[str, Mapping[str, Kinds]]  # of each function's parameters
 Called = tuple[str, str]  # a function's name, and its arguments as JSON
-Reading = Callable[[str, Types], list[Called] | None]  # calls of the text between two markers; None: it is none
+ReadCalls = Callable[[str, Types], list[Called] | None]  # calls of the text between two markers; None: it is none
 
 
 class Tags(msgspec.Struct, frozen=True):
@@ -46,7 +41,7 @@ class Tags(msgspec.Struct, frozen=True):
 
     opening: str
     closing: str
-    read: Reading
+    read: ReadCalls
     bare: bool = False  # BARE may stand without them
     lenient: bool = False  # the end of the output stands for the closing marker
 
@@ -60,127 +55,89 @@ class Elements(msgspec.Struct, frozen=True):
     end: re.Pattern[str]
 
 
-class State(enum.Enum):
-    """What the next character belongs to."""
-
-    TEXT = enum.auto()
-    CALL = enum.auto()  # after the opening marker
-    NAME = enum.auto()  # of a function without one
-    FUNCTION = enum.auto()  # after that name
-    BEHIND = enum.auto()  # after such a function, where a closing marker may follow
-
-
-class TaggedParser(CallParser):
+class TaggedParser(StreamParser):
     """Tool calls that are told whole. `bare`: functions that may be called without the markers, where `tags` know such
     calls."""
 
-    __slots__ = ("_bare", "_held", "_kinds", "_lead", "_prose", "_size", "_tags", "_tail")
+    __slots__ = ("_bare", "_kinds", "_tags")
 
     def __init__(self, tags: Tags, kinds: Types, bare: Container[str] = ()) -> None:
+        super().__init__()
         self._tags = tags
         self._kinds = kinds
         self._bare = bare
-        super().__init__(State.TEXT)
-        self._prose = Prose(tags.opening, BARE) if tags.bare else Prose(tags.opening)
-        self._held: list[str] = []  # a call as far as it has come, but for the tail
-        self._size = 0  # of the call, tail included
-        self._tail = ""  # its last characters, which may be the beginning of the marker
-        self._lead = Lead()
 
-    def flush(self) -> list[Piece]:
-        """As `CallParser.flush`."""
-        match self._state:
-            case State.TEXT:
-                return self._prose.flush()
-            case State.BEHIND:
-                return []
-            case state:
-                body = "".join(self._held) + self._tail
-                ended = body[: len(body) - partial_end(body, self._tags.closing)]
-                lenient = state is State.CALL and (self._tags.lenient or bool(self._tags.bare and self._bare))
-                calls = self._tags.read(ended, self._kinds) if lenient else None
-                return content(self._prose.blanks + self._prose.marker + body) if calls is None else told(calls)
+    def _read(self, scan: Scan) -> Reading[None]:
+        tags = self._tags
+        while marker := (yield from scan.until((tags.opening, BARE) if tags.bare else (tags.opening,))):
+            before = scan.blanks + marker  # content unless a call follows
+            if marker == tags.opening:
+                scan.trailing = yield from self._read_call(scan, before)
+            elif not (yield from self._names_function(scan)):
+                scan.tell(before)
+            elif (yield from self._read_function(scan, before)):
+                yield from self._close(scan)
+        scan.end()
 
-    def _free(self, text: str, out: list[Piece]) -> str:
-        rest = self._prose.push(text, out)
-        if rest is None:
-            return ""
-        self._state = State.CALL if self._prose.marker == self._tags.opening else State.NAME
-        self._held, self._tail, self._size = [], "", 0
-        return rest
-
-    def _named(self, text: str, out: list[Piece]) -> str:
-        """A function's name, up to the end of its tag; a name that is not the request's is text."""
-        line = self._tail + text
-        name, end, _ = line[:LONGEST_NAME].partition(">")
-        if not end and len(line) < LONGEST_NAME and BEGUN_NAME.fullmatch(name):
-            self._tail = line
-            return ""
-        self._tail = ""
-        if not end or name not in self._bare:
-            out += content(self._prose.blanks + BARE)
-            self._resume(called=False)
-            return line
-        self._state, self._held, self._size = State.FUNCTION, [name + end], len(name + end)
-        return line[self._size :]
-
-    def _hold(self, text: str, out: list[Piece]) -> str:
-        """Collect a call up to its closing marker."""
-        bare = self._state is State.FUNCTION
-        closing = BARE_END if bare else self._tags.closing
-        room = MOST_HELD - self._size
-        whole = self._tail + text[:room]
-        at = whole.find(closing)
-        if at < 0 and len(text) < room:
-            cut = max(0, len(whole) - len(closing) + 1)
-            self._held.append(whole[:cut])
-            self._tail = whole[cut:]
-            self._size += len(text)
-            return ""
-        end = at if at >= 0 else len(whole)
-        body, marker = "".join(self._held) + whole[:end], closing if at >= 0 else ""
-        calls = self._tags.read(BARE + body + marker if bare else body, self._kinds) if at >= 0 else None
-        rest = text[end + len(marker) - len(self._tail) :]
+    def _read_call(self, scan: Scan, before: str) -> Reading[bool]:
+        """Whether the text up to the closing marker is calls, which are told; else it is content. The end of the output
+        may stand for the marker."""
+        tags, calls = self._tags, None
+        body, closing = yield from read_body(scan, tags.closing)
+        if closing:
+            calls = tags.read(body, self._kinds)
+        elif len(body) < MOST_HELD and (tags.lenient or (tags.bare and self._bare)):
+            calls = tags.read(body[: len(body) - partial_end(body, tags.closing)], self._kinds)
         if calls is None:
-            return self._no_call(body + marker, bare, out) + rest
-        out += told(calls)
-        if bare:
-            self._state, self._lead, self._tail = State.BEHIND, Lead(), ""
-        else:
-            self._resume(called=True)
-        return rest
+            scan.tell(before + body + closing)
+        return told(scan, calls)
 
-    def _no_call(self, body: str, bare: bool, out: list[Piece]) -> str:
-        """The held text is content, up to a call with markers inside what looked like one without."""
-        at = body.find(self._tags.opening) if bare else -1
-        end = blanks_before(body, at) if at >= 0 else len(body)
-        out += content(self._prose.blanks + self._prose.marker + body[:end])
-        self._resume(called=False)
-        return body[end:]
+    def _names_function(self, scan: Scan) -> Reading[bool]:
+        """Whether a function's name stands up to the end of its tag: a name that is not the request's is text."""
+        while ">" not in scan.text[:LONGEST_NAME]:
+            begun = len(scan.text) < LONGEST_NAME and BEGUN_NAME.fullmatch(scan.text)
+            if not begun or not (yield from scan.more()):
+                return False
+        return scan.text.partition(">")[0] in self._bare
 
-    def _behind(self, text: str, out: list[Piece]) -> str:
-        """Consume a closing marker: it belongs to the call although the opening one is missing."""
-        rest = self._tail + (text if self._tail else self._lead.push(text))
-        closing = self._tags.closing
-        if len(rest) < len(closing) and closing.startswith(rest):
-            self._tail = rest
-            return ""
-        self._resume(called=True)
-        return rest[len(closing) :] if rest.startswith(closing) else self._lead.held + rest
+    def _read_function(self, scan: Scan, before: str) -> Reading[bool]:
+        """Whether the text up to the end of a function without markers is a call; else it is content, up to a call with
+        markers inside."""
+        body, closing = yield from read_body(scan, BARE_END)
+        calls = self._tags.read(BARE + body + closing, self._kinds) if closing else None
+        if calls is None:
+            body += closing
+            at = body.find(self._tags.opening)
+            end = blanks_before(body, at) if at >= 0 else len(body)
+            scan.tell(before + body[:end])
+            scan.text = body[end:] + scan.text
+        return told(scan, calls)
 
-    def _resume(self, *, called: bool) -> None:
-        self._state = State.TEXT
-        self._prose.resume(called=called)
-
-    _steps: ClassVar = MappingProxyType({
-        State.TEXT: _free, State.CALL: _hold, State.NAME: _named, State.FUNCTION: _hold, State.BEHIND: _behind
-    })  # fmt: skip
+    def _close(self, scan: Scan) -> Reading[None]:
+        """Drop a closing marker: it belongs to the call although the opening one is missing."""
+        blanks = yield from scan.lead()
+        closed = yield from scan.mark((self._tags.closing,))
+        scan.text = "" if scan.may_be((self._tags.closing,)) else scan.text if closed else blanks + scan.text
+        scan.trailing = True
 
 
-def told(calls: Sequence[Called]) -> list[Piece]:
-    return [
-        piece for name, text in calls for piece in (Piece(PieceKind.CALL, name), Piece(PieceKind.ARGUMENTS, text))
-    ]  # fmt: skip
+def read_body(scan: Scan, closing: str) -> Reading[tuple[str, str]]:
+    """The text of a call up to its closing marker, and the marker: empty where the output ends before it, or where it
+    does not come within MOST_HELD characters."""
+    known = 0
+    while (at := scan.text.find(closing, max(0, known - len(closing) + 1), MOST_HELD)) < 0:
+        known = len(scan.text)
+        if known >= MOST_HELD or not (yield from scan.more()):
+            return scan.take(MOST_HELD), ""
+    body = scan.take(at)
+    return body, scan.take(len(closing))
+
+
+def told(scan: Scan, calls: Sequence[Called] | None) -> bool:
+    """Tell these calls, if they are some."""
+    for name, arguments in calls or ():
+        scan.tell_call(name, arguments)
+    return calls is not None
 
 
 def read_elements(body: str, types: Types, forms: Iterable[Elements]) -> list[Called] | None:

@@ -105,17 +105,30 @@ ESCAPED: Mapping[str, str] = {
 
 def as_json(literal: str) -> str | None:
     """The JSON of one literal; None for what is no literal of JSON's kinds."""
+    return converted(literal, None)
+
+
+def keywords_json(text: str) -> str | None:
+    """The JSON object of keyword arguments as they stand between parentheses; None if they are not literals."""
+    return converted(f"{{{text}}}", [])
+
+
+def converted(literal: str, keys: list[str] | None) -> str | None:
+    """As `as_json`. `keys`: the outermost object has keywords in place of keys, which are added there."""
     parts: list[str] = []
     opened: list[int] = []  # where brackets stand that are open
     at, end = 0, len(literal.rstrip())
     while at < end:
+        if keys is not None and len(opened) == 1 and (key := KEY.match(literal, at)):
+            parts += (f'"{key[1]}"', ":")
+            keys.append(key[1])
+            at = key.end()
+            continue
         found = TOKEN.match(literal, at)
-        if found is None:
+        part = None if found is None else token_json(found)
+        if found is None or part is None or (part == ":" and keys is not None and len(opened) == 1):
             return None
         at = found.end()
-        part = token_json(found)
-        if part is None:
-            return None
         if found["sign"] and part in "([{":
             opened.append(len(parts))
         elif found["sign"] and part in ")]}":
@@ -125,9 +138,10 @@ def as_json(literal: str) -> str | None:
         elif part == "," and opened and parts[opened[-1]] == "(":
             parts[opened[-1]] = TUPLE
         parts.append(part)
-    text = " ".join(parts)  # what stands side by side does not become one
+    if keys is not None and len(set(keys)) < len(keys):
+        return None
     try:
-        value = msgspec.json.decode(text)
+        value = msgspec.json.decode(" ".join(parts))  # what stands side by side does not become one
     except (msgspec.DecodeError, RecursionError):
         return None
     return msgspec.json.encode(value).decode()
@@ -148,39 +162,6 @@ def close(parts: list[str], start: int, bracket: str) -> bool:
         closing = bracket
     parts.append(closing)
     return opening[:1] + bracket in ("()", "[]", "{}")
-
-
-def keywords_json(text: str) -> str | None:
-    """The JSON object of keyword arguments as they stand between parentheses; None if they are not literals."""
-    values: dict[str, msgspec.Raw] = {}
-    at, end = 0, len(text.rstrip())
-    while at < end:
-        key = KEY.match(text, at)
-        stop = value_end(text, key.end(), end) if key else None
-        value = as_json(text[key.end() : stop]) if key and stop is not None else None
-        if key is None or stop is None or value is None or key[1] in values:
-            return None
-        values[key[1]] = msgspec.Raw(value.encode())
-        at = stop + 1
-    return msgspec.json.encode(values).decode()
-
-
-def value_end(text: str, at: int, end: int) -> int | None:
-    """Where the comma stands that ends the value beginning at `at`, or the end; None for what is no literal."""
-    depth = 0
-    while at < end:
-        found = TOKEN.match(text, at)
-        if found is None:
-            return None
-        match found["sign"]:
-            case "," if not depth:
-                return found.start("sign")
-            case "(" | "[" | "{":
-                depth += 1
-            case ")" | "]" | "}":
-                depth -= 1
-        at = found.end()
-    return end
 
 
 def token_json(found: re.Match[str]) -> str | None:

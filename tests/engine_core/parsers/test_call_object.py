@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.parsers.call_object import LONGEST_TAIL, MOST_HELD, CallObject, Stage
+from penstock.engine_core.parsers.call_object import LONGEST_TAIL, MOST_HELD, ObjectParser
+from penstock.engine_core.parsers.scanning import Reading, Scan
 from penstock.protocol.messages import PieceKind
-from penstock.protocol.outputs import Piece
 
 CALL, ARGUMENTS, CONTENT = PieceKind.CALL, PieceKind.ARGUMENTS, PieceKind.CONTENT
 
 
-def told(*cuts: str, names: tuple[str, ...] | None = None) -> tuple[CallObject, list[tuple[int, str]], str]:
-    """The machine, what it gave, and what stood behind the object."""
-    machine, out, rest = CallObject(names), list[Piece](), ""
-    for cut in cuts:
-        rest = machine.push(cut, out)
-    return machine, [(piece.kind, piece.text) for piece in out], rest
+class Alone(ObjectParser):
+    """One object, and what stands behind it."""
+
+    def __init__(self, names: tuple[str, ...] | None = None) -> None:
+        super().__init__()
+        self._names = names
+        self.failed: str | None = None
+        self.done = False
+        self.rest = ""
+
+    def _read(self, scan: Scan) -> Reading[None]:
+        self.failed = yield from self._read_object(scan, self._names)
+        self.done, self.rest = True, scan.text
+
+
+def told(*cuts: str, names: tuple[str, ...] | None = None) -> tuple[Alone, list[tuple[int, str]]]:
+    """The parser, and what it gave."""
+    parser = Alone(names)
+    return parser, [(piece.kind, piece.text) for cut in cuts for piece in parser.push(cut)]
 
 
 def test_arguments_flow() -> None:
-    machine, pieces, _ = told('{"name": "f", "argu', 'ments": {"a"', ": 1")
-    assert machine.stage is Stage.ARGUMENTS
+    parser, pieces = told('{"name": "f", "argu', 'ments": {"a"', ": 1")
+    assert parser.open
     assert pieces == [(CALL, "f"), (ARGUMENTS, '{"a"'), (ARGUMENTS, ": 1")]
-    machine, pieces, rest = told('{"name":"f","parameters":{}} x')
-    assert (machine.stage, pieces, rest) == (Stage.DONE, [(CALL, "f"), (ARGUMENTS, "{}")], " x")
+    parser, pieces = told('{"name":"f","parameters":{}} x')
+    assert (parser.failed, parser.open, parser.rest) == (None, False, " x")
+    assert pieces == [(CALL, "f"), (ARGUMENTS, "{}")]
 
 
 @pytest.mark.parametrize(
@@ -38,9 +52,8 @@ def test_arguments_flow() -> None:
 )  # fmt: skip
 def test_forms_that_are_calls(text: str, arguments: str) -> None:
     for cuts in ([text], list(text)):
-        machine, pieces, rest = told(*cuts)
-        assert machine.stage is Stage.DONE
-        assert rest == ""
+        parser, pieces = told(*cuts)
+        assert (parser.done, parser.failed, parser.rest) == (True, None, "")
         assert pieces[0] == (CALL, "f")
         assert "".join(part for _, part in pieces[1:]) == arguments
 
@@ -54,30 +67,31 @@ def test_forms_that_are_calls(text: str, arguments: str) -> None:
     ],
 )  # fmt: skip
 def test_forms_that_are_none(text: str) -> None:
-    machine, pieces, rest = told(text + "!")
-    assert (machine.stage, pieces) == (Stage.FAILED, [])
-    assert machine.held + rest == text + "!"
+    parser, pieces = told(text + "!")
+    assert pieces == []
+    assert parser.failed is not None
+    assert parser.failed + parser.rest == text + "!"
 
 
 def test_only_known_names_where_names_are_given() -> None:
-    assert told('{"name": "g", "arguments": {}}', names=("f",))[0].stage is Stage.FAILED
-    assert told('{"arguments": {}, "name": "g"}', names=("f",))[0].stage is Stage.FAILED
-    assert told('{"name": "f", "arguments": {}}', names=("f",))[0].stage is Stage.DONE
+    assert told('{"name": "g", "arguments": {}}', names=("f",))[0].failed
+    assert told('{"arguments": {}, "name": "g"}', names=("f",))[0].failed
+    assert told('{"name": "f", "arguments": {}}', names=("f",))[0].failed is None
 
 
 def test_what_is_wrong_behind_the_arguments_is_content() -> None:
-    machine, pieces, rest = told('{"name": "f", "arguments": {} oops}')
-    assert (machine.stage, rest) == (Stage.DONE, " oops}")
-    machine, pieces, rest = told('{"name": "f", "arguments": {}, oops} y')
+    parser, pieces = told('{"name": "f", "arguments": {} oops}')
+    assert (parser.done, parser.rest) == (True, " oops}")
+    parser, pieces = told('{"name": "f", "arguments": {}, oops} y')
     assert pieces[-1] == (CONTENT, ", oops}")
-    assert rest == " y"
+    assert parser.rest == " y"
 
 
 def test_what_is_held_is_bounded() -> None:
-    machine, _, rest = told('{"x": "' + "a" * MOST_HELD)
-    assert machine.stage is Stage.FAILED
-    assert len(machine.held) == MOST_HELD
-    machine, pieces, rest = told('{"name": "f", "arguments": {}, "x": "' + "a" * LONGEST_TAIL)
-    assert machine.stage is Stage.DONE
+    parser, _ = told('{"x": "' + "a" * MOST_HELD)
+    assert parser.failed is not None
+    assert len(parser.failed) == MOST_HELD
+    parser, pieces = told('{"name": "f", "arguments": {}, "x": "' + "a" * LONGEST_TAIL)
+    assert parser.done
     assert len(pieces[-1][1]) == LONGEST_TAIL
-    assert rest
+    assert parser.rest

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from penstock.engine_core.parsers.dialect import ANSWER, BRACKETS, GEMMA, PROSE, RESPONSE, SEED, THINK, OutputParser
 from penstock.engine_core.parsers.reasoning import Markers, ReasoningParser
-from penstock.protocol.outputs import Piece
 from tests.engine_core.parsers.outputs import content_of, cut, parsed, parser, reasoning_of
 
 
@@ -32,26 +31,25 @@ def test_texts(text: str, inside: bool, reasoning: str, content: str) -> None:
 
 def test_blanks_of_a_structure_behind_it() -> None:
     for cuts in (["why\n</think> \nso"], [*"why\n</think> \nso"]):
-        machine, out = ReasoningParser(THINK, inside=True, exact=True), list[Piece]()
-        assert "".join([machine.push(cut, out) for cut in cuts]) == " \nso"
-        assert reasoning_of(out) == "why"
+        pieces = parsed(OutputParser(ReasoningParser(THINK, inside=True, exact=True), None), cuts)
+        assert (reasoning_of(pieces), content_of(pieces)) == ("why", " \nso")
 
 
 def test_other_markers() -> None:
-    machine, out = ReasoningParser(BRACKETS, inside=False), list[Piece]()
-    assert machine.push("[THINK]why[/THINK]so", out) == "so"
-    assert [piece.text for piece in out] == ["why"]
+    machine = ReasoningParser(BRACKETS, inside=False)
+    pieces = machine.push("[THINK]why[/THINK]so")
+    assert (reasoning_of(pieces), content_of(pieces)) == ("why", "so")
     assert machine.over
 
 
 def test_when_it_thinks() -> None:
-    machine, out = ReasoningParser(THINK, inside=False), list[Piece]()
+    machine = ReasoningParser(THINK, inside=False)
     assert (machine.thinking, machine.over) == (False, False)
-    machine.push("<think>", out)
+    machine.push("<think>")
     assert machine.thinking
-    machine.push("</think>", out)
+    machine.push("</think>")
     assert (machine.thinking, machine.over) == (False, False)
-    machine.push("so", out)
+    machine.push("so")
     assert machine.over
     assert ReasoningParser(THINK, inside=True).thinking
 

@@ -3,12 +3,59 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine_core.parsers.scanning import MOST_BLANKS, PYTHON_SIGNS, FreeText, Lead, ValueEnd, partial_end
+from penstock.engine_core.parsers.scanning import (
+    BLANKS,
+    MOST_BLANKS,
+    PYTHON_SIGNS,
+    Reading,
+    Scan,
+    StreamParser,
+    ValueEnd,
+    partial_end,
+)
+from penstock.protocol.outputs import Piece
+
+
+class Text(StreamParser):
+    """Text up to markers, each of which is a call if `called`."""
+
+    def __init__(self, *markers: str, called: bool = False) -> None:
+        super().__init__()
+        self._markers = markers
+        self._called = called
+        self.found: list[tuple[str, str]] = []  # blanks and marker
+
+    def _read(self, scan: Scan) -> Reading[None]:
+        while marker := (yield from scan.until(self._markers)):
+            self.found.append((scan.blanks, marker))
+            scan.trailing = self._called
+        scan.end()
+
+
+class Begun(StreamParser):
+    """Blanks, then perhaps a mark."""
+
+    def __init__(self, blanks: str = BLANKS, marks: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._begin = blanks, marks
+        self.blanks: str | None = None
+        self.mark: str | None = None
+
+    def _read(self, scan: Scan) -> Reading[None]:
+        blanks, marks = self._begin
+        self.blanks = yield from scan.lead(blanks)
+        self.mark = yield from scan.mark(marks)
+        yield from scan.all()
+
+
+def texts(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
 
 
 @pytest.mark.parametrize(
@@ -19,41 +66,68 @@ def test_what_may_become_a_marker_is_held(text: str, held: int) -> None:
 
 
 def test_blanks_before_a_marker_belong_to_it() -> None:
-    free = FreeText("<m>")
-    assert free.push("a \n") == ("a", None)
-    assert free.push("b \n<") == (" \nb", None)
-    assert free.push("m>rest") == ("", "rest")
-    assert free.blanks == " \n"
-    assert free.push("c \n") == ("c", None)
-    assert free.release() == " \n"
+    parser = Text("<m>")
+    assert [texts(parser.push(text)) for text in ("a \n", "b \n<", "m>rest", "c \n")] == ["a", " \nb", "rest", "c"]
+    assert parser.found == [(" \n", "<m>")]
+    assert texts(parser.flush()) == " \n"
 
 
 def test_the_first_of_several_markers_ends_the_text() -> None:
-    free = FreeText("<m>", "<other>")
-    assert free.push("a <o") == ("a", None)
-    assert free.push("ther>b <m>") == ("", "b <m>")
-    assert free.marker == "<other>"
-    assert free.push("b <") == ("b", None)
-    assert free.push("m><other>") == ("", "<other>")
-    assert (free.marker, free.blanks) == ("<m>", " ")
+    parser = Text("<m>", "<other>")
+    assert [texts(parser.push(text)) for text in ("a <o", "ther>b <m>b <", "m><other>")] == ["a", "bb", ""]
+    assert parser.found == [(" ", "<other>"), (" ", "<m>"), (" ", "<m>"), ("", "<other>")]
 
 
 def test_many_blanks_are_text() -> None:
-    free = FreeText("<m>")
-    given_text, rest = free.push("\n" * (MOST_BLANKS + 5))
-    assert (given_text, rest) == ("\n" * 5, None)
-    assert free.push("<m>") == ("", "")
-    assert len(free.blanks) == MOST_BLANKS
+    parser = Text("<m>")
+    assert texts(parser.push("\n" * (MOST_BLANKS + 5))) == "\n" * 5
+    assert texts(parser.push("<m>")) == ""
+    assert parser.found == [("\n" * MOST_BLANKS, "<m>")]
+
+
+@pytest.mark.parametrize(("called", "held"), [(True, ""), (False, " \n")])
+def test_blanks_at_the_end_are_content_unless_a_call_stands_before_them(called: bool, held: str) -> None:
+    parser = Text("<m>", called=called)
+    assert parser.push("<m>") + parser.push(" \n") == []
+    assert texts(parser.flush()) == held
+
+
+def test_what_may_be_a_marker_is_content_at_the_end() -> None:
+    parser = Text("<m>", called=True)
+    assert texts(parser.push("<m> <") + parser.flush()) == " <"
+
+
+def test_text_behind_a_call_ends_the_wait_for_blanks() -> None:
+    parser = Text("<m>", called=True)
+    assert texts(parser.push("<m> b ") + parser.flush()) == " b "
 
 
 def test_a_lead_ends_with_something_else_or_too_many_blanks() -> None:
-    lead = Lead()
-    assert lead.push(" \n") == ""
-    assert lead.push("\tx ") == "x "
-    assert lead.held == " \n\t"
-    many = Lead()
-    assert many.push(" " * (MOST_BLANKS + 2)) == "  "
-    assert Lead(" ;").push("; ;x") == "x"
+    lead = Begun()
+    assert texts(lead.push(" \n")) == ""
+    assert texts(lead.push("\tx ")) == "x "
+    assert lead.blanks == " \n\t"
+    many = Begun()
+    assert texts(many.push(" " * (MOST_BLANKS + 2))) == "  "
+    other = Begun(" ;")
+    assert texts(other.push("; ;x")) == "x"
+
+
+@pytest.mark.parametrize(
+    ("cuts", "mark", "rest"),
+    [(["<", "a>x"], "<a>", "x"), (["<a", "b>"], "<ab>", ""), (["<", "b"], "", "<b"), (["<a"], "", "<a"), ([], "", "")],
+)
+def test_a_mark_is_waited_for(cuts: list[str], mark: str, rest: str) -> None:
+    begun = Begun(marks=("<a>", "<ab>"))
+    pieces = [piece for text in cuts for piece in begun.push(text)]
+    assert texts(pieces + begun.flush()) == rest
+    assert begun.mark == mark
+
+
+def test_what_comes_behind_the_end_is_dropped() -> None:
+    parser = Text("<m>")
+    assert texts(parser.push("a") + parser.flush()) == "a"
+    assert parser.push("b") == parser.flush() == []
 
 
 @given(
