@@ -19,6 +19,7 @@ from penstock.engine_core.models.memory_estimate import (
     cpu_blocks,
     given_blocks,
     gpu_blocks,
+    host_places,
     snapshot_bytes,
     staging_bytes,
     state_places,
@@ -75,6 +76,9 @@ def count_blocks(
     if executor.kv_cache_memory:
         blocks = given_blocks(shape, executor.kv_cache_memory)
         blocks = check_blocks(shape, blocks, "--kv-cache-memory", executor.kv_cache_memory)
+        if options.device.type == "cpu":
+            each, there = shape.block_bytes, available_memory()
+            host_places("--kv-cache-memory", executor.kv_cache_memory, each, "a KV block", there)
         return blocks, places(executor.kv_cache_memory)
     if options.device.type == "cpu":
         free = available_memory()

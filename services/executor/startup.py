@@ -392,7 +392,9 @@ def make_runner(
     try:
         runner = Runner(model, spec, options, draft)
     except MemoryError as error:
-        raise ConfigError("--state-host-memory", config.executor.state_host_memory, str(error)) from None
+        cache = "--kv-cache-memory", config.executor.kv_cache_memory
+        option, given = ("--state-host-memory", state_memory) if host else cache
+        raise ConfigError(option, given, f"{error}; give it less memory") from None
     return runner, shape, make_copier(config, index, runner, shape)
 
 

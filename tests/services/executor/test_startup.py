@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -95,6 +96,20 @@ def test_a_cache_below_one_request_is_refused_with_the_length_that_fits(folder: 
     with pytest.raises(ConfigError, match=r"--max-model-len.*at most 48.*--kv-cache-memory"):
         start(config(folder, kv_cache_memory=4 * BLOCK_BYTES), 0)
     assert start(config(folder, kv_cache_memory=4 * BLOCK_BYTES, max_model_len=48), 0).ready.blocks == 3
+
+
+def test_a_cache_that_the_host_has_no_memory_for_is_refused_by_its_own_name(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory.*the host has \d+ bytes"):
+        start(config(folder, kv_cache_memory=1 << 49), 0)
+
+    def full(*_: object) -> NoReturn:
+        raise MemoryError("Unable to allocate 172 MiB")
+
+    monkeypatch.setattr(startup, "Runner", full)
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory.*Unable to allocate 172 MiB"):
+        start(config(folder), 0)
 
 
 def test_snapshots_in_the_hosts_memory() -> None:

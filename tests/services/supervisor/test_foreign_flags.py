@@ -21,6 +21,7 @@ from tests.e2e.server import serving
 FLAGS = Path(__file__).with_name("flags")
 SERVERS = sorted(path.stem for path in FLAGS.glob("*.txt"))
 OWN = cli.parser_of("serve").flags()
+BENCH = cli.parser_of("bench serve").flags()
 TAKEN_ALIKE = frozenset(("--help", "--version"))  # asked for without a server
 # What a command line gives: the options that it sets, and the flags that are left out.
 PASTED = {
@@ -158,7 +159,7 @@ def test_the_table_has_each_flag_once_and_says_why() -> None:
     assert {option.partition("=")[0] for option in file["taken"]} <= set(OWN)
     allowed = {field.flag: field for field in fields()}
     assert set(file["spellings"]) <= set(allowed)
-    assert set(file["meanings"]) <= set(OWN) | set(cli.COMMANDS)
+    assert set(file["meanings"]) <= set(OWN) | set(cli.COMMANDS) | set(BENCH)
     for kind in ("ignored", "refused"):
         reasons = [(group["why"], group.get("unless")) for group in file[kind]]
         assert len(reasons) == len(set(reasons))
@@ -254,6 +255,15 @@ def test_an_option_is_guessed_by_its_meaning_then_by_its_letters(typed: str, mea
 
 def test_a_word_without_meaning_is_no_guess() -> None:
     assert did_you_mean("--xyzzy", list(OWN)) == ""
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("--num-prompts", "--requests"), ("--request-rate", "--rate"), ("--random-input-len", "--input"),
+     ("--random-output-len", "--output-tokens"), ("--base-url", "--url"), ("--max-concurrency", "--concurrency")],
+)  # fmt: skip
+def test_flags_of_their_benchmarks_lead_to_ours(theirs: str, ours: str) -> None:
+    assert did_you_mean(theirs, list(BENCH)).startswith(f"; did you mean {ours}")
 
 
 def test_a_reason_holds_unless_every_value_is_harmless() -> None:
