@@ -164,7 +164,7 @@ class Engine:
         )  # fmt: skip
         copier = None
         if cell.host_blocks and (memory := runner.block_memory()):
-            copier = BlockCopier(memory, cell.host_blocks, torch.device("cpu"), drafts=runner.drafts)
+            copier = BlockCopier(memory, cell.host_blocks, torch.device("cpu"))
         if self._group.stages > 1 and not self._group.answers:
             follow(runner, copier, self._group)
             return {}

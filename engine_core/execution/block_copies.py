@@ -5,7 +5,8 @@ memory of the device: one launch gathers or scatters many blocks' lines, and the
 host or back, which costs steps next to nothing. Each direction has a stream and staging memory of its own.
 
 What is copied was written by steps whose results the scheduler has seen, and what is written is read by no step before
-the answer (`CopyBlocks`). Only drafting is not over when a step's result is seen, so copies wait for it.
+the answer (`CopyBlocks`). So copies wait for no step in flight. Only drafting is not over when a step's result is seen,
+so they wait for that of the last such step.
 
 Blocks may come from the host's memory of another process as well (shared_blocks.py), by the same way.
 """
@@ -83,16 +84,15 @@ class Asked:
 class BlockCopier:
     """An executor's blocks in the host's memory. memory: of the device's blocks, [blocks, ...] each, contiguous.
 
-    drafts: steps are followed by drafting. label: of what the blocks are, where other processes read them as they are.
-    shared: they read those of this one. Raises MemoryError if the host's memory cannot be had.
+    label: of what the blocks are, where other processes read them as they are. shared: they read those of this one.
+    Raises MemoryError if the host's memory cannot be had.
     """
 
     def __init__(
-        self, memory: Sequence[Tensor], blocks: int, device: torch.device, *, drafts: bool = False, label: str = "",
-        shared: bool = False,
-    ) -> None:  # fmt: skip
+        self, memory: Sequence[Tensor], blocks: int, device: torch.device, *, label: str = "", shared: bool = False
+    ) -> None:
         self._lines = block_lines(memory)
-        self.device, self._drafts = device, drafts
+        self.device = device
         self.layout = Layout(f"{label} {self._lines.word} {self._lines.widths}", self._lines.run_bytes, blocks)
         self.shared = SharedBlocks.make(self.layout, device) if shared else None
         self.others: dict[int, SharedBlocks] = {}  # by replica; another thread maps them, and lets them go
@@ -111,8 +111,10 @@ class BlockCopier:
         staging = torch.zeros(rows, run_bytes, dtype=torch.uint8, device=self.device)
         stream: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
-            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream(self.device))  # which makes the memory
+            steps = torch.cuda.current_stream(self.device)  # which makes the memory
+            # A launch here takes some microseconds. It would wait for as long as steps of prompts leave no room.
+            stream = torch.cuda.Stream(self.device, priority=steps.priority - 1)  # type: ignore[no-untyped-call]
+            stream.wait_stream(steps)
         return Lane(staging, Upload(self.device), stream)
 
     def _warm_up(self) -> None:
@@ -142,13 +144,14 @@ class BlockCopier:
             self._asked.epoch = message.epoch
         self._asked.waiting.append(message)
 
-    def iterate(self) -> None:
-        """Enqueue what is asked for, and see what has ended."""
+    def iterate(self, drafting: torch.cuda.Event | None = None) -> None:
+        """Enqueue what is asked for, and see what has ended. drafting: its end behind the last step whose result the
+        scheduler may have seen."""
         while self._asked.waiting:
             message = self._asked.waiting.popleft()
             source = self.others.get(message.replica)
             if message.replica == OWN_MEMORY or source is not None:
-                self._asked.enqueued.append(self._enqueue(message, source))
+                self._asked.enqueued.append(self._enqueue(message, source, drafting))
             else:
                 self.answers.append(BlocksCopied(message.number, stale=True))
         left = []
@@ -181,15 +184,15 @@ class BlockCopier:
         return CopyStatistics(self._out.bytes, self._in.bytes, self._out.seconds, self._in.seconds, disk)
 
     @torch.inference_mode()
-    def _enqueue(self, message: CopyBlocks, source: SharedBlocks | None) -> Enqueued:
+    def _enqueue(self, message: CopyBlocks, source: SharedBlocks | None, drafting: torch.cuda.Event | None) -> Enqueued:
         lane = self._out if message.to_host else self._in
         table = copy_table(message.blocks)
         if message.to_host and self.shared is not None:
             self.shared.stamps[table[:, 1]] = copy_stamp(message.epoch, message.number)
         table = table[np.argsort(table[:, 1])]  # neighbours in the host's memory go together
         lane.bytes += len(table) * self._lines.run_bytes
-        if lane.stream is not None and self._drafts:
-            lane.stream.wait_stream(torch.cuda.current_stream(self.device))
+        if lane.stream is not None and drafting is not None:
+            lane.stream.wait_event(drafting)
         started = time.perf_counter()
         with torch.cuda.stream(lane.stream):  # of None: nothing happens
             began = self._mark(lane)

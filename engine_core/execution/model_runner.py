@@ -199,9 +199,9 @@ class Runner:
         return None if self._drafting is None else self._drafting.graphs
 
     @property
-    def drafts(self) -> bool:
-        """Whether drafting follows steps here, behind their results."""
-        return self._drafting is not None
+    def drafting_ended(self) -> torch.cuda.Event | None:
+        """The end of the drafting behind the step that was collected last. None: there was none."""
+        return None if self._last is None or self._last.drafted is None else self._last.drafted[1]
 
     def block_memory(self) -> list[Tensor]:
         """What blocks 0 .. blocks have in memory: [blocks + 1, ...] each, contiguous."""

@@ -412,7 +412,6 @@ def make_copier(config: Config, index: int, runner: Runner, shape: CacheShape) -
             runner.block_memory(),
             blocks,
             options.device,
-            drafts=runner.drafts,
             label=label,
             shared=role is groups.ReplicaRole.PREFILL,
         )

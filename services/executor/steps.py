@@ -48,6 +48,8 @@ from penstock.services.tracing.tracer import Tracer
 
 log = logging.getLogger(__name__)
 
+MOST_IN_FLIGHT = 2  # steps: the newer one keeps the device busy while the older one's result goes out
+LONG = 512  # positions of a step that takes so long that copies and messages must not wait for its end
 UNWATCHED = -1  # positions of a step whose duration means nothing
 PAUSE = 0.02  # seconds between steps in which requests are still decoded
 Answer = TypeVar("Answer", bound=Message)
@@ -184,7 +186,10 @@ class Steps:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._masks if self._begun is not None else self._plans)
+        """Whether there is anything that can be launched."""
+        if self._begun is not None:
+            return bool(self._masks)
+        return bool(self._plans) and len(self._in_flight) < MOST_IN_FLIGHT
 
     @property
     def busy(self) -> bool:
@@ -245,13 +250,13 @@ class Steps:
     def iterate(self) -> None:
         """Launch the next plan or masks, collect finished steps, and send results.
 
-        With two steps on the device this waits for the older one: the newer one keeps the device busy meanwhile.
+        With two steps on the device this waits for the older one, unless that is long.
         """
-        if self._begun is None and self._plans:
+        if self.has_work and self._begun is None:
             self._begin(self._plans.popleft())
-        elif self._begun is not None and self._masks:
+        elif self.has_work:
             self._sample(self._masks.popleft())
-        while self._in_flight and (len(self._in_flight) > 1 or self._in_flight[0].launched.finished):
+        while self._in_flight and (self._in_flight[0].launched.finished or self._ends_soon):
             self._collect()
         self._counters.results += self._send(self._results)
         if self.adapters is not None:
@@ -263,11 +268,16 @@ class Steps:
                 self._renew()
             self._send(self._weights.answers)
         if self._copies is not None:
-            self._copies.iterate()
+            self._copies.iterate(self._runner.drafting_ended)
             self._send(self._copies.answers)
         if self._images is not None:
             self._images.iterate(shared=self._decodes)
             self._send(self._images.answers)
+
+    @property
+    def _ends_soon(self) -> bool:
+        """Whether to wait for the oldest step on the device: another one is behind it, and it is short."""
+        return len(self._in_flight) == MOST_IN_FLIGHT and 0 <= self._in_flight[0].positions < LONG
 
     def _renew(self) -> None:
         """Weights were written: what was begun is of those before."""

@@ -155,9 +155,7 @@ class Engine:
         self.copier = None
         if cell.host_blocks and (memory := self.runner.block_memory()):
             shared = cell.role is ReplicaRole.PREFILL
-            self.copier = BlockCopier(
-                memory, cell.host_blocks, torch.device(device), drafts=self.runner.drafts, label=device, shared=shared
-            )
+            self.copier = BlockCopier(memory, cell.host_blocks, torch.device(device), label=device, shared=shared)
         self.scheduler = Scheduler(
             SchedulingOptions(
                 blocks=cell.blocks,
@@ -263,7 +261,7 @@ class Engine:
             if self.copier is not None:
                 self.copier.ask(message)
                 while not self.copier.answers:
-                    self.copier.iterate()
+                    self.copier.iterate(self.runner.drafting_ended)
                 answer = self.copier.answers.popleft()
             self.scheduler.blocks_copied(answer, 0, self.now)
         return bool(asked)

@@ -69,12 +69,12 @@ class Heard:
         return brought
 
 
-def crowd(size: int) -> list[Ask]:
-    """Requests of all kinds in turns, one in four of them not streamed."""
+def crowd(size: int, start: str = "Once upon a time, ") -> list[Ask]:
+    """Requests of all kinds in turns, one in four of them not streamed. start: the beginning of their prompts."""
     asks = []
     for number in range(size):
         path, options = KINDS[number % len(KINDS)]
-        words = f"Once upon a time, {number} "
+        words = f"{start}{number} "
         prompt = {"messages": [{"role": "user", "content": words}]} if path == CHAT else {"prompt": words}
         stream = number // len(KINDS) % 4 != 3
         body = {"max_tokens": LONG, **options, **prompt, "stream": stream}

@@ -5,20 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
+from prometheus_client.samples import Sample
 
 from benchmarks.samples import scrape, total
 from penstock.engine_core.embedded import demo_folder
 from penstock.engine_core.models.memory_estimate import block_bytes
 from penstock.engine_core.models.spec import read_spec
+from penstock.protocol.links import Role
+from penstock.services.metrics.snapshot import read_snapshots
 from tests.e2e.chaos.crowd import Ask, Heard, calm, characters, crowd, play
 from tests.e2e.chaos.leftovers import at_rest, ended
 from tests.e2e.chaos.test_kills import pids
 from tests.e2e.chaos.test_replicas import heard_anew
-from tests.e2e.server import Server, serving
+from tests.e2e.server import LIMIT, Server, serving
 
 STREAMS = 8
 EACH = block_bytes(read_spec(demo_folder()), 4, 4)
@@ -35,10 +40,21 @@ def asks() -> list[Ask]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, asks: list[Ask]) -> list[Heard]:
-    """What a single replica says."""
+def others() -> list[Ask]:
+    """Of whose prompts no last block is anywhere before they are asked for the first time."""
+    return crowd(STREAMS, "Then, one day, ")
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory, asks: list[Ask], others: list[Ask]) -> tuple[list[Heard], ...]:
+    """What a single replica says to either."""
     with serving(tmp_path_factory.mktemp("alone"), *PLAIN) as server:
-        return calm(server.url, asks)
+        return calm(server.url, asks), calm(server.url, others)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(single: tuple[list[Heard], ...]) -> list[Heard]:
+    return single[0]
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +71,19 @@ def back(server: Server) -> None:
     server.until("/health", lambda health: not health["degraded"])
 
 
-def of_each(server: Server, name: str) -> list[int]:
+def counted(server: Server) -> list[Sample]:
+    """The engine's metrics as of now: schedulers tell of theirs once a second."""
+    asked = now = time.time()
+    while any(told.time <= asked for told in read_snapshots(server.run_dir, now) if told.role == Role.SCHEDULER):
+        assert now < asked + LIMIT, "a replica is silent"
+        select.select([], [], [], 0.02)
+        now = time.time()
+    return scrape(server.url)
+
+
+def of_each(found: list[Sample], name: str) -> list[int]:
     """A metric of the engine, by replica."""
-    return [int(total(scrape(server.url), name, replica=str(replica))) for replica in (0, 1)]
+    return [int(total(found, name, replica=str(replica))) for replica in (0, 1)]
 
 
 def test_prompts_are_computed_at_one_and_outputs_at_the_other(
@@ -70,10 +96,11 @@ def test_prompts_are_computed_at_one_and_outputs_at_the_other(
     back(server)
     server.until("/health", lambda health: health["replicas"][1]["prompt_tokens"] == 0)
     assert [replica["role"] for replica in server.get("/health")["replicas"]] == ["prefill", "decode"]
-    assert of_each(server, "engine_handovers_total") == [STREAMS, 0]
-    assert of_each(server, "engine_transfers_total") == [0, STREAMS]
-    assert of_each(server, "engine_handover_blocks_held") == [0, 0]
-    finished, failed = of_each(server, "engine_finished_total"), of_each(server, "engine_failed_total")
+    told = counted(server)
+    assert of_each(told, "engine_handovers_total") == [STREAMS, 0]
+    assert of_each(told, "engine_transfers_total") == [0, STREAMS]
+    assert of_each(told, "engine_handover_blocks_held") == [0, 0]
+    finished, failed = of_each(told, "engine_finished_total"), of_each(told, "engine_failed_total")
     assert (finished[0], *failed) == (0, 0, 0)
     assert finished[1] == sum(heard.status == 200 for heard in found) + sum(len(heard.finish) - 1 for heard in found)
 
@@ -97,15 +124,16 @@ def test_streams_go_on_whoever_is_killed(
 
 
 def test_afterwards_they_work_together_again_and_nothing_is_left(
-    server: Server, asks: list[Ask], undisturbed: list[Heard]
+    server: Server, others: list[Ask], single: tuple[list[Heard], ...]
 ) -> None:
     """The last one with this server."""
     back(server)
     server.logged(" prefill_memory ", 3)  # a new executor of either side maps, or is mapped
-    before = of_each(server, "engine_transfers_total")[1]
-    assert calm(server.url, asks) == undisturbed
+    before = of_each(counted(server), "engine_transfers_total")[1]
+    assert calm(server.url, others) == single[1]
     at_rest(server)
-    assert of_each(server, "engine_transfers_total")[1] == before + STREAMS
-    assert of_each(server, "engine_handover_blocks_held") == [0, 0]
+    told = counted(server)
+    assert of_each(told, "engine_transfers_total")[1] == before + STREAMS
+    assert of_each(told, "engine_handover_blocks_held") == [0, 0]
     assert not list(server.run_dir.glob("*.new"))
     ended(server)

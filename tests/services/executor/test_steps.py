@@ -6,6 +6,7 @@ import itertools
 import select
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from penstock.engine_core.distributed.group import ALONE, Group
 from penstock.engine_core.execution.block_copies import BlockCopier
 from penstock.engine_core.execution.block_files import BlockFiles
 from penstock.engine_core.execution.disk_copies import DiskCopier
+from penstock.engine_core.execution.model_runner import Runner
+from penstock.engine_core.execution.step_output import Launched
 from penstock.protocol.config import Config
 from penstock.protocol.control import CheckWeights, WeightsAnswer, WriteWeights
 from penstock.protocol.disk_blocks import BlocksListed, ListBlocks
@@ -25,7 +28,15 @@ from penstock.protocol.engine_config import ExecutorConfig, ModelConfig
 from penstock.protocol.links import STEPS, Welcome
 from penstock.protocol.message import Message
 from penstock.protocol.messages import Sampling
-from penstock.protocol.steps import ExecutorReady, SlotStart, StepMasks, StepPlan, StepResult
+from penstock.protocol.steps import (
+    BlocksCopied,
+    CopyBlocks,
+    ExecutorReady,
+    SlotStart,
+    StepMasks,
+    StepPlan,
+    StepResult,
+)
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.startup import Engine, start
 from penstock.services.executor.steps import Steps
@@ -236,6 +247,70 @@ def until_listed(steps: Steps, port: FakePort, number: int) -> None:
     while not any(isinstance(message, BlocksListed) and message.number == number for _, message in port.sent):
         assert select.select(steps.wakers, [], [], 30.0)[0]
         steps.iterate()
+
+
+class End:
+    """The event at a step's end."""
+
+    def __init__(self) -> None:
+        self.over = self.awaited = False
+
+    def query(self) -> bool:
+        return self.over
+
+    def synchronize(self) -> None:
+        self.awaited |= not self.over
+        self.over = True
+
+
+class SlowDevice:
+    """A runner whose steps end when they are told to, or when somebody waits for them."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self.ends = runner, list[End]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runner, name)
+
+    def draft(self, launched: Launched) -> Launched:
+        end: Any = End()
+        self.ends.append(end)
+        return replace(launched, done=end)
+
+
+def test_nothing_waits_for_the_end_of_a_long_step(
+    port: FakePort, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies are made and answered beside two steps on the device; a third step waits for the first one's end."""
+    monkeypatch.setattr("penstock.services.executor.steps.LONG", len(PROMPT))
+    device = SlowDevice(engine.runner)
+    sink: Any = port
+    runner: Any = device
+    copies = BlockCopier([torch.zeros(3, 16)], 2, torch.device("cpu"))
+    reports = Reports(tmp_path, "executor-0", engine.ready, prompts=False)
+    steps = Steps(sink, runner, engine.ready, Watchdog(), reports, copies=copies)
+    run(steps, peer(), Joined(), first(1), first(2, slot=1), first(3, slot=2))
+    assert (steps.statistics().plans, steps.has_work, steps.busy) == (2, False, True)
+    run(steps, peer(), CopyBlocks(number=1, epoch=5, to_host=True, blocks=np.array([1, 0], "<i4").tobytes()))
+    assert [message.number for _, message in port.sent if isinstance(message, BlocksCopied)] == [1]
+    assert results(port) == []
+    device.ends[0].over = True
+    run(steps, peer())
+    assert [result.step for result in results(port)] == [1]
+    assert steps.statistics().plans == 3
+    assert not any(end.awaited for end in device.ends)
+
+
+def test_a_short_step_is_awaited_with_another_one_behind_it(
+    port: FakePort, engine: Engine, watchdog: Watchdog, tmp_path: Path
+) -> None:
+    device = SlowDevice(engine.runner)
+    sink: Any = port
+    runner: Any = device
+    steps = Steps(sink, runner, engine.ready, watchdog, Reports(tmp_path, "executor-0", engine.ready, prompts=False))
+    run(steps, peer(), Joined(), first(1), then(2))
+    assert [end.awaited for end in device.ends] == [True, False]
+    assert [result.step for result in results(port)] == [1]
 
 
 def test_a_new_epoch_begins_with_empty_slots(steps: Steps, port: FakePort) -> None:

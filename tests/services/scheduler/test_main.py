@@ -166,6 +166,7 @@ def test_a_restarted_scheduler_finds_its_peers_again(scene):
     (before,) = scene.steps.peers
     scene.process.kill()
     scene.process.wait()
+    scene.until(lambda: len(scene.of(Left)) == 2)  # on either link: what it said last, that it was ready, came before
     assert scene.process.stderr is not None
     scene.process.stderr.close()
     scene.told.clear()
