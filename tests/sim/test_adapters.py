@@ -46,8 +46,8 @@ def throughput(adapters: int) -> float:
     numbers: list[int] = []
     ended = 0
     while 256 + ended <= len(drawn):
-        for one in drawn[len(numbers) : 256 + ended]:
-            numbers.append(made.submit([1, 2], max_tokens=16, adapter=f"a{one}"))
+        asked = drawn[len(numbers) : 256 + ended]
+        numbers += [made.submit([1, 2], max_tokens=16, adapter=f"a{one}") for one in asked]
         made.load()
         plan = made.step()
         assert plan is not None
