@@ -10,8 +10,6 @@ from __future__ import annotations
 from itertools import accumulate
 from operator import mul
 
-import msgspec
-
 WEIGHT = 2.0  # trials that a prior counts for
 OWN = 15 / 16  # weight that one trial leaves to a sequence's earlier ones
 ALL = 255 / 256  # the same over all sequences
@@ -37,16 +35,6 @@ class Mean:
             self._of_all.observe(trial)
             self._prior = self._of_all.value
         self.value = (self._sum + WEIGHT * self._prior) / (self._trials + WEIGHT)
-
-
-class AcceptanceStatistics(msgspec.Struct, frozen=True):
-    """Means over all sequences, as of now."""
-
-    first: float
-    next: float
-    forced: float
-    likely: float
-    gain: float
 
 
 class Acceptance:
@@ -82,7 +70,3 @@ class Acceptance:
             each.append(self.proposed(on_track=on_track).value)
             each += [self.next.value] * (end - len(each))
         return list(accumulate(each[:end], mul))[first:]
-
-    def statistics(self) -> AcceptanceStatistics:
-        means = self.first, self.next, self.forced, self.likely, self.gain
-        return AcceptanceStatistics(*[mean.value for mean in means])

@@ -7,7 +7,6 @@ One search in many is allowed for the others, so that a change is noticed.
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 
 from penstock.engine_core.speculation.acceptance import Mean
@@ -17,13 +16,6 @@ SECONDS = 1e-4  # of the host for a run: its searches and its drafts' masks (12 
 PRESUMED = 1e-3  # seconds of a step as long as none was measured: a burst of first requests waits for no search
 REFRESHED = 32  # steps after which a step's cost is looked up again
 PROBED = 2039  # refusals of which one is let through; a prime, so that it meets other rows each time
-
-
-class JumpForwardStatistics(msgspec.Struct, frozen=True):
-    """Over all sequences."""
-
-    least: float  # that a run must gain now
-    refused: int  # searches
 
 
 class JumpForward:
@@ -58,6 +50,3 @@ class JumpForward:
         ahead = PROBED - 1 - self._refused % PROBED
         self._refused += min(count, ahead)
         return ahead if ahead < count else -1
-
-    def statistics(self) -> JumpForwardStatistics:
-        return JumpForwardStatistics(self.least, self._refused)

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from itertools import chain
 from statistics import fmean, median
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,11 +25,6 @@ Floats = npt.NDArray[np.float64]
 RECENT = 9  # steps of one class that its median is taken of
 KNOWN = 3  # steps of one class before anything is known of it: a single one may have been held up
 STALE = 2048  # steps after which a class that did not occur again is forgotten
-
-
-class CostStatistics(msgspec.Struct, frozen=True):
-    steps: int  # measured
-    classes: int  # of rows and further positions with a median
 
 
 class Recent:
@@ -92,21 +86,11 @@ class StepCost:
         least = fmean(found[0].positions)
         return np.where(positions - rows < places[0], np.minimum(times[0] * positions / least, times[0]), known)
 
-    def statistics(self) -> CostStatistics:
-        return CostStatistics(self._steps, sum(map(len, self._classes.values())))
-
 
 def half_octave(count: int) -> int:
     """1, 2, 3, 4..5, 6..7, 8..11, 12..15, ... are a class each."""
     octave = count.bit_length() - 1
     return 2 * octave + ((count << 1 >> octave) & 1)
-
-
-class DraftCostStatistics(msgspec.Struct, frozen=True):
-    """What was measured."""
-
-    draftings: int
-    classes: int  # of rows and turns with a median
 
 
 class DraftCost:
@@ -137,9 +121,6 @@ class DraftCost:
             return low + (high - low) * (turns - below) / max(1, above - below)
         nearest = below or above
         return known[nearest].median * turns / nearest
-
-    def statistics(self) -> DraftCostStatistics:
-        return DraftCostStatistics(self._draftings, sum(map(len, self._classes.values())))
 
 
 def draft_lengths(

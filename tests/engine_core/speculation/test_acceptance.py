@@ -36,7 +36,6 @@ def test_a_new_choice_begins_with_what_all_choices_taught() -> None:
     assert another.first.value > 0.95
     assert another.next.value < 0.05
     assert OWN < ALL, "one choice forgets faster than all do"
-    assert of_all.statistics().first == of_all.first.value
 
 
 def test_forced_runs_are_judged_for_everybody_together() -> None:
@@ -55,7 +54,7 @@ def test_likely_runs_are_a_choices_own_matter_and_begin_as_those_of_all_were() -
         bad.likely.observe(False)
     assert good.chances(0, 1, 0, 1, on_track=False)[0] > 0.9
     assert bad.chances(0, 1, 0, 1, on_track=False)[0] < 0.1
-    assert 0.3 < Acceptance(of_all).likely.value == of_all.statistics().likely < 0.7
+    assert 0.3 < Acceptance(of_all).likely.value == of_all.likely.value < 0.7
     assert of_all.first.value == of_all.next.value == 0.5
 
 

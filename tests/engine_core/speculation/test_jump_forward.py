@@ -42,18 +42,18 @@ def test_a_row_alone_looks_for_nearly_nothing_and_many_rows_for_much() -> None:
         looks = JumpForward()
         looks.meet(rows, cost(rows, seconds))
         assert (looks.pays(poor), looks.pays(good)) == allowed
-        assert looks.statistics().least == pytest.approx(SECONDS * rows / seconds)
+        assert looks.least == pytest.approx(SECONDS * rows / seconds)
 
 
 def test_where_nothing_is_known_of_steps_something_is_presumed_until_it_is() -> None:
     looks = JumpForward()
     costs = StepCost()
     looks.meet(64, costs)
-    assert looks.statistics().least == pytest.approx(SECONDS * 64 / PRESUMED)
+    assert looks.least == pytest.approx(SECONDS * 64 / PRESUMED)
     for _ in range(KNOWN):
         costs.observe(64, 64, 1e-3)
     looks.meet(64, costs)
-    assert looks.statistics().least == pytest.approx(SECONDS * 64 / 1e-3)
+    assert looks.least == pytest.approx(SECONDS * 64 / 1e-3)
 
 
 def test_a_refused_row_is_let_through_now_and_then() -> None:
@@ -62,7 +62,7 @@ def test_a_refused_row_is_let_through_now_and_then() -> None:
         poor.observe(0)
     looks.meet(64, cost(64, 5e-3))
     assert [looks.pays(poor) for _ in range(3 * PROBED)].count(True) == 3
-    assert looks.statistics().refused == 3 * PROBED
+    assert looks._refused == 3 * PROBED
 
 
 def test_rows_that_are_refused_together_count_as_one_by_one_do() -> None:
@@ -83,13 +83,13 @@ def test_what_a_step_costs_is_looked_up_for_another_size_and_now_and_then() -> N
     looks = JumpForward()
     costs = cost(64, 5e-3)
     looks.meet(64, costs)
-    before = looks.statistics().least
+    before = looks.least
     for _ in range(9):
         costs.observe(64, 64, 10e-3)
     looks.meet(64, costs)
-    assert looks.statistics().least == before
+    assert looks.least == before
     for _ in range(REFRESHED):
         looks.meet(64, costs)
-    assert looks.statistics().least == pytest.approx(before / 2)
+    assert looks.least == pytest.approx(before / 2)
     looks.meet(1, costs)
-    assert looks.statistics().least == pytest.approx(SECONDS / PRESUMED)
+    assert looks.least == pytest.approx(SECONDS / PRESUMED)
