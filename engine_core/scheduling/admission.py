@@ -103,7 +103,6 @@ class Admissions:
                     cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
                     continue
                 state.refused = sequence
-                state.forecast.refuse()
                 break
             self._enter(sequence, found)
             yield sequence, count

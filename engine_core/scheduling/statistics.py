@@ -10,16 +10,10 @@ import msgspec
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.kv.block_pool import PoolStatistics
 from penstock.engine_core.kv.host_tier import DiskTierStatistics, HostTierStatistics
-from penstock.engine_core.kv.prefix_index import PrefixStatistics
 from penstock.engine_core.kv.snapshots import SnapshotStatistics
 from penstock.engine_core.scheduling.adapters import AdapterStatistics
 from penstock.engine_core.scheduling.encoder_cache import EncoderStatistics
-from penstock.engine_core.scheduling.peak_estimate import ForecastStatistics
 from penstock.engine_core.scheduling.request import Sequence
-from penstock.engine_core.speculation.acceptance import AcceptanceStatistics
-from penstock.engine_core.speculation.draft_model import DeviceDraftStatistics
-from penstock.engine_core.speculation.jump_forward import JumpForwardStatistics
-from penstock.engine_core.speculation.step_cost import CostStatistics, DraftCostStatistics
 from penstock.protocol.messages import Finish
 
 WINDOW = 10.0  # seconds over which the drain rate is taken
@@ -221,7 +215,7 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     reasons: dict[str, int]  # waiting sequences, by what they wait for
     slots: int
     pool: PoolStatistics
-    prefix: PrefixStatistics
+    evicted_blocks: int  # of the prefix cache, since start
     snapshots: SnapshotStatistics | None  # None: the model has no recurrent layers
     host_tier: HostTierStatistics
     disk_tier: DiskTierStatistics
@@ -229,12 +223,6 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     adapters: AdapterStatistics
     encoder: EncoderStatistics
     group_blocks: tuple[int, ...]  # in the tables of running sequences, of each KV group
-    forecast: ForecastStatistics
     requests: int  # alive
     waiting_clients: int  # that have anything in the queue
-    acceptance: AcceptanceStatistics
-    jump_forward: JumpForwardStatistics
-    cost: CostStatistics
-    device_drafts: DeviceDraftStatistics  # of the executors' own drafts
-    draft_cost: DraftCostStatistics
     sequences: SequenceStatistics

@@ -226,7 +226,7 @@ SCHEDULING: tuple[Metric[SchedulerStatistics], ...] = (
         gauge("engine_waiting_clients", "Clients with a choice that waits for a slot", lambda s: s.waiting_clients),
         counter("engine_prefix_lookups", "Requests looked up in the prefix cache", lambda s: s.prefix_lookups),
         counter("engine_prefix_hits", "Requests with a cached prefix", lambda s: s.prefix_hits),
-        counter("engine_evicted_blocks", "Cached KV blocks evicted", lambda s: s.prefix.evicted),
+        counter("engine_evicted_blocks", "Cached KV blocks evicted", lambda s: s.evicted_blocks),
         gauge("engine_host_blocks", "KV blocks that there is room for in the executors' host memory",
               lambda s: s.host_tier.total),
         gauge("engine_host_blocks_held", "Of those, the ones that prefix hits can be fetched from",
