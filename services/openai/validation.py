@@ -44,6 +44,7 @@ NULL = b"null"
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
 BOUND = re.compile(r"<= \d+\Z")  # msgspec's words for a number or a length beyond its bound
 WORD = re.compile(r"Invalid enum value|Invalid value '")  # msgspec's, for a word that is none of a field's
+HALF_PAIR = re.compile(rb"(?<!\\)\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])")  # as of a text that was cut between the halves
 MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -78,7 +79,8 @@ def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], path: st
     except msgspec.ValidationError as error:
         raise misfit(str(error), path, decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        what = f"the body is not valid JSON: {error}" if body else "the body is empty"
+        why = "a \\u escape has half of a surrogate pair" if HALF_PAIR.search(bytes(body)) else str(error)
+        what = f"the body is not valid JSON: {why}" if body else "the body is empty"
         raise InvalidRequest(what, param=path or None, code="invalid_json") from error
     except RecursionError as error:
         message = f"{path or 'the body'} is nested deeper than {limits.MAX_JSON_DEPTH} levels"

@@ -192,6 +192,8 @@ async def test_refused_parameters_that_ask_for_nothing(path: str, body: dict[str
     assert code == 200, text
     code, text = await post(port, path, body | dict.fromkeys(UNSUPPORTED))
     assert code == 200, text
+    code, text = await post(port, path, body | {"mm_processor_kwargs": {}, "kv_transfer_params": {}, "vllm_xargs": {}})
+    assert code == 200, text
     code, text = await post(port, path, body | {"n": 3, "best_of": 3})
     assert code == 200, text
 

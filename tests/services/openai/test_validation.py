@@ -56,6 +56,20 @@ async def test_malformed_bodies(path: str, what: str, body: bytes) -> None:
     assert port.sent == []
 
 
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [(rb"cut \ud83d", True), (rb"\uD83Dx", True), (rb"\ud83d\u0041", True), (rb"\ud83d\ude00 \x", False),
+     (rb"a \\ud83d \x", False)],
+)  # fmt: skip
+async def test_a_text_cut_inside_a_character_is_told_from_other_malformed_ones(text: bytes, half: bool) -> None:
+    """JavaScript's texts are cut between halves of a pair, and its JSON has them as escapes."""
+    async with client(app_state(FakeLink(silent))) as http:
+        body = HELLO.replace(b"Hello", text) + b"}"
+        answer = await http.post(PATHS[0], content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert ("half of a surrogate pair" in answer.json()["error"]["message"]) == half
+
+
 @pytest.mark.parametrize("width", [1, 3, 64, 10_000])
 @pytest.mark.parametrize(("levels", "refused"), [(limits.MAX_JSON_DEPTH, False), (limits.MAX_JSON_DEPTH + 1, True)])
 async def test_depth_is_counted_across_the_pieces_of_a_body(width: int, levels: int, refused: bool) -> None:
