@@ -49,6 +49,7 @@ from penstock.services.openai.responses.output import Deleted, ItemList, Respons
 from penstock.services.openai.responses.request import ResponseRequest
 from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from penstock.services.openai.scoring import (
+    SCORE_FIELDS,
     RerankAnswer,
     RerankRequest,
     ScoreAnswer,
@@ -76,7 +77,7 @@ ENGINE_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503, 504)  # of what engin
 ENDPOINTS: tuple[tuple[frozenset[str], Handler], ...] = (
     (frozenset(("messages",)), create_chat_completion),
     (frozenset(("prompt",)), create_completion),
-    (frozenset(("text_1", "text_2")), create_score),
+    *((frozenset(names), create_score) for names in SCORE_FIELDS),
     (frozenset(("query", "documents")), rerank),
     (frozenset(("input",)), create_embeddings),
 )
