@@ -107,7 +107,7 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
     ("max_tokens", -1, "max_tokens"),
     ("max_tokens", 513, "max_tokens"),
     ("max_tokens", 10**30, "max_tokens"),
-    ("max_tokens", 1.0, "max_tokens"),
+    ("max_tokens", 1.5, "max_tokens"),
     ("stop", 5, "stop"),
     ("stop", "", "stop"),
     ("stop", ["a", ""], "stop[1]"),
