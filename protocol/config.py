@@ -181,6 +181,11 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                     "which decodes computes itself", 0, 1 << 24)
     ] = 512
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
+    default_chat_template_kwargs: Annotated[
+        str,
+        Option('variables for the chat template, as a JSON object like {"enable_thinking": false}; those of a request '
+               'go before', metavar="JSON"),
+    ] = ""
     trust_request_chat_template: Annotated[
         bool, Option("accept chat_template in requests; it is rendered in a separate process, within limits")
     ] = False

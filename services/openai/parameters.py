@@ -243,8 +243,8 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "web_search_options": (),
     "moderation": (),
     "documents": ([],),
-    "mm_processor_kwargs": (),
-    "media_io_kwargs": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
     "prompt_embeds": (),
     # other ways to decode
     "best_of": (),
@@ -260,8 +260,8 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "logits_processors": ([],),
     "custom_logit_processor": (),
     "lora_path": (),
-    "kv_transfer_params": (),
-    "vllm_xargs": (),
+    "kv_transfer_params": ({},),
+    "vllm_xargs": ({},),
     "repetition_detection": (),
 }
 
@@ -285,6 +285,12 @@ UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
 REASONS: Mapping[str, str] = {
     "functions": "functions is OpenAI's deprecated form of tools and not supported; give tools instead",
     "function_call": "function_call is OpenAI's deprecated form of tool_choice and not supported; give that instead",
+    "reasoning": "reasoning is not supported; give reasoning_effort or thinking_token_budget instead",
+    "best_of": "best_of is not supported; n gives several choices",
+    "use_beam_search": "use_beam_search is not supported; n and a temperature give several choices",
+    "stop_regex": "stop_regex is not supported; give stop instead",
+    "no_stop_trim": "no_stop_trim is not supported; give include_stop_str_in_output instead",
+    "lora_path": "lora_path is not supported; give an adapter's name as model instead",
 }
 
 WITHOUT_EFFECT: tuple[str, ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from starlette.types import ASGIApp
@@ -49,6 +49,7 @@ from penstock.services.openai.responses.output import Deleted, ItemList, Respons
 from penstock.services.openai.responses.request import ResponseRequest
 from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from penstock.services.openai.scoring import (
+    SCORE_FIELDS,
     RerankAnswer,
     RerankRequest,
     ScoreAnswer,
@@ -76,7 +77,7 @@ ENGINE_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503, 504)  # of what engin
 ENDPOINTS: tuple[tuple[frozenset[str], Handler], ...] = (
     (frozenset(("messages",)), create_chat_completion),
     (frozenset(("prompt",)), create_completion),
-    (frozenset(("text_1", "text_2")), create_score),
+    *((frozenset(names), create_score) for names in SCORE_FIELDS),
     (frozenset(("query", "documents")), rerank),
     (frozenset(("input",)), create_embeddings),
 )
@@ -188,6 +189,7 @@ OPERATOR_ROUTES: tuple[Route, ...] = (
     change("/continue_generation", operator.continue_generation, "Resume, by SGLang's path", operator.GenerationStatus,
            operator.NoFields),
     change("/flush_cache", operator.flush_cache, "Forget the prefix cache"),
+    change("/reset_prefix_cache", operator.flush_cache, "The same by vLLM's path"),
     Route("GET", "/flush_cache", operator.flush_cache, "Forget the prefix cache, asked with GET", statuses=(503,)),
     change("/abort_request", operator.abort_request, "End one request or all", None, operator.AbortRequest),
     # What a client of SGLang's asks at the same address as all this.
@@ -224,6 +226,17 @@ OPERATOR_ROUTES: tuple[Route, ...] = (
           operator.ModelInfoAnswer, statuses=(503,)),
     Route("GET", "/openapi.json", operator_openapi),
 )  # fmt: skip
+
+# What is not at the clients' address, and where it is.
+ELSEWHERE: Mapping[str, str] = {
+    route.path: f"; it is for the operator, with {options}"
+    for routes, options in (
+        (OPERATOR_ROUTES, "--admin-address"),
+        (ADAPTER_ROUTES, "--admin-address and --lora-dir"),
+        (WEIGHT_ROUTES, "--admin-address and --weights-dir"),
+    )
+    for route in routes
+}
 
 # What --metrics-port answers. Host names are checked there as well, so that no page rebinds its own to it.
 METRICS_ROUTES = tuple(
@@ -280,7 +293,7 @@ def middleware(app: AppState, routes: Sequence[Route], options: ApiConfig, keys:
     """An application of these routes, for who has these keys."""
     wrong = wrong_output(list(dict.fromkeys(reason for each in app.each for reason in each.model.wrong_output)))
     return Middleware(
-        Router(routes, PREFIX), app, options, keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer
+        Router(routes, PREFIX, ELSEWHERE), app, options, keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer
     )
 
 

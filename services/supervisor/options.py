@@ -343,7 +343,8 @@ def read_file(path: Path) -> list[Given]:
     except OSError as error:
         raise ConfigError("--config", str(path), f"it cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("--config", str(path), f"it must be TOML: {error}") from error
+        why = f"it must be TOML, as `penstock config` prints it: {error}"
+        raise ConfigError("--config", str(path), why) from error
     known = {field.name: field for field in fields()}
     given = []
     for key, value in tables.items():
