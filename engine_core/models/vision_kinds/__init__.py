@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.engine_core.images.processor_spec import ProcessorSpec
-from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.layer_spec import NormSpec
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.vision_spec import VisionSpec
 
 Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
@@ -44,7 +44,7 @@ class VisionKind(msgspec.Struct, frozen=True, kw_only=True):
 
     wrappers: tuple[str, ...]  # architectures that have it
     types: tuple[str, ...]  # the `model_type` of its `vision_config`
-    read: Callable[[ConfigFile, ConfigFile, Processor], VisionSpec]
+    read: Callable[[ModelFile, ModelFile, Processor], VisionSpec]
     defaults: Mapping[str, Any]
     keys: Mapping[str, str] = {}  # other names of its keys, and those that `read` has
     ignored: tuple[str, ...] = ()  # keys that the encoder's code in transformers does not read either
