@@ -27,7 +27,7 @@ from penstock.engine_core.models.layers import (
     Norm,
     Placement,
     held_bytes,
-    prefixed,
+    named,
     vocabulary,
 )
 from penstock.engine_core.models.low_rank import Adapted
@@ -154,23 +154,16 @@ class Block:
     def destinations(self) -> Destinations:
         """By names within the layer."""
         names = self.names
-        if self.attention_norm is not None:
-            yield from prefixed(f"{names.attention_input}.", self.attention_norm.destinations())
-        if self.attention is not None:
-            yield from prefixed("self_attn.", self.attention.destinations())
-        for name, norm in (
-            (names.attention_output, self.attention_output_norm),
-            (names.mlp_input, self.mlp_norm),
-            (names.mlp_output, self.mlp_output_norm),
-        ):
-            if norm is not None:
-                yield from prefixed(f"{name}.", norm.destinations())
-        if self.recurrence is not None and self.spec.recurrence is not None:
-            yield from prefixed(f"{self.spec.recurrence.place}.", self.recurrence.destinations())
-        if self.mlp is not None:
-            yield from prefixed("mlp.", self.mlp.destinations())
-        if self.input is not None:
-            yield from self.input.destinations()
+        yield from named(
+            (f"{names.attention_input}.", self.attention_norm),
+            ("self_attn.", self.attention),
+            (f"{names.attention_output}.", self.attention_output_norm),
+            (f"{names.mlp_input}.", self.mlp_norm),
+            (f"{names.mlp_output}.", self.mlp_output_norm),
+            ("" if self.spec.recurrence is None else f"{self.spec.recurrence.place}.", self.recurrence),
+            ("mlp.", self.mlp),
+            ("", self.input),
+        )
         if self.scalar is not None:
             yield "layer_scalar", Destination(self.scalar, (1,))
 
@@ -334,22 +327,16 @@ class Decoder:
 
     def destinations(self) -> dict[str, Destination]:
         """Where each tensor of a checkpoint goes, by its name there."""
-        found: dict[str, Destination] = {}
-        if self.embedding is not None:
-            found.update(prefixed("model.embed_tokens.", self.embedding.destinations()))
-        if self.embedding is not None and self.input is not None:
-            found.update(prefixed("model.", self.input.destinations()))
-        if self.by_layer is not None:
-            found.update(prefixed("model.", self.by_layer.destinations()))
-        for layer, block in enumerate(self.blocks, self.first):
-            found.update(prefixed(f"model.layers.{layer}.", block.destinations()))
-        if self.norm is not None:
-            found.update(prefixed("model.norm.", self.norm.destinations()))
-        if self.head is not None:
-            found.update(self.head.destinations())
-        if self.classifier is not None:
-            found.update(self.classifier.destinations())
-        return {stored_name(self.spec, name): destination for name, destination in found.items()}
+        found = named(
+            ("model.embed_tokens.", self.embedding),
+            ("model.", None if self.embedding is None else self.input),
+            ("model.", self.by_layer),
+            *((f"model.layers.{layer}.", block) for layer, block in enumerate(self.blocks, self.first)),
+            ("model.norm.", self.norm),
+            ("", self.head),
+            ("", self.classifier),
+        )
+        return {stored_name(self.spec, name): destination for name, destination in found}
 
     @property
     def weight_bytes(self) -> int:

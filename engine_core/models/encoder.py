@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Norm, Placement, prefixed
+from penstock.engine_core.models.layers import Destination, Destinations, Norm, Placement, named
 from penstock.engine_core.models.pooler import DenseSpec
 from penstock.engine_core.models.spec import ModelSpec
 
@@ -49,8 +49,7 @@ class InputEmbedding:
         for name, table in (("embed_positions", self.positions), ("embed_types", self.types)):
             if table is not None:
                 yield f"{name}.weight", Destination(table, tuple(table.shape), fan_in=self.hidden)
-        if self.norm is not None:
-            yield from prefixed("embed_norm.", self.norm.destinations())
+        yield from named(("embed_norm.", self.norm))
 
 
 class PoolingHead:
@@ -68,8 +67,7 @@ class PoolingHead:
         return x
 
     def destinations(self) -> Destinations:
-        for layer in self.layers:
-            yield from layer.destinations()
+        return named(*(("", layer) for layer in self.layers))
 
 
 class Dense:
@@ -92,5 +90,4 @@ class Dense:
         yield f"{spec.name}.weight", Destination(self.weight, (spec.outputs, spec.inputs), fan_in=spec.inputs)
         if spec.bias:
             yield f"{spec.name}.bias", Destination(self.bias, (spec.outputs,))
-        if self.norm is not None:
-            yield from prefixed(f"{spec.norm}.", self.norm.destinations())
+        yield from named((f"{spec.norm}.", self.norm))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Part, Placement, spread, whole
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Part, Placement, named, spread, whole
 from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec
 from penstock.kernels.gated_norm import gated_norm
 from penstock.kernels.quantized import RowFormat, Rows
@@ -75,8 +75,7 @@ class GatedDeltaNet:
     def destinations(self) -> Destinations:
         """By names within the layer's part."""
         spec, share = self.spec, self.share
-        yield from self.inputs.destinations()
-        yield from self.output.destinations()
+        yield from named(("", self.inputs), ("", self.output))
         first, runs = 0, []
         for whole_width, own in ((spec.keys, share.keys), (spec.keys, share.keys), (spec.values, share.values)):
             runs.append(slice(first + self.rank * own, first + (self.rank + 1) * own))

@@ -8,7 +8,16 @@ from torch.nn.functional import gelu
 
 from penstock.engine_core.models.embedding import look_up
 from penstock.engine_core.models.layer_spec import LayerSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, Placement, vocabulary, whole
+from penstock.engine_core.models.layers import (
+    Destination,
+    Destinations,
+    Linear,
+    Norm,
+    Placement,
+    named,
+    vocabulary,
+    whole,
+)
 from penstock.engine_core.models.spec import ModelSpec
 
 TABLE, PROJECTION, NORM = "embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm"
@@ -40,9 +49,7 @@ class LayerEmbedding:
         """By names within the model."""
         held, shape = self.part.held, (self.part.outputs, self.table.shape[1])
         yield f"{TABLE}.weight", Destination(self.table[:held] if held else None, shape, 0, self.part.start, shape[1])
-        yield from self.projection.destinations()
-        for name, place in self.norm.destinations():
-            yield f"{NORM}.{name}", place
+        yield from named(("", self.projection), (f"{NORM}.", self.norm))
 
 
 class LayerInput:
@@ -61,7 +68,4 @@ class LayerInput:
 
     def destinations(self) -> Destinations:
         """By names within the layer."""
-        yield from self.gate.destinations()
-        yield from self.projection.destinations()
-        for name, place in self.norm.destinations():
-            yield f"post_per_layer_input_norm.{name}", place
+        return named(("", self.gate), ("", self.projection), ("post_per_layer_input_norm.", self.norm))

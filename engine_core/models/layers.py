@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import attrgetter
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -160,8 +160,19 @@ def others(name: str, form: WeightFormat, shape: tuple[int, ...]) -> Destination
         yield f"{name}{part.suffix}", Destination(None, whole, dtypes=part.dtypes, optional=part.optional)
 
 
-def prefixed(prefix: str, destinations: Destinations) -> Destinations:
-    return ((prefix + name, destination) for name, destination in destinations)
+class Layer(Protocol):
+    """Whatever has weights."""
+
+    def destinations(self) -> Destinations:
+        """Where the tensors of a checkpoint go, by their names within the layer."""
+        ...
+
+
+def named(*layers: tuple[str, Layer | None]) -> Destinations:
+    """The same of several, behind what their names begin with; None: there is no such layer."""
+    for prefix, layer in layers:
+        if layer is not None:
+            yield from ((prefix + name, place) for name, place in layer.destinations())
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, spread, whole
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, named, spread, whole
 from penstock.engine_core.models.mamba_spec import MambaSpec
 from penstock.kernels.gated_norm import gated_norm
 from penstock.kernels.quantized import RowFormat, Rows
@@ -69,8 +69,7 @@ class Mamba:
     def destinations(self) -> Destinations:
         """By names within the layer's part."""
         spec, share = self.spec, self.share
-        yield from self.inputs.destinations()
-        yield from self.output.destinations()
+        yield from named(("", self.inputs), ("", self.output))
         first, runs = 0, []
         for whole_width, own in ((spec.inner, share.inner), (spec.shared, share.shared), (spec.shared, share.shared)):
             runs.append(slice(first + self.rank * own, first + (self.rank + 1) * own))

@@ -13,7 +13,7 @@ from penstock.engine_core.models.layers import (
     Linear,
     Norm,
     Placement,
-    prefixed,
+    named,
     spread,
     whole,
 )
@@ -52,8 +52,8 @@ class Mlp:
         return self.down.forward(activate(self.gate_up.forward(x), self.activation, gated=self.spec.gated))
 
     def destinations(self) -> Destinations:
-        yield from self.gate_up.destinations()
-        yield from self.down.destinations()
+        """By names within the MLP."""
+        return named(("", self.gate_up), ("", self.down))
 
 
 class SparseMlp:
@@ -131,13 +131,9 @@ class SparseMlp:
         if self.routing.bias is not None:
             shape = (1,) * (self.spec.routing.bias_dims - 1) + (self.spec.count,)
             yield self.spec.routing.bias, Destination(self.routing.bias.view(shape), shape)
-        if self.shared is not None:
-            yield from prefixed(f"{self.spec.shared_name}.", self.shared.destinations())
-        if self.shared_gate is not None:
-            yield from self.shared_gate.destinations()
-        if self.quantized is not None:
-            yield from self.quantized.destinations()
-        else:
+        shared = f"{self.spec.shared_name}."
+        yield from named((shared, self.shared), ("", self.shared_gate), ("", self.quantized))
+        if self.quantized is None:
             yield from self.stacked() if self.spec.stacked else self.single()
         if self.spec.bias:
             yield from self.stacked_biases() if self.spec.stacked else self.single_biases()
@@ -229,10 +225,8 @@ class SeparateMlps:
 
     def destinations(self) -> Destinations:
         """By names within the MLP."""
-        yield from prefixed(f"{self.spec.shared_name}.", self.dense.destinations())
-        yield from self.sparse.destinations()
-        for name, norm in self.norms.items():
-            yield from prefixed(f"{name}.", norm.destinations())
+        norms = ((f"{name}.", norm) for name, norm in self.norms.items())
+        yield from named((f"{self.spec.shared_name}.", self.dense), ("", self.sparse), *norms)
         yield "share", Destination(self.shares, (self.spec.count,))
 
 

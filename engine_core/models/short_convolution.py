@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, spread, whole
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, named, spread, whole
 from penstock.engine_core.models.recurrence_spec import ShortConvolutionSpec
 from penstock.kernels.quantized import RowFormat, Rows
 from penstock.kernels.short_convolution import short_convolution
@@ -43,8 +43,7 @@ class ShortConvolution:
     def destinations(self) -> Destinations:
         """By names within the layer's part."""
         spec = self.spec
-        yield from self.inputs.destinations()
-        yield from self.output.destinations()
+        yield from named(("", self.inputs), ("", self.output))
         shape = (spec.channels, 1, spec.width)
         yield "conv.weight", Destination(self.filters.unsqueeze(1), shape, 0, self.first, fan_in=spec.width)
         if self.bias is not None:

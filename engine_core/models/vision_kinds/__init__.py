@@ -1,8 +1,7 @@
 """Vision encoders, a module each: what the `vision_config` of a config.json means, and which tensors there are.
 
-A module of this folder has `KINDS`, a tuple of `VisionKind`, and for specs of its own `shapes`, the tensors, and
-`row_weights`, how many numbers each row of embeddings is multiplied with behind the layers. Nothing else lists them.
-`models/vision` has the module of the same name that computes. Imports no torch.
+A module of this folder has `KINDS`, a tuple of `VisionKind`, and for specs of its own `shapes`, the tensors.
+Nothing else lists them. `models/vision` has the module of the same name that computes. Imports no torch.
 """
 
 from __future__ import annotations
@@ -72,11 +71,6 @@ def vision_kind(architectures: Collection[str], model_type: object) -> VisionKin
 def vision_shapes(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
     """The encoder's tensors by their names in a checkpoint, without the `model.` that may stand before them all."""
     return dict(importlib.import_module(f"{__name__}.{spec.kind}").shapes(spec))
-
-
-def row_weights(spec: VisionSpec) -> int:
-    """Numbers that each row of embeddings is multiplied with, behind the layers."""
-    return int(importlib.import_module(f"{__name__}.{spec.kind}").row_weights(spec))
 
 
 def linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Shapes:

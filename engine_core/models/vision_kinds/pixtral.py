@@ -59,11 +59,6 @@ def shapes(spec: VisionSpec) -> Shapes:
     yield from linear(f"{PROJECTOR}{DOWN}", spec.outputs, spec.outputs, bias=bias)
 
 
-def row_weights(spec: VisionSpec) -> int:
-    """Of the merger and the projection."""
-    return spec.hidden**2 * spec.merge**2 + (spec.hidden + spec.outputs) * spec.outputs
-
-
 def read(file: ModelFile, outer: ModelFile, processor: Processor) -> VisionSpec:
     """Norms of the projection are as those of the text half."""
     sizes, merge = read_sizes(file), outer.integer("spatial_merge_size", 2, high=MOST)

@@ -49,12 +49,6 @@ def tensors(spec: VisionSpec) -> Shapes:
         yield from linear(names[2], spec.outputs, joined, bias=True)
 
 
-def row_weights(spec: VisionSpec) -> int:
-    """Of the mergers."""
-    joined = spec.hidden * spec.merge**2
-    return (1 + len(spec.levels)) * joined * (joined + spec.outputs)
-
-
 def read_qwen2_5(file: ModelFile, outer: ModelFile, processor: Processor) -> VisionSpec:
     """Windows, but for some layers, RMS norms, and MLPs with a gate."""
     common = read_common(file, outer, processor, ("silu", "gelu_tanh", "gelu"))

@@ -45,11 +45,6 @@ def shapes(spec: VisionSpec) -> Shapes:
     yield f"{PROJECTOR}{PROJECTION_NORM}.weight", (spec.hidden,)
 
 
-def row_weights(spec: VisionSpec) -> int:
-    """Of the projection."""
-    return spec.hidden * spec.outputs
-
-
 def read(file: ModelFile, outer: ModelFile, processor: Processor) -> VisionSpec:
     """Pictures are of `image_size`, and `mm_tokens_per_image` is the number of their rows."""
     sizes, side, rows = read_sizes(file), file.integer("image_size"), outer.integer("mm_tokens_per_image", 256)
