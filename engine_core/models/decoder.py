@@ -16,6 +16,7 @@ from torch import Tensor
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.embedding import Embedding
 from penstock.engine_core.models.encoder import InputEmbedding, PoolingHead
+from penstock.engine_core.models.gated_delta import GatedDeltaNet
 from penstock.engine_core.models.kv_groups import page_parts
 from penstock.engine_core.models.latent_attention import layer_attention
 from penstock.engine_core.models.layer_embedding import LayerEmbedding, LayerInput
@@ -31,10 +32,12 @@ from penstock.engine_core.models.layers import (
     vocabulary,
 )
 from penstock.engine_core.models.low_rank import Adapted
+from penstock.engine_core.models.mamba import Mamba
 from penstock.engine_core.models.mlp import Mlp, SeparateMlps, SparseMlp, block_mlp
-from penstock.engine_core.models.recurrence import layer_recurrence
+from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec, MambaSpec, ShortConvolutionSpec
 from penstock.engine_core.models.rope import query_scales, rope_axes, rope_table
 from penstock.engine_core.models.sharding import rank_spec
+from penstock.engine_core.models.short_convolution import ShortConvolution
 from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
@@ -166,6 +169,18 @@ class Block:
         )
         if self.scalar is not None:
             yield "layer_scalar", Destination(self.scalar, (1,))
+
+
+def layer_recurrence(
+    layer: LayerSpec, hidden: int, placement: Placement
+) -> GatedDeltaNet | Mamba | ShortConvolution | None:
+    """A layer's recurrence, of any kind."""
+    spec = layer.recurrence
+    if isinstance(spec, GatedDeltaSpec):
+        return GatedDeltaNet(spec, layer.norm, hidden, placement)
+    if isinstance(spec, MambaSpec):
+        return Mamba(spec, layer.norm, hidden, placement)
+    return ShortConvolution(spec, hidden, placement) if isinstance(spec, ShortConvolutionSpec) else None
 
 
 class Decoder:

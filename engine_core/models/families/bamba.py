@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.engine_core.models.families import Family
 from penstock.engine_core.models.layer_spec import Body, NormNames
-from penstock.engine_core.models.mamba_spec import MambaSpec
 from penstock.engine_core.models.reading import ModelFile
+from penstock.engine_core.models.recurrence_spec import MambaSpec
 
 
 def read_mamba(file: ModelFile, inner: int = 0) -> MambaSpec:

@@ -10,8 +10,8 @@ from msgspec import structs
 from penstock.engine_core.models.families import Family
 from penstock.engine_core.models.families.nemotron import squared
 from penstock.engine_core.models.layer_spec import NO_ROPE, Body, ExpertSpec, GateSpec, LayerSpec, MlpSpec, NormNames
-from penstock.engine_core.models.mamba_spec import MambaSpec
 from penstock.engine_core.models.reading import ModelFile
+from penstock.engine_core.models.recurrence_spec import MambaSpec
 
 MIXER, MLP = NormNames(attention_input="norm", mlp_input=""), NormNames(attention_input="", mlp_input="norm")
 LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
