@@ -34,7 +34,7 @@ class CostStatistics(msgspec.Struct, frozen=True):
 
 
 class Samples:
-    """Owner of the recent steps of one class."""
+    """Owner of the recent steps of one class, or draftings of one number of turns."""
 
     __slots__ = ("further", "median", "place", "positions", "seconds", "step")
 
@@ -51,6 +51,12 @@ class Samples:
         self.further.append(positions - rows)
         self.seconds.append(seconds)
         self.step, self.median, self.place = step, median(self.seconds), sum(self.further) / len(self.further)
+
+
+def forget_stale(classes: dict[int, Samples], step: int) -> None:
+    """Let go of the classes that have not occurred for long."""
+    for key in [key for key, samples in classes.items() if step - samples.step > STALE]:
+        del classes[key]
 
 
 class StepCost:
@@ -75,8 +81,7 @@ class StepCost:
         classes = self._classes.get(half_octave(rows))
         if not classes:
             return None
-        for key in [key for key, samples in classes.items() if self._steps - samples.step > STALE]:
-            del classes[key]
+        forget_stale(classes, self._steps)
         found = [classes[key] for key in sorted(classes) if len(classes[key].seconds) >= KNOWN]
         if not found:
             return None
@@ -103,35 +108,19 @@ class DraftCostStatistics(msgspec.Struct, frozen=True):
     classes: int  # of rows and turns with a median
 
 
-class Recent:
-    """Owner of the recent times of one number of turns."""
-
-    __slots__ = ("at", "median", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds: deque[float] = deque(maxlen=RECENT)
-        self.median = 0.0
-        self.at = 0  # the last drafting
-
-    def observe(self, seconds: float, at: int) -> None:
-        self.seconds.append(seconds)
-        self.median, self.at = median(self.seconds), at
-
-
 class DraftCost:
     """Owner of what was measured."""
 
     def __init__(self) -> None:
-        self._classes: dict[int, dict[int, Recent]] = {}  # by class of rows, by turns
+        self._classes: dict[int, dict[int, Samples]] = {}  # by class of rows, by turns
         self._draftings = 0
 
     def observe(self, rows: int, turns: int, seconds: float) -> None:
         """Drafting took `seconds`, with the positions that the draft model had to catch up."""
         self._draftings += 1
         found = self._classes.setdefault(half_octave(rows), {})
-        found.setdefault(turns, Recent()).observe(seconds, self._draftings)
-        for key in [key for key, recent in found.items() if self._draftings - recent.at > STALE]:
-            del found[key]
+        found.setdefault(turns, Samples()).observe(rows, rows, seconds, self._draftings)
+        forget_stale(found, self._draftings)
 
     def seconds(self, rows: int, turns: int) -> float:
         """Of `turns` turns for `rows` rows, by the nearest number of rows that is known."""
