@@ -71,11 +71,7 @@ class Block:
         self.post_norm = post_norm
         self.input = LayerInput(layer, hidden, placement) if layer.layer_input else None
         self.scalar = placement.vector(1) if layer.scaled else None
-
-    @property
-    def partial(self) -> bool:
-        """Whether the layer's delta is a rank's partial sum."""
-        return self.mlp_output_norm is None
+        self.partial = self.mlp_output_norm is None  # the layer's delta is a rank's partial sum
 
     def forward(
         self, delta: Tensor, residual: Tensor | None, rotation: Rotation | None, batch: AttentionBatch, pages: Pages,
@@ -95,7 +91,7 @@ class Block:
                 return delta.add_(self.mlp.forward(x)), residual
             norm = self.attention_output_norm
             if norm is not None:
-                delta = norm.forward(norm.summed(delta))
+                delta = norm.forward(self.group.all_reduce(delta))
             partial = norm is None
             scale = 1.0 if both else scale
         if self.mlp is None:
@@ -107,7 +103,7 @@ class Block:
             delta = self.mlp.forward(x, residual)
         else:
             delta = self.mlp.forward(x)
-            delta = delta if norm is None else norm.summed(delta)
+            delta = delta if norm is None else self.group.all_reduce(delta)
         delta = delta if norm is None else norm.forward(delta)
         if self.scalar is None:
             return delta, residual
@@ -144,12 +140,13 @@ class Block:
         want."""
         if residual is None:
             return (delta if norm is None else norm.forward(delta)), delta
+        shared = partial and self.group.ranks is not None
         if norm is not None:
-            if self.post_norm:
-                normed, _ = norm.add(delta, residual, partial=partial, scale=scale)
-                return normed, normed
-            return norm.add_rounded(delta, residual, rows, partial=partial, scale=scale)
-        if partial and self.group.ranks is not None:
+            if rows is not None and not (shared or self.post_norm):
+                return norm.add_rounded(delta, residual, rows, scale)
+            normed, total = norm.add(delta, residual, partial=partial, scale=scale)
+            return normed, normed if self.post_norm else total
+        if shared:
             delta = self.group.all_reduce(delta)
         total = torch.add(residual, delta, alpha=scale)
         return total, total

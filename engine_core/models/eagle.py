@@ -95,7 +95,8 @@ class EagleHead(ABC):
         return dict(self._places())
 
     @abstractmethod
-    def _places(self) -> Destinations: ...
+    def _places(self) -> Destinations:
+        """The same, one after the other."""
 
     @property
     def tokens(self) -> Tensor | None:

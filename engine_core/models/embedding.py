@@ -31,11 +31,8 @@ class Embedding(Owner):
 
     def forward(self, ids: Tensor) -> Tensor:
         """`[tokens] -> [tokens, hidden]`."""
-        found = self.rows(ids)
+        found = look_up(ids, self.weight, self.part, self.group)
         return found if self.scale == 1.0 else found * self.scale
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return look_up(ids, self.weight, self.part, self.group)
 
     def pack(self) -> None:
         """Add a copy for logits, laid out as products on a CPU want it."""

@@ -73,6 +73,7 @@ class PixtralTower(Tower):
         yield self.projection.forward(self.merger.forward(joined))
 
     def destinations(self) -> dict[str, Destination]:
+        """By names in a checkpoint."""
         return dict(
             named(
                 (PLACE, self.embedding),
