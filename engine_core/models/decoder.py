@@ -14,12 +14,10 @@ from msgspec import structs
 from torch import Tensor
 
 from penstock.engine_core.models.attention import Pages
-from penstock.engine_core.models.embedding import Embedding
-from penstock.engine_core.models.encoder import InputEmbedding, PoolingHead
+from penstock.engine_core.models.embedding import Embedding, InputEmbedding, LayerEmbedding, LayerInput
 from penstock.engine_core.models.gated_delta import GatedDeltaNet
 from penstock.engine_core.models.kv_groups import page_parts
 from penstock.engine_core.models.latent_attention import layer_attention
-from penstock.engine_core.models.layer_embedding import LayerEmbedding, LayerInput
 from penstock.engine_core.models.layer_spec import LayerSpec, RopeSpec
 from penstock.engine_core.models.layers import (
     Destination,
@@ -34,6 +32,7 @@ from penstock.engine_core.models.layers import (
 from penstock.engine_core.models.low_rank import Adapted
 from penstock.engine_core.models.mamba import Mamba
 from penstock.engine_core.models.mlp import Mlp, SeparateMlps, SparseMlp, block_mlp
+from penstock.engine_core.models.pooling_head import PoolingHead
 from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec, MambaSpec, ShortConvolutionSpec
 from penstock.engine_core.models.rope import query_scales, rope_axes, rope_table
 from penstock.engine_core.models.sharding import rank_spec
