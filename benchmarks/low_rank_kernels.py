@@ -130,8 +130,7 @@ def places_of(case: Case, device: torch.device, base: bool = False) -> Tensor:
 
 def compiled(layer: Layer, wanted: Sequence[Case]) -> None:
     """Compile every way in processes."""
-    from penstock.engine_core.execution.compilation import prewarm
-    from penstock.engine_core.execution.product_bench import load_kernels
+    from penstock.engine_core.execution.compilation import load_all, prewarm
 
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
         with prewarm(pool) as found:
@@ -142,7 +141,7 @@ def compiled(layer: Layer, wanted: Sequence[Case]) -> None:
                     for way in case.ways if case.rank == rank else ():
                         with suppress(Exception):  # guard: the compiler's; it fails again later
                             layer.run(x, x, rows_of(places_of(case, x.device), way), way)
-        load_kernels(found, torch.device("cuda", torch.cuda.current_device()))
+        load_all(found, torch.device("cuda", torch.cuda.current_device()))
 
 
 def off(layer: Layer, case: Case, way: str) -> float:

@@ -8,7 +8,7 @@ tiling, alone or among others. Tests hold that, and `invariant` products are mad
 
 Tiles may add what adapters do (`kernels.low_rank_tiles_triton`): their kernels then begin with other programs.
 
-The gate of the MLP may be taken where both its products end. They are rounded first, as they are where `silu_mul` is a
+The gate of the MLP may be taken where both its products end. They are rounded first, as they are where `activate` is a
 kernel of its own, so that it is the same to the bit.
 """
 
@@ -25,7 +25,7 @@ from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.kernels import gluon
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_plans import plans_of
@@ -64,11 +64,11 @@ def multiply_by(
         return multiply_vector(x, weight, bias, way, gated=gated)
     if not isinstance(way, Tiling):
         found = functional.linear(x, weight, bias)
-        return silu_mul(found) if gated else found
+        return activate(found) if gated else found
     fused = gated and way.gated
     tma = way.tma and tma_compatible(x) and tma_compatible(weight)
     found = (multiply_tma if tma else multiply_tiles)(x, weight, bias, way, gated=fused, added=added)
-    return silu_mul(found) if gated and not fused else found
+    return activate(found) if gated and not fused else found
 
 
 def pipelined_product() -> Callable[..., Tensor] | None:

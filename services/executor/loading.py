@@ -25,7 +25,7 @@ from penstock.engine_core.loading.kept_weights import Part, Parts
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
-from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.eagle import EagleHead, build_head
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.vision.tower import Tower
@@ -73,7 +73,7 @@ def build_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: 
     if not placement.group.ends:
         return found
     if spec.head is not None:
-        return replace(found, model=EagleHead(spec.head, model, length))
+        return replace(found, model=build_head(spec.head, model, length))
     draft = registry.build(spec.layers, placement.dtype, placement.device, length, invariant=placement.invariant)
     return replace(found, model=draft)
 
