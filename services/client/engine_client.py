@@ -29,8 +29,7 @@ from penstock.protocol.request_ids import COUNTER_MASK, request_id
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.client.replicas import ReplicaSet
-from penstock.services.client.request_state import Call, RequestState
-from penstock.services.client.tokenizer_router import TokenizerRouter
+from penstock.services.client.tokenizer_router import Call, RequestState, TokenizerRouter
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer
 from penstock.services.metrics.snapshot import RemoteSnapshots

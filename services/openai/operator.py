@@ -1,6 +1,9 @@
-"""What the operator does at --admin-address: pauses, sleep, the cache, the weights, by vLLM's paths and by SGLang's.
+"""What the operator does at --admin-address: pauses, sleep, the cache, the weights, adapters, by vLLM's paths and by
+SGLang's.
 
-Every route waits until what it asks holds in all replicas. Sources: vLLM, entrypoints/serve/rlhf/api_router.py and
+Every route waits until what it asks holds in all replicas. Paths of adapters are relative to --lora-dir, and nothing
+outside of it is read. A name that is loaded again means what its folder holds then; requests that run go on with what
+they began with, also behind an unload. Sources: vLLM, entrypoints/serve/rlhf/api_router.py and
 serve/sleep/api_router.py; SGLang, srt/entrypoints/http_server.py and srt/managers/io_struct.py.
 """
 
@@ -29,8 +32,10 @@ from penstock.protocol.control import (
     WakeEngine,
 )
 from penstock.protocol.errors import Conflict, InvalidRequest, ModelError, NotFound, Unavailable
+from penstock.services.client.adapters import AdapterNames
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.models import model_answer
 from penstock.services.openai.validation import NO, YES, decode
 
 T = TypeVar("T")
@@ -128,10 +133,33 @@ class UpdateAnswer(msgspec.Struct, frozen=True):
     weight_version: str = ""
 
 
+class LoadAdapterRequest(msgspec.Struct, frozen=True):
+    """Body of a load. Names and paths are short."""
+
+    lora_name: str
+    lora_path: str = ""  # of the folder, below --lora-dir; empty: the one of that name
+
+
+class UnloadAdapterRequest(msgspec.Struct, frozen=True):
+    """Body of an unload."""
+
+    lora_name: str
+
+
+class Unloaded(msgspec.Struct, frozen=True):
+    """As OpenAI answers the deletion of a model."""
+
+    id: str
+    object: str = "model"
+    deleted: bool = True
+
+
 PAUSE = msgspec.json.Decoder(PauseRequest)
 NOTHING = msgspec.json.Decoder(NoFields)
 ABORT = msgspec.json.Decoder(AbortRequest)
 UPDATE = msgspec.json.Decoder(UpdateRequest)
+LOAD = msgspec.json.Decoder(LoadAdapterRequest)
+UNLOAD = msgspec.json.Decoder(UnloadAdapterRequest)
 MODES: Mapping[str, PauseMode] = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
 
 
@@ -320,6 +348,28 @@ def next_version(current: str) -> str:
         why = f"weight_version: it must be given, since the present one is no number: {current}"
         raise InvalidRequest(why, param="weight_version", code="missing_required_parameter")
     return str(max(numbers) + 1)
+
+
+def names_of(app: AppState) -> AdapterNames:
+    if app.model.adapters is None or app.model.adapters.directory is None:  # of several models another one has them
+        raise InvalidRequest(f"the model {app.model.name} has no lora_dir", param="model", code="unsupported")
+    return app.model.adapters
+
+
+async def load_adapter(app: AppState, context: RequestContext) -> None:
+    """Have a name mean an adapter, as its folder is now."""
+    request = decode(await context.read_json(), LOAD)
+    names_of(app).load(request.lora_name, request.lora_path or request.lora_name)
+    await answer(context, model_answer(app, request.lora_name))
+
+
+async def unload_adapter(app: AppState, context: RequestContext) -> None:
+    """Have a name mean nothing. Raises NotFound for one that means nothing already."""
+    name = decode(await context.read_json(), UNLOAD).lora_name
+    if name not in names_of(app).names():
+        raise NotFound(f"no adapter is loaded as {name[:200]!r}", param="lora_name", code="model_not_found")
+    names_of(app).unload(name)
+    await answer(context, Unloaded(name))
 
 
 async def ask(app: AppState, message: Control) -> Controlled:
