@@ -463,10 +463,14 @@ def stop_signals() -> tuple[int, ...]:
 
 def child_environment(config: Config, directory: RunDirectory, notices: Path) -> dict[str, str]:
     """The environment of every child: the launcher's, without a supervisor's variables, plus the secret options."""
-    environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
-    environ = options.environment(config, environ)
-    environ |= {NOTIFY_SOCKET: str(notices), process.PARENT: str(os.getpid()), **directory.environment()}
+    environ = inherited(config, notices) | directory.environment()
     environ[WATCHDOG_USEC] = str(int(SILENCE_SECONDS * 1e6))
     if sys.flags.optimize:
         environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)
     return environ
+
+
+def inherited(config: Config, notices: Path) -> dict[str, str]:
+    """This process's environment for a child that reports to `notices` instead of to our supervisor."""
+    environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
+    return options.environment(config, environ) | {NOTIFY_SOCKET: str(notices), process.PARENT: str(os.getpid())}
