@@ -22,7 +22,7 @@ import msgspec
 
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests, text_signature
 from penstock.protocol.control import Control, Controlled, EngineStatus
-from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable, error_of
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable, Unsupported, error_of
 from penstock.protocol.messages import Detokenize, Detokenized, Rejected, SubmitText, Tokenize, Tokenized
 from penstock.protocol.outputs import TextBatch
 from penstock.protocol.request_ids import COUNTER_MASK, request_id
@@ -126,7 +126,7 @@ class EngineClient:
         """
         if not self._ordered and any(request.priority for request in requests):
             message = "priority needs --scheduling-policy priority; this server takes requests as they come"
-            raise InvalidRequest(message, param="priority", code="unsupported")
+            raise Unsupported(message, param="priority")
         if self.draining or now > self._open_until:
             self._check_open(self.trouble(now), now)
         if len(requests) > (most := self._limits.unfinished):

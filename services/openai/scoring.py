@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import Unsupported, invalid
 from penstock.protocol.messages import Pooling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
@@ -205,8 +205,8 @@ def pairs_of(request: ScoreRequest) -> list[Pair]:
     """The pairs of a score request. Raises InvalidRequest if the numbers of texts do not go together."""
     first, second = listed(request.text_1, "text_1"), listed(request.text_2, "text_2")
     if len(first) != len(second) and len(first) != 1:
-        message = f"text_1 holds {len(first)} texts and text_2 {len(second)}; one of text_1, or as many, are taken"
-        raise InvalidRequest(message, param="text_1", code="invalid_value")
+        message = f"holds {len(first)} texts and text_2 {len(second)}; one of text_1, or as many, are taken"
+        raise invalid("text_1", message)
     first = first * len(second) if len(first) == 1 else first
     return [Pair(one[0], other[0], one[1], other[1]) for one, other in zip(first, second, strict=True)]
 

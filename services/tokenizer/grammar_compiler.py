@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.config import TokenizerConfig
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import invalid
 from penstock.protocol.messages import Grammar
 from penstock.services.tokenizer.outcome_cache import OutcomeCache
 from penstock.services.tokenizer.worker_pool import ATTEMPTS, PATIENCE, End, Reply, WorkerKind, WorkerPool
@@ -72,12 +72,12 @@ class GrammarCompiler:
         """Raises InvalidRequest with the grammar's field and the reason, Overloaded, EngineFailure."""
         most = self._options.grammar_max_bytes
         if len(grammar.source) + len(grammar.unread) + len(grammar.whitespace) > most:
-            message = f"{grammar.param} is longer than {most} characters (--grammar-max-bytes)"
-            raise InvalidRequest(message, param=grammar.param, code="grammar_too_complex")
+            message = f"is longer than {most} characters (--grammar-max-bytes)"
+            raise invalid(grammar.param, message, "grammar_too_complex")
         key = await self._key(grammar)
         found = await self._cache.get(key, partial(self._compile, key, grammar))
         if isinstance(found, Refusal):
-            raise InvalidRequest(f"{grammar.param}: {found.message}", param=grammar.param, code=found.code)
+            raise invalid(grammar.param, f": {found.message}", found.code)
         return found
 
     def close(self) -> None:
