@@ -15,9 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, adjusted
 from penstock.protocol.errors import LinkError, PenstockError
 from penstock.services.supervisor import options, run_directory
 from penstock.services.supervisor.launcher import ENTRY, inherited
@@ -40,8 +38,7 @@ class LauncherProcess:
             run_directory.sweep(parent)
             self.directory = Path(tempfile.mkdtemp(prefix=run_directory.PREFIX, dir=parent))
         self._temporary = not given
-        run = msgspec.structs.replace(config.run, run_dir=str(self.directory))
-        self.config = msgspec.structs.replace(config, run=run)
+        self.config = adjusted(config, run_dir=str(self.directory))
         self.notices = NoticeSocket(self.directory / SOCKET)
         self.ready = False
         self.url = ""  # once a server is ready
