@@ -339,6 +339,15 @@ def fields() -> tuple[Field, ...]:
     return tuple(found)
 
 
+def adjusted(config: Config, **options: object) -> Config:
+    """The configuration with other values of these options, whichever sections have them."""
+    homes = {option: name for name in config.__struct_fields__ for option in getattr(config, name).__struct_fields__}
+    for option, value in options.items():
+        section = msgspec.structs.replace(getattr(config, homes[option]), **{option: value})
+        config = msgspec.structs.replace(config, **{homes[option]: section})
+    return config
+
+
 def wrong_output(config: Config) -> tuple[str, ...]:
     """Why this server's output is wrong, in words for its users; empty where it is not."""
     reasons = []

@@ -15,15 +15,8 @@ from penstock.services.http.request_context import RequestContext
 from penstock.services.http.routing import Access, Handler, Route, Router
 from penstock.services.http.security import Keys
 from penstock.services.http.server import admin_options
-from penstock.services.http.static_files import FILES, StaticFile
+from penstock.services.http.static_files import FILES, send_file
 from penstock.services.openai import errors, operator, weight_updates
-from penstock.services.openai.adapters import (
-    LoadAdapterRequest,
-    UnloadAdapterRequest,
-    Unloaded,
-    load_adapter,
-    unload_adapter,
-)
 from penstock.services.openai.answers import ChatAnswer, CompletionAnswer
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.chat import create_chat_completion
@@ -160,15 +153,18 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/version", version, "Penstock's version", VersionAnswer),
     Route("GET", "/metrics", metrics, "Prometheus text", quiet=True),
     Route("GET", "/openapi.json", openapi),
-    *(Route("GET", path, StaticFile(file), file.summary, access=Access.OPEN, quiet=True, media="text/html")
+    *(Route("GET", path, functools.partial(send_file, file), file.summary, access=Access.OPEN, quiet=True,
+            media="text/html")
       for path, file in FILES.items()),
 )  # fmt: skip
 
 # What --admin-address answers, where there is a directory that bounds the adapters.
 ADAPTER_ROUTES: tuple[Route, ...] = (
-    Route("POST", "/v1/load_lora_adapter", load_adapter, "Load an adapter", ModelAnswer, LoadAdapterRequest,
+    Route("POST", "/v1/load_lora_adapter", operator.load_adapter, "Load an adapter", ModelAnswer,
+          operator.LoadAdapterRequest,
           statuses=(400,)),
-    Route("POST", "/v1/unload_lora_adapter", unload_adapter, "Unload an adapter", Unloaded, UnloadAdapterRequest,
+    Route("POST", "/v1/unload_lora_adapter", operator.unload_adapter, "Unload an adapter", operator.Unloaded,
+          operator.UnloadAdapterRequest,
           statuses=(404,)),
 )  # fmt: skip
 WEIGHT_ROUTES: tuple[Route, ...] = (

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import Unsupported, invalid
 from penstock.protocol.messages import Pooling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
@@ -215,8 +215,8 @@ def pairs_of(request: ScoreRequest) -> list[Pair]:
         side(request, tuple(dict.fromkeys(names))) for names in zip(*SCORE_FIELDS, strict=True)
     )
     if len(first) != len(second) and len(first) != 1:
-        message = f"{one} holds {len(first)} texts and {other} {len(second)}; one of {one}, or as many, are taken"
-        raise InvalidRequest(message, param=one, code="invalid_value")
+        message = f"holds {len(first)} texts and {other} {len(second)}; one of {one}, or as many, are taken"
+        raise invalid(one, message)
     first = first * len(second) if len(first) == 1 else first
     return [Pair(left[0], right[0], left[1], right[1]) for left, right in zip(first, second, strict=True)]
 
@@ -227,8 +227,7 @@ def side(request: ScoreRequest, names: Sequence[str]) -> tuple[str, list[tuple[s
     if not found:
         raise missing(names[0])
     if len(found) > 1:
-        message = f"{found[0]} and {found[1]} cannot both be given"
-        raise InvalidRequest(message, param=found[1], code="invalid_value")
+        raise invalid(found[1], f"and {found[0]} cannot both be given")
     return found[0], listed(getattr(request, found[0]), found[0])
 
 

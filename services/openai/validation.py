@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest, invalid
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.schema import GRAMMAR_FIELDS, UNREAD, GenerationRequest
@@ -70,7 +70,7 @@ def stream_asked(context: RequestContext) -> bool | None:
     if not said:
         return None
     if len(said) > 1 or said[0] not in YES + NO:
-        raise InvalidRequest("stream must be true or false in the query", param="stream", code="invalid_value")
+        raise invalid("stream", "must be true or false in the query")
     return said[0] in YES
 
 
@@ -225,7 +225,7 @@ async def read_fields(body: bytes) -> RawFields:
 
 
 def missing(param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+    return invalid(param, "is missing", "missing_required_parameter")
 
 
 def needed(value: Any, param: str) -> Any:
