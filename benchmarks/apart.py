@@ -198,7 +198,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     shape, sizes = SMOKE if options.smoke else SHAPES[options.shape], sizes_of(options)
     found: list[Figures] = []
-    chip = ""
     with tempfile.TemporaryDirectory(prefix="penstock-apart-") as place:
         folder = make_folder(shape, Path(place))
         common = [*words_of(folder, sizes, smoke=options.smoke), *shlex.split(options.server_args)]
@@ -210,8 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for rate in sizes.rates:
                     found.append(asyncio.run(measure(server, name, sizes, shape, rate)))
                     print(figures_table(found[-1:]).splitlines()[-1], flush=True)
-            results = {"chip": chip, "server_arguments": shlex.join(common[1:]), "sizes": sizes, "figures": found}
-            report.write(options.output, "apart", results, arguments, options.commit)
+                    results = {"chip": chip, "server_arguments": shlex.join(common[1:]), "sizes": sizes,
+                               "figures": found}  # fmt: skip
+                    report.write(options.output, "apart", results, arguments, options.commit)
     print(figures_table(found), flush=True)
     return int(any(one.failed for one in found))
 
