@@ -26,7 +26,13 @@ from penstock.engine_core.scheduling.disk_tier import (
     list_disk,
     store_ahead,
 )
-from penstock.engine_core.scheduling.host_tier import blocks_copied, check_copies, clear_copies, host_statistics
+from penstock.engine_core.scheduling.host_tier import (
+    blocks_copied,
+    check_copies,
+    clear_copies,
+    copying_tables,
+    host_statistics,
+)
 from penstock.engine_core.scheduling.lifecycle import (
     TOO_SMALL,
     cancel,
@@ -354,8 +360,7 @@ class Scheduler:
         reported, never raised."""
         state = self._state
         tables = [held_blocks(state, sequence) for sequence in state.slots.sequences if sequence is not None]
-        if state.kv.host is not None:
-            tables += [fetch.table for fetch in state.kv.host.fetches.values()]
+        tables += copying_tables(state)
         report = state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
         faults = () if state.kv.recurrent is None else check_states(state, state.kv.recurrent)
         faults += state.encoder_cache.check() + (check_copies(state) + check_disk(state) if thorough else ())

@@ -11,7 +11,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from penstock.protocol.message import Message
 from penstock.protocol.messages import Prefilled, ReleaseTransfer, Sampling, SubmitTokens
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.step_columns import chunk_positions, chunk_table, copy_table
-from penstock.protocol.steps import BlocksCopied, CopyBlocks, ExecutorReady, StepPlan, StepResult
+from penstock.protocol.steps import BlocksCopied, CopyBlocks, ExecutorReady, StepPlan, StepResult, copy_stamp
 from penstock.services.executor.crash_report import Reports
 from penstock.services.executor.steps import Steps
 from penstock.services.executor.watchdog import Watchdog
@@ -41,6 +41,8 @@ from tests.engine_core.tokenizer.vocabularies import CHAT_TEMPLATE, vocabulary
 
 SOURCE, EPOCH, DEPTH = 1, 1, 2
 BLOCK = 64  # tokens
+PART = 8  # blocks that are copied together
+LOOK = 0.0001  # seconds between looks of an executor at another one's memory
 ROOM = 100  # prompts on a device
 HOST_ROOM = 24  # prompts in an executor's host memory
 READY = ExecutorReady(
@@ -99,34 +101,70 @@ class Work:
         self.executor.now = max(self.executor.now, self.end)
 
 
+@dataclass(slots=True)
+class Job:
+    """Copies of one message."""
+
+    message: CopyBlocks
+    left: list[tuple[int, int]]  # stamp and place of those that are not enqueued, in the order in which they are
+    parts: deque[tuple[Work, list[int]]] = field(default_factory=deque)  # on their way, with their places
+
+
 class Copier:
-    """What `Steps` asks of a `BlockCopier`."""
+    """What `Steps` asks of a `BlockCopier`. memory: the stamps of all executors' blocks, by replica and place."""
 
     disk = None
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._waiting: list[CopyBlocks] = []
+    def __init__(self, executor: Executor, replica: int, memory: dict[tuple[int, int], int]) -> None:
+        self._executor, self._replica, self._memory = executor, replica, memory
         self._free = {True: 0.0, False: 0.0}  # when the lane to the host, and that from it, has nothing to do
-        self.enqueued: list[Work] = []
+        self._jobs: list[Job] = []
         self.answers: deque[Message] = deque()
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self.enqueued or self.answers)
+        return bool(self._jobs or self.answers)
+
+    @property
+    def ends(self) -> list[float]:
+        """Of parts that are on their way; soon, where others have to come first."""
+        found = [work.end for job in self._jobs for work, _ in job.parts]
+        return found + [self._executor.now + LOOK for job in self._jobs if job.left]
 
     def ask(self, message: CopyBlocks) -> None:
-        self._waiting.append(message)
+        places = copy_table(message.blocks)[:, 1].tolist()
+        stamps = np.frombuffer(message.stamps, np.int64).tolist()
+        stamps = stamps or [copy_stamp(message.epoch, message.number)] * len(places)
+        self._jobs.append(Job(message, sorted(zip(stamps, places, strict=True))))
 
     def iterate(self, _: object) -> None:
-        for message in self._waiting:
-            began = max(self._executor.now, self._free[message.to_host])
-            seconds = len(copy_table(message.blocks)) * BLOCK * self._executor.speed.token_copy
-            self._free[message.to_host] = began + seconds
-            self.enqueued.append(Work(self._executor, began, began + seconds, BlocksCopied(message.number, seconds)))
-        self._waiting.clear()
-        self.answers += [work.answer for work in self.enqueued if work.finished]
-        self.enqueued = [work for work in self.enqueued if not work.finished]
+        for job in self._jobs:
+            self._enqueue(job)
+            while job.parts and job.parts[0][0].finished:
+                work, places = job.parts.popleft()
+                if job.message.to_host:
+                    stamp = copy_stamp(job.message.epoch, job.message.number)
+                    self._memory.update([((self._replica, place), stamp) for place in places])
+                if not job.parts and not job.left:
+                    self.answers.append(work.answer)
+        self._jobs = [job for job in self._jobs if job.parts or job.left]
+
+    def _enqueue(self, job: Job) -> None:
+        to_host, replica = job.message.to_host, job.message.replica
+        while job.left and (to_host or self._memory.get((replica, job.left[0][1])) == job.left[0][0]):
+            count = next(
+                (
+                    at for at, (stamp, place) in enumerate(job.left[:PART])
+                    if not to_host and self._memory.get((replica, place)) != stamp
+                ),
+                len(job.left[:PART]),
+            )  # fmt: skip
+            places, job.left = [place for _, place in job.left[:count]], job.left[count:]
+            seconds = count * BLOCK * self._executor.speed.token_copy
+            began = max(self._executor.now, self._free[to_host])
+            self._free[to_host] = began + seconds
+            answer = BlocksCopied(job.message.number, seconds)
+            job.parts.append((Work(self._executor, began, began + seconds, answer), places))
 
     def forget(self) -> None:
         pass
@@ -178,10 +216,10 @@ class Runner:
 class Executor:
     """One thread, whose own time is `now`: ahead of the clock while it waits for a step."""
 
-    def __init__(self, clock: Clock, speed: Speed, folder: Path, heard: Callable[[Message], None]) -> None:
-        self.clock, self.speed, self._heard = clock, speed, heard
+    def __init__(self, cluster: TimedCluster, replica: int, folder: Path, heard: Callable[[Message], None]) -> None:
+        self.clock, self.speed, self._heard = cluster.clock, cluster.speed, heard
         self.now = 0.0
-        self.runner, self.copier = Runner(self), Copier(self)
+        self.runner, self.copier = Runner(self), Copier(self, replica, cluster.memory)
         self._scheduler = Peer(b"", WELCOME, STEPS.window, 0.0)
         self._inbox: list[Message | Joined] = [Joined()]
         self._due = float("inf")  # when it looks next
@@ -211,7 +249,7 @@ class Executor:
         self.steps.iterate()
         if self.steps.has_work:
             self._look_at(self.now)
-        elif ends := [work.end for work in (*self.runner.running, *self.copier.enqueued)]:
+        elif ends := [work.end for work in self.runner.running] + self.copier.ends:
             self._look_at(max(self.now, min(ends)))
 
     def _look_at(self, when: float) -> None:
@@ -240,7 +278,7 @@ class Replica:
                 epoch=EPOCH,
             )
         )
-        self.executor = Executor(cluster.clock, cluster.speed, folder, self._answered)
+        self.executor = Executor(cluster, number, folder, self._answered)
 
     def take(self, message: Message) -> None:
         match message:
@@ -285,6 +323,7 @@ class TimedCluster:
         budget: int = 8192, speed: Speed | None = None,
     ) -> None:  # fmt: skip
         self.clock, self.speed = Clock(), speed or Speed()
+        self.memory: dict[tuple[int, int], int] = {}
         self.prompt, self.output = prompt, output
         roles = [ReplicaRole.PREFILL if number < prefill else ReplicaRole.DECODE for number in range(replicas)]
         if not prefill:
