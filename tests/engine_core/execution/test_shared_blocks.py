@@ -113,7 +113,7 @@ def test_blocks_that_have_been_written_again_are_stale() -> None:
     first, second = copy_stamp(EPOCH, 1), copy_stamp(EPOCH, 2)
     assert fetch(reader, 1, [(3, 5), (1, 0)], [first, first]).stale
     assert not fetch(reader, 2, [(3, 5), (1, 0)], [second, first]).stale
-    assert fetch(reader, 3, [(3, 5)], [copy_stamp(EPOCH + 1, 2)]).stale, "the same number of another scheduler"
+    assert fetch(reader, 3, [(3, 5)], [copy_stamp(EPOCH - 1, 2)]).stale, "the same number of another scheduler"
 
 
 def test_memory_that_is_not_mapped_is_stale_and_leaves_the_device_alone() -> None:
