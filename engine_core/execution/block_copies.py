@@ -91,15 +91,6 @@ class Copies:
     stale: bool = False
 
 
-@dataclass(slots=True)
-class Asked:
-    """Messages, and what came of them."""
-
-    epoch: int = 0
-    waiting: deque[CopyBlocks] = field(default_factory=deque)
-    begun: list[Copies] = field(default_factory=list)
-
-
 class BlockCopier:
     """An executor's blocks in the host's memory. memory: of the device's blocks, [blocks, ...] each, contiguous.
 
@@ -120,7 +111,9 @@ class BlockCopier:
         else:
             self.host = self.shared.blocks
         self._out, self._in = self._lane(), self._lane()
-        self._asked = Asked()
+        self._epoch = 0  # of what was asked last
+        self._asked: list[CopyBlocks] = []  # and not begun
+        self._begun: list[Copies] = []
         self.disk: DiskCopier | None = None  # required where blocks are asked for that are on disk
         self.answers: deque[BlocksCopied | DiskAnswer] = deque()
         self._warm_up()
@@ -149,7 +142,7 @@ class BlockCopier:
     @property
     def busy(self) -> bool:
         """Whether copies are to be made, are on their way, or are to be answered."""
-        asked = self._asked.waiting or self._asked.begun or self.answers
+        asked = self._asked or self._begun or self.answers
         return bool(asked or (self.disk is not None and self.disk.answered))
 
     def ask(self, message: CopyBlocks | DiskMessage) -> None:
@@ -158,24 +151,25 @@ class BlockCopier:
             assert self.disk is not None, "ready said that there are blocks on disk"
             self.disk.ask(message)
             return
-        if message.epoch != self._asked.epoch:
+        if message.epoch != self._epoch:
             self._forget_copies()
-            self._asked.epoch = message.epoch
-        self._asked.waiting.append(message)
+            self._epoch = message.epoch
+        self._asked.append(message)
 
     def iterate(self, drafting: torch.cuda.Event | None = None) -> None:
         """Enqueue what is asked for, and see what has ended. drafting: its end behind the last step whose result the
         scheduler may have seen."""
-        while self._asked.waiting:
-            self._begin(self._asked.waiting.popleft(), drafting)
+        for message in self._asked:
+            self._begin(message, drafting)
+        self._asked.clear()
         left = []
-        for one in self._asked.begun:
+        for one in self._begun:
             self._go_on(one)
             if one.parts or one.at < len(one.table):
                 left.append(one)
             else:
                 self._answer(one)
-        self._asked.begun = left
+        self._begun = left
         if self.disk is not None:
             self.answers += self.disk.collect()
 
@@ -190,8 +184,8 @@ class BlockCopier:
         for lane in (self._out, self._in):
             if lane.stream is not None:
                 lane.stream.synchronize()
-        self._asked.waiting.clear()
-        self._asked.begun.clear()
+        self._asked.clear()
+        self._begun.clear()
         self.answers = deque(answer for answer in self.answers if not isinstance(answer, BlocksCopied))
 
     def statistics(self) -> CopyStatistics:
@@ -217,7 +211,7 @@ class BlockCopier:
             lane.stream.wait_event(drafting)
         with torch.cuda.stream(lane.stream):  # of None: nothing happens
             (blocks,) = lane.upload.send((table[:, 0].copy(),))
-        self._asked.begun.append(Copies(message, lane, shared, table, stamps[order], blocks, time.perf_counter()))
+        self._begun.append(Copies(message, lane, shared, table, stamps[order], blocks, time.perf_counter()))
 
     def _go_on(self, one: Copies) -> None:
         """Enqueue copies as far as what they read is there, and see which have ended."""

@@ -39,7 +39,7 @@ def hand_over(state: SchedulerState, sequence: Sequence) -> None:
         if not state.steps.pause.frozen:
             copy_rest(state, host, chain)  # which may take the place of others
         places = places_of(state, host, chain)
-        host.transfers.counters.hand_over()
+        host.transfers.counters.handed_over += 1
         held = [place for place in places if place != NO_PLACE]
         if held:
             host.tier.hold(held)
@@ -90,18 +90,12 @@ def release_transfer(state: SchedulerState, request: int) -> None:
         host.tier.release(reversed(handover.held))
 
 
-def expire_handovers(state: SchedulerState) -> None:
-    """Several times a second: release what was held for too long."""
+def expire_handovers(state: SchedulerState, source: int | None = None) -> None:
+    """Release what was held for too long, or for a source of whose requests nobody hears any more."""
     handovers = {} if state.kv.host is None else state.kv.host.transfers.handovers
-    for request in [request for request, one in handovers.items() if state.stats.now - one.since >= LEASE]:
-        release_transfer(state, request)
-
-
-def forget_handovers(state: SchedulerState, source: int) -> None:
-    """Nobody hears of the source's requests any more."""
-    handovers = {} if state.kv.host is None else state.kv.host.transfers.handovers
-    for request in [request for request, one in handovers.items() if one.source == source]:
-        release_transfer(state, request)
+    for request, one in list(handovers.items()):
+        if one.source == source or state.stats.now - one.since >= LEASE:
+            release_transfer(state, request)
 
 
 def transfer_of(state: SchedulerState, sequence: Sequence) -> KVTransfer | None:

@@ -13,12 +13,7 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
 from penstock.engine_core.scheduling import pausing
 from penstock.engine_core.scheduling.admission import reasons, waiting_adapters
-from penstock.engine_core.scheduling.disaggregation import (
-    expire_handovers,
-    forget_handovers,
-    release_transfer,
-    transfer_statistics,
-)
+from penstock.engine_core.scheduling.disaggregation import expire_handovers, release_transfer, transfer_statistics
 from penstock.engine_core.scheduling.disk_tier import (
     check_disk,
     disk_answered,
@@ -140,7 +135,7 @@ class Scheduler:
         """The source is gone: abort its requests and drop what was not delivered to it."""
         for request in [found for found in self._state.requests.values() if found.source == source]:
             cancel(self._state, request, Finish.ABORT)
-        forget_handovers(self._state, source)
+        expire_handovers(self._state, source)
         self._state.outboxes.pop(source, None)
 
     def expire(self, now: float) -> None:

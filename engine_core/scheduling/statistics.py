@@ -125,10 +125,7 @@ class TransferCounters:
 
     def __init__(self) -> None:
         self._transfer = Histogram(PHASE)
-        self._handed_over = self._fetches = self._fetched = self._stale = 0
-
-    def hand_over(self) -> None:
-        self._handed_over += 1
+        self.handed_over = self._fetches = self._fetched = self._stale = 0
 
     def fetch(self, blocks: int, seconds: float, *, stale: bool) -> None:
         self._stale += stale
@@ -139,7 +136,7 @@ class TransferCounters:
 
     def statistics(self, held: int) -> TransferStatistics:
         return TransferStatistics(
-            held, self._handed_over, self._fetches, self._fetched, self._stale, self._transfer.statistics()
+            held, self.handed_over, self._fetches, self._fetched, self._stale, self._transfer.statistics()
         )
 
 
