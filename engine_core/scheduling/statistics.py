@@ -104,15 +104,13 @@ class Totals(msgspec.Struct, kw_only=True):
 
 class TransferStatistics(msgspec.Struct, frozen=True):
     """Requests whose prompts are computed at one replica, and whose outputs at another one. Totals since start, but for
-    two."""
+    the first."""
 
     held: int  # now: blocks in the host's memory that are held for others
-    waiting: int  # now: requests that wait for the copies of their blocks
     handed_over: int  # requests that went on elsewhere
     fetches: int  # requests whose blocks were copied from another replica
     fetched: int  # those blocks
     stale: int  # fetches that read something else, so that all was computed again
-    handover: HistogramStatistics  # seconds from a request's last token here until its blocks can be read
     transfer: HistogramStatistics  # seconds of fetches
 
 
@@ -120,12 +118,8 @@ class TransferCounters:
     """Of one replica."""
 
     def __init__(self) -> None:
-        self._handover, self._transfer = Histogram(PHASE), Histogram(PHASE)
-        self._handed_over = self._fetches = self._fetched = self._stale = 0
-
-    def hand_over(self, seconds: float) -> None:
-        self._handed_over += 1
-        self._handover.observe(seconds)
+        self._transfer = Histogram(PHASE)
+        self.handed_over = self._fetches = self._fetched = self._stale = 0
 
     def fetch(self, blocks: int, seconds: float, *, stale: bool) -> None:
         self._stale += stale
@@ -134,11 +128,10 @@ class TransferCounters:
             self._fetched += blocks
             self._transfer.observe(seconds)
 
-    def statistics(self, held: int, waiting: int) -> TransferStatistics:
+    def statistics(self, held: int) -> TransferStatistics:
         return TransferStatistics(
-            held, waiting, self._handed_over, self._fetches, self._fetched, self._stale,
-            self._handover.statistics(), self._transfer.statistics(),
-        )  # fmt: skip
+            held, self.handed_over, self._fetches, self._fetched, self._stale, self._transfer.statistics()
+        )
 
 
 class SequenceStatistics(msgspec.Struct, frozen=True):
