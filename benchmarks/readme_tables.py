@@ -165,10 +165,10 @@ def adapters() -> str:
     figures = {(one["load"], one["rows"]): one for one in result("h200/adapters.json")["figures"]}
     loads = {"ttft_128": ("1", "8 (one)"), "bs8": ("8", "10 (each)"), "bs64": ("64", "8 (each)")}
     lines = []
-    for load, (rows, goal) in loads.items():
+    for load, (count, goal) in loads.items():
         prices = [figures.get((load, kind)) for kind in ("base", "one", "each")]
         shown = ["" if one is None else f"{one['price']:+.1f} %" for one in prices]
-        lines.append([rows, f"{figures[load, 'off']['tpot_ms']:.2f}", *shown, goal])
+        lines.append([count, f"{figures[load, 'off']['tpot_ms']:.2f}", *shown, goal])
     heads = ["Rows", "ms per token without LoRA", "rows of the model, on a server with LoRA", "rows of one adapter",
              "rows of eight", "goal, %"]  # fmt: skip
     return table(heads, lines)
