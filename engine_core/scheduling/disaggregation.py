@@ -71,15 +71,25 @@ def copy_rest(state: SchedulerState, host: HostCopies, chain: list[bytes]) -> No
 
 
 def places_of(state: SchedulerState, host: HostCopies, chain: list[bytes]) -> list[int]:
-    """Where the blocks are, or will be, from the first one up to the first that is missing."""
+    """Where the blocks are, or will be, from the first one up to the first that is missing. What is still to be copied
+    is given to nobody before."""
+    kv = state.kv
+    coming: dict[int, int] = {}  # blocks on the device by place
 
     def find(identity: bytes, group: int) -> int | None:
-        key = in_group(identity, group)
-        place = host.spilling.get(key, host.tier.find(key))
+        key, block = in_group(identity, group), kv.prefix.find(identity, group)
+        place = host.tier.find(key)
+        if place is None and block is not None and block in kv.prefix.copying:
+            place = host.spilling[key]
+            coming[place] = block
         return None if place is None else -1 - place  # 0 is what nothing reads
 
-    table = state.kv.prefix.match_groups(chain, len(chain), state.kv.layout, find)
-    return [-1 - block if block else NO_PLACE for block in table]
+    table = kv.prefix.match_groups(chain, len(chain), kv.layout, find)
+    places = [-1 - block if block else NO_PLACE for block in table]
+    for block in [coming[place] for place in places if place in coming]:
+        kv.pool.share((block,))
+        host.spills[kv.prefix.copying[block]].held.append(block)
+    return places
 
 
 def release_transfer(state: SchedulerState, request: int) -> None:

@@ -3,7 +3,7 @@
 Out: only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a
 loss. Idle blocks that go next are copied first, then those that running sequences have filled: under load a block is
 idle for less time than its copy takes. Nothing ever waits for a copy: a block whose copy is not done may be taken all
-the same, and the copy is dropped. Only where other replicas read copies as they are made, blocks are held until then.
+the same, and the copy is dropped. Only blocks whose copies other replicas read as they are made are held until then.
 
 Back: a sequence that may enter a slot, and whose prefix goes on in the host's memory behind what the device has, waits
 for those blocks if that is faster than to compute them. Others are planned past it meanwhile. The blocks are held until
@@ -64,7 +64,6 @@ def ask_copies(state: SchedulerState, host: HostCopies, pairs: list[tuple[int, i
     kv.prefix.copying.update(dict.fromkeys(blocks, spill.number))
     host.spills[spill.number] = spill
     if host.transfers.eager:
-        kv.pool.share(blocks)
         stamp = copy_stamp(state.epoch, spill.number)
         host.transfers.stamps.update([(place, stamp) for _, place in pairs])
     send(state, host, spill.number, pairs, to_host=True)
@@ -199,8 +198,7 @@ def copying_tables(state: SchedulerState) -> list[list[int]]:
     host = state.kv.host
     if host is None:
         return []
-    eager = list(host.spills.values()) if host.transfers.eager else []
-    return [fetch.table for fetch in host.fetches.values()] + [[block for block, _ in spill.blocks] for spill in eager]
+    return [fetch.table for fetch in host.fetches.values()] + [spill.held for spill in host.spills.values()]
 
 
 def copying_blocks(state: SchedulerState) -> int:
@@ -268,8 +266,7 @@ def finish_spill(kv: KVState, host: HostCopies, spill: Spill) -> None:
             host.copied += 1
             if host.disk.tier.total:
                 host.disk.queue.append(key)
-    if host.transfers.eager:
-        kv.pool.release([block for block, _ in spill.blocks])
+    kv.pool.release(spill.held)
 
 
 def distrust_copies(state: SchedulerState, identities: Iterable[bytes]) -> None:

@@ -160,6 +160,7 @@ class Spill:
     number: int
     blocks: tuple[tuple[int, int], ...]  # on the device, in the host's memory
     keys: tuple[bytes, ...]
+    held: list[int] = field(default_factory=list)  # blocks on the device whose copies others have been told of
     answered: set[int] = field(default_factory=set)
 
 

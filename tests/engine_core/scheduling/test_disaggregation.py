@@ -280,6 +280,22 @@ def test_blocks_are_given_to_nobody_before_they_are_copied(prefill: Replica) -> 
     assert prefill.scheduler.statistics().pool.held == 0
 
 
+def test_copies_end_where_the_device_has_more_than_the_hosts_memory() -> None:
+    """What has been copied is among the next to go, whoever has been told of its copy."""
+    made = Replica(ReplicaRole.PREFILL, replace(WORLD, blocks=14, host_blocks=6))
+    host, random = made.executor.host, Random(0)
+    for token in (5, 6, 7):
+        number = made.begin([token] * 15)
+        made.step()
+        made.deliver()
+        made.scheduler.release_transfer(number)
+        turns = 0
+        while host.take(made.scheduler, random) or host.say(made.scheduler, made.now, random):
+            turns += 1
+            assert turns < 50, "it copies in circles"
+    assert made.scheduler.settled
+
+
 def test_a_block_that_a_step_in_flight_fills_is_told_by_nobody(prefill: Replica) -> None:
     """Another sequence may compute anew what has been evicted."""
     prefill.begin()
