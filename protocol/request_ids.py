@@ -9,8 +9,3 @@ def request_id(api_index: int, incarnation: int, counter: int) -> int:
     """A 63-bit id: 7 bits of api index, 24 of its incarnation, 32 of a counter."""
     assert 0 <= api_index < 128
     return (api_index << 56) | ((incarnation & 0xFFFFFF) << 32) | (counter & COUNTER_MASK)
-
-
-def api_index(request: int) -> int:
-    """Which api process made the id."""
-    return request >> 56

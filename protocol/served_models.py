@@ -24,7 +24,6 @@ MODELS, FOR_MODEL = "--models", "--for-model"
 PAIR = re.compile(rf"({NAME.pattern})=(.+)", re.DOTALL)  # --model NAME=PATH
 MOST = 64
 FOLDER = "model-{}"  # of the run directory
-LONGEST_FOLDER = len(FOLDER.format(MOST - 1))
 SECTIONS = ("model", "tokenizer", "scheduler", "executor")  # whose options a model may have
 BESIDE = ("lora_modules", "lora_dir", "weights_dir")  # and these of the api's
 PATH = "path"  # another name of the option `model`

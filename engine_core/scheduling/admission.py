@@ -103,6 +103,7 @@ class Admissions:
                     cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
                     continue
                 state.refused = sequence
+                state.stats.totals.put_off += 1
                 break
             self._enter(sequence, found)
             yield sequence, count

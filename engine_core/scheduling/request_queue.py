@@ -115,18 +115,17 @@ class Ring(Generic[S]):
 class Client(Share):
     """The waiting and running sequences of one client at one priority."""
 
-    __slots__ = ("name", "ranks", "running", "sequences", "tenant")
+    __slots__ = ("name", "running", "sequences", "tenant")
 
     def __init__(self, name: str, tenant: Tenant) -> None:
         super().__init__()
         self.name = name
         self.tenant = tenant
-        self.ranks: list[Rank] = []
         self.sequences: list[Sequence] = []  # waiting, by rank
         self.running: dict[Sequence, None] = {}  # have a slot, or are promised the next one
 
     def place_of(self, sequence: Sequence) -> int:
-        index = bisect_left(self.ranks, sequence.rank)
+        index = bisect_left(self.sequences, sequence.rank, key=rank)
         assert self.sequences[index] is sequence
         return index
 
@@ -193,9 +192,7 @@ class RequestQueue:
         """Queue a sequence."""
         client = self._clients[sequence] = self._client(sequence)
         tenant = client.tenant
-        index = bisect_left(client.ranks, sequence.rank)
-        client.ranks.insert(index, sequence.rank)
-        client.sequences.insert(index, sequence)
+        insort(client.sequences, sequence, key=rank)
         self.tokens += sequence.request.prompt_tokens
         self.waiting += 1
         if preempted:
@@ -324,7 +321,7 @@ class RequestQueue:
     def _take(self, sequence: Sequence, client: Client) -> None:
         """Remove a sequence from every waiting list."""
         tenant, index = client.tenant, client.place_of(sequence)
-        del client.ranks[index], client.sequences[index]
+        del client.sequences[index]
         self.tokens -= sequence.request.prompt_tokens
         self.waiting -= 1
         level = tenant.level

@@ -41,6 +41,7 @@ class Totals(msgspec.Struct, kw_only=True):
     finishes: Counter[Finish] = msgspec.field(default_factory=Counter)  # sequences by how they ended
     rejected: int = 0
     preemptions: int = 0
+    put_off: int = 0  # times that the next sequence did not fit
     yielded: int = 0  # sequences whose slot went to a client that had none; these are no preemptions
     stale_results: int = 0  # of another epoch
     poisoned: int = 0  # sequences that ended because executors died of them

@@ -45,7 +45,7 @@ def test_the_lives_are_lively() -> None:
     assert sum(outcome.beside for outcome in outcomes) >= 100
     assert any(random_world(random.Random(seed)).leaves for seed in range(24))
     assert sum(stand.evicted_blocks for stand in seen) > 1000
-    assert sum(stand.forecast.refused for stand in seen) > 100
+    assert sum(stand.put_off for stand in seen) > 100
 
 
 @pytest.mark.parametrize("seed", seeds(8, 20))
@@ -95,7 +95,7 @@ def test_windows_preempt_nobody_whose_whole_allowance_is_expected(seed: int) -> 
     lives = [replace(life, message=change(life.message, **plain)) for life in random_lives(rng, world, 200)]
     stand = Simulation(world, lives, rng).run().statistics
     assert stand.preemptions == 0
-    assert stand.forecast.refused > 50
+    assert stand.put_off > 50
 
 
 @pytest.mark.long

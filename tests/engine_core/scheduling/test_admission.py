@@ -135,7 +135,7 @@ def test_the_forecast_holds_back_who_would_not_fit_at_the_peak() -> None:
     server.step()
     stand = server.scheduler.statistics()
     assert (stand.running, stand.waiting) == (1, 2), "in order: the third does not overtake"
-    assert stand.forecast.refused == 1
+    assert stand.put_off == 1
     server.run(depth=2)
     assert server.scheduler.statistics().preemptions == 0
     assert [len(server.seen(number).tokens) for number in (first, second, third)] == [17, 17, 1]

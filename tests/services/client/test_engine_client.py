@@ -26,7 +26,6 @@ from penstock.protocol.messages import (
     Tokenize,
     Written,
 )
-from penstock.protocol.request_ids import api_index
 from penstock.services.client.engine_client import HOLD, MOST_DEATHS, EngineClient
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.client.replicas import ReplicaSet
@@ -91,7 +90,7 @@ def test_ids_are_ours_and_differ() -> None:
     made = engine_client(FakeLink(silent))
     ids = [request.id for _ in range(5) for request in submit(made)[1]]
     assert len(set(ids)) == 5
-    assert {api_index(number) for number in ids} == {3}
+    assert {number >> 56 for number in ids} == {3}
 
 
 def test_requests_are_spread_over_the_tokenizers() -> None:
