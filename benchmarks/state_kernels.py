@@ -1,32 +1,23 @@
-"""Single tokens of recurrent layers on one GPU, by several forms of their kernel: `python -m benchmarks.state_kernels`.
+"""Single tokens of recurrent layers on one GPU: `python -m benchmarks.state_kernels`.
 
 Rows of a step have slots of their own and entries in all numbers; calls stand in a CUDA graph and go through slots that
-hold several times what the cache does. A form's results and entries are held to double precision first. The table says
-microseconds of a layer, then the share of the copy bandwidth that its bytes reach. `benchmarks.state_forms` has the
-kernels beside the product's own ("now").
+hold several times what the cache does. Results and entries are held to double precision first. A figure is microseconds
+of a layer, and the share of the copy bandwidth that its bytes reach.
 """
 
 from __future__ import annotations
 
 import argparse
-import faulthandler
 import math
-import multiprocessing
-import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from benchmarks import report
-from benchmarks.state_forms import group_kernel, tile_kernel
-from penstock.kernels.chip import chip_of
 from penstock.kernels.recurrence_triton import recur_rows
 from penstock.kernels.states import PIECE, Gates, Part, RecurrentCache, StateBatch, ring_length
 
@@ -37,7 +28,6 @@ LONG = 8 * PIECE  # tokens of a row before its piece
 COPY = 4.28e12  # bytes a second that a device copy reads and writes, measured
 MOST_OFF = 4e-3  # relative distance from the exact result, which is rounded once
 REPLAYS = 5
-PROCESSES = 14  # that compile
 
 
 class Shape(NamedTuple):
@@ -52,40 +42,7 @@ class Shape(NamedTuple):
 SHAPES = (Shape("Qwen3.5", 32, 16, 128, 128, True), Shape("Falcon-H1", 32, 2, 256, 64, False))
 
 
-class Form(NamedTuple):
-    """A kernel, and how it is cut."""
-
-    kernel: str  # tile: each tile by itself, keys included; group: heads of a key together; now: the product's
-    columns: int = 0
-    warps: int = 0
-    stages: int = 0
-    programs: int = 0  # of each multiprocessor that are wanted at least, before one has several tiles
-    registers: int | None = None
-    evict: str = ""  # policy of the cache for states
-    early: bool = False  # group: copies of states begin before the keys are scored
-
-    @property
-    def label(self) -> str:
-        if self.kernel == "now":
-            return "now"
-        words = f"{self.kernel} {self.columns}x{self.warps}w s{self.stages} p{self.programs}"
-        words += f" r{self.registers}" if self.registers else ""
-        return words + (" early" if self.early else "") + (" once" if self.evict else "")
-
-
-FORMS = (
-    Form("now"),
-    Form("tile", 128, 8, 1, 9999, 128), Form("tile", 64, 4, 1, 9999), Form("tile", 64, 4, 1, 9999, evict="evict_first"),
-    Form("tile", 64, 4, 1, 9999, 128),
-    Form("tile", 32, 4, 1, 9999, 96), Form("tile", 128, 8, 2, 2, 128), Form("tile", 128, 8, 2, 8, 128),
-    Form("tile", 128, 4, 2, 2), Form("tile", 128, 4, 2, 8), Form("tile", 64, 4, 2, 3, 168),
-    Form("group", 128, 4, 2, 2), Form("group", 128, 4, 2, 2, early=True),
-    Form("group", 128, 8, 2, 2, 128), Form("group", 128, 8, 2, 2, 128, early=True),
-    Form("group", 64, 4, 2, 3, 168), Form("group", 64, 4, 2, 3, 168, early=True),
-    Form("group", 64, 4, 3, 2), Form("group", 64, 4, 3, 2, early=True),
-    Form("group", 64, 8, 3, 2, 128), Form("group", 32, 4, 4, 3), Form("group", 32, 4, 3, 3, 128, early=True),
-)  # fmt: skip
-FILE = Path(os.environ.get("OUT", "benchmarks/results/h200")) / "state_kernels.json"
+FILE = Path("benchmarks/results/h200/state_kernels.json")
 
 
 class Scene:
@@ -128,43 +85,9 @@ class Scene:
         return StateBatch(row, slots, starts, torch.ones_like(slots), bases, row, row, 1, 0, has_chunks=False)
 
 
-def launch(form: Form, scene: Scene, batch: StateBatch) -> Tensor:
-    """A layer's single tokens by a form."""
-    part, shape, cache = scene.part(len(batch.slots)), scene.shape, scene.cache
-    if form.kernel == "now":
-        return recur_rows(part, cache, batch, scene.scale, scene.skip)
-    q, k, v, gates = part
-    rows, chip = len(batch.slots), chip_of(v.device)
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    group, columns = shape.heads // shape.key_heads, min(form.columns, shape.dim)
-    tiles, wanted = triton.cdiv(shape.dim, columns), form.programs * chip.num_sms
-    given = (
-        q, k, v, *gates, cache.keys, cache.values, cache.gates,
-        cache.values if cache.updates is None else cache.updates,
-        batch.query_start, batch.slots, batch.starts, batch.stepping, batch.bases, cache.states,
-        v if scene.skip is None else scene.skip, out, scene.scale, cache.states.stride(0), *q.stride()[:2],
-        *k.stride()[:2], *v.stride()[:2], cache.keys.stride(0), cache.values.stride(0), cache.gates.stride(0),
-        cache.keys.shape[1],
-    )  # fmt: skip
-    constants: dict[str, Any] = {
-        "COLUMNS": columns, "STAGES": form.stages, "EVICT": form.evict, "SKIP": scene.skip is not None,
-        "HEADS": shape.heads, "GROUP": group, "KEY_DIM": shape.key_dim,
-        "KEY_LANES": max(16, triton.next_power_of_2(shape.key_dim)), "DIM": shape.dim, "DELTA": shape.delta,
-        "PDL": chip.pdl, "launch_pdl": chip.pdl, "num_warps": form.warps,
-        "maxnreg": form.registers,
-    }  # fmt: skip
-    if form.kernel == "tile":
-        share = triton.cdiv(shape.heads * tiles, min(shape.heads * tiles, triton.cdiv(wanted, rows)))
-        tile_kernel[(triton.cdiv(shape.heads * tiles, share), rows)](*given, share, **constants)
-        return out
-    own_heads = next(
-        some for some in range(group, 0, -1) if some == 1 or (group % some == 0 and rows * shape.heads >= wanted * some)
-    )
-    own_tiles = tiles if rows * shape.heads // own_heads >= wanted else 1
-    group_kernel[(triton.cdiv(tiles, own_tiles), shape.heads // own_heads, rows)](
-        *given, own_heads, own_tiles, EARLY=form.early, **constants
-    )  # fmt: skip
-    return out
+def launch(scene: Scene, batch: StateBatch) -> Tensor:
+    """A layer's single tokens."""
+    return recur_rows(scene.part(len(batch.slots)), scene.cache, batch, scene.scale, scene.skip)
 
 
 def exact(scene: Scene, batch: StateBatch) -> tuple[Tensor, Tensor]:
@@ -208,7 +131,7 @@ def copied(scene: Scene) -> Scene:
     return one
 
 
-def off(form: Form, given: Scene, rows: int) -> float:
+def off(given: Scene, rows: int) -> float:
     """The largest relative error of a row's results or entries. What must not be read is not a number."""
     scene = copied(given)
     cache, batch = scene.cache, scene.batch(rows, 5, early=True)
@@ -222,7 +145,7 @@ def off(form: Form, given: Scene, rows: int) -> float:
                 held[slot, unknown] = math.nan
         if not base:
             cache.states[slot] = math.nan
-    found, part = launch(form, scene, batch), scene.part(rows)
+    found, part = launch(scene, batch), scene.part(rows)
     at = batch.slots.long(), own.long()
     pairs = [(found, expected), (cache.keys[at], part.k), (cache.values[at], part.v)]
     pairs += [(cache.gates[at][:, which], part.gates[which]) for which in (0, 1)]
@@ -243,33 +166,18 @@ def bytes_of(scene: Scene, batch: StateBatch) -> tuple[int, int]:
     return states, states + known * entry + len(batch.slots) * new
 
 
-def compiled(scenes: Sequence[Scene], forms: Sequence[Form]) -> None:
-    """Compile every form in processes."""
-    from penstock.engine_core.execution.compilation import prewarm
-    from penstock.engine_core.execution.product_bench import load_kernels
-
-    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        with prewarm(pool) as found:
-            for scene in scenes:
-                for form in forms:
-                    for rows in ROWS:
-                        with suppress(Exception):  # guard: the compiler's; it fails again later
-                            launch(form, scene, scene.batch(rows, 0))
-        load_kernels(found, torch.device("cuda", torch.cuda.current_device()))
-
-
-def timed(form: Form, scene: Scene, rows: int) -> dict[str, Any]:
+def timed(scene: Scene, rows: int) -> dict[str, Any]:
     """Microseconds of a call, and what share of the bandwidth that is."""
     from benchmarks.kernels import replayed
 
     calls = min(CALLS, max(SLOTS // rows, 4))
     batches = [scene.batch(rows, rows * at) for at in range(calls)]
-    launch(form, scene, batches[0])
+    launch(scene, batches[0])
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for batch in batches:
-            launch(form, scene, batch)
+            launch(scene, batch)
     taken = replayed(graph, REPLAYS) / calls
     sizes = [bytes_of(scene, batch) for batch in batches]
     states, every = (sum(size[at] for size in sizes) / calls for at in (0, 1))
@@ -277,58 +185,23 @@ def timed(form: Form, scene: Scene, rows: int) -> dict[str, Any]:
             "share": round(every / COPY / taken * 1e6, 4)}  # fmt: skip
 
 
-def measured(form: Form, scene: Scene, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Figures of a form, or why there are none."""
-    told: dict[str, Any] = {"shape": scene.shape.name, "form": form.label}
-    found = []
-    try:
-        told["error"] = round(max(off(form, scene, some) for some in (3, 40)), 5)
-        if not told["error"] <= MOST_OFF:
-            raise ValueError(f"wrong: {told['error']}")
-        found = [{**told, "rows": some, **timed(form, scene, some)} for some in rows]
-    except Exception as error:  # guard: a compiler or driver fails in any way, and the others are still wanted
-        found = [{**told, "problem": f"{type(error).__name__}: {error}".replace("\n", " ")[:300]}]
-    for one in found:
-        print(one, flush=True)
-    return found
-
-
-def table(figures: Sequence[dict[str, Any]], rows: Sequence[int]) -> str:
-    lines = []
-    for shape in dict.fromkeys(one["shape"] for one in figures):
-        lines.append(f"{shape:32}" + "".join(f"{some:>16}" for some in rows))
-        for label in dict.fromkeys(one["form"] for one in figures if one["shape"] == shape):
-            own = {one.get("rows"): one for one in figures if (one["shape"], one["form"]) == (shape, label)}
-            cells = [
-                f"{own[some]['us']:9.1f}{100 * own[some]['share']:5.0f} %" if some in own else "-" for some in rows
-            ]
-            lines.append(
-                f"{label:32}" + "".join(f"{cell:>16}" for cell in cells) + own.get(None, {}).get("problem", "")[:60]
-            )
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.state_kernels")
     parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="batch sizes, with commas")
-    parser.add_argument("--forms", default="", help="only forms whose label has this")
-    parser.add_argument("--limit", type=float, default=170, help="seconds after which it ends, wherever it stands")
     parser.add_argument("--output", type=Path, default=FILE)
     options = parser.parse_args(arguments)
-    faulthandler.dump_traceback_later(options.limit, exit=True)
     rows = [int(one) for one in options.rows.split(",")]
-    forms = [form for form in FORMS if options.forms in form.label]
     figures: list[dict[str, Any]] = []
     torch.manual_seed(0)
     with torch.inference_mode():
-        scenes = [Scene(shape, SLOTS) for shape in SHAPES]
-        compiled(scenes, forms)
-        for scene in scenes:
-            for form in forms:
-                figures += measured(form, scene, rows)
-                report.write(options.output, "state_kernels", {"figures": figures}, arguments)
-    print(table(figures, rows), flush=True)
-    return int(any("problem" in one for one in figures))
+        for shape in SHAPES:
+            scene = Scene(shape, SLOTS)
+            error = max(off(scene, some) for some in (3, 40))
+            for some in rows:
+                figures.append({"shape": shape.name, "rows": some, "error": round(error, 5), **timed(scene, some)})
+                print(figures[-1], flush=True)
+    report.write(options.output, "state_kernels", {"figures": figures}, arguments)
+    return int(any(not one["error"] <= MOST_OFF for one in figures))
 
 
 if __name__ == "__main__":
