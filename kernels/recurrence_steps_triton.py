@@ -52,7 +52,6 @@ def token_kernel(
         lane = tl.arange(0, KEY_LANES)
         wanted = lane < KEY_DIM
         stays = lane < tl.where(base > 0, KEY_DIM, 0)
-        line = tl.arange(0, LINES)
         back = tl.arange(0, LENGTH)  # the latest entry first: what has faded least is most exact
         known = back < start - base
         own_place = start % length
@@ -63,24 +62,16 @@ def token_kernel(
         keys += slot * key_slot + key_head * KEY_DIM
         q += token * q_stride + key_head * q_head
         k += token * k_stride + key_head * k_head
-        before = tl.load(
-            keys + (place * (HEADS // GROUP * KEY_DIM))[None, :] + lane[:, None],
-            mask=wanted[:, None] & known[None, :], other=0.0,
-        )  # fmt: skip
-        asked = tl.load(q + lane[None, :], mask=wanted[None, :] & (line == 0)[:, None], other=0.0)
-        of_key = wanted[None, :] & (line == 1)[:, None]
-        asked = tl.where(of_key, tl.load(k + lane[None, :], mask=of_key, other=0.0), asked)
+        asked, before = load_scored(q, k, keys, place, known, lane, wanted, HEADS // GROUP * KEY_DIM)
         query = tl.load(q + lane, mask=wanted, other=0.0).to(tl.float32)
         given_key = tl.load(k + lane, mask=wanted, other=0.0)
-        key = given_key.to(tl.float32)
-        pair = tl.sum(query * key, 0)
+        key, pair = given_key.to(tl.float32), scale * 0.0
         query_scores = tl.zeros([LENGTH], tl.float32)
         key_scores = query_scores
         if first_head % GROUP == 0 and tl.program_id(0) == 0:
             tl.store(keys + own_place * (HEADS // GROUP * KEY_DIM) + lane, given_key, mask=wanted)
         for work in tl.range(heads * tiles, num_stages=STAGES):
-            head = first_head + work // tiles
-            tile = work % tiles
+            head, tile = first_head + work // tiles, work % tiles
             column = first_column + tile * COLUMNS + tl.arange(0, COLUMNS)
             inside = column < DIM
             gate = gates + slot * gate_slot + head
@@ -96,6 +87,7 @@ def token_kernel(
             share = tl.load(weight + token * HEADS + head)
             if work == 0:  # when all loads are under way
                 query_scores, key_scores = score_entries(asked, before)
+                pair = tl.sum(query * key, 0)
             left = tl.exp(own + tl.cumsum(fades, 0) - fades)  # of each entry
             whole = tl.exp(own + tl.sum(fades, 0))  # of the state
             score = query_scores * left
@@ -120,6 +112,17 @@ def token_kernel(
                 own_gate = gate + own_place * (2 * HEADS)
                 tl.store(own_gate, own)
                 tl.store(own_gate + HEADS, share)
+
+
+@triton.jit
+def load_scored(q, k, keys, place, known, lane, wanted, ENTRY: tl.constexpr):
+    """A token's query and key as the first lines of a tile, and the keys of entries as the columns of another."""
+    line = tl.arange(0, LINES)[:, None]
+    asked = tl.load(q + lane[None, :], mask=wanted[None, :] & (line == 0), other=0.0)
+    of_key = wanted[None, :] & (line == 1)
+    asked = tl.where(of_key, tl.load(k + lane[None, :], mask=of_key, other=0.0), asked)
+    held = keys + (place * ENTRY)[None, :] + lane[:, None]
+    return asked, tl.load(held, mask=wanted[:, None] & known[None, :], other=0.0)
 
 
 @triton.jit
