@@ -46,9 +46,8 @@ def token_kernel(
     slot = tl.load(slots + row).to(tl.int64)
     base = tl.maximum(start // LENGTH * LENGTH, tl.load(bases + row))
     if tl.load(stepping + row) > 0 and count == 1:
-        first_head = tl.program_id(1) * heads
+        first_head, first_column = tl.program_id(1) * heads, tl.program_id(0) * tiles * COLUMNS
         key_head = first_head // GROUP
-        first_column = tl.program_id(0) * tiles * COLUMNS
         lane = tl.arange(0, KEY_LANES)
         wanted = lane < KEY_DIM
         stays = lane < tl.where(base > 0, KEY_DIM, 0)
