@@ -37,7 +37,7 @@ def token_kernel(
     KEY_DIM: tl.constexpr, KEY_LANES: tl.constexpr, DIM: tl.constexpr, DELTA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Results and entries of a row that is a single token: of so many heads that share a key, and of so many tiles of
-    COLUMNS of each. Loads of a tile are under way while the one before is computed, and while entries are scored."""
+    COLUMNS of each. Loads of a tile are under way while the one before is computed."""
     begin_pdl(PDL)
     row = tl.program_id(2)
     token = tl.load(query_start + row).to(tl.int64)
@@ -64,9 +64,9 @@ def token_kernel(
         asked, before = load_scored(q, k, keys, place, known, lane, wanted, HEADS // GROUP * KEY_DIM)
         query = tl.load(q + lane, mask=wanted, other=0.0).to(tl.float32)
         given_key = tl.load(k + lane, mask=wanted, other=0.0)
-        key, pair = given_key.to(tl.float32), scale * 0.0
-        query_scores = tl.zeros([LENGTH], tl.float32)
-        key_scores = query_scores
+        key = given_key.to(tl.float32)
+        query_scores, key_scores = score_entries(asked, before)
+        pair = tl.sum(query * key, 0)
         if first_head % GROUP == 0 and tl.program_id(0) == 0:
             tl.store(keys + own_place * (HEADS // GROUP * KEY_DIM) + lane, given_key, mask=wanted)
         for work in tl.range(heads * tiles, num_stages=STAGES):
@@ -84,9 +84,6 @@ def token_kernel(
             )  # fmt: skip
             own = tl.load(decay + token * HEADS + head)
             share = tl.load(weight + token * HEADS + head)
-            if work == 0:  # when all loads are under way
-                query_scores, key_scores = score_entries(asked, before)
-                pair = tl.sum(query * key, 0)
             left = tl.exp(own + tl.cumsum(fades, 0) - fades)  # of each entry
             whole = tl.exp(own + tl.sum(fades, 0))  # of the state
             score = query_scores * left
