@@ -2,8 +2,10 @@
 
 Adapters with random weights on all seven matrices of each layer are written beside a shape's folder. Each load runs on
 a server without LoRA (`off`), then on one with it: rows of the base model alone (`base`), of one adapter (`one`), of as
-many adapters as have places (`each`). `--swap N` adds a load whose requests draw from N adapters with Zipf's
-frequencies (`swap`), beside the same load drawn from as many as have places (`held`). `--smoke` tries it on a CPU.
+many adapters as have places (`each`). `--swap N` starts a third server, of 64 slots: 256 requests are open at any time
+and draw from N adapters with Zipf's frequencies (`swap`), after the same load drawn from as many as have places there
+(`held`). With fewer open requests most of those places serve one row, whatever the scheduler does. The result file is
+written after each load. `--smoke` tries it on a CPU.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from safetensors.torch import save_file
 
 from benchmarks import report
 from benchmarks.h200 import SERVE, SMOKE, attempt, device, prepared
+from benchmarks.load.workload import closed
 from benchmarks.rows import WORKLOADS
 from benchmarks.server import Server, serving
 from benchmarks.shapes import SHAPES, Shape, make_folder
@@ -32,14 +35,15 @@ from penstock.services.bench.serve import HEADING, line
 from penstock.services.bench.workload import FREE, Variant, Workload
 
 RESULTS = report.ROOT / "benchmarks" / "results" / "h200" / "adapters.json"
-LOADS = ("ttft_128", "bs8", "bs64")
+LOADS = {"ttft_128": ("base", "one"), "bs8": ("base", "one", "each"), "bs64": ("base", "each")}
 FILES = 4  # different weight files; further adapters are links to them
-SWAP = "bs64"
-SWAP_REQUESTS = 384
+SLOTS, OPEN = 64, 256  # of the load that swaps
+SWAP = closed("swap", (512, 128), 1024, OPEN)
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One load on one server. `price`: percent more time per token than the same load without LoRA."""
+    """One load on one server. `price`: percent more time per token than the same load without LoRA. `share`:
+    percent of the throughput of as many adapters as have places."""
 
     load: str
     rows: str
@@ -47,6 +51,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float | None
     ttft_ms: float | None
     price: float | None = None
+    share: float | None = None
     errors: str = ""
 
 
@@ -97,52 +102,71 @@ def skewed(count: int, requests: int, seed: int = 0) -> tuple[Variant, ...]:
 
 
 class Run:
-    """The figures of one go, printed as they come."""
+    """The figures of one go, printed and written as they come."""
 
-    def __init__(self, options: argparse.Namespace, shape: Shape) -> None:
-        self.options, self.shape = options, shape
+    def __init__(self, options: argparse.Namespace, shape: Shape, environment: dict[str, Any]) -> None:
+        self.options, self.shape, self.environment = options, shape, environment
         self.figures: list[Figure] = []
 
-    def load(self, server: Server, name: str, rows: str, variants: Sequence[Variant], requests: int = 0) -> None:
-        workload: Workload = prepared(WORKLOADS[name], self.shape, smoke=self.options.smoke)
-        workload = msgspec.structs.replace(workload, name=f"{name} {rows}", variants=tuple(variants),
-                                           requests=requests or workload.requests)  # fmt: skip
+    def load(self, server: Server, workload: Workload, rows: str, variants: Sequence[Variant]) -> None:
+        name = workload.name
+        workload = msgspec.structs.replace(prepared(workload, self.shape, smoke=self.options.smoke),
+                                           name=f"{name} {rows}", variants=tuple(variants))  # fmt: skip
         result, error = attempt(server, workload, self.options.clients, self.options.row_limit)
         summary = result.summary if result else None
         tpot = summary.tpot_ms.p50 if summary and summary.tpot_ms else None
         ttft = summary.ttft_ms.p50 if summary and summary.ttft_ms else None
-        free = next((one.tpot_ms for one in self.figures if (one.load, one.rows) == (name, "off")), None)
-        price = round(100 * (tpot / free - 1), 2) if tpot and free and rows != "off" else None
         rate = summary.output_tokens_per_second if summary else 0.0
+        known = {one.rows: one for one in self.figures if one.load == name}
+        free, held = known.get("off"), known.get("held")
+        price = round(100 * (tpot / free.tpot_ms - 1), 2) if tpot and free and free.tpot_ms else None
+        share = round(100 * rate / held.tokens_per_second, 1) if held and held.tokens_per_second else None
         self.figures.append(Figure(load=name, rows=rows, tokens_per_second=rate, tpot_ms=tpot, ttft_ms=ttft,
-                                   price=price, errors=error))  # fmt: skip
-        print(line(result) if result else name, f"   {rows}: {price} %" if price is not None else f"   {rows}", error)
+                                   price=price, share=share, errors=error))  # fmt: skip
+        self.write()
+        told = (
+            f"{rows}: {price} %" if price is not None else f"{rows}: {share} % of held" if share is not None else rows
+        )
+        print(line(result) if result else name, f"   {told}", error, flush=True)
+        if error:
+            print(server.tail(), flush=True)
 
-    def all(self, folder: Path, adapters: Sequence[tuple[str, Path]]) -> str:
-        """Every load; the device's name. Raises TimeoutError when a server does not start."""
+    def write(self) -> None:
+        options = self.options
+        told = {
+            "environment": self.environment, "model": self.shape.name, "rank": options.rank, "places": options.places,
+            "swap": options.swap, "swap_places": options.swap_places, "server_arguments": options.server_args,
+            "figures": self.figures,
+        }  # fmt: skip
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+
+    def all(self, folder: Path, adapters: Sequence[tuple[str, Path]]) -> None:
+        """Every load. Raises TimeoutError when a server does not start."""
         options = self.options
         common = [str(folder), *(SMOKE if options.smoke else SERVE), *shlex.split(options.server_args)]
         print(HEADING, flush=True)
         with serving(common) as server:
+            self.environment["chip"] = device(server)
             for name in LOADS:
-                self.load(server, name, "off", (FREE,))
-        lora = ["--enable-lora", "--max-lora-rank", str(options.rank), "--max-loras", str(options.places),
-                "--max-cpu-loras", str(max(len(adapters), 4 * options.places)),
+                self.load(server, WORKLOADS[name], "off", (FREE,))
+        names = [name for name, _ in adapters]
+        with serving([*common, *self.lora(adapters, options.places)]) as server:
+            variants = {"base": (FREE,), "one": named(names[:1]), "each": named(names[: options.places])}
+            for name, wanted in LOADS.items():
+                for rows in wanted:
+                    self.load(server, WORKLOADS[name], rows, variants[rows])
+        if options.swap:
+            slots = [] if options.smoke else ["--max-num-seqs", str(SLOTS)]
+            with serving([*common, *self.lora(adapters, options.swap_places), *slots]) as server:
+                for rows, count in (("held", options.swap_places), ("swap", options.swap)):
+                    self.load(server, SWAP, rows, skewed(count, SWAP.requests))
+
+    def lora(self, adapters: Sequence[tuple[str, Path]], places: int) -> list[str]:
+        """Arguments of a server with adapters, all of which the host's memory holds."""
+        return ["--enable-lora", "--max-lora-rank", str(self.options.rank), "--max-loras", str(places),
+                "--max-cpu-loras", str(max(len(adapters), places)),
                 "--lora-modules", *(f"{name}={path}" for name, path in adapters)]  # fmt: skip
-        names = [name for name, _ in adapters[: options.places]]
-        with serving([*common, *lora]) as server:
-            chip = device(server)
-            for name in LOADS:
-                self.load(server, name, "base", (FREE,))
-                self.load(server, name, "one", named(names[:1]))
-                self.load(server, name, "each", named(names))
-            if options.swap:
-                for rows, count in (("held", options.places), ("swap", options.swap)):
-                    requests = 4 if options.smoke else SWAP_REQUESTS
-                    self.load(server, SWAP, rows, skewed(count, requests), requests)
-            if any(one.errors for one in self.figures):
-                print(server.tail(), flush=True)
-        return chip
 
 
 def parser() -> argparse.ArgumentParser:
@@ -150,8 +174,9 @@ def parser() -> argparse.ArgumentParser:
                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
     found.add_argument("--shape", default="8b", help="of a dense model: " + ", ".join(SHAPES))
     found.add_argument("--rank", type=int, default=16)
-    found.add_argument("--places", type=int, default=8, help="--max-loras of the server")
+    found.add_argument("--places", type=int, default=8, help="--max-loras of the server of the prices")
     found.add_argument("--swap", type=int, default=0, help="adapters of the load that swaps; 0: none")
+    found.add_argument("--swap-places", type=int, default=16, help="--max-loras of the server that swaps")
     found.add_argument("--server-args", default="", help="further arguments of penstock serve, in one word")
     found.add_argument("--clients", type=int, default=4, help="client processes")
     found.add_argument("--row-limit", type=float, default=90.0, help="seconds that a load may take")
@@ -164,18 +189,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     shape = SHAPES["smoke" if options.smoke else options.shape]
-    run = Run(options, shape)
+    run = Run(options, shape, report.header("adapters", arguments, options.commit))
     with tempfile.TemporaryDirectory(prefix="penstock-adapters-") as folder:
         place = Path(folder)
         model = make_folder(shape, place)
-        chip = run.all(model, write_adapters(shape, place, options.rank, max(options.swap, options.places)))
-    told: dict[str, Any] = {
-        "environment": report.header("h200", arguments, options.commit) | {"chip": chip},
-        "model": shape.name, "rank": options.rank, "places": options.places, "swap": options.swap,
-        "server_arguments": options.server_args, "figures": run.figures,
-    }  # fmt: skip
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
+        count = max(options.swap, options.swap_places if options.swap else 0, options.places)
+        run.all(model, write_adapters(shape, place, options.rank, count))
     return int(any(one.errors for one in run.figures))
 
 

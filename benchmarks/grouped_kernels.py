@@ -130,8 +130,7 @@ class Layer:
 
 def compiled(benches: Mapping[str, Bench], rows: Sequence[int], chip: Chip) -> None:
     """Compile every way in processes."""
-    from penstock.engine_core.execution.compilation import prewarm
-    from penstock.engine_core.execution.product_bench import load_kernels
+    from penstock.engine_core.execution.compilation import load_all, prewarm
 
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
         with prewarm(pool) as found:
@@ -141,7 +140,7 @@ def compiled(benches: Mapping[str, Bench], rows: Sequence[int], chip: Chip) -> N
                     for named in ways_of(shape, count, chip):
                         with suppress(Exception):  # guard: the compiler's; it fails again as it is measured
                             bench.call(x, named, 0)
-        load_kernels(found, torch.device("cuda", torch.cuda.current_device()))
+        load_all(found, torch.device("cuda", torch.cuda.current_device()))
 
 
 def measured(clock: Any, bench: Bench, rows: int, ways: Sequence[Named]) -> Iterator[tuple[Named, dict[str, Any]]]:

@@ -30,9 +30,9 @@ from benchmarks.h200 import SERVE, device
 from benchmarks.load.loads import Loads, median_ttft, price
 from benchmarks.server import Server, serving
 from benchmarks.shapes import SHAPES, Shape, make_folder
+from benchmarks.vision_shapes import tower_flops
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.vision_cost import tower_flops
 from penstock.engine_core.models.vision_spec import VisionSpec
 from penstock.services.bench.workload import Request
 

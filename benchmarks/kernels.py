@@ -24,7 +24,7 @@ from torch import Tensor
 
 from benchmarks import report
 from benchmarks.limits import CHIPS
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.attention_device import attend_pages, chunk_attention, launches, shape_of
 from penstock.kernels.attention_tiling import Tiling
 from penstock.kernels.attention_triton import attend_tiles
@@ -246,7 +246,7 @@ def pointwise(pages: Pages, tokens: int) -> Iterator[Figure]:
             tokens * (4 * wide + 4 * DIM),
         ),
         "residual and norm": (lambda at: add_norm(x[at], residual[at], weight, 1e-5), 8 * tokens * HIDDEN),
-        "silu and product": (lambda at: silu_mul(gates[at]), 6 * tokens * INTERMEDIATE),
+        "silu and product": (lambda at: activate(gates[at]), 6 * tokens * INTERMEDIATE),
     }
     for name, (call, size) in calls.items():
         yield figure(name, shape, timed(call, copies), (size, 0))

@@ -29,7 +29,7 @@ from benchmarks import report
 from benchmarks.kernels import replayed
 from benchmarks.limits import CHIPS
 from benchmarks.linear_shapes import MODELS, Model, Product, candidates, products, work
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.attention import paged_attention
 from penstock.kernels.chip import Chip, chip_of
 from penstock.kernels.linear import gated_linear, linear
@@ -212,7 +212,7 @@ class Layers:
             x, residual = add_norm(x, residual, self.norm, 1e-5)
             x = functional.linear(self.attend(functional.linear(x, qkv)), output)
             x, residual = add_norm(x, residual, self.norm, 1e-5)
-            x = functional.linear(silu_mul(functional.linear(x, gate_up)), down)
+            x = functional.linear(activate(functional.linear(x, gate_up)), down)
         return x
 
 

@@ -2,9 +2,9 @@
 
 Norms and products of a step's 32 layers, by the weights of eight, are in one CUDA graph. It is timed without adapters
 ("base"), with kernels of their own before and behind the products ("before": up to 8 rows are added to by the product's
-kernel), and as served ("now"). Up to 8 rows are also multiplied by tiles that shrink and add ("tiles"), and more by
-tiles that fetch expanding weights last ("late") and with more programs that shrink ("more"). All products are held to
-double precision first, and a graph's replays to its first. The last lines say by how many percent each is slower.
+kernel), and as served ("now"). Up to 8 rows are also multiplied by tiles that shrink and add ("tiles"). All
+products are held to double precision first, and a graph's replays to its first. The last lines say by how many percent
+each is slower.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import faulthandler
 import itertools
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -35,8 +34,7 @@ SHAPES = {
     "qkv": (HIDDEN, (HIDDEN, KEYS, KEYS)), "output": (HIDDEN, (HIDDEN,)), "gate_up": (HIDDEN, (WIDTH, WIDTH)),
     "down": (WIDTH, (HIDDEN,)),
 }  # fmt: skip  # inputs, and outputs of each part
-WAYS = ("base", "before", "now", "tiles", "late", "more")
-CHANGED = {"late": ("AHEAD", False), "more": ("UNITS", 1)}  # of `kernels.low_rank_tiles_triton`
+WAYS = ("base", "before", "now", "tiles")
 FEW = 8  # rows up to which tiles are a way of their own
 MOST_OFF = 0.01  # relative distance from the exact product
 PROCESSES = 14  # that compile
@@ -51,7 +49,7 @@ class Case(NamedTuple):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        return WAYS[:4] if self.rows <= FEW else (*WAYS[:3], *CHANGED)
+        return WAYS if self.rows <= FEW else WAYS[:3]
 
 
 def cases(rows: Sequence[int]) -> list[Case]:
@@ -114,15 +112,6 @@ class Layer:
         return self.product("down", self.product("gate_up", x, rows, way), rows, way), residual
 
 
-@contextmanager
-def changed(way: str) -> Iterator[None]:
-    """Within it kernels are launched as this way has them."""
-    from penstock.kernels import low_rank_tiles_triton
-
-    with mock.patch.object(low_rank_tiles_triton, *CHANGED.get(way, ("AHEAD", low_rank_tiles_triton.AHEAD))):
-        yield
-
-
 def rows_of(places: Tensor, way: str) -> AdapterRows | None:
     """Sorted as they are served; of kernels before and behind the product they have no counters."""
     from penstock.kernels.low_rank import adapter_rows
@@ -141,8 +130,7 @@ def places_of(case: Case, device: torch.device, base: bool = False) -> Tensor:
 
 def compiled(layer: Layer, wanted: Sequence[Case]) -> None:
     """Compile every way in processes."""
-    from penstock.engine_core.execution.compilation import prewarm
-    from penstock.engine_core.execution.product_bench import load_kernels
+    from penstock.engine_core.execution.compilation import load_all, prewarm
 
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
         with prewarm(pool) as found:
@@ -151,9 +139,9 @@ def compiled(layer: Layer, wanted: Sequence[Case]) -> None:
                 for case in wanted:
                     x = torch.zeros(case.rows, HIDDEN, dtype=torch.bfloat16, device="cuda")
                     for way in case.ways if case.rank == rank else ():
-                        with suppress(Exception), changed(way):  # guard: the compiler's; it fails again later
+                        with suppress(Exception):  # guard: the compiler's; it fails again later
                             layer.run(x, x, rows_of(places_of(case, x.device), way), way)
-        load_kernels(found, torch.device("cuda", torch.cuda.current_device()))
+        load_all(found, torch.device("cuda", torch.cuda.current_device()))
 
 
 def off(layer: Layer, case: Case, way: str) -> float:
@@ -237,9 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for way in case.ways:
 
                     def call(case: Case = case, way: str = way) -> dict[str, Any]:
-                        with changed(way):
-                            error = 0.0 if way == "base" else off(layers[0], case, way)
-                            found = timed(clock, layers, case, way) if error <= MOST_OFF else {"problem": "wrong"}
+                        error = 0.0 if way == "base" else off(layers[0], case, way)
+                        found = timed(clock, layers, case, way) if error <= MOST_OFF else {"problem": "wrong"}
                         return {"error": round(error, 5), **found}
 
                     figures.append(measured(case, way, call))

@@ -160,6 +160,20 @@ def span(found: list[Mapping[str, Any]], name: str) -> str:
     return "" if not values else values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
+def adapters() -> str:
+    """What rows with adapters cost, and rows without beside none, in time per token."""
+    figures = {(one["load"], one["rows"]): one for one in result("h200/adapters.json")["figures"]}
+    loads = {"ttft_128": ("1", "8 (one)"), "bs8": ("8", "10 (each)"), "bs64": ("64", "8 (each)")}
+    lines = []
+    for load, (count, goal) in loads.items():
+        prices = [figures.get((load, kind)) for kind in ("base", "one", "each")]
+        shown = ["" if one is None else f"{one['price']:+.1f} %" for one in prices]
+        lines.append([count, f"{figures[load, 'off']['tpot_ms']:.2f}", *shown, goal])
+    heads = ["Rows", "ms per token without LoRA", "rows of the model, on a server with LoRA", "rows of one adapter",
+             "rows of eight", "goal, %"]  # fmt: skip
+    return table(heads, lines)
+
+
 def weight_updates() -> str:
     """Seconds without a token while weights change."""
     found = result("h200/weight_updates.json")["updates"]
@@ -432,7 +446,8 @@ BLOCKS: Blocks = {
     "h200-requests": lambda: h200()[1], "h200-invariant": invariant, "experts": experts,
     "formats": lambda: together("formats"), "hybrids": lambda: together("hybrids"),
     "conversations": conversations, "images": images, "kv-tier": kv_tier, "apart": prefill_apart,
-    "several-models": several_models, "switches": switches, "idle": idle, "weight-updates": weight_updates,
+    "several-models": several_models, "switches": switches, "idle": idle, "adapters": adapters,
+    "weight-updates": weight_updates,
     "format-scores": format_scores, "heads": other_heads, "turns": turns, "plans": plans,
     "scaling": gpus,
     "stages": stages, "exchange": exchange, "passes": passes, "placement": placement, "synthetic": synthetic,

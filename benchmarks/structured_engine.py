@@ -19,12 +19,12 @@ from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.grammar.masks import MaskStore
 from penstock.engine_core.grammar.tokens import GrammarTokens
-from penstock.engine_core.loading import load, load_head
+from penstock.engine_core.loading import fill_head, load
 from penstock.engine_core.loading.adapters import read_adapter
 from penstock.engine_core.models.adapters import AdapterPlaces
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
-from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.eagle import EagleHead, build_head
 from penstock.engine_core.models.kv_cache import with_draft_cache, with_kv_cache
 from penstock.engine_core.models.kv_groups import with_kv_groups
 from penstock.engine_core.models.layers import pack
@@ -142,7 +142,9 @@ class Engine:
 
     def _drafter(self, spec: DraftSpec, folder: Path, load_format: str) -> Decoder | EagleHead:
         if spec.head is not None:
-            return load_head(folder, self._model, MAX_MODEL_LEN, load_format, 1, spec.head)
+            head = build_head(spec.head, self._model, MAX_MODEL_LEN)
+            fill_head(head, folder, load_format, 1)
+            return head
         drafter = build(spec.layers, torch.float32, torch.device("cpu"), MAX_MODEL_LEN)
         load(drafter, folder, load_format, 1)
         return drafter

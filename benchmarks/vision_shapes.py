@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.engine_core.images.processor_spec import Size
+from penstock.engine_core.models.vision_kinds import vision_shapes
+from penstock.engine_core.models.vision_spec import VisionSpec
+
+WITHIN = re.compile(r"\.(layers|blocks)\.|pos_embed|position_embedding")  # names of tensors that no row goes through
 MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")  # around an image, behind the embedded model's tokens
 REFUSAL = "{{- raise_exception('The demo model reads text only.') -}}"  # of its template, in place of an image
 IMAGE_TOKENS = {"vision_start_token_id": 4096, "image_token_id": 4097, "vision_end_token_id": 4098}
@@ -101,3 +108,24 @@ def see(folder: Path, tokenizer: dict[str, Any], config: Mapping[str, Any]) -> N
         "temporal_patch_size": vision["temporal_patch_size"],
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=1))
+
+
+def tower_flops(spec: VisionSpec, size: Size) -> int:
+    """Operations of an image, two for each product of numbers."""
+    row_weights = sum(math.prod(shape) for name, shape in vision_shapes(spec).items()
+                      if len(shape) == 2 and not WITHIN.search(name))  # fmt: skip
+    patches, layers = spec.patches(size), spec.taken or spec.layers
+    layer = spec.hidden * (4 * spec.hidden + (2 + spec.gated) * spec.width)
+    pairs = sum(patches**2 if not spec.window or at in spec.full else window_pairs(spec, size) for at in range(layers))
+    products = patches * (spec.patch_numbers * spec.hidden + layers * layer) + spec.rows(size) * row_weights
+    return 2 * (products + 2 * spec.hidden * pairs)
+
+
+def window_pairs(spec: VisionSpec, size: Size) -> int:
+    """Pairs of patches of one window."""
+    side = spec.window // spec.cell * spec.merge  # patches
+    lines, columns = (
+        sum(min(side, count - start) ** 2 for start in range(0, count, side))
+        for count in (size.height // spec.patch, size.width // spec.patch)
+    )
+    return lines * columns

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine_core.models import foreign, spec
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body
 from penstock.engine_core.models.families import families as registry
-from penstock.engine_core.models.layer_spec import NO_ROPE
+from penstock.engine_core.models.layer_spec import NO_ROPE, Body
 from penstock.engine_core.models.quantization.config import METHODS
-from penstock.engine_core.models.reading import ROPE_KINDS
+from penstock.engine_core.models.reading import ROPE_KINDS, ModelFile
 from penstock.engine_core.models.weight_files import STORED_TYPES
 from penstock.kernels.chip import CHIPS
 from penstock.protocol.config import ApiConfig, Config, fields
@@ -220,7 +218,7 @@ def families() -> str:
     """The architectures that config.json may name, and what the reader makes of a file that asks for everything."""
     rows = []
     for family in registry().values():
-        found = family.read(ConfigFile(Path("config.json"), {**PROBE, **ASKED.get(family.name, {})}, family.defaults))
+        found = family.read(ModelFile(Path("config.json"), {**PROBE, **ASKED.get(family.name, {})}, family.defaults))
         classes = map(code, (family.architecture, *family.wrappers))
         rows.append([family.name, " ".join(classes), code(family.base), ", ".join(layer_options(found))])
     return table(["Family", "Architecture", "Embedding model", "Beyond Llama's layers"], rows)

@@ -13,11 +13,6 @@ KINDS = ("silu", "gelu_tanh", "gelu", "relu2")
 SILU = Activation()
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of a fused product `[tokens, 2 * width]`, gate first. Returns `[tokens, width]`."""
-    return activate(gate_up, SILU)
-
-
 def activate_rounded(product: Tensor, rows: RowFormat, activation: Activation = SILU) -> QuantizedRows:
     """The gate of a fused product on a GPU, as the product behind it wants its rows; rounded to its type before."""
     from penstock.kernels.activation_triton import gate_rows
@@ -25,7 +20,7 @@ def activate_rounded(product: Tensor, rows: RowFormat, activation: Activation = 
     return gate_rows(product, activation, rows)
 
 
-def activate(product: Tensor, activation: Activation, *, gated: bool = True) -> Tensor:
+def activate(product: Tensor, activation: Activation = SILU, *, gated: bool = True) -> Tensor:
     """activation(gate) * up of a fused product `[tokens, 2 * width]`, gate first: `[tokens, width]`. Without a gate the
     activation of `[tokens, width]`.
 

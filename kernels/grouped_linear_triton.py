@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels import gluon
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.attention_triton import arrives_last
 from penstock.kernels.chip import chip_of
@@ -56,7 +56,7 @@ def multiply_by(way: Way, x: Tensor, weight: PlaneWeight, bias: Tensor | None, *
     if isinstance(way, GroupedTiling):
         return multiply_planes(x, weight, bias, way, gated=gated)
     found = multiply_slices(x, weight, bias)
-    return silu_mul(found) if gated else found
+    return activate(found) if gated else found
 
 
 def general_way(x: Tensor, weight: PlaneWeight, *, gated: bool) -> Way:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_linear import PlaneWeight, planes_or_dense
 from penstock.kernels.low_rank import expand, shrink
@@ -81,7 +81,7 @@ def gated_linear(
     come as `rows` says, on a GPU."""
     if isinstance(x, QuantizedRows) or chip_of(x.device).runs_triton:
         return device_linear(x, weight, bias, gated=True, invariant=invariant, rows=rows, addition=addition)
-    return silu_mul(linear(x, weight, bias, addition=addition))
+    return activate(linear(x, weight, bias, addition=addition))
 
 
 def device_linear(
@@ -117,7 +117,7 @@ def add_adapters(
     out = device_linear(x, weight, bias, gated=False, invariant=invariant)
     assert isinstance(out, Tensor)
     expand(out, shrunk)
-    return silu_mul(out) if gated else out
+    return activate(out) if gated else out
 
 
 def rows_wanted(weight: Operand) -> RowFormat | None:

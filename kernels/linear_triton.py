@@ -8,7 +8,7 @@ tiling, alone or among others. Tests hold that, and `invariant` products are mad
 
 Tiles may add what adapters do (`kernels.low_rank_tiles_triton`): their kernels then begin with other programs.
 
-The gate of the MLP may be taken where both its products end. They are rounded first, as they are where `silu_mul` is a
+The gate of the MLP may be taken where both its products end. They are rounded first, as they are where `activate` is a
 kernel of its own, so that it is the same to the bit.
 """
 
@@ -25,7 +25,7 @@ from torch.nn import functional
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from penstock.kernels import gluon
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.activation_triton import gate_values
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear_plans import plans_of
@@ -64,11 +64,11 @@ def multiply_by(
         return multiply_vector(x, weight, bias, way, gated=gated)
     if not isinstance(way, Tiling):
         found = functional.linear(x, weight, bias)
-        return silu_mul(found) if gated else found
+        return activate(found) if gated else found
     fused = gated and way.gated
     tma = way.tma and tma_compatible(x) and tma_compatible(weight)
     found = (multiply_tma if tma else multiply_tiles)(x, weight, bias, way, gated=fused, added=added)
-    return silu_mul(found) if gated and not fused else found
+    return activate(found) if gated and not fused else found
 
 
 def pipelined_product() -> Callable[..., Tensor] | None:
@@ -278,7 +278,7 @@ def tile_kernel(
     a=None, b=None, places=None, order=None, row_tiles=None, total=None, partials=None, shrunk=None, counts=None,
     turn=0, a_stride=0, b_stride=0, a_lines=0, adapters=0, second=0, third=0, workers=0,
     RANK: tl.constexpr = 0, CHUNK: tl.constexpr = 0, SHARE: tl.constexpr = 0, SHARES: tl.constexpr = 0,
-    LINES: tl.constexpr = 0, BLOCKS: tl.constexpr = 0, AHEAD: tl.constexpr = False,
+    LINES: tl.constexpr = 0, BLOCKS: tl.constexpr = 0,
 ):  # fmt: skip
     """One tile. Lines past the last row or output repeat it. RANK: of adapters, 0 without any; `workers`
     programs before those of the tiles shrink for them.
@@ -309,10 +309,9 @@ def tile_kernel(
     ups = sums
     if RANK > 0:  # neither weights nor places change in a step
         place = tl.load(places + row, mask=row < rows, other=0)
-        if AHEAD:
-            expanding, expanding_up = expanding_halves(
-                b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
-            )  # fmt: skip
+        expanding, expanding_up = expanding_halves(
+            b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
+        )  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
     for start in range(0, inputs, INPUTS):
@@ -325,10 +324,6 @@ def tile_kernel(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     if RANK > 0:
-        if not AHEAD:
-            expanding, expanding_up = expanding_halves(
-                b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
-            )  # fmt: skip
         sums, ups = add_adapters(
             sums, ups, expanding, expanding_up, b, counts, turn, total, shrunk, place, row, output, width,
             wide * OUTPUTS, second, third, adapters, a_lines, b_stride, RANK, CHUNK, BLOCKS, SWAP_AB, GATED,
@@ -344,7 +339,7 @@ def tma_kernel(
     plain=None, x_stride=0, a=None, b=None, places=None, order=None, row_tiles=None, total=None, partials=None,
     shrunk=None, counts=None, turn=0, a_stride=0, b_stride=0, a_lines=0, adapters=0, second=0, third=0, workers=0,
     RANK: tl.constexpr = 0, CHUNK: tl.constexpr = 0, SHARE: tl.constexpr = 0, SHARES: tl.constexpr = 0,
-    LINES: tl.constexpr = 0, BLOCKS: tl.constexpr = 0, AHEAD: tl.constexpr = False,
+    LINES: tl.constexpr = 0, BLOCKS: tl.constexpr = 0,
 ):  # fmt: skip
     """Every so many-th tile. Neighbouring programs take the tiles of up to 8 heights over the same outputs.
 
@@ -381,10 +376,9 @@ def tma_kernel(
         output = first_output + tl.arange(0, OUTPUTS)
         if RANK > 0:
             place = tl.load(places + row, mask=row < rows, other=0)
-            if AHEAD:
-                expanding, expanding_up = expanding_halves(
-                    b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
-                )  # fmt: skip
+            expanding, expanding_up = expanding_halves(
+                b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
+            )  # fmt: skip
             if PDL:
                 tl.extra.cuda.gdc_wait()
         for start in range(0, inputs, INPUTS):
@@ -393,10 +387,6 @@ def tma_kernel(
             if GATED:
                 ups = add_product(values, load_tma_tile(weight, width + first_output, start, not SWAP_AB), ups, SWAP_AB)
         if RANK > 0:
-            if not AHEAD:
-                expanding, expanding_up = expanding_halves(
-                    b, counts, output, width, adapters, b_stride, RANK, CHUNK, SWAP_AB, GATED
-                )  # fmt: skip
             sums, ups = add_adapters(
                 sums, ups, expanding, expanding_up, b, counts, turn, total, shrunk, place, row, output, width,
                 first_output, second, third, adapters, a_lines, b_stride, RANK, CHUNK, BLOCKS, SWAP_AB, GATED,

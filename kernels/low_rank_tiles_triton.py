@@ -39,7 +39,6 @@ CHUNK = 128  # numbers of shrunk rows that are multiplied at once, at most
 LEAST = 16  # as matrix units want it
 HELD = 64  # expanding weights of a chunk that a thread holds
 BLOCKS = 16  # of lines, at most
-AHEAD = True  # a tile fetches the expanding weights of its first chunk before its product's
 COUNTERS = tl.constexpr(2)  # of what is shrunk, before those of tiles
 
 
@@ -110,7 +109,7 @@ def tile_arguments(added: LowRankInputs, tiling: Tiling, programs: int, *, gated
         "turn": next(rows.turns), "a_stride": weight.a.stride(0), "b_stride": weight.b.stride(0), "a_lines": lines,
         "adapters": count, "second": starts[0], "third": starts[1], "RANK": weight.rank,
         "CHUNK": chunk_of(added, tiling, gated=gated),
-        "SHARE": parts.share, "SHARES": parts.shares, "LINES": parts.lines, "BLOCKS": parts.blocks, "AHEAD": AHEAD,
+        "SHARE": parts.share, "SHARES": parts.shares, "LINES": parts.lines, "BLOCKS": parts.blocks,
         "workers": max(1, min(units, sms, free)),
     }  # fmt: skip
 

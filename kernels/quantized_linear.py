@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels import gluon
-from penstock.kernels.activation import activate_rounded, silu_mul
+from penstock.kernels.activation import activate, activate_rounded
 from penstock.kernels.chip import chip_of
 from penstock.kernels.grouped_linear import PlaneWeight
 from penstock.kernels.linear_plans import plans_of
@@ -54,7 +54,7 @@ def multiply_quantized(
         return multiply_quantized_by(way, x, weight, bias, gated=gated, rows=rows)
     assert isinstance(x, Tensor)
     found = multiply_reference(x, weight, bias)
-    return silu_mul(found) if gated else found
+    return activate(found) if gated else found
 
 
 def kind_of(weight: QuantizedWeight) -> str:
@@ -116,7 +116,7 @@ def multiply_quantized_by(
 
 
 def gate(found: Tensor, rows: RowFormat | None) -> Rows:
-    return silu_mul(found) if rows is None else activate_rounded(found, rows)
+    return activate(found) if rows is None else activate_rounded(found, rows)
 
 
 def multiplied_by_library(x: QuantizedRows, weight: Float8Weight | Int8Weight) -> bool:

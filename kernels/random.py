@@ -87,19 +87,16 @@ def sampling_words(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
 
     By numpy, which runs these many small operations in less time than torch takes to start them.
     """
-    words = philox(_counter(blocks.numpy(), positions.numpy(), SAMPLING), _key(seeds.numpy()))
+    words = words_of(seeds.numpy(), positions.numpy(), blocks.numpy(), SAMPLING)
     return torch.from_numpy(np.stack(words, -1))
 
 
 def acceptance_words(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """One word for each position, of which the chance of its draft decides: int64 [n] each -> int64 [n]."""
-    return philox(_counter(positions & 0, positions, ACCEPTANCE), _key(seeds))[0]
+    return words_of(seeds, positions, positions & 0, ACCEPTANCE)[0]
 
 
-def _counter(blocks: Words, positions: Words, purpose: int) -> tuple[Words, Words, Words, Words]:
+def words_of(seeds: Words, positions: Words, blocks: Words, purpose: int) -> tuple[Words, Words, Words, Words]:
+    """The four words of each counter."""
     zero = positions & 0
-    return blocks, positions & MASK, zero + purpose, zero
-
-
-def _key(seeds: Words) -> tuple[Words, Words]:
-    return seeds & MASK, (seeds >> 32) & MASK
+    return philox((blocks, positions & MASK, zero + purpose, zero), (seeds & MASK, (seeds >> 32) & MASK))

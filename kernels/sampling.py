@@ -54,7 +54,6 @@ GREEDY_BELOW = 1e-5  # a temperature below this is greedy: float32 could not tel
 class Draws:
     """The rows that are not greedy."""
 
-    rows: Tensor  # int64 [draws]
     seeds: Tensor  # int64 [draws], 64 bits
     temperature: Tensor  # float32 [draws]
     min_p: Tensor  # float32 [draws], 0 keeps all
@@ -99,18 +98,17 @@ def sample_rows(logits: Tensor, entries: Entries, sampling: SlotSampling, histor
     if len(greedy):
         chosen[greedy] = logits[greedy].max(-1).indices
     slots_drawn = entries.slots.index_select(0, drawn)
-    draws = slot_draws(drawn, slots_drawn, sampling)
+    draws = slot_draws(slots_drawn, sampling)
     relative = (logits[drawn] - peak[drawn, None]).div_(draws.temperature[:, None])  # [draws, vocabulary]
     positions = (history.known[slots_drawn] + entries.depth[drawn]).long()
     chosen[drawn] = draw(relative, draws, positions)
     return Chosen(torch.where(alive, chosen, -1).int(), adjusted)
 
 
-def slot_draws(rows: Tensor, slots: Tensor, sampling: SlotSampling) -> Draws:
-    """The parameters of some entries, `rows`, from their slots."""
+def slot_draws(slots: Tensor, sampling: SlotSampling) -> Draws:
+    """The parameters of some entries from their slots."""
     top_k, top_p = sampling.top_k.index_select(0, slots).long(), sampling.top_p.index_select(0, slots)
     return Draws(
-        rows=rows,
         seeds=sampling.seed.index_select(0, slots),
         temperature=sampling.temperature.index_select(0, slots),
         min_p=sampling.min_p.index_select(0, slots),

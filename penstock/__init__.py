@@ -12,7 +12,6 @@ from penstock.protocol.errors import ConfigError, LinkError, ModelError, Penstoc
 if TYPE_CHECKING:
     from penstock.services.llm.async_llm import AsyncLLM
     from penstock.services.llm.llm import LLM
-    from penstock.services.llm.lora import LoRARequest
     from penstock.services.llm.outputs import (
         ClassificationOutput,
         ClassificationRequestOutput,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         ToolCall,
     )
     from penstock.services.llm.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from penstock.services.llm.prompts import LoRARequest
 
 __all__ = [
     "LLM", "AsyncLLM", "ClassificationOutput", "ClassificationRequestOutput", "CompletionOutput", "Config",
@@ -40,7 +40,7 @@ __all__ = [
 ]  # fmt: skip
 
 MODULES: Mapping[str, str] = {
-    "LLM": "llm", "AsyncLLM": "async_llm", "LoRARequest": "lora",
+    "LLM": "llm", "AsyncLLM": "async_llm", "LoRARequest": "prompts",
     **dict.fromkeys(("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"), "params"),
 }  # fmt: skip
 

@@ -181,6 +181,11 @@ class TokenizerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                     "which decodes computes itself", 0, 1 << 24)
     ] = 512
     chat_template: Annotated[str, Option("file with a jinja chat template; empty: the model's own")] = ""
+    default_chat_template_kwargs: Annotated[
+        str,
+        Option('variables for the chat template, as a JSON object like {"enable_thinking": false}; those of a request '
+               'go before', metavar="JSON"),
+    ] = ""
     trust_request_chat_template: Annotated[
         bool, Option("accept chat_template in requests; it is rendered in a separate process, within limits")
     ] = False
@@ -332,6 +337,15 @@ def fields() -> tuple[Field, ...]:
             assert not isinstance(kind, types.UnionType)
             found.append(Field(section.name, field.name, kind, field.default, option))
     return tuple(found)
+
+
+def adjusted(config: Config, **options: object) -> Config:
+    """The configuration with other values of these options, whichever sections have them."""
+    homes = {option: name for name in config.__struct_fields__ for option in getattr(config, name).__struct_fields__}
+    for option, value in options.items():
+        section = msgspec.structs.replace(getattr(config, homes[option]), **{option: value})
+        config = msgspec.structs.replace(config, **{homes[option]: section})
+    return config
 
 
 def wrong_output(config: Config) -> tuple[str, ...]:

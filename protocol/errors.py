@@ -263,3 +263,17 @@ def error_of(rejected: Rejected) -> RequestError:
     error = kind(rejected.message, param=rejected.param)
     error.code = rejected.code or error.code
     return error
+
+
+def invalid(param: str, why: str, code: str | None = "invalid_value") -> InvalidRequest:
+    """The error of a field. Its message is the field's name and how it goes on: behind a space, or with a colon."""
+    return InvalidRequest(joined(param, why), param=param, code=code)
+
+
+def unsupported(param: str, why: str) -> Unsupported:
+    """The same of one that Penstock does not support."""
+    return Unsupported(joined(param, why), param=param)
+
+
+def joined(param: str, why: str) -> str:
+    return param + why if why.startswith(":") else f"{param} {why}"

@@ -301,7 +301,8 @@ class Rejected(Message, frozen=True, kw_only=True):
 class KVTransfer(Part, frozen=True):
     """KV blocks of a request, in memory of a prefill replica's host, which executors of other replicas can read.
 
-    Who reads a block looks at its stamp afterwards: where that is another one, the block has been written again since.
+    A block can be read once it has its stamp. Who has read it looks again: where the stamp is another one, the block
+    has been written again since.
     """
 
     replica: int  # whose

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.protocol import groups
 from penstock.protocol.adapters import NAME
-from penstock.protocol.config import Config, fields
+from penstock.protocol.config import Config, adjusted, fields
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.option import Field, words
 
@@ -101,27 +101,18 @@ def engine_of(config: Config) -> Config:
 
 def engine(config: Config, name: str, models: Mapping[str, Overrides]) -> Config:
     """The configuration of the processes of one model, which is called by its name before any others."""
-    given: dict[str, dict[str, object]] = {}
-    for field in fields():
-        if field.name in models[name] and allows(field):
-            given.setdefault(field.section, {})[field.name] = models[name][field.name]
+    given = {field.name: models[name][field.name] for field in fields() if field.name in models[name] and allows(field)}
     aliases = words(str(models[name].get("served_model_name", "")))
     called = ",".join(dict.fromkeys((name, *aliases)))
-    given.setdefault("model", {})["served_model_name"] = called
     folder = FOLDER.format(tuple(models).index(name))
-    given["run"] = {"for_model": name, "run_dir": str(Path(config.run.run_dir) / folder) if config.run.run_dir else ""}
-    replaced = {
-        section: msgspec.structs.replace(getattr(config, section), **values) for section, values in given.items()
-    }
-    return msgspec.structs.replace(config, **replaced)
+    run_dir = str(Path(config.run.run_dir) / folder) if config.run.run_dir else ""
+    return adjusted(config, **{**given, "served_model_name": called, "for_model": name, "run_dir": run_dir})
 
 
 def with_options(config: Config, changed: Mapping[str, Overrides]) -> Config:
     """`config` with options of models replaced, by the models' names."""
     models = {name: {**given, **changed.get(name, {})} for name, given in read_models(config.run.models).items()}
-    return msgspec.structs.replace(
-        config, run=msgspec.structs.replace(config.run, models=msgspec.json.encode(models).decode())
-    )
+    return adjusted(config, models=msgspec.json.encode(models).decode())
 
 
 def shares(config: Config) -> tuple[dict[int, float], ...]:

@@ -51,8 +51,9 @@ been applied, and drops the copy if the block is given to a sequence before the 
 written from there to nobody before it is done. So copies need no place among the plans.
 
 The host's memory of a prefill replica's executors can be read by those of the other replicas, each member of a group by
-the one of its number. A block that is copied there has a stamp, which its executor sets before it writes. A copy from
-there is worth nothing (`BlocksCopied.stale`) unless all its blocks have the stamps that were asked for once it is done.
+the one of its number. A block that is copied there has a stamp, which its executor sets before it writes, negated, and
+once it has written. A copy from there waits for the stamps that were asked for, and is worth nothing
+(`BlocksCopied.stale`) unless all its blocks still have them once it is done.
 
 A model that sees images has an encoder cache on the device: rows of embeddings, which `EncodeImage` fills beside the
 steps. `SlotStart.images` says which tokens of a prompt have which rows. A chunk that holds such tokens is planned once

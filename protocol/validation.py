@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import Any
+
+import msgspec
 
 from penstock.protocol.adapters import read_modules
 from penstock.protocol.admin import read_admin_address
@@ -18,6 +21,7 @@ from penstock.protocol.parts import check_parts
 from penstock.protocol.served_models import check_models, engines, names
 from penstock.protocol.speculation import read_speculative
 
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})  # in chat templates
 TYPE_WORDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 ORIGIN = re.compile(r"null|[a-z][a-z0-9+.-]*://[^\s/,?#]+")  # RFC 6454, section 6.2
 HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*)(:[0-9]{1,5})?")
@@ -86,9 +90,23 @@ def check_engine(config: Config) -> None:
         why = "it makes the output wrong, for benchmarks alone: --allow-wrong-output serves it all the same"
         raise ConfigError("--speculative-config synthetic_acceptance", drafting.synthetic_acceptance, why)
     check_lora(config)
+    read_template_kwargs(config.tokenizer.default_chat_template_kwargs)
     check_disk_tier(config)
     check_prefill_replicas(config)
     image_limit(model)
+
+
+def read_template_kwargs(text: str) -> dict[str, Any]:
+    """Variables that chat templates have unless a request sets them. Raises ConfigError."""
+    flag, value = "--default-chat-template-kwargs", {}
+    if text:
+        try:
+            value = msgspec.json.decode(text, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+            raise ConfigError(flag, text, f"it must be a JSON object: {error}") from None
+    if taken := RESERVED.intersection(value):
+        raise ConfigError(flag, text, f"{min(taken)} is a parameter of requests")
+    return value
 
 
 def check_disk_tier(config: Config) -> None:

@@ -14,9 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
-
-from penstock.protocol.config import Config, fields
+from penstock.protocol.config import Config, adjusted, fields
 from penstock.protocol.errors import AddressError, ConfigError, LinkError, ModelError, PenstockError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import count
@@ -259,7 +257,7 @@ def index_of(role: Role, namespace: argparse.Namespace, config: Config) -> int:
 def of_role(role: Role, config: Config) -> Config:
     """The configuration of one process of a server, in its directory. Raises ConfigError."""
     directory = run_directory.of_one_process(config.run.run_dir)
-    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, run_dir=str(directory)))
+    config = adjusted(config, run_dir=str(directory))
     if role is Role.API:
         if config.run.for_model:
             raise ConfigError(FOR_MODEL, config.run.for_model, "api processes are for all models")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -65,8 +65,3 @@ class AdapterSlots:
         count = len(rows.slots)
         places = self._device.index_select(0, rows.slots.index_select(0, at.clamp(max=count - 1)))
         return places.masked_fill(at >= count, 0)
-
-
-def within(adapters: AdapterSlots | None, slots: Tensor) -> AbstractContextManager[None]:
-    """Products whose rows are of these slots, int32 [rows], are adapted; None: they are not."""
-    return nullcontext() if adapters is None else adapters.over_slots(slots)

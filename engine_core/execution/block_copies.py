@@ -8,7 +8,8 @@ What is copied was written by steps whose results the scheduler has seen, and wh
 the answer (`CopyBlocks`). So copies wait for no step in flight. Only drafting is not over when a step's result is seen,
 so they wait for that of the last such step.
 
-Blocks may come from the host's memory of another process as well (shared_blocks.py), by the same way.
+Blocks may come from the host's memory of another process as well (shared_blocks.py), by the same way, and are fetched
+while that one still writes others of them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.engine_core.execution.disk_copies import DiskCopier, DiskStatistics
@@ -32,6 +34,7 @@ from penstock.protocol.disk_blocks import DiskAnswer, DiskMessage
 from penstock.protocol.step_columns import Column, copy_table
 from penstock.protocol.steps import OWN_MEMORY, BlocksCopied, CopyBlocks, copy_stamp
 
+PATIENCE = 2.0  # seconds that copies wait for another process to write what they read
 MOST_BYTES = 4 << 20  # of one copy: those of steps, which share the copy engines, wait for no more
 Span = tuple[int, int]  # first, end
 
@@ -58,14 +61,13 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Enqueued:
-    """The copies of a message, on the device or done."""
+class Part:
+    """Copies that are enqueued together."""
 
-    message: CopyBlocks
+    places: Column  # in the host's memory
     began: torch.cuda.Event | None
     ended: torch.cuda.Event | None
     seconds: float = 0.0  # on a CPU
-    source: SharedBlocks | None = None  # what is read is another process's
 
     @property
     def finished(self) -> bool:
@@ -73,12 +75,20 @@ class Enqueued:
 
 
 @dataclass(slots=True)
-class Asked:
-    """Messages, and what came of them."""
+class Copies:
+    """Those of one message. What other processes read or write of them have stamps, and come in the order of these."""
 
-    epoch: int = 0
-    waiting: deque[CopyBlocks] = field(default_factory=deque)
-    enqueued: list[Enqueued] = field(default_factory=list)
+    message: CopyBlocks
+    lane: Lane
+    shared: SharedBlocks | None  # the memory with the stamps
+    table: Column  # [blocks, 2], as in the message, but neighbours in the host's memory together
+    stamps: NDArray[np.int64]  # [blocks]
+    blocks: Tensor  # int32 [blocks], on the device
+    since: float  # when the last ones were enqueued, or it was asked for
+    at: int = 0  # those before it are enqueued
+    parts: deque[Part] = field(default_factory=deque)  # that have not ended
+    seconds: float = 0.0  # of those that have
+    stale: bool = False
 
 
 class BlockCopier:
@@ -101,7 +111,9 @@ class BlockCopier:
         else:
             self.host = self.shared.blocks
         self._out, self._in = self._lane(), self._lane()
-        self._asked = Asked()
+        self._epoch = 0  # of what was asked last
+        self._asked: list[CopyBlocks] = []  # and not begun
+        self._begun: list[Copies] = []
         self.disk: DiskCopier | None = None  # required where blocks are asked for that are on disk
         self.answers: deque[BlocksCopied | DiskAnswer] = deque()
         self._warm_up()
@@ -130,7 +142,7 @@ class BlockCopier:
     @property
     def busy(self) -> bool:
         """Whether copies are to be made, are on their way, or are to be answered."""
-        asked = self._asked.waiting or self._asked.enqueued or self.answers
+        asked = self._asked or self._begun or self.answers
         return bool(asked or (self.disk is not None and self.disk.answered))
 
     def ask(self, message: CopyBlocks | DiskMessage) -> None:
@@ -139,28 +151,25 @@ class BlockCopier:
             assert self.disk is not None, "ready said that there are blocks on disk"
             self.disk.ask(message)
             return
-        if message.epoch != self._asked.epoch:
+        if message.epoch != self._epoch:
             self._forget_copies()
-            self._asked.epoch = message.epoch
-        self._asked.waiting.append(message)
+            self._epoch = message.epoch
+        self._asked.append(message)
 
     def iterate(self, drafting: torch.cuda.Event | None = None) -> None:
         """Enqueue what is asked for, and see what has ended. drafting: its end behind the last step whose result the
         scheduler may have seen."""
-        while self._asked.waiting:
-            message = self._asked.waiting.popleft()
-            source = self.others.get(message.replica)
-            if message.replica == OWN_MEMORY or source is not None:
-                self._asked.enqueued.append(self._enqueue(message, source, drafting))
-            else:
-                self.answers.append(BlocksCopied(message.number, stale=True))
+        for message in self._asked:
+            self._begin(message, drafting)
+        self._asked.clear()
         left = []
-        for one in self._asked.enqueued:
-            if one.finished:
-                self._answer(one)
-            else:
+        for one in self._begun:
+            self._go_on(one)
+            if one.parts or one.at < len(one.table):
                 left.append(one)
-        self._asked.enqueued = left
+            else:
+                self._answer(one)
+        self._begun = left
         if self.disk is not None:
             self.answers += self.disk.collect()
 
@@ -175,8 +184,8 @@ class BlockCopier:
         for lane in (self._out, self._in):
             if lane.stream is not None:
                 lane.stream.synchronize()
-        self._asked.waiting.clear()
-        self._asked.enqueued.clear()
+        self._asked.clear()
+        self._begun.clear()
         self.answers = deque(answer for answer in self.answers if not isinstance(answer, BlocksCopied))
 
     def statistics(self) -> CopyStatistics:
@@ -184,28 +193,64 @@ class BlockCopier:
         return CopyStatistics(self._out.bytes, self._in.bytes, self._out.seconds, self._in.seconds, disk)
 
     @torch.inference_mode()
-    def _enqueue(self, message: CopyBlocks, source: SharedBlocks | None, drafting: torch.cuda.Event | None) -> Enqueued:
-        lane = self._out if message.to_host else self._in
-        table = copy_table(message.blocks)
-        if message.to_host and self.shared is not None:
-            self.shared.stamps[table[:, 1]] = copy_stamp(message.epoch, message.number)
-        table = table[np.argsort(table[:, 1])]  # neighbours in the host's memory go together
-        lane.bytes += len(table) * self._lines.run_bytes
+    def _begin(self, message: CopyBlocks, drafting: torch.cuda.Event | None) -> None:
+        lane, table = self._out if message.to_host else self._in, copy_table(message.blocks)
+        stamps, shared = np.frombuffer(message.stamps, np.int64), self.shared if message.to_host else None
+        if message.replica != OWN_MEMORY:
+            shared = self.others.get(message.replica)
+            if shared is None:
+                self.answers.append(BlocksCopied(message.number, stale=True))
+                return
+        else:
+            stamps = np.full(len(table), copy_stamp(message.epoch, message.number))
+        if message.to_host and shared is not None:
+            shared.stamps[table[:, 1]] = -stamps
+        order = np.lexsort((table[:, 1], stamps))
+        table = table[order]
         if lane.stream is not None and drafting is not None:
             lane.stream.wait_event(drafting)
-        started = time.perf_counter()
         with torch.cuda.stream(lane.stream):  # of None: nothing happens
-            began = self._mark(lane)
             (blocks,) = lane.upload.send((table[:, 0].copy(),))
-            for first in range(0, len(table), len(lane.staging)):
-                end = min(first + len(lane.staging), len(table))
-                memory = self.host if source is None else source.blocks
-                self._copy(lane, memory, blocks[first:end], table[first:end, 1], to_host=message.to_host)
-            ended = self._mark(lane)
-        return Enqueued(message, began, ended, time.perf_counter() - started, source)
+        self._begun.append(Copies(message, lane, shared, table, stamps[order], blocks, time.perf_counter()))
+
+    def _go_on(self, one: Copies) -> None:
+        """Enqueue copies as far as what they read is there, and see which have ended."""
+        if one.at < len(one.table):
+            end = len(one.table) if one.message.to_host or one.shared is None else self._written(one, one.shared)
+            if end > one.at:
+                self._enqueue(one, end)
+        while one.parts and one.parts[0].finished:
+            part = one.parts.popleft()
+            if one.message.to_host and one.shared is not None:
+                one.shared.stamps[part.places] = one.stamps[: len(part.places)]
+            if part.began is not None and part.ended is not None:
+                part.seconds = float(part.began.elapsed_time(part.ended)) / 1000
+            one.seconds += part.seconds
+
+    def _written(self, one: Copies, shared: SharedBlocks) -> int:
+        """The end of what can be read of another process's blocks. If others will never come, they are given up."""
+        count = shared.written(one.table[one.at :, 1], one.stamps[one.at :])
+        gone = self.others.get(one.message.replica) is not shared or time.perf_counter() - one.since > PATIENCE
+        if count is None or (count == 0 and gone):
+            one.stale, one.table = True, one.table[: one.at]
+        return one.at + (count or 0)
+
+    @torch.inference_mode()
+    def _enqueue(self, one: Copies, end: int) -> None:
+        """Copies of the blocks up to `end`, in parts that the staging memory has room for."""
+        lane, to_host = one.lane, one.message.to_host
+        memory = self.host if one.shared is None else one.shared.blocks
+        with torch.cuda.stream(lane.stream):
+            for first in range(one.at, end, len(lane.staging)):
+                started, began, last = time.perf_counter(), self._mark(lane), min(first + len(lane.staging), end)
+                places = one.table[first:last, 1]
+                self._copy(lane, memory, one.blocks[first:last], places, to_host=to_host)
+                one.parts.append(Part(places, began, self._mark(lane), time.perf_counter() - started))
+        lane.bytes += (end - one.at) * self._lines.run_bytes
+        one.at, one.since = end, time.perf_counter()
 
     def _copy(self, lane: Lane, memory: Tensor, blocks: Tensor, places: Column, *, to_host: bool) -> None:
-        """As many blocks as the staging memory has room for. places: ascending."""
+        """As many blocks as the staging memory has room for. places: neighbours together."""
         most = max(1, MOST_BYTES // self._lines.run_bytes)
         if to_host:
             gather_blocks(blocks, self._lines, lane.staging)
@@ -219,15 +264,11 @@ class BlockCopier:
         if not to_host:
             scatter_blocks(blocks, self._lines, lane.staging)
 
-    def _answer(self, one: Enqueued) -> None:
-        seconds = one.seconds
-        if one.began is not None and one.ended is not None:
-            seconds = float(one.began.elapsed_time(one.ended)) / 1000
-        lane = self._out if one.message.to_host else self._in
-        lane.seconds += seconds
-        places = copy_table(one.message.blocks)[:, 1]
-        stale = one.source is not None and one.source.stale(places, one.message.stamps)
-        self.answers.append(BlocksCopied(one.message.number, seconds, stale))
+    def _answer(self, one: Copies) -> None:
+        one.lane.seconds += one.seconds
+        if not one.message.to_host and one.shared is not None:  # they may have been written again meanwhile
+            one.stale |= one.shared.written(one.table[:, 1], one.stamps[: one.at]) != one.at
+        self.answers.append(BlocksCopied(one.message.number, one.seconds, one.stale))
 
     def _mark(self, lane: Lane) -> torch.cuda.Event | None:
         if lane.stream is None:
@@ -238,7 +279,7 @@ class BlockCopier:
 
 
 def spans(places: Column, most: int) -> Iterator[Span]:
-    """Runs of at most `most` of these ascending numbers that follow one another, by their indices."""
+    """Runs of at most `most` of these numbers that follow one another, by their indices."""
     first = 0
     for at in range(1, len(places) + 1):
         if at == len(places) or at - first == most or places[at] != places[at - 1] + 1:

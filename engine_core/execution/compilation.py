@@ -77,19 +77,14 @@ def compile_kernels(uncompiled: Sequence[UncompiledKernel], device: torch.device
     Whether all are there: a module of `kernels.gluon` whose kernel does not compile is given up, and what takes over
     has yet to be compiled. Raises the compiler's error for any other kernel.
     """
-    if not uncompiled:
-        return True
-    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)), len(uncompiled))
-    index = torch.cuda.current_device() if device.index is None else device.index
     failed: dict[str, tuple[str, Exception]] = {}
-    with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (index,)) as pool:
-        for kernel, done in [(kernel, pool.submit(load_kernel, kernel)) for kernel in uncompiled]:
-            try:
-                done.result()
-            except Exception as error:  # guard: design 7, a compiler fails in any way, and a general kernel serves
-                if kernel.launch.module not in gluon.MODULES:
-                    raise
-                failed.setdefault(kernel.launch.module, (kernel.launch.name, error))
+    for kernel, done in zip(uncompiled, load_all(uncompiled, device), strict=True):
+        try:
+            done.result()
+        except Exception as error:  # guard: design 7, a compiler fails in any way, and a general kernel serves
+            if kernel.launch.module not in gluon.MODULES:
+                raise
+            failed.setdefault(kernel.launch.module, (kernel.launch.name, error))
     causes = [kernel.worker.exception() for kernel in uncompiled if kernel.worker is not None]
     if not failed and (cause := next(filter(None, causes), None)) is not None:
         fields = {"cause": f"{type(cause).__name__}: {cause}".partition("\n")[0], "instead": "threads"}
@@ -97,6 +92,14 @@ def compile_kernels(uncompiled: Sequence[UncompiledKernel], device: torch.device
     for module, (name, reason) in failed.items():
         gluon.give_up(module, name, reason)
     return not failed
+
+
+def load_all(uncompiled: Sequence[UncompiledKernel], device: torch.device) -> list[Future[None]]:
+    """Load kernels for a GPU, as many at a time as there are cores: all are done when this returns."""
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)), max(1, len(uncompiled)))
+    index = torch.cuda.current_device() if device.index is None and uncompiled else device.index
+    with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (index,)) as pool:
+        return [pool.submit(load_kernel, kernel) for kernel in uncompiled]
 
 
 def load_kernel(uncompiled: UncompiledKernel) -> None:

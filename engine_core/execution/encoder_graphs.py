@@ -9,7 +9,7 @@ between them steps go on.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,12 +23,11 @@ MOST = GRAPH_PATCHES  # what is beyond takes the device longer than the host tak
 PIECE = 8192  # patches times layers of one graph: about a millisecond of an H200
 
 
-class Captured:
+class Captured(NamedTuple):
     """The graphs of one number of patches, in order, and the rows that the last one writes."""
 
-    def __init__(self, graphs: list[torch.cuda.CUDAGraph], rows: Tensor) -> None:
-        self.graphs = graphs
-        self.rows = rows
+    graphs: list[torch.cuda.CUDAGraph]
+    rows: Tensor
 
 
 class TowerGraphs:

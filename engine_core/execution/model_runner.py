@@ -168,10 +168,10 @@ class Runner:
             self._drafting = Drafting(
                 draft, self._slots, options.blocks, options.dtype, self._upload, options.graphs, group
             )
-        self._graphs: Graphs | None = None
+        self.graphs: Graphs | None = None
         if options.graphs is not None:
             entries = torch.zeros(max(options.graphs.entries), spec.hidden, dtype=options.dtype, device=options.device)
-            self._graphs = Graphs(
+            self.graphs = Graphs(
                 self._forward, self._sampler, options.graphs, entries, self.sizes.scratch, self._upload,
                 samples=group.ends, images=self._images,
             )  # fmt: skip
@@ -189,10 +189,6 @@ class Runner:
     @property
     def mask_slots(self) -> int:
         return self._slots.parameters.sampling.own_masks
-
-    @property
-    def graphs(self) -> Graphs | None:
-        return self._graphs
 
     @property
     def draft_graphs(self) -> DraftGraphs | None:
@@ -296,7 +292,7 @@ class Runner:
             began = self._mark()  # the step's own time, without the wait for other stages
         adapted = self.adapters is not None and self.adapters.serve(rows)
         images = None if self._images is None else self._images.step(rows)
-        graphs, seeing = self._graphs, images is not None
+        graphs, seeing = self.graphs, images is not None
         shape = None if graphs is None else graphs.forward.fitting(rows, adapted=adapted, seeing=seeing)
         last: Tensor | None = None
         if graphs is not None and shape is not None:
@@ -417,7 +413,7 @@ class Runner:
         return RunnerStatistics(**self._totals)
 
     def _all_graphs(self) -> tuple[Graphs | DraftGraphs, ...]:
-        return tuple([graphs for graphs in (self._graphs, self.draft_graphs) if graphs is not None])
+        return tuple([graphs for graphs in (self.graphs, self.draft_graphs) if graphs is not None])
 
     def _rows_to_draft(self, drafting: bytes) -> DraftRows:
         """From a plan's column; the same object as long as the column is the same."""
@@ -444,18 +440,18 @@ class Runner:
     def _sample(self, begun: Begun, masks: Column | None, *, scored: bool) -> Sampled:
         rows, hidden = begun.rows, begun.hidden
         assert hidden is not None
-        shape = None if self._graphs is None else self._graphs.sampling.fitting(rows, adapted=begun.adapted)
-        if self._graphs is not None and shape is not None:
+        shape = None if self.graphs is None else self.graphs.sampling.fitting(rows, adapted=begun.adapted)
+        if self.graphs is not None and shape is not None:
             if begun.last is not None:
-                torch.index_select(hidden, 0, begun.last, out=self._graphs.states[: rows.entries])
+                torch.index_select(hidden, 0, begun.last, out=self.graphs.states[: rows.entries])
             if self._download is not None:
                 self._download.guard()
-            return self._graphs.sampling.replay(rows, shape, masks)
+            return self.graphs.sampling.replay(rows, shape, masks)
         if begun.last is not None:
             states = hidden if rows.plain else hidden.index_select(0, begun.last)
         else:
-            assert self._graphs is not None
-            states = self._graphs.states[: rows.entries]
+            assert self.graphs is not None
+            states = self.graphs.states[: rows.entries]
         return self._sampler.run(states, self._send_entries(rows, masks), scored=scored, adapted=begun.adapted)
 
     def _mark(self) -> torch.cuda.Event | None:

@@ -10,15 +10,15 @@ Calls follow one another. With a norm before each, as behind half of a model's p
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from penstock.engine_core.execution.all_reduce_tuning import replay_microseconds
-from penstock.engine_core.execution.compilation import UncompiledKernel, load_kernel, prewarm
+from penstock.engine_core.execution.compilation import load_all, prewarm
 from penstock.engine_core.execution.cuda_graphs import Memory
 from penstock.engine_core.execution.product_tuning import Dropped, Job
 from penstock.kernels.grouped_linear import GROUPED, form_named, timed_weight
@@ -55,66 +55,40 @@ class ProductBench:
 
     def calls(self, job: Job) -> tuple[Callable[[int, Way], Tensor], int]:
         """The product by number of call and way, and how many calls read different weights."""
-        if job.product.experts:
+        from penstock.kernels import grouped_linear_triton, linear_triton, quantized_linear
+
+        product = job.product
+        if product.experts:
             return self.expert_calls(job)
-        if job.product.weight in SCALED:
-            return self.scaled_calls(job)
-        return self.grouped_calls(job) if job.product.weight in GROUPED else self.linear_calls(job)
-
-    def linear_calls(self, job: Job) -> tuple[Callable[[int, Way], Tensor], int]:
-        """Of a weight alone."""
-        from penstock.kernels.linear_triton import multiply_by
-
-        product = job.product
-        outputs = product.width * (2 if product.gated else 1)
-        size = outputs * product.inputs
-        pool = self.pools[product.dtype]
-        copies = max(1, min(MOST_COPIES, OUTLAST // (size * product.dtype.itemsize)))
-        weights = [pool[at * size : (at + 1) * size].view(outputs, product.inputs) for at in range(copies)]
+        outputs, pool = product.width * (2 if product.gated else 1), self.pools[product.dtype]
         x = torch.randn(int(job.rows), product.inputs, device=self.device).to(product.dtype)
+        rows: Rows = x
+        weights: Sequence[Any]
+        multiply: Any
+        if product.weight in SCALED:  # with rows that are rounded already
+            size = outputs * product.inputs
+            copies = max(1, min(MOST_COPIES, OUTLAST // size))
+            weights = [scaled_weight(product.weight, (outputs, product.inputs), self.device) for _ in range(copies)]
+            form = row_format(weights[0])
+            rows = x if form is None else quantize(x, form)
+            multiply = quantized_linear.multiply_quantized_by
+        elif product.weight in GROUPED:
+            planes = form_named(product.weight)
+            size = outputs * planes.blocks(product.inputs) * planes.run
+            copies = max(1, min(MOST_COPIES, len(pool) // size))
+            parts = (pool[at * size : (at + 1) * size] for at in range(copies))
+            weights = [timed_weight(planes, outputs, product.inputs, part) for part in parts]
+            multiply = grouped_linear_triton.multiply_by
+        else:
+            size = outputs * product.inputs
+            copies = max(1, min(MOST_COPIES, OUTLAST // (size * product.dtype.itemsize)))
+            weights = [pool[at * size : (at + 1) * size].view(outputs, product.inputs) for at in range(copies)]
+            multiply = linear_triton.multiply_by
 
         def call(at: int, way: Way) -> Tensor:
-            return multiply_by(way, x, weights[at % copies], None, gated=product.gated)
-
-        return call, max(copies, CALLS)
-
-    def scaled_calls(self, job: Job) -> tuple[Callable[[int, Way], Tensor], int]:
-        """Of a weight of 8 bits, with rows that are rounded already."""
-        from penstock.kernels.quantized_linear import multiply_quantized_by
-
-        product = job.product
-        shape = product.width * (2 if product.gated else 1), product.inputs
-        copies = max(1, min(MOST_COPIES, OUTLAST // (shape[0] * shape[1])))
-        weights = [scaled_weight(product.weight, shape, self.device) for _ in range(copies)]
-        rows: Rows = torch.randn(int(job.rows), product.inputs, device=self.device).to(product.dtype)
-        form = row_format(weights[0])
-        if form is not None and isinstance(rows, Tensor):
-            rows = quantize(rows, form)
-
-        def call(at: int, way: Way) -> Tensor:
-            found = multiply_quantized_by(way, rows, weights[at % copies], None, gated=product.gated)
+            found = multiply(way, rows, weights[at % copies], None, gated=product.gated)
             assert isinstance(found, Tensor)
             return found
-
-        return call, max(copies, CALLS)
-
-    def grouped_calls(self, job: Job) -> tuple[Callable[[int, Way], Tensor], int]:
-        """Of a weight in groups."""
-        from penstock.kernels.grouped_linear_triton import multiply_by
-
-        product = job.product
-        outputs = product.width * (2 if product.gated else 1)
-        pool = self.pools[product.dtype]
-        form = form_named(product.weight)
-        size = outputs * form.blocks(product.inputs) * form.run
-        copies = max(1, min(MOST_COPIES, len(pool) // size))
-        weights = [
-            timed_weight(form, outputs, product.inputs, pool[at * size : (at + 1) * size]) for at in range(copies)
-        ]
-        x = torch.randn(int(job.rows), product.inputs, device=self.device).to(product.dtype)
-
-        def call(at: int, way: Way) -> Tensor:
-            return multiply_by(way, x, weights[at % copies], None, gated=product.gated)
 
         return call, max(copies, CALLS)
 
@@ -215,20 +189,10 @@ def measure(
                     call(0, way)
                 except Exception as error:  # guard: design 7, it fails again below and is left out
                     log.debug("%s: %s", way, error)
-    load_kernels(uncompiled, device)
+    for kernel in load_all(uncompiled, device):
+        kernel.exception()  # those that fail do so again when they are measured
     found = []
     for at, job in enumerate(jobs):
         progress(at, len(jobs))
         found.append(bench.time(job, dropped))
     return found
-
-
-def load_kernels(uncompiled: Sequence[UncompiledKernel], device: torch.device) -> None:
-    """Load the kernels that compile; the others fail again when they are measured."""
-    if not uncompiled:
-        return
-    threads = min(16, len(os.sched_getaffinity(0)), len(uncompiled))
-    index = torch.cuda.current_device() if device.index is None else device.index
-    with ThreadPoolExecutor(threads, "compile", torch.cuda.set_device, (index,)) as pool:
-        for done in [pool.submit(load_kernel, kernel) for kernel in uncompiled]:
-            done.exception()

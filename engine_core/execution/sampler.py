@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from penstock.engine_core.distributed.group import ALONE, Group
-from penstock.engine_core.execution.adapter_slots import AdapterSlots, within
+from penstock.engine_core.execution.adapter_slots import AdapterSlots
 from penstock.engine_core.execution.forward import Network
 from penstock.kernels.gather import read_drafts
 from penstock.kernels.logprobs import token_logprobs
@@ -62,7 +63,8 @@ class Sampler:
         sampling, history = self._sampling, self._history
         if self._own_drafts:
             entries = read_drafts(entries, history)
-        with within(self._adapters if adapted else None, entries.slots):
+        own = self._adapters if adapted else None
+        with nullcontext() if own is None else own.over_slots(entries.slots):
             logits = self._model.logits(states)  # [entries, vocabulary]
         scores = None
         if self._answers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ from penstock.engine_core.execution.model_runner import Runner
 from penstock.protocol.errors import ModelError
 from penstock.protocol.messages import Pooling, Sampling
 from penstock.protocol.outputs import Logprobs
-from penstock.protocol.steps import SlotStart, StepPlan
+from penstock.protocol.steps import SlotStart, StepPlan, StepResult
 
 FILE = "self_test.json"
 PROMPT_TOKENS = 24  # of the prompt where there is no canary: tokens from all over the vocabulary
@@ -60,49 +61,48 @@ def read_probe(folder: Path, vocabulary: int, longest: int) -> Probe:
 def trouble(runner: Runner, probe: Probe) -> str:
     """What is wrong with what the model says to the probe, in words; empty where nothing is, and on a stage before the
     last. Members of a group call it together. The runner forgets it."""
-    count, size = len(probe.token_ids), runner.options.block_size
-    groups = runner.sizes.groups
-    blocks = -(-count // size) * groups
+    size, groups = runner.options.block_size, runner.sizes.groups
+    blocks = -(-len(probe.token_ids) // size) * groups
     assert blocks <= runner.options.blocks, "a cache holds one request of full length"
-    start = SlotStart(
-        slot=runner.sizes.max_num_seqs,
-        token_ids=np.array(probe.token_ids, "<i4").tobytes(),
-        prompt_tokens=count,
-        computed=0,
-        blocks=np.arange(1, blocks + 1, dtype="<i4").tobytes(),
-        sampling=Sampling(temperature=0.0, prompt_logprobs=BEST),
-        seed=0,
-    )
-    found: list[Logprobs] = []
-    step = runner.options.step_tokens or count
-    for first in range(0, count, step):
-        chunk = np.array([(start.slot, first, min(step, count - first), 0)], "<i4")
-        plan = StepPlan(step=0, epoch=0, starts=() if first else (start,), chunks=chunk.tobytes())
-        found += [row.logprobs for row in runner.collect(runner.launch(plan)).prompt_logprobs]
-    runner.reset()
+    numbers = np.arange(1, blocks + 1, dtype="<i4").tobytes()
+    start = probe_start(runner, probe, blocks=numbers, sampling=Sampling(temperature=0.0, prompt_logprobs=BEST))
+    found = [row.logprobs for result in probed(runner, probe, start) for row in result.prompt_logprobs]
     return judged(found, probe) if runner.options.group.ends else ""
 
 
 def vector_trouble(runner: Runner, probe: Probe) -> str:
     """The same of an encoder, by the vector of the probe."""
-    start = SlotStart(
-        slot=runner.sizes.max_num_seqs,
-        token_ids=np.array(probe.token_ids, "<i4").tobytes(),
-        prompt_tokens=len(probe.token_ids),
-        computed=0,
-        blocks=b"",
-        sampling=Sampling(temperature=0.0),
-        seed=0,
-        pooling=Pooling(kind="mean"),
-    )
-    chunk = np.array([(start.slot, 0, len(probe.token_ids), 0)], "<i4")
-    plan = StepPlan(step=0, epoch=0, starts=(start,), chunks=chunk.tobytes())
-    (found,) = runner.collect(runner.launch(plan)).vectors
-    runner.reset()
+    start = probe_start(runner, probe, blocks=b"", sampling=Sampling(temperature=0.0), pooling=Pooling(kind="mean"))
+    (result,) = probed(runner, probe, start)
+    (found,) = result.vectors
     values = np.frombuffer(found.values, "<f4")
     if not np.isfinite(values).all():
         return "its vectors are not finite"
     return "the numbers of its vectors are all the same" if (values == values[0]).all() else ""
+
+
+def probe_start(runner: Runner, probe: Probe, **more: Any) -> SlotStart:
+    """The probe in the scratch slot."""
+    return SlotStart(
+        slot=runner.sizes.max_num_seqs,
+        token_ids=np.array(probe.token_ids, "<i4").tobytes(),
+        prompt_tokens=len(probe.token_ids),
+        computed=0,
+        seed=0,
+        **more,
+    )
+
+
+def probed(runner: Runner, probe: Probe, start: SlotStart) -> list[StepResult]:
+    """What the runner gives for it, chunk by chunk."""
+    count, found = len(probe.token_ids), []
+    step = count if start.pooling is not None else runner.options.step_tokens or count
+    for first in range(0, count, step):
+        chunk = np.array([(start.slot, first, min(step, count - first), 0)], "<i4")
+        plan = StepPlan(step=0, epoch=0, starts=() if first else (start,), chunks=chunk.tobytes())
+        found.append(runner.collect(runner.launch(plan)))
+    runner.reset()
+    return found
 
 
 def judged(found: Sequence[Logprobs], probe: Probe) -> str:

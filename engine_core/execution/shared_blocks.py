@@ -2,8 +2,9 @@
 the replicas that decode.
 
 It is a memfd: it has no name that could outlive the processes that map it, and what a dead one has written stays as it
-is for those that read it. Each block has a stamp. Who writes a block sets its stamp before; who reads some looks at
-their stamps afterwards. So neither waits for the other, and nothing is read that is not what it should be.
+is for those that read it. Each block has a stamp, larger than all before: negative while the block is written. Who
+reads some looks at their stamps before and afterwards. So nothing is read that is not what it should be, and a writer
+waits for nobody.
 
 Source: memfd_create(2), fcntl(2) on seals, proc_pid_fd(5).
 """
@@ -85,9 +86,13 @@ class SharedBlocks:
         blocks = memory[first_block(layout) :].view(layout.blocks, layout.run_bytes)
         return cls(layout, memory, stamps, blocks, descriptor if owner else -1)
 
-    def stale(self, places: Column, stamps: bytes) -> bool:
-        """Whether any of these blocks has been written since it had its stamp. # int32 [places], int64 [places]"""
-        return bool((self.stamps[places] != np.frombuffer(stamps, np.int64)).any())
+    def written(self, places: Column, stamps: NDArray[np.int64]) -> int | None:
+        """How many of these blocks have been written as their stamps say, before the first that is not yet. None: one
+        of them has other content since. # int32 [places], int64 [places]"""
+        found = self.stamps[places]
+        if (np.abs(found) > stamps).any():
+            return None
+        return len(found) if (found == stamps).all() else int((found != stamps).argmax())
 
     @property
     def path(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.engine_core.execution.adapter_slots import AdapterSlots, within
+from penstock.engine_core.execution.adapter_slots import AdapterSlots
 from penstock.engine_core.execution.draft_model import DraftRows
 from penstock.engine_core.execution.forward import Network
 from penstock.engine_core.execution.input_batch import HostRows, SlotTable
@@ -287,7 +288,7 @@ def chosen_logits(
             some = numbers[low : low + CHUNK]
             own = np.array([lasts[number].slot for number in some], np.int32)
             index, slots = upload.send((np.array(some, np.int32), own))
-            with within(adapters, slots):
+            with nullcontext() if adapters is None else adapters.over_slots(slots):
                 logits = model.logits(states.index_select(0, index)).index_select(1, wanted).float()
             found |= {lasts[number].chunk: row for number, row in zip(some, logits.unbind(), strict=True)}
     return found
@@ -340,7 +341,8 @@ def prompt_scores(
     parts = []
     for low in range(0, span.count, size):
         high = min(low + size, span.count)
-        with within(adapters, torch.full((high - low,), span.slot, dtype=torch.int32, device=upload.device)):
+        own = torch.full((high - low,), span.slot, dtype=torch.int32, device=upload.device)
+        with nullcontext() if adapters is None else adapters.over_slots(own):
             logits = model.logits(hidden[span.first + low : span.first + high])
         parts.append(token_logprobs(logits, targets[low:high], only[low:high], width))
     scores = TokenLogprobs(

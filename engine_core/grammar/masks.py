@@ -132,6 +132,7 @@ class MaskStore:
             guide = row.guide
             if not row.drafts and (state := guide.state) is not None:
                 stored: Stored | None = state.place
+                state.used = True
                 if stored is not None and stored.store is self._mark:
                     slots.append(stored.slot)
                     continue

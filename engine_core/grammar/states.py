@@ -25,7 +25,7 @@ Name = Position | bytes  # in a schema; or all that has been written
 class State:
     """One state. What is None has not been asked. The scheduler's thread makes states; a thread of masks fills them."""
 
-    __slots__ = ("accepting", "forced", "name", "next", "place", "run", "spans", "stopped")
+    __slots__ = ("accepting", "forced", "name", "next", "place", "run", "spans", "stopped", "used")
 
     def __init__(self, name: Name) -> None:
         self.name = name
@@ -38,6 +38,7 @@ class State:
         self.run = UNKNOWN  # how many that is, where the structure goes on for certain
         self.stopped: bool | None = None
         self.accepting: bool | None = None
+        self.used = False  # an output has come to it since states were last forgotten
 
     @property
     def stored(self) -> bool:
@@ -59,7 +60,7 @@ def leads(state: State, token: int) -> bool:
 
 
 class States:
-    """The states of one automaton, which all its guides share. As many are kept as memory allows; then it begins anew.
+    """The states of one automaton, which all its guides share. As many are kept as memory allows.
 
     A guide's thread alone makes states. Others may look for those that there are.
     """
@@ -170,13 +171,20 @@ class States:
         return found
 
     def _forget(self) -> None:
+        """Forget the states that no output has come to since the last time, and the newest beyond half of the room."""
+        kept, self._steps = {self.start}, 0
         for state in self._known.values():
-            state.next.clear()
+            if state.used and len(kept) < MOST // 2 and self._steps + len(state.next) <= MOST_STEPS // 2:
+                kept.add(state)
+                self._steps += len(state.next)
+        known = {*kept, self.counting}
+        for state in self._known.values():
+            stays, state.used = state in kept, False
+            state.next = {token: to for token, to in state.next.items() if stays and to in known}
             if state.spans is not None:
-                state.spans.clear()
-        self._known = {self.start.name: self.start}
+                state.spans = {count: to for count, to in state.spans.items() if stays and to in kept}
+        self._known = {name: state for name, state in self._known.items() if state in kept}
         self._forget_counts()
-        self._steps = 0
 
     def _forget_counts(self) -> None:
         self._counted.clear()

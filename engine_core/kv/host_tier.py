@@ -118,8 +118,8 @@ class HostTier:
         return True
 
     def drop(self, block: int) -> None:
-        """What has been written to the block is worth nothing."""
-        assert self._holds[block] == 1
+        """What has been written to the block is worth nothing, whoever has been told of it."""
+        assert self._holds[block]
         self._keys[block] = None
         self.release((block,))
 
@@ -132,7 +132,7 @@ class HostTier:
         return block is not None
 
     def hold(self, blocks: Iterable[int], *, used: bool = True) -> None:
-        """The blocks, which are findable, are read from now on, for a use of them or not."""
+        """The blocks, which are findable or will be, are read from now on, for a use of them or not."""
         for block in blocks:
             if not self._holds[block]:
                 self._unqueue(block)

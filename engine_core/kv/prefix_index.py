@@ -12,8 +12,6 @@ import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from penstock.engine_core.kv.block_layout import BlockLayout, first_column
 from penstock.protocol.images import Image
 from penstock.protocol.messages import SubmitTokens
@@ -24,15 +22,6 @@ TOKEN_BYTES = 4
 Find = Callable[[bytes, int], int | None]  # by a column's identity and the group
 
 
-class PrefixStatistics(msgspec.Struct, frozen=True):
-    """Counters of the index."""
-
-    entries: int  # blocks with an identity
-    cached: int  # totals since start
-    duplicates: int
-    evicted: int
-
-
 class PrefixIndex:
     """Owner of block identities. At most one block per identity: a later twin stays anonymous."""
 
@@ -40,24 +29,18 @@ class PrefixIndex:
         self._blocks: list[dict[bytes, int]] = [{} for _ in range(SHARDS)]
         self._identities: list[bytes | None] = [None] * (total + 1)  # by block
         self.copying: dict[int, int] = {}  # blocks that are copied, until their content changes: number of the copy
-        self._cached = 0
-        self._duplicates = 0
-        self._evicted = 0
+        self.evicted = 0  # since start
 
     def cache(self, identities: Sequence[bytes], blocks: Sequence[int], group: int = 0) -> None:
         """Let later plans find these blocks of a KV group. A step that writes their content must be planned already:
         steps run in order, so every later one reads it complete."""
-        shards, names, twins = self._blocks, self._identities, 0
+        shards, names = self._blocks, self._identities
         if group:  # that of the first is the identity itself
             identities = [in_group(identity, group) for identity in identities]
         for identity, block in zip(identities, blocks, strict=True):
             if shards[identity[0]].setdefault(identity, block) == block:
                 assert names[block] in (None, identity), "a block is sealed once between two takes"
                 names[block] = identity
-            else:
-                twins += 1
-        self._cached += len(blocks) - twins
-        self._duplicates += twins
 
     def match(self, chain: Sequence[bytes], most: int) -> list[int]:
         """Blocks of the longest known prefix of `chain`, at most `most` of them."""
@@ -131,7 +114,7 @@ class PrefixIndex:
         if identity is not None:
             self._identities[block] = None
             del self._blocks[identity[0]][identity]
-            self._evicted += 1
+            self.evicted += 1
 
     def clear(self, total: int) -> None:
         """Forget everything; there are `total` blocks from now on."""
@@ -139,10 +122,6 @@ class PrefixIndex:
             shard.clear()
         self._identities = [None] * (total + 1)
         self.copying.clear()
-
-    def statistics(self) -> PrefixStatistics:
-        """Counters as of now."""
-        return PrefixStatistics(sum(map(len, self._blocks)), self._cached, self._duplicates, self._evicted)
 
 
 def in_group(identity: bytes, group: int) -> bytes:

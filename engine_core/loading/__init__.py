@@ -11,12 +11,12 @@ from torch import Tensor
 from penstock.engine_core.loading.checkpoint import read_checkpoint
 from penstock.engine_core.loading.dummy import fill_random
 from penstock.engine_core.models.decoder import Decoder
-from penstock.engine_core.models.draft_spec import HeadSpec, beside_mtp, read_head
+from penstock.engine_core.models.draft_spec import beside_mtp
 from penstock.engine_core.models.eagle import EagleHead
 from penstock.engine_core.models.spec import stored_name
 from penstock.engine_core.models.tensors import FIRST, leftover, named_as
 from penstock.engine_core.models.vision.tower import Tower
-from penstock.engine_core.models.weight_files import read_names, stored_names
+from penstock.engine_core.models.weight_files import read_names
 from penstock.protocol.errors import ModelError
 
 # The target's embeddings, which tokens of the target the head knows (d2t says it, too), and frequencies.
@@ -55,30 +55,9 @@ def unread(model: Decoder, *, vision: bool = False) -> re.Pattern[str]:
     return leftover(spec, others)
 
 
-def load_head(
-    folder: Path,
-    target: Decoder,
-    length: int,
-    load_format: str = "auto",
-    seed: int = 0,
-    spec: HeadSpec | None = None,
-) -> EagleHead:
-    """The head in `folder` for a target, with its weights; the format is auto, safetensors or dummy (random).
-
-    length: of the longest sequence. spec: of the head, which must have been read where the target is but the last stage
-    of a model, or the head is one of MTP. Raises ModelError naming the file and the key or the tensor: no EAGLE head,
-    one for another model; a tensor missing, truncated, of a wrong shape or type, unknown, pickled.
-    """
-    dummy = load_format == "dummy"
-    if spec is None:
-        spec = read_head(folder, target.spec, None if dummy else stored_names(folder))
-    head = EagleHead(spec, target, length)
-    fill_head(head, folder, load_format, seed)
-    return head
-
-
 def fill_head(head: EagleHead, folder: Path, load_format: str = "auto", seed: int = 0) -> None:
-    """The weights alone of such a head."""
+    """The weights of a head; the format is auto, safetensors or dummy (random). Raises ModelError naming the file and
+    the tensor: one that is missing, truncated, of a wrong shape or type, unknown, pickled."""
     spec, target = head.spec, head.target
     if load_format == "dummy":
         fill_random(head.destinations(), seed, target.dtype)

@@ -7,7 +7,7 @@ cost time alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,14 +28,6 @@ from penstock.protocol.control import Digest, WeightTensor
 from penstock.protocol.errors import ModelError
 
 Receive = Callable[[tuple[int, ...], torch.dtype, torch.device], Tensor]
-STORED: Mapping[str, str] = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-}
 
 
 class LiveWeights:
@@ -102,7 +94,8 @@ class LiveWeights:
                 raise ModelError(
                     f"tensor {name} is quantized in the model that is served: it is read from folders alone"
                 )
-            if STORED[tensor.dtype] not in place.stored_types:
+            stored = tensor.dtype.upper().replace("FLOAT", "F").replace("INT", "I")  # as safetensors calls it
+            if stored not in place.stored_types:
                 raise ModelError(f"tensor {name} is of {tensor.dtype}; it may be of {', '.join(place.stored_types)}")
             if shared:
                 handle_of(tensor, place_of(self._device))

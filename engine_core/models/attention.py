@@ -18,7 +18,7 @@ from penstock.engine_core.models.layers import (
     Norm,
     Part,
     Placement,
-    prefixed,
+    named,
     spread,
     whole,
 )
@@ -224,12 +224,8 @@ class SelfAttention:
 
     def destinations(self) -> Destinations:
         """By names within the attention."""
-        yield from self.qkv.destinations()
-        for name, norm in (("q_norm.", self.query_norm), ("k_norm.", self.key_norm)):
-            if norm is not None and self.spec.qk_norm != "unit":
-                yield from prefixed(name, norm.destinations())
-        yield from self.output.destinations()
+        norms = (None, None) if self.spec.qk_norm == "unit" else (self.query_norm, self.key_norm)
+        yield from named(("", self.qkv), ("q_norm.", norms[0]), ("k_norm.", norms[1]), ("", self.output))
         if self.sinks is not None:
             yield "sinks", Destination(self.sinks, (self.spec.heads,), 0, self.placement.rank * self.heads)
-        if self.kv_scales is not None:
-            yield from self.kv_scales.destinations()
+        yield from named(("", self.kv_scales))

@@ -14,11 +14,10 @@ from msgspec import structs
 from torch import Tensor
 
 from penstock.engine_core.models.attention import Pages
-from penstock.engine_core.models.embedding import Embedding
-from penstock.engine_core.models.encoder import InputEmbedding, PoolingHead
+from penstock.engine_core.models.embedding import Embedding, InputEmbedding, LayerEmbedding, LayerInput
+from penstock.engine_core.models.gated_delta import GatedDeltaNet
 from penstock.engine_core.models.kv_groups import page_parts
 from penstock.engine_core.models.latent_attention import layer_attention
-from penstock.engine_core.models.layer_embedding import LayerEmbedding, LayerInput
 from penstock.engine_core.models.layer_spec import LayerSpec, RopeSpec
 from penstock.engine_core.models.layers import (
     Destination,
@@ -27,14 +26,17 @@ from penstock.engine_core.models.layers import (
     Norm,
     Placement,
     held_bytes,
-    prefixed,
+    named,
     vocabulary,
 )
 from penstock.engine_core.models.low_rank import Adapted
+from penstock.engine_core.models.mamba import Mamba
 from penstock.engine_core.models.mlp import Mlp, SeparateMlps, SparseMlp, block_mlp
-from penstock.engine_core.models.recurrence import layer_recurrence
+from penstock.engine_core.models.pooling_head import PoolingHead
+from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec, MambaSpec, ShortConvolutionSpec
 from penstock.engine_core.models.rope import query_scales, rope_axes, rope_table
 from penstock.engine_core.models.sharding import rank_spec
+from penstock.engine_core.models.short_convolution import ShortConvolution
 from penstock.engine_core.models.spec import ModelSpec, stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.linear import linear
@@ -68,11 +70,7 @@ class Block:
         self.post_norm = post_norm
         self.input = LayerInput(layer, hidden, placement) if layer.layer_input else None
         self.scalar = placement.vector(1) if layer.scaled else None
-
-    @property
-    def partial(self) -> bool:
-        """Whether the layer's delta is a rank's partial sum."""
-        return self.mlp_output_norm is None
+        self.partial = self.mlp_output_norm is None  # the layer's delta is a rank's partial sum
 
     def forward(
         self, delta: Tensor, residual: Tensor | None, rotation: Rotation | None, batch: AttentionBatch, pages: Pages,
@@ -92,7 +90,7 @@ class Block:
                 return delta.add_(self.mlp.forward(x)), residual
             norm = self.attention_output_norm
             if norm is not None:
-                delta = norm.forward(norm.summed(delta))
+                delta = norm.forward(self.group.all_reduce(delta))
             partial = norm is None
             scale = 1.0 if both else scale
         if self.mlp is None:
@@ -104,7 +102,7 @@ class Block:
             delta = self.mlp.forward(x, residual)
         else:
             delta = self.mlp.forward(x)
-            delta = delta if norm is None else norm.summed(delta)
+            delta = delta if norm is None else self.group.all_reduce(delta)
         delta = delta if norm is None else norm.forward(delta)
         if self.scalar is None:
             return delta, residual
@@ -141,12 +139,13 @@ class Block:
         want."""
         if residual is None:
             return (delta if norm is None else norm.forward(delta)), delta
+        shared = partial and self.group.ranks is not None
         if norm is not None:
-            if self.post_norm:
-                normed, _ = norm.add(delta, residual, partial=partial, scale=scale)
-                return normed, normed
-            return norm.add_rounded(delta, residual, rows, partial=partial, scale=scale)
-        if partial and self.group.ranks is not None:
+            if rows is not None and not (shared or self.post_norm):
+                return norm.add_rounded(delta, residual, rows, scale)
+            normed, total = norm.add(delta, residual, partial=partial, scale=scale)
+            return normed, normed if self.post_norm else total
+        if shared:
             delta = self.group.all_reduce(delta)
         total = torch.add(residual, delta, alpha=scale)
         return total, total
@@ -154,25 +153,30 @@ class Block:
     def destinations(self) -> Destinations:
         """By names within the layer."""
         names = self.names
-        if self.attention_norm is not None:
-            yield from prefixed(f"{names.attention_input}.", self.attention_norm.destinations())
-        if self.attention is not None:
-            yield from prefixed("self_attn.", self.attention.destinations())
-        for name, norm in (
-            (names.attention_output, self.attention_output_norm),
-            (names.mlp_input, self.mlp_norm),
-            (names.mlp_output, self.mlp_output_norm),
-        ):
-            if norm is not None:
-                yield from prefixed(f"{name}.", norm.destinations())
-        if self.recurrence is not None and self.spec.recurrence is not None:
-            yield from prefixed(f"{self.spec.recurrence.place}.", self.recurrence.destinations())
-        if self.mlp is not None:
-            yield from prefixed("mlp.", self.mlp.destinations())
-        if self.input is not None:
-            yield from self.input.destinations()
+        yield from named(
+            (f"{names.attention_input}.", self.attention_norm),
+            ("self_attn.", self.attention),
+            (f"{names.attention_output}.", self.attention_output_norm),
+            (f"{names.mlp_input}.", self.mlp_norm),
+            (f"{names.mlp_output}.", self.mlp_output_norm),
+            ("" if self.spec.recurrence is None else f"{self.spec.recurrence.place}.", self.recurrence),
+            ("mlp.", self.mlp),
+            ("", self.input),
+        )
         if self.scalar is not None:
             yield "layer_scalar", Destination(self.scalar, (1,))
+
+
+def layer_recurrence(
+    layer: LayerSpec, hidden: int, placement: Placement
+) -> GatedDeltaNet | Mamba | ShortConvolution | None:
+    """A layer's recurrence, of any kind."""
+    spec = layer.recurrence
+    if isinstance(spec, GatedDeltaSpec):
+        return GatedDeltaNet(spec, layer.norm, hidden, placement)
+    if isinstance(spec, MambaSpec):
+        return Mamba(spec, layer.norm, hidden, placement)
+    return ShortConvolution(spec, hidden, placement) if isinstance(spec, ShortConvolutionSpec) else None
 
 
 class Decoder:
@@ -334,22 +338,16 @@ class Decoder:
 
     def destinations(self) -> dict[str, Destination]:
         """Where each tensor of a checkpoint goes, by its name there."""
-        found: dict[str, Destination] = {}
-        if self.embedding is not None:
-            found.update(prefixed("model.embed_tokens.", self.embedding.destinations()))
-        if self.embedding is not None and self.input is not None:
-            found.update(prefixed("model.", self.input.destinations()))
-        if self.by_layer is not None:
-            found.update(prefixed("model.", self.by_layer.destinations()))
-        for layer, block in enumerate(self.blocks, self.first):
-            found.update(prefixed(f"model.layers.{layer}.", block.destinations()))
-        if self.norm is not None:
-            found.update(prefixed("model.norm.", self.norm.destinations()))
-        if self.head is not None:
-            found.update(self.head.destinations())
-        if self.classifier is not None:
-            found.update(self.classifier.destinations())
-        return {stored_name(self.spec, name): destination for name, destination in found.items()}
+        found = named(
+            ("model.embed_tokens.", self.embedding),
+            ("model.", None if self.embedding is None else self.input),
+            ("model.", self.by_layer),
+            *((f"model.layers.{layer}.", block) for layer, block in enumerate(self.blocks, self.first)),
+            ("model.norm.", self.norm),
+            ("", self.head),
+            ("", self.classifier),
+        )
+        return {stored_name(self.spec, name): destination for name, destination in found}
 
     @property
     def weight_bytes(self) -> int:

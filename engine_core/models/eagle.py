@@ -21,6 +21,7 @@ pair, too, with a state of zeros, so that keys stand where the token stands and 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -32,20 +33,10 @@ from torch import Tensor
 from penstock.engine_core.models.attention import Pages, SelfAttention
 from penstock.engine_core.models.decoder import Block, Decoder
 from penstock.engine_core.models.draft_spec import DEPTHS, FIRST, HeadSpec
-from penstock.engine_core.models.layer_spec import MtpNames
-from penstock.engine_core.models.layers import (
-    Destination,
-    Destinations,
-    Linear,
-    Norm,
-    Placement,
-    held_bytes,
-    prefixed,
-    whole,
-)
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Norm, held_bytes, named, whole
 from penstock.engine_core.models.mlp import layer_mlp
 from penstock.engine_core.models.rope import rope_table
-from penstock.engine_core.models.spec import ModelSpec, stored_name
+from penstock.engine_core.models.spec import stored_name
 from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, Rotation
 from penstock.kernels.rope import gather_rotation
@@ -53,175 +44,15 @@ from penstock.kernels.rope import gather_rotation
 LEAST = -30000.0  # logit of a target token that the head does not know; in range of every type
 
 
-class JoiningBlock:
-    """EAGLE-3's layer: attention over the norms of embedding and state, side by side; the state is the residual."""
-
-    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
-        self.embedding_norm, self.state_norm, self.mlp_norm = (
-            Norm(spec.hidden, spec.norm, placement) for _ in range(3)
-        )
-        self.attention = SelfAttention(spec.blocks[0], spec.hidden, placement, inputs=2 * spec.hidden)
-        assert spec.blocks[0].mlp is not None, "a Llama's layer"
-        self.mlp = layer_mlp(spec.blocks[0].mlp, spec.hidden, placement)
-
-    def forward(
-        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, pages: Pages
-    ) -> Tensor:
-        """States `[tokens, hidden]`."""
-        joined = torch.cat((self.embedding_norm.forward(embedded), self.state_norm.forward(states)), dim=-1)
-        attended = self.attention.forward(joined, rotation, batch, pages)
-        normed, residual = self.mlp_norm.add(attended, states, partial=False)
-        return self.mlp.forward(normed) + residual
-
-    def destinations(self) -> Destinations:
-        yield from prefixed("input_layernorm.", self.embedding_norm.destinations())
-        yield from prefixed("hidden_norm.", self.state_norm.destinations())
-        yield from prefixed("self_attn.", self.attention.destinations())
-        yield from prefixed("post_attention_layernorm.", self.mlp_norm.destinations())
-        yield from prefixed("mlp.", self.mlp.destinations())
-
-
-class FirstHead:
-    """EAGLE."""
-
-    def __init__(self, spec: HeadSpec, target: Decoder) -> None:
-        placement, hidden = target.placement.alone, spec.layers.hidden
-        self.target = target
-        self.fc = Linear((whole("fc", hidden),), 2 * hidden, placement, bias=spec.fc_bias)
-        layers = enumerate(spec.layers.blocks)
-        self.blocks = tuple(Block(layer, hidden, placement, normed=at > 0) for at, layer in layers)
-
-    def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
-        return hidden
-
-    def forward(
-        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
-    ) -> Tensor:
-        delta, residual = self.blocks[0].forward(
-            self.fc.forward(torch.cat((embedded, states), dim=-1)), None, rotation, batch, cache[0]
-        )
-        for block, pages in zip(self.blocks[1:], cache[1:], strict=True):
-            delta, residual = block.forward(delta, residual, rotation, batch, pages)
-        assert residual is not None, "no layer of a head scales it"
-        return delta + residual
-
-    def logits(self, states: Tensor) -> Tensor:
-        return self.target.logits(states)
-
-    def destinations(self) -> Destinations:
-        yield from self.fc.destinations()
-        for layer, block in enumerate(self.blocks):
-            yield from prefixed(f"layers.{layer}.", block.destinations())
-
-
-class ThirdHead:
-    """EAGLE-3."""
-
-    def __init__(self, spec: HeadSpec, target: Decoder) -> None:
-        placement, hidden = target.placement.alone, spec.layers.hidden
-        self.target = target
-        self.fc = Linear((whole("fc", hidden),), DEPTHS * hidden, placement, bias=spec.fc_bias)
-        self.block = JoiningBlock(spec.layers, placement)
-        self.norm = Norm(hidden, spec.layers.norm, placement)
-        self.output: Linear | None = None
-        self.offsets: Tensor | None = None  # int64 [vocabulary], from its tokens to the target's
-        if spec.vocabulary:
-            self.output = Linear((whole("lm_head", spec.vocabulary),), hidden, placement, bias=False)
-            if spec.vocabulary < spec.layers.vocab_size:
-                self.places = torch.arange(spec.vocabulary, device=placement.device)
-                self.offsets = torch.zeros_like(self.places)
-
-    @property
-    def tokens(self) -> Tensor | None:
-        return None if self.offsets is None else self.places + self.offsets
-
-    def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
-        return self.fc.forward(torch.cat(tuple(aux_states), dim=-1))
-
-    def forward(
-        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
-    ) -> Tensor:
-        return self.block.forward(embedded, states, rotation, batch, cache[0])
-
-    def logits(self, states: Tensor) -> Tensor:
-        """`[rows, hidden] -> [rows, vocabulary of the target]`: its own spread over the target's."""
-        normed = self.norm.forward(states)
-        if self.output is None:
-            return self.target.logits(normed)
-        logits = self.output.forward(normed)
-        logits = logits if chip_of(logits.device).runs_triton else logits.float()
-        tokens = self.tokens
-        if tokens is None:
-            return logits
-        spread = logits.new_full((len(logits), self.target.spec.vocab_size), LEAST)
-        return spread.index_copy_(1, tokens, logits)
-
-    def destinations(self) -> Destinations:
-        yield from self.fc.destinations()
-        yield from prefixed("midlayer.", self.block.destinations())
-        yield from prefixed("norm.", self.norm.destinations())
-        if self.output is not None:
-            yield from self.output.destinations()
-        if self.offsets is not None:
-            yield "d2t", Destination(self.offsets, tuple(self.offsets.shape))
-
-
-class MtpHead:
-    """Multi-token prediction."""
-
-    def __init__(self, spec: HeadSpec, names: MtpNames, target: Decoder) -> None:
-        placement, hidden = target.placement.alone, spec.layers.hidden
-        self.spec = spec.layers
-        self.names = names
-        self.target = target
-        self.embedding_norm, self.state_norm, self.norm = (Norm(hidden, spec.layers.norm, placement) for _ in range(3))
-        formats = () if spec.form is None else ((names.projection, spec.form),)
-        joined = (whole(names.projection, hidden),)
-        self.projection = Linear(joined, 2 * hidden, placement, bias=False, formats=formats)
-        self.block = Block(spec.layers.blocks[0], hidden, placement)
-
-    def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
-        return hidden
-
-    def forward(
-        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
-    ) -> Tensor:
-        joined = torch.cat((self.embedding_norm.forward(embedded), self.state_norm.forward(states)), dim=-1)
-        delta, residual = self.block.forward(self.projection.forward(joined), None, rotation, batch, cache[0])
-        assert residual is not None, "a head's layer does not scale it"
-        return self.norm.add(delta, residual, partial=False)[0]
-
-    def logits(self, states: Tensor) -> Tensor:
-        return self.target.logits(states)
-
-    def destinations(self) -> Destinations:
-        """By their names in the checkpoint."""
-        names = self.names
-        for name, norm in (
-            (names.embedding_norm, self.embedding_norm),
-            (names.state_norm, self.state_norm),
-            (names.norm, self.norm),
-        ):
-            yield from prefixed(f"{names.place}{name}.", norm.destinations())
-        yield from prefixed(names.place, self.projection.destinations())
-        for name, destination in self.block.destinations():
-            yield stored_name(self.spec, f"{names.place}{names.block}{name}"), destination
-
-
-class EagleHead:
+class EagleHead(ABC):
     """A head over its target, ready for its weights. `length` is the longest sequence it will be asked for."""
 
     def __init__(self, spec: HeadSpec, target: Decoder, length: int) -> None:
         self.spec = spec
         self.target = target
-        self._placement = target.placement
-        self._head = (
-            MtpHead(spec, spec.mtp, target) if spec.mtp is not None
-            else FirstHead(spec, target) if spec.version == FIRST else ThirdHead(spec, target)
-        )  # fmt: skip
-        self._rope = rope_table(
-            *spec.layers.attention.rotary, length, target.placement.device
-        )  # fp32 [length, rotary_dim]
+        self._invariant = target.placement.invariant
+        rotary = spec.layers.attention.rotary
+        self._rope = rope_table(*rotary, length, target.placement.device)  # fp32 [length, rotary_dim]
 
     def over(self, target: Decoder) -> EagleHead:
         """The same head over the layers that `Decoder.shallow` keeps of the target, with the first for `aux_layers`."""
@@ -233,7 +64,7 @@ class EagleHead:
     def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
         """The target's state as the head reads it, `[tokens, hidden]`: its hidden states, or what the head makes of its
         auxiliary ones. Both as `Decoder.forward_aux` returns them."""
-        return self._head.combine(hidden, aux_states)
+        return hidden
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, states: Tensor, attention: AttentionBatch, cache: Sequence[Pages]
@@ -243,25 +74,166 @@ class EagleHead:
 
         Keys and values of the tokens are written to the pages of `cache`, one pair per layer, before they are read.
         """
-        attention = replace(attention, invariant=attention.invariant or self._placement.invariant)
+        attention = replace(attention, invariant=attention.invariant or self._invariant)
         rotation = gather_rotation(self._rope, positions)
         assert self.target.embedding is not None, "a last stage with a head has it, too"
         embedded = self.target.embedding.forward(input_ids)
-        return self._head.forward(embedded, states, rotation, attention, cache)
+        return self._run(embedded, states, rotation, attention, cache)
+
+    @abstractmethod
+    def _run(
+        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        """The head's states, from embeddings of the tokens."""
 
     def logits(self, states: Tensor) -> Tensor:
         """`[rows, hidden]` of the head -> `[rows, vocabulary of the target]`, LEAST where the head knows no token."""
-        return self._head.logits(states)
+        return self.target.logits(states)
 
     def destinations(self) -> dict[str, Destination]:
-        return dict(self._head.destinations())
+        """Where each tensor of a checkpoint goes, by its name there."""
+        return dict(self._places())
+
+    @abstractmethod
+    def _places(self) -> Destinations:
+        """The same, one after the other."""
 
     @property
     def tokens(self) -> Tensor | None:
         """The target's tokens that the head knows, int64 [vocabulary of the head]; None: all."""
-        return self._head.tokens if isinstance(self._head, ThirdHead) else None
+        return None
 
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights on this rank, without the target's."""
         return held_bytes(self.destinations().values())
+
+
+class FirstHead(EagleHead):
+    """EAGLE."""
+
+    def __init__(self, spec: HeadSpec, target: Decoder, length: int) -> None:
+        super().__init__(spec, target, length)
+        placement, hidden = target.placement.alone, spec.layers.hidden
+        self.fc = Linear((whole("fc", hidden),), 2 * hidden, placement, bias=spec.fc_bias)
+        layers = enumerate(spec.layers.blocks)
+        self.blocks = tuple(Block(layer, hidden, placement, normed=at > 0) for at, layer in layers)
+
+    def _run(
+        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        delta, residual = self.fc.forward(torch.cat((embedded, states), dim=-1)), None
+        for block, pages in zip(self.blocks, cache, strict=True):
+            delta, residual = block.forward(delta, residual, rotation, batch, pages)
+        assert residual is not None, "no layer of a head scales it"
+        return delta + residual
+
+    def _places(self) -> Destinations:
+        return named(("", self.fc), *((f"layers.{layer}.", block) for layer, block in enumerate(self.blocks)))
+
+
+class ThirdHead(EagleHead):
+    """EAGLE-3. Its layer attends over the norms of embedding and state, side by side; the state is the residual."""
+
+    def __init__(self, spec: HeadSpec, target: Decoder, length: int) -> None:
+        super().__init__(spec, target, length)
+        placement, hidden, layer = target.placement.alone, spec.layers.hidden, spec.layers.blocks[0]
+        self.fc = Linear((whole("fc", hidden),), DEPTHS * hidden, placement, bias=spec.fc_bias)
+        self.embedding_norm, self.state_norm, self.mlp_norm, self.norm = (
+            Norm(hidden, spec.layers.norm, placement) for _ in range(4)
+        )
+        self.attention = SelfAttention(layer, hidden, placement, inputs=2 * hidden)
+        assert layer.mlp is not None, "a Llama's layer"
+        self.mlp = layer_mlp(layer.mlp, hidden, placement)
+        self.output: Linear | None = None
+        self.offsets: Tensor | None = None  # int64 [vocabulary], from its tokens to the target's
+        if spec.vocabulary:
+            self.output = Linear((whole("lm_head", spec.vocabulary),), hidden, placement, bias=False)
+            if spec.vocabulary < spec.layers.vocab_size:
+                self.places = torch.arange(spec.vocabulary, device=placement.device)
+                self.offsets = torch.zeros_like(self.places)
+
+    @property
+    def tokens(self) -> Tensor | None:
+        """As of `EagleHead`."""
+        return None if self.offsets is None else self.places + self.offsets
+
+    def combine(self, hidden: Tensor, aux_states: Sequence[Tensor]) -> Tensor:
+        """The auxiliary ones, joined."""
+        return self.fc.forward(torch.cat(tuple(aux_states), dim=-1))
+
+    def _run(
+        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        joined = torch.cat((self.embedding_norm.forward(embedded), self.state_norm.forward(states)), dim=-1)
+        attended = self.attention.forward(joined, rotation, batch, cache[0])
+        normed, residual = self.mlp_norm.add(attended, states, partial=False)
+        return self.mlp.forward(normed) + residual
+
+    def logits(self, states: Tensor) -> Tensor:
+        """As of `EagleHead`: its own spread over the target's."""
+        normed = self.norm.forward(states)
+        if self.output is None:
+            return self.target.logits(normed)
+        logits = self.output.forward(normed)
+        logits = logits if chip_of(logits.device).runs_triton else logits.float()
+        tokens = self.tokens
+        if tokens is None:
+            return logits
+        spread = logits.new_full((len(logits), self.target.spec.vocab_size), LEAST)
+        return spread.index_copy_(1, tokens, logits)
+
+    def _places(self) -> Destinations:
+        yield from named(
+            ("", self.fc),
+            ("midlayer.input_layernorm.", self.embedding_norm),
+            ("midlayer.hidden_norm.", self.state_norm),
+            ("midlayer.self_attn.", self.attention),
+            ("midlayer.post_attention_layernorm.", self.mlp_norm),
+            ("midlayer.mlp.", self.mlp),
+            ("norm.", self.norm),
+            ("", self.output),
+        )
+        if self.offsets is not None:
+            yield "d2t", Destination(self.offsets, tuple(self.offsets.shape))
+
+
+class MtpHead(EagleHead):
+    """Multi-token prediction."""
+
+    def __init__(self, spec: HeadSpec, target: Decoder, length: int) -> None:
+        super().__init__(spec, target, length)
+        assert spec.mtp is not None, "checked by the caller"
+        placement, hidden = target.placement.alone, spec.layers.hidden
+        self.names = spec.mtp
+        self.embedding_norm, self.state_norm, self.norm = (Norm(hidden, spec.layers.norm, placement) for _ in range(3))
+        formats = () if spec.form is None else ((self.names.projection, spec.form),)
+        joined = (whole(self.names.projection, hidden),)
+        self.projection = Linear(joined, 2 * hidden, placement, bias=False, formats=formats)
+        self.block = Block(spec.layers.blocks[0], hidden, placement)
+
+    def _run(
+        self, embedded: Tensor, states: Tensor, rotation: Rotation, batch: AttentionBatch, cache: Sequence[Pages]
+    ) -> Tensor:
+        joined = torch.cat((self.embedding_norm.forward(embedded), self.state_norm.forward(states)), dim=-1)
+        delta, residual = self.block.forward(self.projection.forward(joined), None, rotation, batch, cache[0])
+        assert residual is not None, "a head's layer does not scale it"
+        return self.norm.add(delta, residual, partial=False)[0]
+
+    def _places(self) -> Destinations:
+        names = self.names
+        yield from named(
+            (f"{names.place}{names.embedding_norm}.", self.embedding_norm),
+            (f"{names.place}{names.state_norm}.", self.state_norm),
+            (f"{names.place}{names.norm}.", self.norm),
+            (names.place, self.projection),
+        )
+        for name, destination in named((f"{names.place}{names.block}", self.block)):
+            yield stored_name(self.spec.layers, name), destination
+
+
+def build_head(spec: HeadSpec, target: Decoder, length: int) -> EagleHead:
+    """The head of a spec. `length` is the longest sequence it will be asked for."""
+    if spec.mtp is not None:
+        return MtpHead(spec, target, length)
+    return (FirstHead if spec.version == FIRST else ThirdHead)(spec, target, length)

@@ -1,16 +1,32 @@
-"""Rows of the vocabulary, on one rank's share of them."""
+"""What enters the layers, on one rank's share of it: rows of the vocabulary, and what is added to them.
+
+Encoders add tables of positions and types; Gemma 4 E2B and E4B (2026) give each layer a part of an embedding of its
+own, of which the layer adds a product."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, gelu
 
 from penstock.engine_core.distributed.group import Group
-from penstock.engine_core.models.layers import Destination, Destinations, Part, Placement, vocabulary
+from penstock.engine_core.models.layer_spec import LayerSpec
+from penstock.engine_core.models.layers import (
+    Destination,
+    Destinations,
+    Linear,
+    Norm,
+    Part,
+    Placement,
+    named,
+    vocabulary,
+    whole,
+)
 from penstock.engine_core.models.quantized_matrix import Owner
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.linear import Operand, prepared
+
+TABLE, PROJECTION, NORM = "embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm"
 
 
 class Embedding(Owner):
@@ -31,11 +47,8 @@ class Embedding(Owner):
 
     def forward(self, ids: Tensor) -> Tensor:
         """`[tokens] -> [tokens, hidden]`."""
-        found = self.rows(ids)
+        found = look_up(ids, self.weight, self.part, self.group)
         return found if self.scale == 1.0 else found * self.scale
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return look_up(ids, self.weight, self.part, self.group)
 
     def pack(self) -> None:
         """Add a copy for logits, laid out as products on a CPU want it."""
@@ -64,3 +77,77 @@ def look_up(ids: Tensor, weight: Tensor, part: Part, group: Group) -> Tensor:
     others = (local < 0) | (local >= part.share)
     found = embedding(local.masked_fill(others, 0), weight)
     return group.all_reduce(found.masked_fill(others[:, None], 0.0))
+
+
+class InputEmbedding:
+    """Positions and types of tokens, added to their embedding, and the norm of the sum."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+        self.spec = spec.body.embedding
+        self.hidden = spec.hidden
+        rows = self.spec.positions, self.spec.types
+        self.positions, self.types = (placement.matrix(count, spec.hidden) if count else None for count in rows)
+        self.norm = None if self.spec.norm is None else Norm(spec.hidden, self.spec.norm, placement)
+
+    def forward(self, x: Tensor, positions: Tensor, types: Tensor | None) -> Tensor:
+        """`[tokens, hidden] -> [tokens, hidden]`. positions: int64 `[tokens]`. types: int32 `[tokens]`, None: zeros."""
+        if self.types is not None:
+            told = types is not None and len(self.types) > 1
+            x = x + (embedding(types, self.types) if types is not None and told else self.types[0])
+        if self.positions is not None:
+            x = x + embedding(positions + self.spec.first_position, self.positions)
+        return x if self.norm is None else self.norm.forward(x)
+
+    def destinations(self) -> Destinations:
+        for name, table in (("embed_positions", self.positions), ("embed_types", self.types)):
+            if table is not None:
+                yield f"{name}.weight", Destination(table, tuple(table.shape), fan_in=self.hidden)
+        yield from named(("embed_norm.", self.norm))
+
+
+class LayerEmbedding:
+    """A part for each layer, made of a table of its own and of the embedding. A rank has some rows of the table."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+        own = spec.body.embedding
+        self.width = spec.blocks[0].layer_input
+        self.group = placement.group
+        self.part = vocabulary(TABLE, own.layer_rows, placement)
+        self.table = placement.matrix(self.part.share, own.layer_inputs)
+        self.table[self.part.held :].zero_()
+        self.scale = torch.tensor(self.width**0.5, dtype=placement.dtype).item()  # as it is multiplied with
+        self.projection = Linear((whole(PROJECTION, own.layer_inputs),), spec.hidden, placement, bias=False)
+        self.root = spec.hidden**-0.5
+        self.norm = Norm(self.width, spec.norm, placement)
+
+    def forward(self, ids: Tensor, embedded: Tensor) -> Tensor:
+        """`[tokens], [tokens, hidden] -> [tokens, layers, width]`."""
+        projected = self.projection.forward(embedded).mul_(self.root)
+        normed = self.norm.forward(projected.view(-1, self.width)).view_as(projected)
+        found = look_up(ids, self.table, self.part, self.group) * self.scale
+        return normed.add_(found).mul_(2**-0.5).view(len(ids), -1, self.width)
+
+    def destinations(self) -> Destinations:
+        """By names within the model."""
+        held, shape = self.part.held, (self.part.outputs, self.table.shape[1])
+        yield f"{TABLE}.weight", Destination(self.table[:held] if held else None, shape, 0, self.part.start, shape[1])
+        yield from named(("", self.projection), (f"{NORM}.", self.norm))
+
+
+class LayerInput:
+    """What a layer adds of its part."""
+
+    def __init__(self, layer: LayerSpec, hidden: int, placement: Placement) -> None:
+        width = layer.layer_input
+        self.gate = Linear((whole("per_layer_input_gate", width),), hidden, placement, bias=False)
+        self.projection = Linear((whole("per_layer_projection", hidden),), width, placement, bias=False)
+        self.norm = Norm(hidden, layer.norm, placement)
+
+    def forward(self, stream: Tensor, part: Tensor) -> Tensor:
+        """To `stream  # [tokens, hidden]`, by `part  # [tokens, width]`."""
+        gated = gelu(self.gate.forward(stream), approximate="tanh") * part
+        return stream.add_(self.norm.forward(self.projection.forward(gated)))
+
+    def destinations(self) -> Destinations:
+        """By names within the layer."""
+        return named(("", self.gate), ("", self.projection), ("post_per_layer_input_norm.", self.norm))

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Part, Placement, spread, whole
+from penstock.engine_core.models.layers import Destination, Destinations, Part, Placement, spread
+from penstock.engine_core.models.recurrence import Recurrence
 from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec
 from penstock.kernels.gated_norm import gated_norm
-from penstock.kernels.quantized import RowFormat, Rows
+from penstock.kernels.quantized import Rows
 from penstock.kernels.recurrence import gated_delta
 from penstock.kernels.short_convolution import short_convolution
 from penstock.kernels.state_gates import delta_gates
@@ -34,29 +35,16 @@ def input_parts(spec: GatedDeltaSpec, placement: Placement) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-class GatedDeltaNet:
+class GatedDeltaNet(Recurrence[GatedDeltaSpec]):
     """A short convolution of queries, keys and values, the gated delta rule, and a norm with a gate."""
 
     def __init__(self, spec: GatedDeltaSpec, norm: NormSpec, hidden: int, placement: Placement) -> None:
-        share = spec.share(placement.size)
-        assert isinstance(share, GatedDeltaSpec)
-        self.spec = spec
-        self.share = share
-        self.rank = placement.rank
+        super().__init__(spec, input_parts(spec, placement), hidden, placement)
         self.eps = norm.eps
-        self.inputs = Linear(input_parts(spec, placement), hidden, placement, bias=False, formats=spec.formats)
-        self.output = Linear(
-            (whole("out_proj", hidden),), spec.values, placement, bias=False, split_inputs=True, formats=spec.formats
-        )
-        self.filters = placement.matrix(share.channels, spec.width)
         self.norm = placement.vector(spec.value_dim)
-        self.decays, self.biases = (torch.empty(share.value_heads, device=placement.device) for _ in range(2))  # fp32
-        self.unit = UnitHeads(2 * share.key_heads, share.key_dim)
-
-    @property
-    def rows(self) -> RowFormat | None:
-        """What x may be rounded to before."""
-        return self.inputs.rows
+        heads = self.share.value_heads
+        self.decays, self.biases = (torch.empty(heads, device=placement.device) for _ in range(2))  # fp32
+        self.unit = UnitHeads(2 * self.share.key_heads, self.share.key_dim)
 
     def forward(self, x: Rows, batch: StateBatch, state: LayerState) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
@@ -74,15 +62,6 @@ class GatedDeltaNet:
 
     def destinations(self) -> Destinations:
         """By names within the layer's part."""
-        spec, share = self.spec, self.share
-        yield from self.inputs.destinations()
-        yield from self.output.destinations()
-        first, runs = 0, []
-        for whole_width, own in ((spec.keys, share.keys), (spec.keys, share.keys), (spec.values, share.values)):
-            runs.append(slice(first + self.rank * own, first + (self.rank + 1) * own))
-            first += whole_width
-        filters = self.filters.unsqueeze(1)
-        yield "conv1d.weight", Destination(filters, (first, 1, spec.width), fan_in=spec.width, runs=tuple(runs))
-        for name, held in (("A_log", self.decays), ("dt_bias", self.biases)):
-            yield name, Destination(held, (spec.value_heads,), 0, self.rank * share.value_heads)
-        yield "norm.weight", Destination(self.norm, (spec.value_dim,))
+        yield from super().destinations()
+        yield from self.shared(("A_log", self.decays), ("dt_bias", self.biases))
+        yield "norm.weight", Destination(self.norm, (self.spec.value_dim,))

@@ -19,7 +19,7 @@ from penstock.engine_core.models.layers import (
     Norm,
     Part,
     Placement,
-    prefixed,
+    named,
     quantized,
     whole,
 )
@@ -177,13 +177,14 @@ class LatentAttention:
 
     def destinations(self) -> Destinations:
         """By names within the attention."""
-        yield from self.inputs.destinations()
-        if self.queries is not None and self.query_norm is not None:
-            yield from prefixed("q_a_layernorm.", self.query_norm.destinations())
-            yield from self.queries.destinations()
-        yield from prefixed("kv_a_layernorm.", self.latent_norm.destinations())
-        yield from self.expansion.destinations()
-        yield from self.output.destinations()
+        return named(
+            ("", self.inputs),
+            ("q_a_layernorm.", self.query_norm),
+            ("", self.queries),
+            ("kv_a_layernorm.", self.latent_norm),
+            ("", self.expansion),
+            ("", self.output),
+        )
 
 
 def layer_attention(layer: LayerSpec, hidden: int, placement: Placement) -> SelfAttention | LatentAttention:

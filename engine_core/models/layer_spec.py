@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.engine_core.models.quantization.weight_format import Formats
 from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 
@@ -344,3 +345,19 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     def dense(self) -> MlpSpec | None:
         """The MLP that every token goes through: the layer's, or the one beside its experts."""
         return self.mlp.shared if isinstance(self.mlp, ExpertSpec) else self.mlp
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """What a family makes of a config.json: the layers, and what stands before and behind them."""
+
+    layers: tuple[LayerSpec, ...]
+    residual_scale: float = 1.0  # of what attention and MLP add to the residual stream (Granite 3)
+    embedding_scale: float = 1.0  # Gemma, Granite 3
+    logit_scale: float = 1.0  # Granite 3
+    logit_softcap: float = 0.0  # cap * tanh(logits / cap), 0: none (Gemma 2)
+    max_position: int = 0  # length served by default; 0: as the file and its rotary settings say
+    unread: tuple[str, ...] = ()  # beginnings of names of tensors that belong to no layer, as those of an MTP head
+    embedding: EmbeddingSpec = EmbeddingSpec()
+    post_norm: bool = False  # norms are of the residual stream, which goes on from their results (BERT)
+    classifier: ClassifierSpec | None = None  # of the family's architecture for classification; None: that of decoders
+    mtp: MtpSpec | None = None  # its tensors are among `unread`, since the model itself does without

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from operator import attrgetter
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from penstock.engine_core.models.quantization.weight_format import Formats, Role
 from penstock.engine_core.models.quantized_matrix import Owner, QuantizedMatrix
 from penstock.engine_core.models.sharding import vocabulary_share
 from penstock.engine_core.models.weight_files import STORED_INTEGERS, STORED_TYPES
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.linear import Operand, gated_linear, linear, operand_bytes, prepared, rows_wanted
 from penstock.kernels.low_rank import expand, shrink
 from penstock.kernels.norm import add_norm, add_norm_rounded, layer_norm, rms_norm
@@ -160,8 +160,19 @@ def others(name: str, form: WeightFormat, shape: tuple[int, ...]) -> Destination
         yield f"{name}{part.suffix}", Destination(None, whole, dtypes=part.dtypes, optional=part.optional)
 
 
-def prefixed(prefix: str, destinations: Destinations) -> Destinations:
-    return ((prefix + name, destination) for name, destination in destinations)
+class Layer(Protocol):
+    """Whatever has weights."""
+
+    def destinations(self) -> Destinations:
+        """Where the tensors of a checkpoint go, by their names within the layer."""
+        ...
+
+
+def named(*layers: tuple[str, Layer | None]) -> Destinations:
+    """The same of several, behind what their names begin with; None: there is no such layer."""
+    for prefix, layer in layers:
+        if layer is not None:
+            yield from ((prefix + name, place) for name, place in layer.destinations())
 
 
 @dataclass(frozen=True)
@@ -267,9 +278,8 @@ class Source:
     def arranged(self, weight: QuantizedWeight) -> QuantizedWeight:
         """This rank's outputs, which `shares` are, in the order in which they are held, padded."""
         if self.ordered:
-            places = {
-                row: at for at, row in enumerate(row for run in self.shares for row in range(run.start, run.stop))
-            }
+            held = (row for run in self.shares for row in range(run.start, run.stop))
+            places = {row: at for at, row in enumerate(held)}
             rows = [places[row] for run in self.runs for row in range(run.start, run.stop, run.step or 1)]
             weight = take_outputs(weight, torch.tensor(rows, device=weight.values.device))
         return pad_outputs(weight, sum(part.share for part in self.parts))
@@ -337,12 +347,8 @@ class Linear(Owner):
     @property
     def rows(self) -> RowFormat | None:
         """What x may be rounded to before; None: it comes as it is."""
-        return rows_wanted(self.operands[0]) if len(self.operands) == 1 and not self.adapts else None
-
-    @property
-    def adapts(self) -> bool:
-        """Whether a row of the step at hand has an adapter."""
-        return self.adapted is not None and self.adapted.active
+        adapts = self.adapted is not None and self.adapted.active
+        return rows_wanted(self.operands[0]) if len(self.operands) == 1 and not adapts else None
 
     def forward(self, x: Rows) -> Tensor:
         """`[tokens, inputs] -> [tokens, outputs]`."""
@@ -364,7 +370,7 @@ class Linear(Owner):
         if len(self.operands) == 1:
             addition = None if self.adapted is None else self.adapted.of(x)
             return gated_linear(x, self.operands[0], self.bias, invariant=self.invariant, rows=rows, addition=addition)
-        return silu_mul(self.forward(x))
+        return activate(self.forward(x))
 
     def gather(self) -> None:
         """Stack what the matrices have found, once all of them have: neighbours that one layout can hold are one."""
@@ -393,14 +399,11 @@ class Linear(Owner):
 
     def reopen(self) -> None:
         """Have memory again where `pack` has given it back, with what it held."""
-        if self.matrices:
-            self.operands = ()
-            return
         if self.weight.is_meta:
             (packed,) = self.operands
             assert isinstance(packed, Tensor), "a weight that is not quantized"
             self.weight = packed.to_dense(self.weight.dtype)
-        self.operands = (self.weight,)
+        self.operands = () if self.matrices else (self.weight,)
 
     @property
     def quantized_bytes(self) -> int:
@@ -476,21 +479,13 @@ class Norm:
         exchange = self.group.exchange
         if partial and exchange is not None and self.bias is None and scale == 1.0 and exchange.takes(delta):
             return exchange.add(delta, residual, self.weight, self.eps)
-        if partial:
-            delta = self.summed(delta)
+        if partial and self.group.ranks is not None:
+            delta = self.group.all_reduce(delta)
         return add_norm(delta, residual, self.weight, self.eps, self.bias, scale)
 
-    def add_rounded(
-        self, delta: Tensor, residual: Tensor, rows: RowFormat | None, *, partial: bool = True, scale: float = 1.0
-    ) -> tuple[Rows, Tensor]:
-        """The same; where no other ranks take part, the norm comes as the products behind it want it."""
-        if rows is None or (partial and self.group.ranks is not None):
-            return self.add(delta, residual, partial=partial, scale=scale)
+    def add_rounded(self, delta: Tensor, residual: Tensor, rows: RowFormat, scale: float) -> tuple[Rows, Tensor]:
+        """The same of no other rank's sums; the norm comes as the products behind it want it."""
         return add_norm_rounded(delta, residual, self.weight, self.eps, rows, self.bias, scale)
-
-    def summed(self, partial: Tensor) -> Tensor:
-        """The sum of all ranks' parts."""
-        return partial if self.group.ranks is None else self.group.all_reduce(partial)
 
     def destinations(self) -> Destinations:
         runs = self.part.runs if len(self.part.order) > 1 else ()

@@ -6,46 +6,31 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Linear, Placement, spread, whole
-from penstock.engine_core.models.mamba_spec import MambaSpec
+from penstock.engine_core.models.layers import Destinations, Placement, spread
+from penstock.engine_core.models.recurrence import Recurrence
+from penstock.engine_core.models.recurrence_spec import MambaSpec
 from penstock.kernels.gated_norm import gated_norm
-from penstock.kernels.quantized import RowFormat, Rows
+from penstock.kernels.quantized import Rows
 from penstock.kernels.recurrence import state_space
 from penstock.kernels.short_convolution import short_convolution
 from penstock.kernels.state_gates import time_gates
 from penstock.kernels.states import LayerState, StateBatch
 
 
-class Mamba:
+class Mamba(Recurrence[MambaSpec]):
     """A short convolution, the state space, and a gate, before or behind which a norm may stand, group by group."""
 
     def __init__(self, spec: MambaSpec, norm: NormSpec, hidden: int, placement: Placement) -> None:
-        share = spec.share(placement.size)
-        assert isinstance(share, MambaSpec)
-        self.spec = spec
-        self.share = share
-        self.rank = placement.rank
-        self.eps = norm.eps
-        widths = spec.inner, spec.inner, spec.shared, spec.shared, spec.heads
+        widths = spec.inner, *spec.mixed, spec.heads
         parts = tuple(spread("in_proj", width, placement) for width in widths)
-        self.inputs = Linear(parts, hidden, placement, bias=False, formats=spec.formats)
-        self.output = Linear(
-            (whole("out_proj", hidden),), spec.inner, placement, bias=False, split_inputs=True, formats=spec.formats
-        )
-        self.filters = placement.matrix(share.channels, spec.width)
-        self.bias = placement.vector(share.channels) if spec.conv_bias else None
-        self.norm = placement.vector(share.inner) if spec.norm else None
-        held = share.inner, share.inner, share.shared, share.shared, share.heads
-        factors = [factor for factor, width in zip(spec.scales, held, strict=False) for _ in range(width)]
+        super().__init__(spec, parts, hidden, placement, conv_bias=spec.conv_bias)
+        self.eps = norm.eps
+        self.norm = placement.vector(self.share.inner) if spec.norm else None
+        factors = [factor for factor, part in zip(spec.scales, parts, strict=False) for _ in range(part.share)]
         self.scales = torch.tensor(factors, device=placement.device) if factors else None  # fp32
         self.decays, self.biases, self.skips = (
-            torch.empty(share.heads, device=placement.device) for _ in range(3)
+            torch.empty(self.share.heads, device=placement.device) for _ in range(3)
         )  # fp32
-
-    @property
-    def rows(self) -> RowFormat | None:
-        """What x may be rounded to before."""
-        return self.inputs.rows
 
     def forward(self, x: Rows, batch: StateBatch, state: LayerState) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum."""
@@ -68,18 +53,7 @@ class Mamba:
 
     def destinations(self) -> Destinations:
         """By names within the layer's part."""
-        spec, share = self.spec, self.share
-        yield from self.inputs.destinations()
-        yield from self.output.destinations()
-        first, runs = 0, []
-        for whole_width, own in ((spec.inner, share.inner), (spec.shared, share.shared), (spec.shared, share.shared)):
-            runs.append(slice(first + self.rank * own, first + (self.rank + 1) * own))
-            first += whole_width
-        filters = self.filters.unsqueeze(1)
-        yield "conv1d.weight", Destination(filters, (first, 1, spec.width), fan_in=spec.width, runs=tuple(runs))
-        if self.bias is not None:
-            yield "conv1d.bias", Destination(self.bias, (first,), runs=tuple(runs))
-        for name, held in (("A_log", self.decays), ("dt_bias", self.biases), ("D", self.skips)):
-            yield name, Destination(held, (spec.heads,), 0, self.rank * share.heads)
+        yield from super().destinations()
+        yield from self.shared(("A_log", self.decays), ("dt_bias", self.biases), ("D", self.skips))
         if self.norm is not None:
-            yield "norm.weight", Destination(self.norm, (spec.inner,), 0, self.rank * share.inner)
+            yield from self.shared(("norm.weight", self.norm))

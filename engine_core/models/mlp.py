@@ -13,7 +13,7 @@ from penstock.engine_core.models.layers import (
     Linear,
     Norm,
     Placement,
-    prefixed,
+    named,
     spread,
     whole,
 )
@@ -52,8 +52,8 @@ class Mlp:
         return self.down.forward(activate(self.gate_up.forward(x), self.activation, gated=self.spec.gated))
 
     def destinations(self) -> Destinations:
-        yield from self.gate_up.destinations()
-        yield from self.down.destinations()
+        """By names within the MLP."""
+        return named(("", self.gate_up), ("", self.down))
 
 
 class SparseMlp:
@@ -131,56 +131,46 @@ class SparseMlp:
         if self.routing.bias is not None:
             shape = (1,) * (self.spec.routing.bias_dims - 1) + (self.spec.count,)
             yield self.spec.routing.bias, Destination(self.routing.bias.view(shape), shape)
-        if self.shared is not None:
-            yield from prefixed(f"{self.spec.shared_name}.", self.shared.destinations())
-        if self.shared_gate is not None:
-            yield from self.shared_gate.destinations()
-        if self.quantized is not None:
-            yield from self.quantized.destinations()
-        else:
-            yield from self.stacked() if self.spec.stacked else self.single()
-        if self.spec.bias:
-            yield from self.stacked_biases() if self.spec.stacked else self.single_biases()
+        shared = f"{self.spec.shared_name}."
+        yield from named((shared, self.shared), ("", self.shared_gate), ("", self.quantized))
+        yield from self.stacked() if self.spec.stacked else self.single()
 
     def single(self) -> Destinations:
-        """Of tensors of one expert each."""
-        width, parts = self.spec.width, (slice(0, self.width), slice(self.width, None))
+        """Of tensors of one expert each, weights and biases."""
+        hidden, width = self.hidden, self.spec.width
+        halves = (slice(0, self.width), slice(self.width, None))
         for expert in range(self.spec.count):
             at = expert - self.first
-            held = 0 <= at < self.held
-            for name, part in zip(self.spec.parts, parts, strict=False):
-                weight = self.gate_up[at, part] if held else None
-                place = Destination(weight, (width, self.hidden), 0, self.start, fan_in=self.hidden)
-                yield f"experts.{expert}.{name}.weight", place
-            down = self.down[at] if held else None
-            place = Destination(down, (self.hidden, width), 1, self.start, fan_in=width)
-            yield f"experts.{expert}.down_proj.weight", place
-
-    def single_biases(self) -> Destinations:
-        """The same of their biases."""
-        parts = (slice(0, self.width), slice(self.width, None))
-        for expert in range(self.spec.count):
-            at = expert - self.first
-            held = 0 <= at < self.held
-            for name, part in zip(self.spec.parts, parts, strict=False):
-                bias = self.biases.gate_up[at, part] if held and self.biases.gate_up is not None else None
-                yield f"experts.{expert}.{name}.bias", Destination(bias, (self.spec.width,), 0, self.start)
-            bias = self.biases.down[at] if held and self.biases.down is not None else None
-            yield f"experts.{expert}.down_proj.bias", Destination(bias, (self.hidden,))
+            biases = self.biases if 0 <= at < self.held else ExpertBiases(None, None)
+            for name, half in zip(self.spec.parts, halves, strict=False):
+                if self.quantized is None:
+                    weight = self.gate_up[at, half] if 0 <= at < self.held else None
+                    place = Destination(weight, (width, hidden), 0, self.start, fan_in=hidden)
+                    yield f"experts.{expert}.{name}.weight", place
+                if self.spec.bias:
+                    bias = None if biases.gate_up is None else biases.gate_up[at, half]
+                    yield f"experts.{expert}.{name}.bias", Destination(bias, (width,), 0, self.start)
+            if self.quantized is None:
+                weight = self.down[at] if 0 <= at < self.held else None
+                place = Destination(weight, (hidden, width), 1, self.start, fan_in=width)
+                yield f"experts.{expert}.down_proj.weight", place
+            if self.spec.bias:
+                bias = None if biases.down is None else biases.down[at]
+                yield f"experts.{expert}.down_proj.bias", Destination(bias, (hidden,))
 
     def stacked(self) -> Destinations:
-        """Of tensors of all experts."""
-        down = (slice(self.start, self.start + self.width),)
-        yield "experts.gate_up_proj", self.stack(self.gate_up, 2 * self.spec.width, self.hidden, 1, self.pairs())
-        yield "experts.down_proj", self.stack(self.down, self.hidden, self.spec.width, 2, down)
-
-    def stacked_biases(self) -> Destinations:
-        """The same of their biases."""
-        shape = (self.spec.count, 2 * self.spec.width)
-        gate_up = Destination(self.biases.gate_up, shape, 1, first=self.first, runs=self.pairs())
-        yield "experts.gate_up_proj_bias", gate_up
-        down = Destination(self.biases.down, (self.spec.count, self.hidden), 0, self.first)
-        yield "experts.down_proj_bias", down
+        """Of tensors of all experts, weights and biases."""
+        spec = self.spec
+        if self.quantized is None:
+            down = (slice(self.start, self.start + self.width),)
+            yield "experts.gate_up_proj", self.stack(self.gate_up, 2 * spec.width, self.hidden, 1, self.pairs())
+            yield "experts.down_proj", self.stack(self.down, self.hidden, spec.width, 2, down)
+        if spec.bias:
+            shape = (spec.count, 2 * spec.width)
+            gate_up = Destination(self.biases.gate_up, shape, 1, first=self.first, runs=self.pairs())
+            yield "experts.gate_up_proj_bias", gate_up
+            down_bias = Destination(self.biases.down, (spec.count, self.hidden), 0, self.first)
+            yield "experts.down_proj_bias", down_bias
 
     def pairs(self) -> tuple[slice, slice]:
         """This rank's gates and ups among all of an expert's in one tensor."""
@@ -223,16 +213,14 @@ class SeparateMlps:
         routes = routes._replace(shares=routes.shares * self.shares[routes.experts])
         parts = self.dense.forward(x), self.sparse.multiply(read.forward(stream), routes)
         if dense.group.ranks is not None:
-            first, second = dense.summed(torch.cat(parts)).chunk(2)
+            first, second = dense.group.all_reduce(torch.cat(parts)).chunk(2)
             parts = first, second
         return dense.forward(parts[0]).add_(sparse.forward(parts[1]))
 
     def destinations(self) -> Destinations:
         """By names within the MLP."""
-        yield from prefixed(f"{self.spec.shared_name}.", self.dense.destinations())
-        yield from self.sparse.destinations()
-        for name, norm in self.norms.items():
-            yield from prefixed(f"{name}.", norm.destinations())
+        norms = ((f"{name}.", norm) for name, norm in self.norms.items())
+        yield from named((f"{self.spec.shared_name}.", self.dense), ("", self.sparse), *norms)
         yield "share", Destination(self.shares, (self.spec.count,))
 
 

@@ -1,45 +1,63 @@
-"""From a recurrent layer's spec to its tensors and arithmetic."""
+"""What recurrent layers have in common, on one rank's share of them: two products, and a short convolution between."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from penstock.engine_core.models.gated_delta import GatedDeltaNet
-from penstock.engine_core.models.layer_spec import LayerSpec
-from penstock.engine_core.models.layers import Destinations, Placement
-from penstock.engine_core.models.mamba import Mamba
-from penstock.engine_core.models.mamba_spec import MambaSpec
-from penstock.engine_core.models.recurrence_spec import GatedDeltaSpec, ShortConvolutionSpec
-from penstock.engine_core.models.short_convolution import ShortConvolution
+from penstock.engine_core.models.layers import Destination, Destinations, Linear, Part, Placement, named, whole
+from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 from penstock.kernels.quantized import RowFormat, Rows
 from penstock.kernels.states import LayerState, StateBatch
 
+Spec = TypeVar("Spec", bound=RecurrenceSpec)
 
-class Recurrence(Protocol):
-    """A recurrent layer, on one rank's share of it."""
+
+class Recurrence(ABC, Generic[Spec]):
+    """A recurrent layer. inputs: the parts of its first product."""
+
+    def __init__(
+        self, spec: Spec, inputs: tuple[Part, ...], hidden: int, placement: Placement, *, bias: bool = False,
+        conv_bias: bool = False,
+    ) -> None:  # fmt: skip
+        self.spec = spec
+        self.share = spec.share(placement.size)
+        self.rank = placement.rank
+        self.inputs = Linear(inputs, hidden, placement, bias=bias, formats=spec.formats)
+        self.output = Linear(
+            (whole(spec.output, hidden),), spec.products(hidden)[spec.output][1], placement, bias=bias,
+            split_inputs=True, formats=spec.formats,
+        )  # fmt: skip
+        channels = sum(self.share.mixed)
+        self.filters = placement.matrix(channels, spec.width)
+        self.bias = placement.vector(channels) if conv_bias else None
 
     @property
     def rows(self) -> RowFormat | None:
         """What x may be rounded to before."""
-        ...
+        return self.inputs.rows
 
+    @abstractmethod
     def forward(self, x: Rows, batch: StateBatch, state: LayerState) -> Tensor:
         """`[tokens, hidden] -> [tokens, hidden]`, this rank's partial sum; advances the state."""
-        ...
 
     def destinations(self) -> Destinations:
         """By names within the layer's part."""
-        ...
+        spec = self.spec
+        yield from named(("", self.inputs), ("", self.output))
+        first, runs = 0, []
+        for wide, own in zip(spec.mixed, self.share.mixed, strict=True):
+            runs.append(slice(first + self.rank * own, first + (self.rank + 1) * own))
+            first += wide
+        filters, shape = self.filters.unsqueeze(1), (first, 1, spec.width)
+        yield f"{spec.convolution}.weight", Destination(filters, shape, fan_in=spec.width, runs=tuple(runs))
+        if self.bias is not None:
+            yield f"{spec.convolution}.bias", Destination(self.bias, (first,), runs=tuple(runs))
 
-
-def layer_recurrence(layer: LayerSpec, hidden: int, placement: Placement) -> Recurrence | None:
-    spec = layer.recurrence
-    if isinstance(spec, GatedDeltaSpec):
-        return GatedDeltaNet(spec, layer.norm, hidden, placement)
-    if isinstance(spec, MambaSpec):
-        return Mamba(spec, layer.norm, hidden, placement)
-    if isinstance(spec, ShortConvolutionSpec):
-        return ShortConvolution(spec, hidden, placement)
-    return None
+    def shared(self, *vectors: tuple[str, Tensor]) -> Destinations:
+        """Of vectors that have as many numbers for each rank."""
+        for name, held in vectors:
+            whole_size = len(held) * self.spec.split()[1] // self.share.split()[1]
+            yield name, Destination(held, (whole_size,), 0, self.rank * len(held))

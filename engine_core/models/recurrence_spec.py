@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -57,10 +57,16 @@ class RecurrenceSpec(msgspec.Struct, metaclass=RecurrenceMeta, frozen=True, kw_o
     """What every kind has."""
 
     place: ClassVar[str]  # its tensors' prefix within the layer
-    output: ClassVar[str]  # the last of its products, whose inputs ranks share
+    output: ClassVar[str] = "out_proj"  # the last of its products, whose inputs ranks share
+    convolution: ClassVar[str] = "conv1d"
 
     width: int  # of the convolution
     formats: Formats = ()  # of its products that are quantized
+
+    @property
+    @abstractmethod
+    def mixed(self) -> tuple[int, ...]:
+        """Channels of the convolution: of the parts that it is over, one behind the other."""
 
     @abstractmethod
     def products(self, hidden: int) -> Mapping[str, tuple[int, int]]:
@@ -79,7 +85,7 @@ class RecurrenceSpec(msgspec.Struct, metaclass=RecurrenceMeta, frozen=True, kw_o
         """What ranks divide evenly, in words, and how much of it there is."""
 
     @abstractmethod
-    def share(self, size: int) -> RecurrenceSpec:
+    def share(self, size: int) -> Self:
         """One of so many ranks' part."""
 
     @abstractmethod
@@ -92,7 +98,6 @@ class GatedDeltaSpec(RecurrenceSpec, frozen=True, kw_only=True):
     which every token corrects. The convolution is over queries, keys and values."""
 
     place: ClassVar[str] = "linear_attn"
-    output: ClassVar[str] = "out_proj"
 
     key_heads: int
     value_heads: int  # a multiple of the key heads
@@ -111,9 +116,13 @@ class GatedDeltaSpec(RecurrenceSpec, frozen=True, kw_only=True):
         return self.value_heads * self.value_dim
 
     @property
+    def mixed(self) -> tuple[int, ...]:
+        return self.keys, self.keys, self.values
+
+    @property
     def channels(self) -> int:
         """Of the convolution."""
-        return 2 * self.keys + self.values
+        return sum(self.mixed)
 
     def products(self, hidden: int) -> Mapping[str, tuple[int, int]]:
         heads = self.value_heads
@@ -137,7 +146,7 @@ class GatedDeltaSpec(RecurrenceSpec, frozen=True, kw_only=True):
     def split(self) -> tuple[str, int]:
         return "key heads of linear attention", self.key_heads
 
-    def share(self, size: int) -> RecurrenceSpec:
+    def share(self, size: int) -> Self:
         return msgspec.structs.replace(self, key_heads=self.key_heads // size, value_heads=self.value_heads // size)
 
     def cut(self, name: str) -> int:
@@ -147,15 +156,81 @@ class GatedDeltaSpec(RecurrenceSpec, frozen=True, kw_only=True):
         return inputs if name == self.output else outputs
 
 
+class MambaSpec(RecurrenceSpec, frozen=True, kw_only=True):
+    """Mamba-2 (Dao and Gu, 2024): `state_dim` times `head_dim` numbers for each head, which decay by time steps. What
+    is written to the state and what reads it are those of a group of heads. The convolution is over inputs and both."""
+
+    place: ClassVar[str] = "mamba"
+
+    heads: int  # a multiple of the groups
+    head_dim: int
+    groups: int
+    state_dim: int
+    conv_bias: bool = True
+    # Of what the gate multiplies: behind it ("gated"), before it ("plain"); empty: none.
+    norm: str = "gated"
+    scales: tuple[float, ...] = ()  # of a token's gates, inputs, writes, reads and times, before all else; empty: none
+
+    @property
+    def inner(self) -> int:
+        """Numbers in all inputs of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def shared(self) -> int:
+        """Numbers that a token writes to the states by, of all groups; as many read them."""
+        return self.groups * self.state_dim
+
+    @property
+    def mixed(self) -> tuple[int, ...]:
+        return self.inner, self.shared, self.shared
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution."""
+        return sum(self.mixed)
+
+    def products(self, hidden: int) -> Mapping[str, tuple[int, int]]:
+        return {"in_proj": (self.inner + self.channels + self.heads, hidden), self.output: (hidden, self.inner)}
+
+    def others(self) -> Mapping[str, Shape]:
+        heads = (self.heads,)
+        found: dict[str, Shape] = {"conv1d.weight": (self.channels, 1, self.width), "A_log": heads, "D": heads}
+        if self.conv_bias:
+            found["conv1d.bias"] = (self.channels,)
+        if self.norm:
+            found["norm.weight"] = (self.inner,)
+        return found | {"dt_bias": heads}
+
+    def state(self) -> StateShape:
+        return StateShape(
+            channels=self.channels, width=self.width, heads=self.heads, key_heads=self.groups, key_dim=self.state_dim,
+            value_dim=self.head_dim,
+        )  # fmt: skip
+
+    def split(self) -> tuple[str, int]:
+        return "groups of Mamba heads", self.groups
+
+    def share(self, size: int) -> Self:
+        return msgspec.structs.replace(self, heads=self.heads // size, groups=self.groups // size)
+
+    def cut(self, name: str) -> int:
+        return self.inner if name == self.output else math.gcd(self.inner, self.shared, self.heads)
+
+
 class ShortConvolutionSpec(RecurrenceSpec, frozen=True, kw_only=True):
     """A short convolution alone, of one product's third times its first, and its result times the second (LFM2, Liquid
     AI, 2025)."""
 
     place: ClassVar[str] = "conv"
-    output: ClassVar[str] = "out_proj"
+    convolution: ClassVar[str] = "conv"
 
     channels: int  # as many as the residual stream has
     bias: bool = False  # of the convolution and of both products
+
+    @property
+    def mixed(self) -> tuple[int, ...]:
+        return (self.channels,)
 
     def products(self, hidden: int) -> Mapping[str, tuple[int, int]]:
         return {"in_proj": (3 * self.channels, hidden), self.output: (hidden, self.channels)}
@@ -173,7 +248,7 @@ class ShortConvolutionSpec(RecurrenceSpec, frozen=True, kw_only=True):
     def split(self) -> tuple[str, int]:
         return "channels of a convolution", self.channels
 
-    def share(self, size: int) -> RecurrenceSpec:
+    def share(self, size: int) -> Self:
         return msgspec.structs.replace(self, channels=self.channels // size)
 
     def cut(self, name: str) -> int:

@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 
 from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile, read_json, refuse_unread
-from penstock.engine_core.models.families import Body, Family, families
+from penstock.engine_core.models.families import Family, families
 from penstock.engine_core.models.foreign import beside, foreign
 from penstock.engine_core.models.layer_spec import (
     EXPANSION,
     NO_ROPE,
     AttentionSpec,
+    Body,
     ExpertSpec,
     LayerSpec,
     MlpSpec,
@@ -27,7 +28,7 @@ from penstock.engine_core.models.quantization.config import KEY, read_quantizati
 from penstock.engine_core.models.quantization.online import NONE, ONLINE, fitted, online
 from penstock.engine_core.models.quantization.rules import Quantization
 from penstock.engine_core.models.quantization.weight_format import Formats, WeightFormat
-from penstock.engine_core.models.reading import read_labels
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.recurrence_spec import RecurrenceSpec
 from penstock.engine_core.models.vision_reading import VISION, read_sections, read_vision, served_kind
 from penstock.engine_core.models.vision_spec import VisionSpec
@@ -364,7 +365,7 @@ def has_head(file: ConfigFile) -> bool:
 def decoder_spec(file: ConfigFile, family: Family, known: Collection[str] = ()) -> ModelSpec:
     """The same of a file whose family is known. known: keys that the caller reads itself."""
     values = {family.keys.get(key, key): value for key, value in file.values.items()}
-    file = ConfigFile(file.path, values, family.defaults)
+    file = ModelFile(file.path, values, family.defaults)
     refuse_unsupported(file, family)
     body = family.read(file)
     attentions = [layer.attention for layer in body.layers if layer.attention is not None]
@@ -401,13 +402,13 @@ def both_ways(file: ConfigFile, body: Body) -> Body:
     return msgspec.structs.replace(body, layers=layers)
 
 
-def read_classifier(file: ConfigFile, family: Family, body: Body) -> ClassifierSpec | None:
+def read_classifier(file: ModelFile, family: Family, body: Body) -> ClassifierSpec | None:
     """The head of an architecture for classification. Decoders have one product of the last state."""
     if family.sequence_classifier not in (file.get("architectures") or ()):
         return None
     if body.classifier is not None:
         return body.classifier
-    labels, activation = read_labels(file)
+    labels, activation = file.labels()
     score = DenseSpec(name="score", inputs=file.integer("hidden_size"), outputs=len(labels), bias=False)
     return ClassifierSpec(kind="last", layers=(score,), labels=labels, activation=activation)
 

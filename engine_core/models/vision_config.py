@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.vision_spec import COLORS
 
 MOST = 1024  # pixels, patches or frames of a side
@@ -14,7 +14,7 @@ ROPE = "rope_parameters"
 IMAGE_TOKENS = ("image_token_index", "image_token_id")  # older files have the first
 
 
-def read_sizes(file: ConfigFile) -> dict[str, Any]:
+def read_sizes(file: ModelFile) -> dict[str, Any]:
     """The sizes of a transformer over patches, as fields of a `VisionSpec`. Raises ModelError."""
     hidden, heads = file.integer("hidden_size"), file.integer("num_attention_heads")
     if hidden % heads:
@@ -30,32 +30,32 @@ def read_sizes(file: ConfigFile) -> dict[str, Any]:
     }
 
 
-def check_head_dim(file: ConfigFile, head_dim: int) -> None:
+def check_head_dim(file: ModelFile, head_dim: int) -> None:
     """Raises ModelError where a file says another size of heads than their share of the hidden size."""
     if file.get("head_dim") not in (None, head_dim):
         raise file.error("head_dim", f"Penstock serves what the heads' share of hidden_size is, {head_dim}")
 
 
-def read_theta(file: ConfigFile, default: float = THETA) -> float:
+def read_theta(file: ModelFile, default: float = THETA) -> float:
     """The base of axial rotary positions, which transformers 5 has among `rope_parameters`. Raises ModelError."""
     given = file.get(ROPE) or {}
     if not isinstance(given, dict):
         raise file.error(ROPE, "an object is expected")
-    rope = ConfigFile(file.path, given)
+    rope = ModelFile(file.path, given)
     if rope.get("rope_type") not in (None, "default", "axial"):
         raise rope.error("rope_type", "Penstock serves axial in vision encoders")
     return rope.number("rope_theta", default, low=2.0)
 
 
-def read_token(outer: ConfigFile, default: int) -> int:
+def read_token(outer: ModelFile, default: int) -> int:
     """The placeholder. outer: the whole config.json."""
     key = next((key for key in IMAGE_TOKENS if outer.get(key) is not None), IMAGE_TOKENS[0])
     return outer.integer(key, default, low=0)
 
 
-def text_settings(outer: ConfigFile, defaults: Mapping[str, Any]) -> ConfigFile:
+def text_settings(outer: ModelFile, defaults: Mapping[str, Any]) -> ModelFile:
     """The text half's part of the whole config.json."""
     given = outer.get("text_config")
     if not isinstance(given, dict):
         raise outer.error("text_config", "an object is expected")
-    return ConfigFile(outer.path, given, defaults)
+    return ModelFile(outer.path, given, defaults)

@@ -1,11 +1,10 @@
-"""What a vision encoder takes: memory of its weights and of what it computes, and operations. Imports no torch."""
+"""What a vision encoder takes: memory of its weights and of what it computes. Imports no torch."""
 
 from __future__ import annotations
 
 import math
 
-from penstock.engine_core.images.processor_spec import Size
-from penstock.engine_core.models.vision_kinds import row_weights, vision_shapes
+from penstock.engine_core.models.vision_kinds import vision_shapes
 from penstock.engine_core.models.vision_spec import COLORS, VisionSpec
 
 FLOAT = 4  # bytes
@@ -35,22 +34,3 @@ def tower_step_bytes(spec: VisionSpec, patches: int, item_bytes: int) -> int:
     rotation = 4 * spec.head_dim * FLOAT if spec.theta else 0
     rows = 2 * spec.row_width * item_bytes * (spec.pooled or patches // spec.merge**2)
     return int(ALIVE * (patches * (max(embedding, positions, attention, mlp) + rotation) + rows))
-
-
-def tower_flops(spec: VisionSpec, size: Size) -> int:
-    """Operations of an image, two for each product of numbers."""
-    patches, layers = spec.patches(size), spec.taken or spec.layers
-    layer = spec.hidden * (4 * spec.hidden + (2 + spec.gated) * spec.width)
-    pairs = sum(patches**2 if not spec.window or at in spec.full else window_pairs(spec, size) for at in range(layers))
-    products = patches * (spec.patch_numbers * spec.hidden + layers * layer) + spec.rows(size) * row_weights(spec)
-    return 2 * (products + 2 * spec.hidden * pairs)
-
-
-def window_pairs(spec: VisionSpec, size: Size) -> int:
-    """Pairs of patches of one window."""
-    side = spec.window // spec.cell * spec.merge  # patches
-    lines, columns = (
-        sum(min(side, count - start) ** 2 for start in range(0, count, side))
-        for count in (size.height // spec.patch, size.width // spec.patch)
-    )
-    return lines * columns

@@ -12,6 +12,7 @@ from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile, refuse_unread
 from penstock.engine_core.models.image_processor import find_file, read_processor
 from penstock.engine_core.models.layer_spec import RopeSpec
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.vision_kinds import VisionKind, vision_kind
 from penstock.engine_core.models.vision_spec import VisionSpec
 
@@ -35,14 +36,14 @@ def read_vision(file: ConfigFile, kind: VisionKind, folder: Path) -> VisionSpec:
     arithmetic and is not known.
     """
     values = {kind.keys.get(key, key): value for key, value in file.values[VISION].items()}
-    own = ConfigFile(file.path, values, kind.defaults)
+    own = ModelFile(file.path, values, kind.defaults)
 
     def processor(cell: int) -> ProcessorSpec:
         found = read_processor(folder, str(file.get("model_type")), cell)
         assert found is not None, "its file is there"
         return found
 
-    found = kind.read(own, file, processor)
+    found = kind.read(own, ModelFile(file.path, file.values), processor)
     refuse_unread(own, kind.ignored)
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine_core.parsers.scanning import BLANKS, Reading, Scan, StreamParser, ValueEnd
+from penstock.engine_core.parsers.scanning import BLANKS, Reading, Scan, ValueEnd
 
 # Up to the arguments, in the order that models are taught; from there on they are passed on as they come.
 HEAD = re.compile(
@@ -20,37 +20,32 @@ MOST_HELD = 1 << 16  # characters of a call in another order
 LONGEST_TAIL = 1024  # characters of what follows the arguments
 
 
-class ObjectParser(StreamParser):
-    """A parser of outputs in which such objects stand."""
-
-    __slots__ = ()
-
-    def _read_object(self, scan: Scan, names: Container[str] | None = None) -> Reading[str | None]:
-        """Tell the call that begins with the next brace, or return the text that is none, which is taken. `names`: the
-        only functions that may be called; None: any."""
-        end, known = ValueEnd(), 0
-        while True:
-            found = HEAD.match(scan.text[:LONGEST_HEAD]) if known < LONGEST_HEAD else None
-            name = string_of(found[1]) if found else None
-            if found and name is not None:
-                head = scan.take(found.end())
-                if not knows(names, name):
-                    return head
-                scan.tell_call(name)
-                yield from self._read_arguments(scan)
-                yield from read_tail(scan)
-                return None
-            size = end.find(scan.text[known:MOST_HELD])
-            if size >= 0:
-                text = scan.take(known + size)
-                call = whole_call(text)
-                if call is None or not knows(names, call[0]):
-                    return text
-                scan.tell_call(*call)
-                return None
-            known = len(scan.text)
-            if known >= MOST_HELD or not (yield from scan.more()):
-                return scan.take(MOST_HELD)
+def read_object(scan: Scan, names: Container[str] | None = None) -> Reading[str | None]:
+    """Tell the call that begins with the next brace, or return the text that is none, which is taken. `names`: the
+    only functions that may be called; None: any."""
+    end, known = ValueEnd(), 0
+    while True:
+        found = HEAD.match(scan.text[:LONGEST_HEAD]) if known < LONGEST_HEAD else None
+        name = string_of(found[1]) if found else None
+        if found and name is not None:
+            head = scan.take(found.end())
+            if not knows(names, name):
+                return head
+            scan.tell_call(name)
+            yield from scan.arguments()
+            yield from read_tail(scan)
+            return None
+        size = end.find(scan.text[known:MOST_HELD])
+        if size >= 0:
+            text = scan.take(known + size)
+            call = whole_call(text)
+            if call is None or not knows(names, call[0]):
+                return text
+            scan.tell_call(*call)
+            return None
+        known = len(scan.text)
+        if known >= MOST_HELD or not (yield from scan.more()):
+            return scan.take(MOST_HELD)
 
 
 def knows(names: Container[str] | None, name: str) -> bool:

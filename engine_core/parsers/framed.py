@@ -17,8 +17,8 @@ import re
 
 import msgspec
 
-from penstock.engine_core.parsers.call_object import ObjectParser
-from penstock.engine_core.parsers.scanning import BLANKS, Reading, Scan
+from penstock.engine_core.parsers.call_object import read_object
+from penstock.engine_core.parsers.scanning import BLANKS, Reading, Scan, StreamParser
 
 LONGEST_NAME = 256  # characters from the marker to the arguments
 
@@ -31,7 +31,7 @@ class Frame(msgspec.Struct, frozen=True):
     head: re.Pattern[str] | None = None  # from the marker to the arguments, where a name stands before them: group 1
 
 
-class FramedParser(ObjectParser):
+class FramedParser(StreamParser):
     """Tool calls between markers."""
 
     __slots__ = ("_frame",)
@@ -72,7 +72,7 @@ class FramedParser(ObjectParser):
     def _read_call(self, scan: Scan, before: str) -> Reading[bool]:
         """Whether a call follows; what is none is content."""
         if scan.text.startswith("{"):
-            text = yield from self._read_object(scan)
+            text = yield from read_object(scan)
             if text is not None:
                 scan.tell(before + text)
             return text is None
@@ -83,7 +83,7 @@ class FramedParser(ObjectParser):
             scan.tell(before)
             return False
         scan.tell_call(name)
-        yield from self._read_arguments(scan)
+        yield from scan.arguments()
         return True
 
     def _read_name(self, scan: Scan, head: re.Pattern[str]) -> Reading[str]:

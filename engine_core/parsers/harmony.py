@@ -76,7 +76,7 @@ class HarmonyParser(StreamParser):
             scan.text = blanks + scan.text
             return True
         scan.tell_call(to[1])
-        self._kind, self._joint, self._end, self.open = PieceKind.ARGUMENTS, "", ValueEnd(), True
+        self._kind, self._joint, self._end, self._scan.open = PieceKind.ARGUMENTS, "", ValueEnd(), True
         return True
 
     def _enter(self, kind: PieceKind) -> None:
@@ -87,18 +87,18 @@ class HarmonyParser(StreamParser):
         self.thinking = self._kind == PieceKind.REASONING
         marker = yield from scan.until((START, END, CALL, RETURN), self._tell)
         if not marker:
-            over = self._kind == PieceKind.ARGUMENTS and not self.open  # half a mark, or blanks
+            over = self._kind == PieceKind.ARGUMENTS and not self._scan.open  # half a mark, or blanks
             self._tell("" if over else scan.text)
             return ""
         if self._kind != PieceKind.ARGUMENTS:
             self._tell(scan.blanks)
-        self.open = self.thinking = False
+        self._scan.open = self.thinking = False
         return marker
 
     def _tell(self, text: str) -> None:
         if text:
-            if self._kind == PieceKind.ARGUMENTS and self.open and self._end.find(text) >= 0:
-                self.open = False
+            if self._kind == PieceKind.ARGUMENTS and self._scan.open and self._end.find(text) >= 0:
+                self._scan.open = False
             self._scan.tell(self._joint + text, self._kind)
             self._told.add(self._kind)
             self._joint = ""

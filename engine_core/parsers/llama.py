@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from penstock.engine_core.parsers.call_object import ObjectParser
-from penstock.engine_core.parsers.scanning import BLANKS, Reading, Scan
+from penstock.engine_core.parsers.call_object import read_object
+from penstock.engine_core.parsers.scanning import BLANKS, Reading, Scan, StreamParser
 
 MARKER = "<|python_tag|>"
 BETWEEN = BLANKS + ";"
 
 
-class LlamaParser(ObjectParser):
+class LlamaParser(StreamParser):
     """Tool calls of Llama 3 models. `names`: functions of the request."""
 
     __slots__ = ("_names",)
@@ -33,7 +33,7 @@ class LlamaParser(ObjectParser):
                 return
             text: str | None = ""
             if scan.text.startswith("{"):
-                text = yield from self._read_object(scan, self._names)
+                text = yield from read_object(scan, self._names)
             if text is None:
                 before, called = "", True
                 continue

@@ -28,10 +28,11 @@ PYTHON_SIGNS = re.compile(r"""["'(){}\[\]]""")
 class Scan:
     """The text that was not taken yet, and the pieces that are certain."""
 
-    __slots__ = ("blanks", "over", "pieces", "text", "trailing")
+    __slots__ = ("blanks", "open", "over", "pieces", "text", "trailing")
 
     def __init__(self) -> None:
         self.text = ""
+        self.open = False  # a call has begun whose arguments have not ended; never one that is told whole
         self.over = False  # no more comes
         self.pieces: list[Piece] = []
         self.blanks = ""  # that stood before the marker that was found last
@@ -108,6 +109,18 @@ class Scan:
         while self.text or (yield from self.more()):
             self.tell(self.take(len(self.text)), kind)
 
+    def arguments(self) -> Reading[None]:
+        """Tell a JSON value as it comes, up to its end."""
+        self.open, value = True, ValueEnd()
+        while True:
+            end = value.find(self.text)
+            self.tell(self.take(end if end >= 0 else len(self.text)), PieceKind.ARGUMENTS)
+            if end >= 0:
+                self.open = False
+                return
+            if not (yield from self.more()):
+                return
+
     def end(self) -> None:
         """The output is over: what is left is content, but for blanks behind a call."""
         if not self.trailing or self.text.strip(BLANKS):
@@ -117,13 +130,17 @@ class Scan:
 class StreamParser(ABC):
     """Takes an output apart as it comes."""
 
-    __slots__ = ("_reading", "_scan", "open", "thinking")
+    __slots__ = ("_reading", "_scan", "thinking")
 
     def __init__(self) -> None:
-        self.open = False  # a call has begun whose arguments have not ended; never one that is told whole
         self.thinking = False  # what comes is reasoning
         self._scan = Scan()
         self._reading = self._read(self._scan)
+
+    @property
+    def open(self) -> bool:
+        """Whether more of a call's arguments is to come."""
+        return self._scan.open
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that are certain now."""
@@ -144,18 +161,6 @@ class StreamParser(ABC):
     @abstractmethod
     def _read(self, scan: Scan) -> Reading[None]:
         """Read all of the output. What comes once this has returned is dropped."""
-
-    def _read_arguments(self, scan: Scan) -> Reading[None]:
-        """Pass a JSON value on as it comes, up to its end."""
-        self.open, value = True, ValueEnd()
-        while True:
-            end = value.find(scan.text)
-            scan.tell(scan.take(end if end >= 0 else len(scan.text)), PieceKind.ARGUMENTS)
-            if end >= 0:
-                self.open = False
-                return
-            if not (yield from scan.more()):
-                return
 
 
 def partial_end(text: str, marker: str) -> int:

@@ -68,7 +68,7 @@ class Residency:
         return tuple(found)
 
     def decide(self, views: Sequence[ModelView], now: float) -> Decision:
-        """Who is to leave, and who to load. Called whenever something changed, and at `due`."""
+        """Who is to leave, and who to load. Called again and again."""
         self._note(views, now)
         held = [model for model, view in enumerate(views) if view.state not in (State.ASLEEP, State.FAILED)]
         leave: list[int] = []
@@ -85,14 +85,6 @@ class Residency:
                     held.append(model)
             taken |= devices
         return Decision(tuple(leave), tuple(load))
-
-    def due(self, now: float) -> float:
-        """When the decision may become another one although nothing happens; infinity: it will not."""
-        if not self._wanted:
-            return float("inf")
-        ends = [since + LINGER for since in self._idle.values()]
-        ends += [max(since, wanted) + self._turn for since in self._loaded.values() for wanted in self._wanted.values()]
-        return min((end for end in ends if end > now), default=float("inf"))
 
     def waited(self, model: int, now: float) -> float:
         """Seconds for which requests have waited for this model to be loaded."""

@@ -17,8 +17,8 @@ from penstock.engine_core.scheduling.disaggregation import transfer_of, transfer
 from penstock.engine_core.scheduling.disk_tier import load_prefix, may_load, waits_for_disk
 from penstock.engine_core.scheduling.host_tier import (
     FindPlace,
+    copying_blocks,
     fetch_prefix,
-    fetching_blocks,
     find_anywhere,
     find_prefix,
     forget_waiting,
@@ -103,7 +103,6 @@ class Admissions:
                     cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
                     continue
                 state.refused = sequence
-                state.forecast.refuse()
                 break
             self._enter(sequence, found)
             yield sequence, count
@@ -112,7 +111,7 @@ class Admissions:
     def _try_alone(self, budget: int) -> Iterator[tuple[Sequence, int]]:
         """The next suspect of the executors' deaths, once nothing else runs."""
         state = self.state
-        if state.steps.in_flight or len(state.slots.occupied()) or fetching_blocks(state):
+        if state.steps.in_flight or len(state.slots.occupied()) or copying_blocks(state):
             return
         sequence = min(state.quarantine, key=rank)
         adapter = sequence.request.adapter
@@ -232,7 +231,7 @@ class Admissions:
         shared = len(known) - (idle := pool.idle_among(known))
         if need + idle > pool.available:
             return False
-        if state.slots.blocks.committed + blocks_at_end(sequence, layout) <= pool.capacity - fetching_blocks(state):
+        if state.slots.blocks.committed + blocks_at_end(sequence, layout) <= pool.capacity - copying_blocks(state):
             self.estimate = None
             return True  # even if every sequence runs to its limit
         if self.estimate is None:
@@ -296,7 +295,7 @@ class Admissions:
 
     def _never_fits(self) -> bool:
         """Nothing runs that could free blocks, and it still does not fit: quarantines have made the pool too small."""
-        held = self.state.steps.in_flight or len(self.state.slots.occupied()) or fetching_blocks(self.state)
+        held = self.state.steps.in_flight or len(self.state.slots.occupied()) or copying_blocks(self.state)
         return not held
 
     def _owned(self, blocks: list[int]) -> list[bool]:

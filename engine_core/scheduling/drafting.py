@@ -30,7 +30,7 @@ from penstock.engine_core.scheduling.state import (
 )
 from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.drafter import Draft, Drafter, Prediction, Proposer
-from penstock.engine_core.speculation.jump_forward import Gain, JumpForward
+from penstock.engine_core.speculation.jump_forward import JumpForward
 from penstock.engine_core.speculation.ngram import PromptLookup
 from penstock.engine_core.speculation.step_cost import draft_lengths
 from penstock.protocol.errors import EngineFailure, GrammarFailure
@@ -55,9 +55,8 @@ def equip(state: SchedulerState, sequence: Sequence) -> None:
         catch_up(sequence.guide, sequence.tokens[request.prompt_tokens :].tolist())
     found = proposers(request, options) if request.message.speculate else ()
     if sequence.guide is not None or found:
-        acceptance, gain = Acceptance(state.spec.acceptance), Gain(state.spec.jump_forward.gain)
         ending = request.stop_token_ids | {state.options.image_token}  # no output goes on with an image
-        sequence.drafter = Drafter(found, ending, acceptance, gain)
+        sequence.drafter = Drafter(found, ending, Acceptance(state.spec.acceptance))
     if sequence.guide is not None and sequence.drafter is not None:
         state.spec.jump_forward.meet(min(len(state.requests) + 1, state.slots.count), state.spec.cost)
         update_jump_forward(sequence.drafter, sequence.guide, state.spec.jump_forward, len(sequence.tokens))
@@ -368,7 +367,7 @@ def update_jump_forward(drafter: Drafter, guide: Guide, jump_forward: JumpForwar
     forced = guide.forced() if due or guide.state is not None else []
     if due:
         drafter.forced = forced
-        if jump_forward.pays(drafter.gain):
+        if jump_forward.pays(drafter.acceptance.gain):
             drafter.likely = guide.likely(drafter.forced)
 
 

@@ -3,7 +3,7 @@
 Out: only where blocks are short are any copied at all: `reserve` of them, free ones included, can go at once without a
 loss. Idle blocks that go next are copied first, then those that running sequences have filled: under load a block is
 idle for less time than its copy takes. Nothing ever waits for a copy: a block whose copy is not done may be taken all
-the same, and the copy is dropped.
+the same, and the copy is dropped. Only where other replicas read copies as they are made, blocks are held until then.
 
 Back: a sequence that may enter a slot, and whose prefix goes on in the host's memory behind what the device has, waits
 for those blocks if that is faster than to compute them. Others are planned past it meanwhile. The blocks are held until
@@ -17,7 +17,6 @@ No token depends on any of this: what is lost with an executor, dropped or not f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import islice
 
 import msgspec
 import numpy as np
@@ -26,12 +25,6 @@ from penstock.engine_core.kv.block_layout import NO_BLOCK
 from penstock.engine_core.kv.host_tier import NO_BLOCK as NO_ROOM
 from penstock.engine_core.kv.host_tier import HostTierStatistics
 from penstock.engine_core.kv.prefix_index import in_group
-from penstock.engine_core.scheduling.disaggregation import (
-    advance_handovers,
-    blocks_to_copy,
-    clear_handovers,
-    stamps_of,
-)
 from penstock.engine_core.scheduling.request import Sequence
 from penstock.engine_core.scheduling.state import Fetch, HostCopies, InFlightStep, KVState, SchedulerState, Spill
 from penstock.protocol.messages import KVTransfer
@@ -49,32 +42,32 @@ FindPlace = Callable[[bytes], int | None]  # a block in the host's memory by wha
 
 def copy_ahead(state: SchedulerState) -> None:
     """Have the blocks that go next copied to the host's memory, as far as they are not there, and what sequences have
-    filled; those first that requests wait for to go on elsewhere."""
-    host = state.kv.host
-    if host is None:
+    filled."""
+    kv, host = state.kv, state.kv.host
+    if host is None or state.steps.pause.frozen or len(host.spills) >= MOST_SPILLS:
         return
-    if not state.steps.pause.frozen and len(host.spills) < MOST_SPILLS:
-        ask_copies(state, host)
-    if host.transfers.handovers:
-        advance_handovers(state, host, full=len(host.spills) >= MOST_SPILLS)
-
-
-def ask_copies(state: SchedulerState, host: HostCopies) -> None:
-    """Have copies made by one message, if there are any to make."""
-    kv = state.kv
     pairs: list[tuple[int, int]] = []
-    for block in islice(blocks_to_copy(state, host), MOST_BLOCKS):
-        add_pair(kv, host, block, pairs)
-    for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS - len(pairs))):
+    for block in kv.pool.leave(min(host.reserve - kv.pool.ready, MOST_BLOCKS)):
         if not host.tier.touch(kv.prefix.key(block)):
             add_pair(kv, host, block, pairs)
     if host.transfers.eager or (kv.pool.ready < host.reserve and len(host.filled) > host.reserve // FEW):
         add_filled(kv, host, state.steps.applied, pairs)
-    if pairs:
-        spill = Spill(next_number(host), tuple(pairs), tuple([kv.prefix.key(block) for block, _ in pairs]))
-        kv.prefix.copying.update([(block, spill.number) for block, _ in pairs])
-        host.spills[spill.number] = spill
-        send(state, host, spill.number, pairs, to_host=True)
+    ask_copies(state, host, pairs)
+
+
+def ask_copies(state: SchedulerState, host: HostCopies, pairs: list[tuple[int, int]]) -> None:
+    """Have these copies made, if there are any, by one message."""
+    if not pairs:
+        return
+    kv, blocks = state.kv, [block for block, _ in pairs]
+    spill = Spill(next_number(host), tuple(pairs), tuple([kv.prefix.key(block) for block in blocks]))
+    kv.prefix.copying.update(dict.fromkeys(blocks, spill.number))
+    host.spills[spill.number] = spill
+    if host.transfers.eager:
+        kv.pool.share(blocks)
+        stamp = copy_stamp(state.epoch, spill.number)
+        host.transfers.stamps.update([(place, stamp) for _, place in pairs])
+    send(state, host, spill.number, pairs, to_host=True)
 
 
 def add_filled(kv: KVState, host: HostCopies, applied: int, pairs: list[tuple[int, int]]) -> None:
@@ -105,7 +98,7 @@ def add_pair(kv: KVState, host: HostCopies, block: int, pairs: list[tuple[int, i
     if place == NO_ROOM:
         host.lost += 1
     else:
-        host.spilling.add(key)
+        host.spilling[key] = place
         pairs.append((block, place))
 
 
@@ -201,10 +194,18 @@ def may_wait(host: HostCopies, sequence: Sequence) -> bool:
     return fetch is None or (fetch.done and fetch.sequence is not sequence)
 
 
-def fetching_blocks(state: SchedulerState) -> int:
-    """Blocks on the device that are held by fetches, at most."""
+def copying_tables(state: SchedulerState) -> list[list[int]]:
+    """Blocks on the device that copies hold."""
     host = state.kv.host
-    return 0 if host is None else sum([len(fetch.table) for fetch in host.fetches.values()])
+    if host is None:
+        return []
+    eager = list(host.spills.values()) if host.transfers.eager else []
+    return [fetch.table for fetch in host.fetches.values()] + [[block for block, _ in spill.blocks] for spill in eager]
+
+
+def copying_blocks(state: SchedulerState) -> int:
+    """How many these are, at most."""
+    return sum([len(table) for table in copying_tables(state)])
 
 
 def forget_waiting(state: SchedulerState, sequence: Sequence) -> None:
@@ -231,9 +232,9 @@ def blocks_copied(state: SchedulerState, message: BlocksCopied, executor: int) -
         else:
             host.transfers.counters.fetch(len(copy.blocks), state.stats.now - copy.since, stale=copy.stale)
         finish_fetch(state.kv, host, copy)
-        state.refused = None
     else:
-        finish_spill(state, host, copy)
+        finish_spill(state.kv, host, copy)
+    state.refused = None
     copy_ahead(state)
 
 
@@ -253,23 +254,22 @@ def finish_fetch(kv: KVState, host: HostCopies, fetch: Fetch) -> None:
     kv.pool.release(fetch.table)
 
 
-def finish_spill(state: SchedulerState, host: HostCopies, spill: Spill) -> None:
+def finish_spill(kv: KVState, host: HostCopies, spill: Spill) -> None:
     """The copies are there, and worth something if their blocks held the same all the time."""
-    kv, stamp = state.kv, copy_stamp(state.epoch, spill.number)
     del host.spills[spill.number]
-    host.spilling.difference_update(spill.keys)
     for (block, place), key in zip(spill.blocks, spill.keys, strict=True):
+        del host.spilling[key]
         if kv.prefix.copying.get(block) != spill.number:
             host.tier.drop(place)
             host.lost += 1
             continue
         del kv.prefix.copying[block]
-        if host.transfers.eager:
-            host.transfers.stamps[place] = stamp
         if host.tier.publish(place):
             host.copied += 1
             if host.disk.tier.total:
                 host.disk.queue.append(key)
+    if host.transfers.eager:
+        kv.pool.release([block for block, _ in spill.blocks])
 
 
 def distrust_copies(state: SchedulerState, identities: Iterable[bytes]) -> None:
@@ -287,10 +287,11 @@ def clear_copies(state: SchedulerState, blocks: int | None = None) -> None:
         return
     for fetch in host.fetches.values():
         fetch.done = True
-    clear_handovers(state, host)
     host.tier.clear(host.tier.total if blocks is None else blocks)
     for one in (host.fetches, host.spills, host.fetching, host.spilling, host.messages, host.filled, host.written):
         one.clear()
+    host.transfers.handovers.clear()
+    host.transfers.stamps.clear()
 
 
 def observe(host: HostCopies, inflight: InFlightStep, seconds: float) -> None:
@@ -309,7 +310,7 @@ def check_copies(state: SchedulerState) -> tuple[str, ...]:
     holds += [place for spill in host.spills.values() for _, place in spill.blocks]
     holds += [block for load in host.disk.loads.values() for block in (*load.blocks, *load.held)]
     holds += [block for store in host.disk.stores.values() for block in store.blocks]
-    holds += [place for handover in host.transfers.handovers.values() for place in handover.held or ()]
+    holds += [place for handover in host.transfers.handovers.values() for place in handover.held]
     return host.tier.check(holds)
 
 
@@ -331,6 +332,13 @@ def send(
         stamps = stamps_of(transfer, [place for _, place in blocks])
         message = msgspec.structs.replace(message, replica=transfer.replica, stamps=stamps)
     host.messages.append(message)
+
+
+def stamps_of(transfer: KVTransfer, sources: Iterable[int]) -> bytes:
+    """The stamps of these places. # int64 [sources]"""
+    places, stamps = np.frombuffer(transfer.places, np.int32), np.frombuffer(transfer.stamps, np.int64)
+    found = dict(zip(places.tolist(), stamps.tolist(), strict=True))
+    return np.array([found[source] for source in sources], np.int64).tobytes()
 
 
 def next_number(host: HostCopies) -> int:

@@ -24,12 +24,6 @@ MEMORY = 1.0 / 32  # weight of one end in the running mean
 FORGET = 0.98  # what one end leaves of the margin that preemptions added
 
 
-class ForecastStatistics(msgspec.Struct, frozen=True):
-    share: float  # expected share of a sequence's remaining allowance that it will use
-    refused: int  # admissions put off
-    peaks: int  # exact peaks computed
-
-
 class PeakEstimate(msgspec.Struct, frozen=True):
     """Newcomers and running sequences at one moment. Arrays are [sequences]."""
 
@@ -78,8 +72,6 @@ class Forecast:
         self._mean = expected_share
         self._deviation = 0.0
         self._margin = 0.0
-        self._refused = 0
-        self._peaks = 0
 
     def share(self, running: int) -> float:
         """The share of its remaining allowance that each of `running` sequences is expected to use. What one uses
@@ -96,9 +88,6 @@ class Forecast:
     def preempted(self) -> None:
         """The expectation was too low."""
         self._margin = min(1.0, 1.25 * self._margin + self._mean / 4 + 0.01)
-
-    def refuse(self) -> None:
-        self._refused += 1
 
     def further(self, tokens: Ints, limits: Ints, running: int) -> Ints:
         """Positions beyond the next step's. The last of a sequence's `tokens` tokens needs no KV at its end."""
@@ -134,8 +123,4 @@ class Forecast:
         columns = -(-(both.positions + both.further) // block_size)
         if both.base + int((both.growing * columns + both.steady - both.spare).sum()) <= capacity:
             return both  # even if all ended at the same time
-        self._peaks += 1
         return both if peak_blocks(both, block_size) <= capacity else None
-
-    def statistics(self, running: int) -> ForecastStatistics:
-        return ForecastStatistics(self.share(running), self._refused, self._peaks)

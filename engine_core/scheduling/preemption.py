@@ -12,7 +12,7 @@ import functools
 
 import numpy as np
 
-from penstock.engine_core.scheduling.host_tier import fetching_blocks, waits_for_blocks
+from penstock.engine_core.scheduling.host_tier import copying_blocks, waits_for_blocks
 from penstock.engine_core.scheduling.images import lacks_images
 from penstock.engine_core.scheduling.lifecycle import TOO_SMALL, cancel, lacks_adapter, preempt
 from penstock.engine_core.scheduling.request import Sequence
@@ -56,7 +56,7 @@ def preempt_for_blocks(
         left = pool.available - granted
         if left >= need:
             granted += need
-        elif running[0] is sequence and len(running) == 1 and not (state.steps.in_flight or fetching_blocks(state)):
+        elif running[0] is sequence and len(running) == 1 and not (state.steps.in_flight or copying_blocks(state)):
             cancel(state, sequence.request, Finish.ERROR, TOO_SMALL)
         else:
             still.add(sequence)

@@ -196,7 +196,7 @@ class Slots:
     def note_drafter(self, sequence: Sequence) -> None:
         """A sequence has its slot, or its drafter has changed since."""
         drafter = sequence.drafter
-        gain = 0.0 if drafter is None else drafter.gain.mean if drafter.is_idle else np.inf
+        gain = 0.0 if drafter is None else drafter.acceptance.gain.value if drafter.is_idle else np.inf
         self.gain[sequence.slot] = gain
 
     def leave(self, sequence: Sequence) -> int:

@@ -13,12 +13,7 @@ from penstock.engine_core.grammar.guide import Guide
 from penstock.engine_core.kv.block_pool import PoolReport
 from penstock.engine_core.scheduling import pausing
 from penstock.engine_core.scheduling.admission import reasons, waiting_adapters
-from penstock.engine_core.scheduling.disaggregation import (
-    expire_handovers,
-    forget_handovers,
-    release_transfer,
-    transfer_statistics,
-)
+from penstock.engine_core.scheduling.disaggregation import expire_handovers, release_transfer, transfer_statistics
 from penstock.engine_core.scheduling.disk_tier import (
     check_disk,
     disk_answered,
@@ -26,7 +21,13 @@ from penstock.engine_core.scheduling.disk_tier import (
     list_disk,
     store_ahead,
 )
-from penstock.engine_core.scheduling.host_tier import blocks_copied, check_copies, clear_copies, host_statistics
+from penstock.engine_core.scheduling.host_tier import (
+    blocks_copied,
+    check_copies,
+    clear_copies,
+    copying_tables,
+    host_statistics,
+)
 from penstock.engine_core.scheduling.lifecycle import (
     TOO_SMALL,
     cancel,
@@ -134,7 +135,7 @@ class Scheduler:
         """The source is gone: abort its requests and drop what was not delivered to it."""
         for request in [found for found in self._state.requests.values() if found.source == source]:
             cancel(self._state, request, Finish.ABORT)
-        forget_handovers(self._state, source)
+        expire_handovers(self._state, source)
         self._state.outboxes.pop(source, None)
 
     def expire(self, now: float) -> None:
@@ -354,8 +355,7 @@ class Scheduler:
         reported, never raised."""
         state = self._state
         tables = [held_blocks(state, sequence) for sequence in state.slots.sequences if sequence is not None]
-        if state.kv.host is not None:
-            tables += [fetch.table for fetch in state.kv.host.fetches.values()]
+        tables += copying_tables(state)
         report = state.kv.pool.check([*tables, *state.kv.fence.tables()], thorough=thorough)
         faults = () if state.kv.recurrent is None else check_states(state, state.kv.recurrent)
         faults += state.encoder_cache.check() + (check_copies(state) + check_disk(state) if thorough else ())
@@ -377,7 +377,7 @@ class Scheduler:
             reasons=reasons(state),
             slots=state.slots.count,
             pool=state.kv.pool.statistics(),
-            prefix=state.kv.prefix.statistics(),
+            evicted_blocks=state.kv.prefix.evicted,
             snapshots=None if state.kv.recurrent is None else state.kv.recurrent.snapshots.statistics(),
             host_tier=host_statistics(state),
             disk_tier=disk_statistics(state),
@@ -385,13 +385,7 @@ class Scheduler:
             adapters=state.adapters.statistics(waiting_adapters(state)),
             encoder=state.encoder_cache.statistics(),
             group_blocks=state.slots.group_blocks(),
-            forecast=state.forecast.statistics(len(state.slots.occupied())),
             requests=len(state.requests),
             waiting_clients=state.queue.clients,
-            acceptance=state.spec.acceptance.statistics(),
-            jump_forward=state.spec.jump_forward.statistics(),
-            cost=state.spec.cost.statistics(),
-            device_drafts=state.spec.device_drafts.statistics(),
-            draft_cost=state.spec.device_drafts.cost.statistics(),
             sequences=state.stats.sequences.statistics(),
         )

@@ -227,13 +227,11 @@ class DiskCopies:
 
 @dataclass(slots=True, eq=False)
 class Handover:
-    """A request that goes on at another replica. It waits for the copies of its blocks, and then they are held."""
+    """A request that goes on at another replica, which reads its blocks."""
 
-    request: int
     source: int
-    chain: list[bytes]  # of its blocks
-    since: float  # when its last token here came, or when its blocks began to be held
-    held: list[int] | None = None  # blocks in the host's memory; None: it waits for copies
+    since: float
+    held: list[int]  # blocks in the host's memory
 
 
 @dataclass(slots=True, eq=False)
@@ -241,7 +239,7 @@ class Transfers:
     """Blocks in the host's memory that other replicas read."""
 
     eager: bool  # what sequences have filled is copied at once
-    stamps: dict[int, int] = field(default_factory=dict)  # of blocks that have been copied
+    stamps: dict[int, int] = field(default_factory=dict)  # of blocks that have been copied, or are
     handovers: dict[int, Handover] = field(default_factory=dict)  # by request
     counters: TransferCounters = field(default_factory=TransferCounters)
 
@@ -259,7 +257,7 @@ class HostCopies:
     fetches: dict[int, Fetch] = field(default_factory=dict)  # by number
     spills: dict[int, Spill] = field(default_factory=dict)
     fetching: dict[bytes, Fetch] = field(default_factory=dict)  # by key
-    spilling: set[bytes] = field(default_factory=set)  # keys
+    spilling: dict[bytes, int] = field(default_factory=dict)  # places in the host's memory by key
     written: dict[int, int] = field(default_factory=dict)  # by block: a step behind which its content is there
     filled: deque[tuple[int, int]] = field(default_factory=deque)  # such steps, and blocks: the last ones
     # Of sequences without a slot: what they wait for, or have waited for.

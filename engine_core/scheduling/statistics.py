@@ -10,16 +10,10 @@ import msgspec
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.engine_core.kv.block_pool import PoolStatistics
 from penstock.engine_core.kv.host_tier import DiskTierStatistics, HostTierStatistics
-from penstock.engine_core.kv.prefix_index import PrefixStatistics
 from penstock.engine_core.kv.snapshots import SnapshotStatistics
 from penstock.engine_core.scheduling.adapters import AdapterStatistics
 from penstock.engine_core.scheduling.encoder_cache import EncoderStatistics
-from penstock.engine_core.scheduling.peak_estimate import ForecastStatistics
 from penstock.engine_core.scheduling.request import Sequence
-from penstock.engine_core.speculation.acceptance import AcceptanceStatistics
-from penstock.engine_core.speculation.draft_model import DeviceDraftStatistics
-from penstock.engine_core.speculation.jump_forward import JumpForwardStatistics
-from penstock.engine_core.speculation.step_cost import CostStatistics, DraftCostStatistics
 from penstock.protocol.messages import Finish
 
 WINDOW = 10.0  # seconds over which the drain rate is taken
@@ -110,15 +104,13 @@ class Totals(msgspec.Struct, kw_only=True):
 
 class TransferStatistics(msgspec.Struct, frozen=True):
     """Requests whose prompts are computed at one replica, and whose outputs at another one. Totals since start, but for
-    two."""
+    the first."""
 
     held: int  # now: blocks in the host's memory that are held for others
-    waiting: int  # now: requests that wait for the copies of their blocks
     handed_over: int  # requests that went on elsewhere
     fetches: int  # requests whose blocks were copied from another replica
     fetched: int  # those blocks
     stale: int  # fetches that read something else, so that all was computed again
-    handover: HistogramStatistics  # seconds from a request's last token here until its blocks can be read
     transfer: HistogramStatistics  # seconds of fetches
 
 
@@ -126,12 +118,8 @@ class TransferCounters:
     """Of one replica."""
 
     def __init__(self) -> None:
-        self._handover, self._transfer = Histogram(PHASE), Histogram(PHASE)
-        self._handed_over = self._fetches = self._fetched = self._stale = 0
-
-    def hand_over(self, seconds: float) -> None:
-        self._handed_over += 1
-        self._handover.observe(seconds)
+        self._transfer = Histogram(PHASE)
+        self.handed_over = self._fetches = self._fetched = self._stale = 0
 
     def fetch(self, blocks: int, seconds: float, *, stale: bool) -> None:
         self._stale += stale
@@ -140,11 +128,10 @@ class TransferCounters:
             self._fetched += blocks
             self._transfer.observe(seconds)
 
-    def statistics(self, held: int, waiting: int) -> TransferStatistics:
+    def statistics(self, held: int) -> TransferStatistics:
         return TransferStatistics(
-            held, waiting, self._handed_over, self._fetches, self._fetched, self._stale,
-            self._handover.statistics(), self._transfer.statistics(),
-        )  # fmt: skip
+            held, self.handed_over, self._fetches, self._fetched, self._stale, self._transfer.statistics()
+        )
 
 
 class SequenceStatistics(msgspec.Struct, frozen=True):
@@ -221,7 +208,7 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     reasons: dict[str, int]  # waiting sequences, by what they wait for
     slots: int
     pool: PoolStatistics
-    prefix: PrefixStatistics
+    evicted_blocks: int  # of the prefix cache, since start
     snapshots: SnapshotStatistics | None  # None: the model has no recurrent layers
     host_tier: HostTierStatistics
     disk_tier: DiskTierStatistics
@@ -229,12 +216,6 @@ class SchedulerStatistics(Totals, frozen=True, kw_only=True):  # type: ignore[mi
     adapters: AdapterStatistics
     encoder: EncoderStatistics
     group_blocks: tuple[int, ...]  # in the tables of running sequences, of each KV group
-    forecast: ForecastStatistics
     requests: int  # alive
     waiting_clients: int  # that have anything in the queue
-    acceptance: AcceptanceStatistics
-    jump_forward: JumpForwardStatistics
-    cost: CostStatistics
-    device_drafts: DeviceDraftStatistics  # of the executors' own drafts
-    draft_cost: DraftCostStatistics
     sequences: SequenceStatistics

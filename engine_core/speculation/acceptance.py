@@ -7,93 +7,66 @@ grammar forces, and of a likely one, which is forced but for whitespace. The cha
 
 from __future__ import annotations
 
-import msgspec
+from itertools import accumulate
+from operator import mul
 
 WEIGHT = 2.0  # trials that a prior counts for
 OWN = 15 / 16  # weight that one trial leaves to a sequence's earlier ones
 ALL = 255 / 256  # the same over all sequences
+HOPED = 2.0  # tokens of a run, before any is known
 
 
-class Odds:
-    """One chance: a running mean of trials, which begins at a prior."""
+class Mean:
+    """A running mean of trials over all sequences, or of one sequence: that begins at the one of all, and tells it."""
 
-    __slots__ = ("_hits", "_keep", "_prior", "_trials")
+    __slots__ = ("_keep", "_of_all", "_prior", "_sum", "_trials", "value")
 
-    def __init__(self, prior: float, keep: float = OWN) -> None:
-        self._prior, self._keep = prior, keep
-        self._hits = self._trials = 0.0
+    def __init__(self, prior: Mean | float) -> None:
+        self._of_all = prior if isinstance(prior, Mean) else None
+        self._keep = OWN if isinstance(prior, Mean) else ALL
+        self._sum = self._trials = 0.0
+        self.value: float = prior.value if isinstance(prior, Mean) else prior
+        self._prior = self.value
 
-    @property
-    def chance(self) -> float:
-        return (self._hits + WEIGHT * self._prior) / (self._trials + WEIGHT)
-
-    def observe(self, hit: bool) -> None:
-        self._hits = self._hits * self._keep + hit
+    def observe(self, trial: float) -> None:
+        self._sum = self._sum * self._keep + trial
         self._trials = self._trials * self._keep + 1.0
-
-
-class AcceptanceStatistics(msgspec.Struct, frozen=True):
-    """Chances over all sequences, as of now."""
-
-    first: float
-    next: float
-    forced: float
-    likely: float
+        if self._of_all is not None:
+            self._of_all.observe(trial)
+            self._prior = self._of_all.value
+        self.value = (self._sum + WEIGHT * self._prior) / (self._trials + WEIGHT)
 
 
 class Acceptance:
-    """The chances of one sequence, or of all: those are the prior of a new sequence."""
+    """The chances of one sequence, or of all. `gain`: how many tokens of a likely run are accepted."""
 
-    __slots__ = ("_all", "first", "forced", "likely", "next")
+    __slots__ = ("first", "forced", "gain", "likely", "next")
+    first: Mean
+    next: Mean
+    forced: Mean
+    likely: Mean
+    gain: Mean
 
     def __init__(self, of_all: Acceptance | None = None) -> None:
-        self._all = of_all
-        if of_all is None:
-            self.first, self.next = Odds(0.5, ALL), Odds(0.5, ALL)
-            self.forced, self.likely = Odds(1.0, ALL), Odds(0.5, ALL)
-        else:
-            self.first, self.next = Odds(of_all.first.chance), Odds(of_all.next.chance)
-            self.likely = Odds(of_all.likely.chance)
-            self.forced = of_all.forced  # a matter of the model and its tokens, not of the text
+        self.first = Mean(0.5 if of_all is None else of_all.first)
+        self.next = Mean(0.5 if of_all is None else of_all.next)
+        self.forced = Mean(1.0) if of_all is None else of_all.forced  # a matter of the model, not of the text
+        self.likely = Mean(0.5 if of_all is None else of_all.likely)
+        self.gain = Mean(HOPED if of_all is None else of_all.gain)
 
-    def observe(self, hit: bool, *, on_track: bool) -> None:
-        """A token came where one was proposed."""
-        (self.next if on_track else self.first).observe(hit)
-        if self._all is not None:
-            self._all.observe(hit, on_track=on_track)
-
-    def observe_forced(self, hit: bool) -> None:
-        self.forced.observe(hit)
-
-    def observe_likely(self, hit: bool) -> None:
-        self.likely.observe(hit)
-        if self._all is not None:
-            self._all.observe_likely(hit)
+    def proposed(self, *, on_track: bool) -> Mean:
+        """Of a token that is proposed now."""
+        return self.next if on_track else self.first
 
     def likelier(self, *, on_track: bool) -> bool:
         """Whether a likely token is accepted more often than one that is proposed now."""
-        return self.likely.chance >= (self.next if on_track else self.first).chance
+        return self.likely.value >= self.proposed(on_track=on_track).value
 
     def chances(self, forced: int, likely: int, first: int, end: int, *, on_track: bool) -> list[float]:
         """The chance that a path is accepted up to each of first .. end-1. It has `forced` forced tokens, then `likely`
         likely ones, then proposed ones."""
-        known = forced + likely
-        before = min(first, forced)
-        chance = self.forced.chance**before * self.likely.chance ** (min(first, known) - before)
-        found = []
-        for place in range(first, end):
-            if place < forced:
-                chance *= self.forced.chance
-            elif place < known:
-                chance *= self.likely.chance
-            elif place in (first, known):
-                start = self.next.chance if on_track else self.first.chance
-                following = self.next.chance
-                chance *= start * following ** (place - known)
-            else:
-                chance *= following
-            found.append(chance)
-        return found
-
-    def statistics(self) -> AcceptanceStatistics:
-        return AcceptanceStatistics(self.first.chance, self.next.chance, self.forced.chance, self.likely.chance)
+        each = [self.forced.value] * forced + [self.likely.value] * likely
+        if end > len(each):
+            each.append(self.proposed(on_track=on_track).value)
+            each += [self.next.value] * (end - len(each))
+        return list(accumulate(each[:end], mul))[first:]

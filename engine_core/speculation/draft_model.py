@@ -14,7 +14,6 @@ so that drafting begins with the positions that the draft model has not seen.
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -30,14 +29,6 @@ FINE = 8  # turns; beyond them whole, half and quarter drafts are compared
 TRIAL_SHARE = 0.0075  # of the time, for trials
 TRIAL_ROWS = 8  # of a step
 TRIAL_STEPS = 16  # between trials, at least
-
-
-class DeviceDraftStatistics(msgspec.Struct, frozen=True):
-    """Chances over all sequences, and how many rows got trial drafts."""
-
-    first: float
-    next: float
-    trials: int
 
 
 class DeviceDrafts:
@@ -57,7 +48,6 @@ class DeviceDrafts:
         self._turns = sorted({*range(1, min(most, FINE) + 1), *(most >> shift for shift in range(3))} - {0})
         self._saved = 0.0  # seconds that may go into the next trial
         self._tried_at = 0  # step
-        self._tried = 0  # rows
 
     def enter(self, slot: int, *, wanted: bool) -> None:
         """Another sequence has the slot. The draft model is assumed to have seen what its cached blocks hold."""
@@ -134,7 +124,6 @@ class DeviceDrafts:
         if self._saved < float(seconds[total + len(tried)] - seconds[total]) + turn:
             return
         self._saved, self._tried_at = 0.0, step
-        self._tried += len(tried)
         self._learned[slots[tried]] = step
         lengths[tried] += 1
 
@@ -148,10 +137,6 @@ class DeviceDrafts:
         kept = ALL ** trials.sum(1)
         self._all_hits = self._all_hits * kept + hits.sum(1)
         self._all_trials = self._all_trials * kept + trials.sum(1)
-
-    def statistics(self) -> DeviceDraftStatistics:
-        first, following = self._of_all().tolist()
-        return DeviceDraftStatistics(first, following, self._tried)
 
     def _of_all(self) -> Floats:
         """Chances over all sequences: the prior of a new one. # [2]"""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.engine_core.speculation.acceptance import Acceptance
-from penstock.engine_core.speculation.jump_forward import Gain
 
 LONGEST_BACK_OFF = 16  # tokens
 LONGEST = 8  # tokens of the output that are searched for in the prediction
@@ -32,18 +31,15 @@ class Drafter:
     """Owner of one sequence's predicted path. The scheduler sets `forced` and `likely` as they change, and `in_flight`
     before each `draft`."""
 
-    def __init__(
-        self, proposers: tuple[Proposer, ...], ending: frozenset[int], acceptance: Acceptance, gain: Gain
-    ) -> None:
+    def __init__(self, proposers: tuple[Proposer, ...], ending: frozenset[int], acceptance: Acceptance) -> None:
         self.forced: list[int] = []  # the tokens that the grammar forces next
         self.likely: list[int] = []  # the tokens that mostly follow those
         self.in_flight: list[Sequence[int]] = []  # drafts of each step in flight that samples for it
-        self.gain = gain  # of likely tokens
+        self.acceptance = acceptance
         self._came = 0  # tokens of the likely run that the output is in
         self._coming = 0  # of those, what steps in flight brought anyway when it was first seen
         self._proposers = proposers
         self._ending = ending
-        self._acceptance = acceptance
         self._path: list[int] = []  # as of the last draft
         self._path_forced = self._path_likely = 0  # how many of its tokens are forced, and how many likely
         self._seen = -1  # tokens at the last draft
@@ -77,7 +73,7 @@ class Drafter:
         end = min(max(place, forced + likely) + free, place + most, len(path))
         if end <= place:
             return None
-        chances = self._acceptance.chances(forced, likely, place, end, on_track=self._on_track)
+        chances = self.acceptance.chances(forced, likely, place, end, on_track=self._on_track)
         return Draft(path[place:end], chances)
 
     def sent(self, count: int) -> None:
@@ -96,15 +92,15 @@ class Drafter:
                 return
             hit = token == self._path[place]
             if place < self._path_forced:
-                self._acceptance.observe_forced(hit)
+                self.acceptance.forced.observe(hit)
             elif place < likely_end:
-                self._acceptance.observe_likely(hit)
+                self.acceptance.likely.observe(hit)
                 self._came += hit
                 if not hit or place == likely_end - 1:
-                    self.gain.observe(max(0, self._came - max(0, self._coming)))
+                    self.acceptance.gain.observe(max(0, self._came - max(0, self._coming)))
                     self._came = 0
             else:
-                self._acceptance.observe(hit, on_track=self._on_track)
+                self.acceptance.proposed(on_track=self._on_track).observe(hit)
                 self._on_track = hit
             if not hit:
                 return
@@ -114,7 +110,7 @@ class Drafter:
         where proposals are accepted more often. The path stops before a token that nothing is drafted behind."""
         proposers = self._proposers if most else ()
         known = self.forced
-        if self.likely and (not proposers or self._acceptance.likelier(on_track=self._on_track)):
+        if self.likely and (not proposers or self.acceptance.likelier(on_track=self._on_track)):
             known = self.forced + self.likely
         path = known
         for proposer in proposers:

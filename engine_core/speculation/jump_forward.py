@@ -7,54 +7,21 @@ One search in many is allowed for the others, so that a change is noticed.
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 
-from penstock.engine_core.speculation.acceptance import ALL, OWN, WEIGHT
+from penstock.engine_core.speculation.acceptance import Mean
 from penstock.engine_core.speculation.step_cost import StepCost, half_octave
 
 SECONDS = 1e-4  # of the host for a run: its searches and its drafts' masks (12 to 23 us a row's step on an H200's host)
-HOPED = 2.0  # tokens of a run, before any is known
 PRESUMED = 1e-3  # seconds of a step as long as none was measured: a burst of first requests waits for no search
 REFRESHED = 32  # steps after which a step's cost is looked up again
 PROBED = 2039  # refusals of which one is let through; a prime, so that it meets other rows each time
-
-
-class JumpForwardStatistics(msgspec.Struct, frozen=True):
-    """Over all sequences."""
-
-    gain: float  # accepted tokens of a run
-    least: float  # that a run must gain now
-    refused: int  # searches
-
-
-class Gain:
-    """How many tokens the likely runs of one sequence gain, or those of all: a running mean."""
-
-    __slots__ = ("_all", "_keep", "_tokens", "_trials", "mean")
-
-    def __init__(self, of_all: Gain | None = None) -> None:
-        self._all = of_all
-        self._keep = ALL if of_all is None else OWN
-        self._tokens = self._trials = 0.0
-        self.mean: float = HOPED if of_all is None else of_all.mean
-
-    def observe(self, tokens: int) -> None:
-        """A run has ended after `tokens` accepted tokens."""
-        self._tokens = self._tokens * self._keep + tokens
-        self._trials = self._trials * self._keep + 1.0
-        prior = HOPED
-        if self._all is not None:
-            self._all.observe(tokens)
-            prior = self._all.mean
-        self.mean = (self._tokens + WEIGHT * prior) / (self._trials + WEIGHT)
 
 
 class JumpForward:
     """Owner of the least that a run must gain."""
 
     def __init__(self) -> None:
-        self.gain = Gain()  # of all sequences
         self.least = 0.0  # tokens that a run must gain now
         self._size = -1  # class of the rows that it holds for
         self._steps = 0
@@ -70,9 +37,9 @@ class JumpForward:
         self._size = -1 if seconds is None else size
         self.least = SECONDS * rows / (PRESUMED if seconds is None else float(seconds[0]))
 
-    def pays(self, gain: Gain) -> bool:
+    def pays(self, gain: Mean) -> bool:
         """Whether a row with this gain should search."""
-        if gain.mean >= self.least:
+        if gain.value >= self.least:
             return True
         self._refused += 1
         return self._refused % PROBED == 0
@@ -83,6 +50,3 @@ class JumpForward:
         ahead = PROBED - 1 - self._refused % PROBED
         self._refused += min(count, ahead)
         return ahead if ahead < count else -1
-
-    def statistics(self) -> JumpForwardStatistics:
-        return JumpForwardStatistics(self.gain.mean, self.least, self._refused)

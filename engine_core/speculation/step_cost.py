@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from statistics import median
+from statistics import fmean, median
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -28,29 +27,27 @@ KNOWN = 3  # steps of one class before anything is known of it: a single one may
 STALE = 2048  # steps after which a class that did not occur again is forgotten
 
 
-class CostStatistics(msgspec.Struct, frozen=True):
-    steps: int  # measured
-    classes: int  # of rows and further positions with a median
-
-
-class Samples:
-    """Owner of the recent steps of one class."""
-
-    __slots__ = ("further", "median", "place", "positions", "seconds", "step")
+class Recent:
+    """Owner of the recent seconds of one class."""
 
     def __init__(self) -> None:
+        self.seconds: deque[float] = deque(maxlen=RECENT)
+        self.median = 0.0
+        self.at = 0  # the last step or drafting
+
+    def observe(self, seconds: float, at: int) -> None:
+        self.seconds.append(seconds)
+        self.median, self.at = median(self.seconds), at
+
+
+class Samples(Recent):
+    """Owner of the recent steps of one class."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.positions: deque[int] = deque(maxlen=RECENT)
         self.further: deque[int] = deque(maxlen=RECENT)
-        self.seconds: deque[float] = deque(maxlen=RECENT)
-        self.step = 0  # the last one
-        self.median = 0.0  # seconds
         self.place = 0.0  # further positions, on average
-
-    def observe(self, rows: int, positions: int, seconds: float, step: int) -> None:
-        self.positions.append(positions)
-        self.further.append(positions - rows)
-        self.seconds.append(seconds)
-        self.step, self.median, self.place = step, median(self.seconds), sum(self.further) / len(self.further)
 
 
 class StepCost:
@@ -68,14 +65,17 @@ class StepCost:
         self._steps += 1
         further = positions - rows
         samples = self._classes.setdefault(half_octave(rows), {}).setdefault(half_octave(further + 1), Samples())
-        samples.observe(rows, positions, seconds, self._steps)
+        samples.observe(seconds, self._steps)
+        samples.positions.append(positions)
+        samples.further.append(further)
+        samples.place = fmean(samples.further)
 
     def seconds(self, rows: int, positions: Floats) -> Floats | None:
         """Of steps with these rows and positions; None if nothing is known. # [n] → [n]"""
         classes = self._classes.get(half_octave(rows))
         if not classes:
             return None
-        for key in [key for key, samples in classes.items() if self._steps - samples.step > STALE]:
+        for key in [key for key, samples in classes.items() if self._steps - samples.at > STALE]:
             del classes[key]
         found = [classes[key] for key in sorted(classes) if len(classes[key].seconds) >= KNOWN]
         if not found:
@@ -83,39 +83,14 @@ class StepCost:
         places = np.array([samples.place for samples in found])
         times = np.maximum.accumulate([samples.median for samples in found])
         known = np.interp(positions - rows, places, times)  # beyond the last: no more than that
-        least = sum(found[0].positions) / len(found[0].positions)
+        least = fmean(found[0].positions)
         return np.where(positions - rows < places[0], np.minimum(times[0] * positions / least, times[0]), known)
-
-    def statistics(self) -> CostStatistics:
-        return CostStatistics(self._steps, sum(map(len, self._classes.values())))
 
 
 def half_octave(count: int) -> int:
     """1, 2, 3, 4..5, 6..7, 8..11, 12..15, ... are a class each."""
     octave = count.bit_length() - 1
     return 2 * octave + ((count << 1 >> octave) & 1)
-
-
-class DraftCostStatistics(msgspec.Struct, frozen=True):
-    """What was measured."""
-
-    draftings: int
-    classes: int  # of rows and turns with a median
-
-
-class Recent:
-    """Owner of the recent times of one number of turns."""
-
-    __slots__ = ("at", "median", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds: deque[float] = deque(maxlen=RECENT)
-        self.median = 0.0
-        self.at = 0  # the last drafting
-
-    def observe(self, seconds: float, at: int) -> None:
-        self.seconds.append(seconds)
-        self.median, self.at = median(self.seconds), at
 
 
 class DraftCost:
@@ -146,9 +121,6 @@ class DraftCost:
             return low + (high - low) * (turns - below) / max(1, above - below)
         nearest = below or above
         return known[nearest].median * turns / nearest
-
-    def statistics(self) -> DraftCostStatistics:
-        return DraftCostStatistics(self._draftings, sum(map(len, self._classes.values())))
 
 
 def draft_lengths(

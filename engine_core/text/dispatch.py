@@ -37,7 +37,6 @@ class DispatchStatistics(msgspec.Struct, frozen=True):
     held: int  # now: requests that wait for a scheduler
     upward: int  # now: messages waiting for schedulers
     moved: int  # requests that went on with another scheduler
-    stayed: int  # requests that did not, since executors may have died of them
     handed_over: int  # times that a request went on behind its prompt, which a prefill replica had computed
     local: int  # requests that began where they are decoded, while there are prefill replicas
     placement: PlacementStatistics
@@ -51,7 +50,7 @@ class Dispatch:
         self._placement = placement
         self._had: tuple[dict[int, Request], ...] = tuple({} for _ in placement.replicas)  # by scheduler, in order
         self._held: dict[int, Request] = {}  # wait for a scheduler that takes requests, in order
-        self._moved = self._stayed = self._handed_over = self._local = 0
+        self._moved = self._handed_over = self._local = 0
 
     def chain(self, message: SubmitTokens) -> list[bytes]:
         """Identities of the full blocks of a prompt, as far as they matter. May run in any thread."""
@@ -187,12 +186,7 @@ class Dispatch:
         if ready <= placement.former.keys():
             return False
         ahead = AHEAD * len(request.choices)
-        if placement.mark < 0 or sum(choice.tokens for choice in request.choices) > placement.mark + ahead:
-            return True
-        if not placement.stayed:
-            placement.stayed = True
-            self._stayed += 1
-        return False
+        return placement.mark < 0 or sum(choice.tokens for choice in request.choices) > placement.mark + ahead
 
     def _release(self, request: Request) -> None:
         """Its scheduler does not have it any more."""
@@ -232,7 +226,6 @@ class Dispatch:
             held=len(self._held),
             upward=sum(map(len, self.upward)),
             moved=self._moved,
-            stayed=self._stayed,
             handed_over=self._handed_over,
             local=self._local,
             placement=self._placement.statistics(),

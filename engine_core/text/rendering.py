@@ -80,7 +80,9 @@ class Renderer:
             if not self._splitter.idle(raw):
                 split = self._splitter.split(conversation, text, lambda marked: template.render(marked, moment))
         final = messages[-1].get("content") or "" if request.continue_final_message else None
-        judged = self._judged(split.marked if split else text, tools, final, thinks=asks_to_think(arguments))
+        judged = self._judged(
+            split.marked if split else text, tools, final, thinks=asks_to_think({**template.names, **arguments})
+        )
         if split is None:
             return judged
         return msgspec.structs.replace(judged, text="".join(split.pieces), pieces=split.pieces)

@@ -51,7 +51,7 @@ class Kept:
 class RequestPlacement:
     """Which replica a request is at, and which it has been at. Kept by the dispatch."""
 
-    __slots__ = ("booked", "chain", "former", "mark", "refused", "replica", "stayed", "transfer")
+    __slots__ = ("booked", "chain", "former", "mark", "refused", "replica", "transfer")
 
     def __init__(self) -> None:
         self.replica: int | None = None  # whose scheduler has it
@@ -60,7 +60,6 @@ class RequestPlacement:
         self.former: dict[int, int] = {}  # replicas it was taken from: how many of its choices they have yet to end
         self.refused: set[int] = set()  # replicas that had no room for it
         self.mark = -1  # tokens that it had when it moved for want of executors; -1: it has not
-        self.stayed = False  # the next time it did not
         self.transfer: KVTransfer | None = None  # blocks that a prefill replica holds for it
 
 

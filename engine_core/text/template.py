@@ -15,10 +15,10 @@ import msgspec
 from penstock.engine_core.models.config_file import read_json
 from penstock.engine_core.text.sandbox import TemplateLimit, compile_template, make_sandbox, render, to_json
 from penstock.protocol.errors import ConfigError, InvalidRequest, ModelError
+from penstock.protocol.validation import RESERVED
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"  # the template for requests with tools, where a model has two
-RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 # Marks where the final message's content ends while it stays open; its space tells whether the template trims contents.
 OPEN_END = "\ue000continue\ue001 "
 MAX_COMPLAINT = 500  # characters of a template's error that a client sees
@@ -49,14 +49,15 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 class ChatTemplate:
     """A model's templates by name; most models have one. Rendering is safe in threads."""
 
-    def __init__(self, sources: Mapping[str, str], names: Mapping[str, str], *, trusted: bool = True) -> None:
-        """`names` are the special tokens. `trusted`: the operator's, not a request's.
+    def __init__(self, sources: Mapping[str, str], names: Mapping[str, Any], *, trusted: bool = True) -> None:
+        """`names` are the special tokens, and variables that requests may set otherwise. `trusted`: the operator's, not
+        a request's.
 
         Raises jinja2.TemplateSyntaxError, RecursionError for one nested too deep.
         """
         sandbox = make_sandbox(trusted=trusted)
         self._templates = {name: compile_template(sandbox, source, counted=trusted) for name, source in sources.items()}
-        self._names = dict(names)
+        self.names = dict(names)
         self.source = "\n".join(sources.values())
         trees = [sandbox.parse(source) for source in sources.values()]
         self.variables = frozenset().union(*map(jinja2.meta.find_undeclared_variables, trees))  # names that it reads
@@ -80,7 +81,7 @@ class ChatTemplate:
         if conversation.continue_final_message:
             messages = open_final_message(conversation)
         names = {
-            **self._names,
+            **self.names,
             "tools": conversation.tools or None,
             "documents": None,
             **conversation.arguments,
@@ -193,7 +194,7 @@ def cut_final_message(text: str) -> str:
     return text[:end] if text.startswith(OPEN_END, end) else text[:end].rstrip()
 
 
-def read_template(folder: Path, names: Mapping[str, str], override: str = "") -> ChatTemplate:
+def read_template(folder: Path, names: Mapping[str, Any], override: str = "") -> ChatTemplate:
     """The templates of a model folder; `override` is a file that takes their place. A folder may have none.
 
     Raises ModelError naming the file that is malformed, ConfigError when `override` cannot be read or is malformed.

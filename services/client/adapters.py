@@ -21,7 +21,7 @@ from penstock.engine_core.models.adapter_folder import CONFIG, WEIGHTS, adapter_
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.protocol.adapters import NAME, read_modules
 from penstock.protocol.config import Config
-from penstock.protocol.errors import ConfigError, InvalidRequest, ModelError
+from penstock.protocol.errors import ConfigError, InvalidRequest, ModelError, invalid
 from penstock.protocol.messages import Adapter
 from penstock.services.supervisor.run_directory import private, replace_file
 
@@ -80,7 +80,7 @@ class AdapterNames:
         assert self.directory is not None
         if not NAME.fullmatch(name) or name in self._own:
             why = "the model itself has this name" if name in self._own else "it has letters, digits and . _ : @ / + -"
-            raise InvalidRequest(f"lora_name: {why}", param="lora_name", code="invalid_value")
+            raise invalid("lora_name", f": {why}")
         found = self._change(name, self._checked(name, self.directory / path), again=True)
         assert found is not None
         return found

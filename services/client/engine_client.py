@@ -22,15 +22,14 @@ import msgspec
 
 from penstock.engine_core.scheduling.poison_requests import PoisonRequests, text_signature
 from penstock.protocol.control import Control, Controlled, EngineStatus
-from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable, error_of
+from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded, Unavailable, Unsupported, error_of
 from penstock.protocol.messages import Detokenize, Detokenized, Rejected, SubmitText, Tokenize, Tokenized
 from penstock.protocol.outputs import TextBatch
 from penstock.protocol.request_ids import COUNTER_MASK, request_id
 from penstock.protocol.snapshots import MetricsSnapshots
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.client.replicas import ReplicaSet
-from penstock.services.client.request_state import Call, RequestState
-from penstock.services.client.tokenizer_router import TokenizerRouter
+from penstock.services.client.tokenizer_router import Call, RequestState, TokenizerRouter
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.link import Arrival, Joined, Left, Link, Peer
 from penstock.services.metrics.snapshot import RemoteSnapshots
@@ -127,7 +126,7 @@ class EngineClient:
         """
         if not self._ordered and any(request.priority for request in requests):
             message = "priority needs --scheduling-policy priority; this server takes requests as they come"
-            raise InvalidRequest(message, param="priority", code="unsupported")
+            raise Unsupported(message, param="priority")
         if self.draining or now > self._open_until:
             self._check_open(self.trouble(now), now)
         if len(requests) > (most := self._limits.unfinished):

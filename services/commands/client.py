@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, adjusted
 from penstock.protocol.errors import REQUEST_ERRORS, ConfigError, EngineFailure, LinkError, Overloaded, RequestError
 from penstock.protocol.option import words
 from penstock.services.llm.launcher_process import LauncherProcess
@@ -193,14 +193,13 @@ def quiet(effective: Effective) -> Config:
     config = effective.config
     if "log_level" in effective.origins:
         return config
-    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, log_level=LOG_LEVEL))
+    return adjusted(config, log_level=LOG_LEVEL)
 
 
 @contextmanager
 def started(config: Config) -> Iterator[str]:
     """The URL of `penstock serve` on a free port of this machine, once it is ready. Raises its error if it fails."""
-    free = msgspec.structs.replace(config.api, host="127.0.0.1", port=0, uds="")
-    launcher = LauncherProcess(msgspec.structs.replace(config, api=free), "serve")
+    launcher = LauncherProcess(adjusted(config, host="127.0.0.1", port=0, uds=""), "serve")
     try:
         while not launcher.ready:
             select.select([launcher.notices.fileno(), launcher.pidfd], [], [])

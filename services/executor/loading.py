@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,7 @@ from penstock.engine_core.loading.kept_weights import Part, Parts
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
-from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.eagle import EagleHead, build_head
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.engine_core.models.vision.tower import Tower
@@ -73,7 +73,7 @@ def build_draft(config: Config, spec: DraftSpec | None, model: Decoder, length: 
     if not placement.group.ends:
         return found
     if spec.head is not None:
-        return replace(found, model=EagleHead(spec.head, model, length))
+        return replace(found, model=build_head(spec.head, model, length))
     draft = registry.build(spec.layers, placement.dtype, placement.device, length, invariant=placement.invariant)
     return replace(found, model=draft)
 
@@ -92,17 +92,17 @@ class Loading:
         self._tower = tower
         self._draft = draft
         self._folder = folder
-        self._kept = kept
+        self.kept = kept
         self._key = key
-        self._path, self._version = "", FIRST_VERSION
+        self.path, self.version = "", FIRST_VERSION  # empty: the folder that the server started with
         self.restored = False  # else what the files have was read
 
     def load(self) -> Draft | None:
         """Restore weights that were kept, or read files. The draft model is returned with its size. Raises ModelError
         for a wrong tensor."""
-        table = self._kept.restore(self.parts, self._key, self._model.placement.device)
+        table = self.kept.restore(self.parts, self._key, self._model.placement.device)
         if table is not None:
-            self._path, self._version, self.restored = table.path, table.version, True
+            self.path, self.version, self.restored = table.path, table.version, True
         else:
             self._read()
         if self._draft is None or self._draft.model is None:
@@ -110,9 +110,9 @@ class Loading:
         assert isinstance(self._draft.model, Decoder | EagleHead), "it has weights"
         return replace(self._draft, weight_bytes=self._draft.model.weight_bytes)
 
-    @property
-    def loaded(self) -> Loaded:
-        return Loaded(self._kept, self.parts, self._key, self._path, self._version)
+    def keep(self, path: str, version: str) -> None:
+        """Copy the weights as they are now; path and version are what they have become."""
+        self.kept.keep(self.parts, self._key, path, version)
 
     @property
     def parts(self) -> Parts:
@@ -137,21 +137,6 @@ class Loading:
                 loading.load(draft, folder.draft_folder(asked, self._folder), model.load_format, model.seed + 1)
             for part in self.parts.values():
                 pack(dict(part.destinations()))
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What is needed to keep weights that have been loaded."""
-
-    kept: KeptWeights
-    parts: Parts
-    key: str
-    path: str  # of the folder that they are from, as the scheduler says it; empty: the one that the server started with
-    version: str
-
-    def keep(self, path: str, version: str) -> None:
-        """Copy them as they are now; path and version are what they have become."""
-        self.kept.keep(self.parts, self.key, path, version)
 
 
 def key_of(

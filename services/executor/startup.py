@@ -64,7 +64,6 @@ from penstock.services.executor.kept_weights import KeptWeights
 from penstock.services.executor.kernel_compilers import compilers
 from penstock.services.executor.kv_disk import Served, attach_disk, files_digest
 from penstock.services.executor.loading import (
-    Loaded,
     Loading,
     build_draft,
     check_agreed,
@@ -95,7 +94,7 @@ class Engine:
     runner: Runner
     ready: ExecutorReady
     weights: LiveWeights
-    loaded: Loaded
+    loaded: Loading
     warm: tuple[tuple[int, float], ...] = ()  # positions and seconds of each warm-up step
     copies: BlockCopier | None = None  # None: no KV blocks are kept in the host's memory
     life: EarlierLife = FIRST_LIFE  # what the image after this one is told
@@ -164,13 +163,13 @@ def start(
         memory = StepMemory(earlier.measured if again else None)
         runner, shape, copies = make_runner(config, index, model, spec, options, draft, phases, memory, others)
         if loading.restored:  # the files may be others since; an update's weights are those of none
-            files = b"" if loading.loaded.path else bytes.fromhex(earlier.files)
+            files = b"" if loading.path else bytes.fromhex(earlier.files)
         attach_disk(config, index, copies, Served(spec, drafting, length, group, dtype, tuple(folders), files))
         warm = warm_up(config, runner, spec, phases, again=again)
         phases.begin("checking the weights")
         if checks is not None:
             notify(f"{WEIGHTS}={checks.finish()}")
-        if not loading.loaded.path:  # what an update has brought may say something else
+        if not loading.path:  # what an update has brought may say something else
             check_output(config, runner, path, encoder=spec.encoder)
     parts = [part for part in (model, draft, tower) if part is not None]
     ready = describe(runner, spec, shape, draft, sum(part.weight_bytes for part in parts), began)
@@ -179,7 +178,7 @@ def start(
     log_notes(config, model, draft, path, device)
     verified = "" if checks is None else checks.stamp
     life = EarlierLife(key, measured=memory.measured, verified=verified, files=files.hex())
-    return Engine(runner, ready, live_weights(config, model, tower, path), loading.loaded, warm, copies, life)
+    return Engine(runner, ready, live_weights(config, model, tower, path), loading, warm, copies, life)
 
 
 def describe(

@@ -63,7 +63,6 @@ class Counters:
     results: int = 0
     dropped: int = 0
     stray_masks: int = 0
-    schedulers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,6 @@ class StepsStatistics(msgspec.Struct, frozen=True):
     results: int
     dropped: int  # results whose scheduler was gone
     stray_masks: int  # masks of no plan that waited for any
-    schedulers: int  # that joined
     waiting: int  # now: results that wait to be sent
     launch: HistogramStatistics  # seconds of launching each plan
     copies: CopyStatistics | None = None  # None: there is no host memory for KV blocks
@@ -319,7 +317,6 @@ class Steps:
     def _join(self, peer: Peer) -> None:
         if self._group.several and peer.incarnation == self._served.last:
             leave(reason="the scheduler lost us while it lived: the group is out of step")
-        self._counters.schedulers += 1
         self._served.peer, self._served.last = peer, peer.incarnation
         self._forget()
         logs.info(log, "scheduler_joined", pid=peer.pid, epoch=peer.epoch)

@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 import msgspec
@@ -94,18 +94,11 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
         return cls(options.max_header_bytes, options.header_timeout, options.body_timeout)
 
 
-class Receiver(Protocol):
-    """Whom the parser calls, as httptools describes it; it keeps the head that is being parsed."""
-
-    url: bytes
-    headers: list[tuple[bytes, bytes]]
-
-
 class RequestParser:
     """As httptools.HttpRequestParser. A head with an offer is parsed a second time, without it: where it ends for the
     first time, and its message with it, `offered` is true, and the receiver passes over what it is told."""
 
-    def __init__(self, receiver: Receiver) -> None:
+    def __init__(self, receiver: Connection) -> None:
         self._receiver = receiver
         self._parser = self._fresh()
         self._version_refused = False

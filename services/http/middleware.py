@@ -35,7 +35,7 @@ from penstock.services.http.request_context import (
     new_trace,
     reason_of,
 )
-from penstock.services.http.routing import Access, Methods, Router
+from penstock.services.http.routing import MAX_SHOWN, UNKNOWN_PATH, Access, Methods, Router
 from penstock.services.http.security import Cors, Keys, TrustedHosts
 from penstock.services.metrics.requests import Traffic
 from penstock.services.supervisor import logs
@@ -180,6 +180,8 @@ class Middleware:
         fields: dict[str, object] = {"id": context.id.decode(), "method": context.method, "route": outcome.route}
         if trace := context.trace.traceparent:
             fields["trace_id"] = trace[3:35]  # as TraceContext.trace_id, without a call
+        if outcome.reason == UNKNOWN_PATH:
+            fields["path"] = context.path[:MAX_SHOWN]
         fields["status"] = status
         if outcome.prompt_tokens or outcome.completion_tokens:
             fields.update(prompt_tokens=outcome.prompt_tokens, completion_tokens=outcome.completion_tokens)

@@ -13,6 +13,7 @@ from penstock.protocol.errors import MethodNotAllowed, NotFound, RequestError
 from penstock.services.http.request_context import RequestContext
 
 MAX_SHOWN = 200  # characters of a path
+UNKNOWN_PATH = "unknown_path"  # an error's code
 
 Handler = Callable[[Any, RequestContext], Awaitable[None]]  # called with the application's state
 
@@ -53,10 +54,11 @@ Found = tuple[Methods, Mapping[str, Any]]  # a path's routes by method, and its 
 
 class Router:
     """Finds the routes of a path: `exact` those of paths without parameters. `prefix` is what clients leave out of a
-    path or say twice."""
+    path or say twice. `elsewhere` has paths that are not among the routes, and where they are."""
 
-    def __init__(self, routes: Sequence[Route], prefix: str) -> None:
+    def __init__(self, routes: Sequence[Route], prefix: str, elsewhere: Mapping[str, str]) -> None:
         self._prefix = prefix
+        self._elsewhere = elsewhere
         self._paths: dict[str, dict[str, Route]] = {}
         for route in routes:
             self._paths.setdefault(route.path, {})[route.method] = route
@@ -80,8 +82,8 @@ class Router:
             message = f"{method} is not allowed on {shown}; allowed: {allowed}"
             return MethodNotAllowed(message, code="method_not_allowed", allowed=allowed)
         near = self._near(path)
-        suggestion = f"; {near} is served" if near else ""
-        return NotFound(f"there is nothing at {shown}{suggestion}", code="unknown_path")
+        suggestion = f"; {near} is served" if near else self._elsewhere.get(path, "")
+        return NotFound(f"there is nothing at {shown}{suggestion}", code=UNKNOWN_PATH)
 
     def _near(self, path: str) -> str:
         """The path that is meant where a base URL lacks the prefix or has it twice, or a slash is too many."""

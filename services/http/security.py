@@ -18,8 +18,6 @@ import logging
 import re
 from pathlib import Path
 
-import msgspec
-
 from penstock.protocol.config import ApiConfig
 from penstock.protocol.errors import ConfigError, Forbidden
 from penstock.protocol.option import words
@@ -47,13 +45,6 @@ MAX_AGE = b"600"  # seconds that a browser may remember a preflight
 MAX_ASKED = 4096  # bytes of header names in a preflight
 
 
-class KeyStatistics(msgspec.Struct, frozen=True):
-    """How many keys are in force, and how often the file was read."""
-
-    keys: int
-    reads: int
-
-
 class Keys:
     """The keys of --api-key and of --api-key-file, which the process's loop reads again when it changes.
 
@@ -71,11 +62,9 @@ class Keys:
         self.locked = bool(self._own) or self._path is not None  # whether a key is needed at all
         self._filed: tuple[bytes, ...] = ()
         self._version: Version | None = None
-        self._reads = 0
         if self._path is not None:
             self._version = version(self._path, option)
             self._filed = read(self._path, option)
-            self._reads = 1
 
     def accepts(self, given: bytes) -> bool:
         """Whether `given` is one of the keys, in constant time."""
@@ -101,11 +90,7 @@ class Keys:
             self._version = current
             return
         self._version = current
-        self._reads += 1
         logs.info(log, "api_keys_read", keys=len(self._filed))
-
-    def statistics(self) -> KeyStatistics:
-        return KeyStatistics(len(self._own) + len(self._filed), self._reads)
 
 
 def digest(key: bytes) -> bytes:

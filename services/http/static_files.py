@@ -36,26 +36,20 @@ class File(msgspec.Struct, frozen=True):
     """One file with the headers it is sent with."""
 
     body: bytes
+    tag: bytes
     headers: tuple[tuple[bytes, bytes], ...]
     summary: str = ""  # of the route's description
 
 
-class StaticFile:
+async def send_file(file: File, _state: object, context: RequestContext) -> None:
     """The endpoint of one file; a client that has it already is told so (RFC 9110, section 13.1.2)."""
-
-    def __init__(self, file: File) -> None:
-        self._file = file
-        self._tag = b'"%b"' % hashlib.sha256(file.body).hexdigest()[:32].encode()
-
-    async def __call__(self, _state: object, context: RequestContext) -> None:
-        file = self._file
-        known = context.header(b"if-none-match") or b""
-        fresh = self._tag in (tag.strip().removeprefix(b"W/") for tag in known.split(b","))
-        headers = [(b"etag", self._tag), *file.headers]
-        if not fresh:
-            headers.append((b"content-length", str(len(file.body)).encode()))
-        await context.start(304 if fresh else 200, headers)
-        await context.send({"type": "http.response.body", "body": b"" if fresh else file.body})
+    known = context.header(b"if-none-match") or b""
+    fresh = file.tag in (tag.strip().removeprefix(b"W/") for tag in known.split(b","))
+    headers = [(b"etag", file.tag), *file.headers]
+    if not fresh:
+        headers.append((b"content-length", str(len(file.body)).encode()))
+    await context.start(304 if fresh else 200, headers)
+    await context.send({"type": "http.response.body", "body": b"" if fresh else file.body})
 
 
 def folder() -> Path:
@@ -73,7 +67,8 @@ def file(name: str, policy: str = "default-src 'none'", cache: str = DAY, summar
         "cross-origin-opener-policy": "same-origin",
     }
     encoded = tuple((key.encode(), value.encode()) for key, value in headers.items())
-    return File((folder() / name).read_bytes(), encoded, summary)
+    body = (folder() / name).read_bytes()
+    return File(body, b'"%b"' % hashlib.sha256(body).hexdigest()[:32].encode(), encoded, summary)
 
 
 FILES: Mapping[str, File] = {

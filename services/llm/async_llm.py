@@ -9,18 +9,20 @@ from types import TracebackType
 from typing import Any
 
 from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
-from penstock.services.llm.lora import LoRARequest, adapted, with_adapters
 from penstock.services.llm.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
 from penstock.services.llm.params import SamplingParams
 from penstock.services.llm.prompts import (
+    LoRARequest,
     PromptForm,
     Request,
+    adapted,
     chat_request,
     completion_requests,
     embedding_request,
     embedding_submissions,
     in_trace,
     parse_prompts,
+    with_adapters,
 )
 from penstock.services.openai.embeddings import vectors
 

@@ -15,13 +15,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, adjusted
 from penstock.protocol.errors import LinkError, PenstockError
-from penstock.services.supervisor import options, process, run_directory
-from penstock.services.supervisor.launcher import ENTRY, SUPERVISORS
-from penstock.services.supervisor.sd_notify import ERROR_FIELD, NOTIFY_SOCKET, NoticeSocket, read_error
+from penstock.services.supervisor import options, run_directory
+from penstock.services.supervisor.launcher import ENTRY, inherited
+from penstock.services.supervisor.sd_notify import ERROR_FIELD, NoticeSocket, read_error
 
 END_SECONDS = 15.0  # from SIGTERM to SIGKILL; the engine gives its own processes less
 SOCKET = "program.sock"
@@ -40,18 +38,21 @@ class LauncherProcess:
             run_directory.sweep(parent)
             self.directory = Path(tempfile.mkdtemp(prefix=run_directory.PREFIX, dir=parent))
         self._temporary = not given
-        run = msgspec.structs.replace(config.run, run_dir=str(self.directory))
-        self.config = msgspec.structs.replace(config, run=run)
+        self.config = adjusted(config, run_dir=str(self.directory))
         self.notices = NoticeSocket(self.directory / SOCKET)
         self.ready = False
         self.url = ""  # once a server is ready
         self.failure: PenstockError | None = None  # why it ended, except by `end`
         self._ended = False
+        environ = inherited(self.config, self.notices.path)
+        environ.pop(run_directory.TEMPORARY, None)
+        if self._temporary:
+            environ[run_directory.TEMPORARY] = str(self.directory)
         self._process = subprocess.Popen(
             [sys.executable, str(ENTRY), command, *options.arguments(self.config)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=self._environment() | dict(environment or {}),
+            env=environ | dict(environment or {}),
             start_new_session=True,  # the program handles Ctrl-C
         )
         self.pid = self._process.pid
@@ -86,13 +87,3 @@ class LauncherProcess:
         os.close(self.pidfd)
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _environment(self) -> dict[str, str]:
-        environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
-        environ = options.environment(self.config, environ)
-        environ |= {NOTIFY_SOCKET: str(self.notices.path), process.PARENT: str(os.getpid())}
-        if self._temporary:
-            environ[run_directory.TEMPORARY] = str(self.directory)
-        else:
-            environ.pop(run_directory.TEMPORARY, None)
-        return environ

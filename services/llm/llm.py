@@ -17,7 +17,6 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.messages import SubmitText
 from penstock.services.commands.progress import ProgressBar
 from penstock.services.llm.engine import Engine, EngineProperties, Finalizer
-from penstock.services.llm.lora import LoRARequest, Loras, adapted, with_adapters
 from penstock.services.llm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -31,9 +30,12 @@ from penstock.services.llm.outputs import (
 )
 from penstock.services.llm.params import RequestOutputKind
 from penstock.services.llm.prompts import (
+    LoRARequest,
+    Loras,
     Params,
     PromptForm,
     Request,
+    adapted,
     chat_request,
     classify_submissions,
     completion_requests,
@@ -43,6 +45,7 @@ from penstock.services.llm.prompts import (
     params_of_each,
     parse_prompts,
     score_sheet,
+    with_adapters,
 )
 from penstock.services.openai.classification import activated
 from penstock.services.openai.embeddings import Vector, vectors

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest, invalid
 from penstock.protocol.messages import TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai import chat, completions
@@ -112,16 +112,16 @@ def body(params: SamplingParams | None) -> dict[str, Any]:
     fields = {name: getattr(params, name) for name in SAME_FIELDS}
     for name, value in fields.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidRequest(f"{name}: {value} is not a finite number", param=name, code="invalid_value")
+            raise invalid(name, f": {value} is not a finite number")
     for name, kind in (("detokenize", bool), ("output_kind", RequestOutputKind)):
         if not isinstance(value := getattr(params, name), kind):
-            raise InvalidRequest(f"{name} must be a {kind.__name__}, not {value!r}", param=name, code="invalid_type")
+            raise invalid(name, f"must be a {kind.__name__}, not {value!r}", "invalid_type")
     if params.stop == []:
         fields["stop"] = None
     if params.max_tokens == 0:  # a completion over HTTP may be an echo alone; nothing is echoed here
-        raise InvalidRequest("max_tokens is 0; at least one token is made", param="max_tokens", code="invalid_value")
+        raise invalid("max_tokens", "is 0; at least one token is made")
     if not params.detokenize and params.stop:
-        raise InvalidRequest("stop needs detokenize to be true", param="stop", code="invalid_value")
+        raise invalid("stop", "needs detokenize to be true")
     return {**fields, "max_tokens": params.max_tokens}
 
 

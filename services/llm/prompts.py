@@ -1,10 +1,10 @@
-"""The forms of prompts (text, token ids, or a dict with either) and the requests made from them."""
+"""The forms of prompts (text, token ids, or a dict with either), the requests made from them, and their adapters."""
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -12,8 +12,8 @@ from msgspec import Meta
 
 from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, Unsupported
-from penstock.protocol.messages import SubmitText, TraceContext
+from penstock.protocol.errors import InvalidRequest, invalid, unsupported
+from penstock.protocol.messages import Adapter, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.llm.params import SamplingParams, as_chat, as_completion, encoded, json_of
 from penstock.services.openai.chat import chat_submission
@@ -81,20 +81,20 @@ def parse_prompt(form: object, path: str) -> Prompt:
         return Prompt(prompt=form)
     fields = dict(form) if isinstance(form, Mapping) else {"prompt_token_ids": form}
     if fields.pop("multi_modal_data", None) is not None:
-        message = f"{path}.multi_modal_data: a prompt has no place for images; LLM.chat takes them in messages"
-        raise Unsupported(message, param=f"{path}.multi_modal_data")
+        message = ": a prompt has no place for images; LLM.chat takes them in messages"
+        raise unsupported(f"{path}.multi_modal_data", message)
     if not isinstance(ids := fields.get("prompt_token_ids", ()), list | tuple | None):
         if hasattr(ids, "tolist"):  # an array or a tensor
             ids = ids.tolist()
         elif not isinstance(ids, Sequence):
-            raise InvalidRequest(f"{path} must be text, token ids or a dict", param=path, code="invalid_type")
+            raise invalid(path, "must be text, token ids or a dict", "invalid_type")
         fields["prompt_token_ids"] = list(ids)
     try:
         prompt = msgspec.convert(fields, Prompt)
     except msgspec.ValidationError as error:
         raise misfit(str(error), path) from error
     if (prompt.prompt is None) == (prompt.prompt_token_ids is None):
-        raise InvalidRequest(f"{path} must hold either prompt or prompt_token_ids", param=path, code="invalid_value")
+        raise invalid(path, "must hold either prompt or prompt_token_ids")
     return prompt
 
 
@@ -132,7 +132,7 @@ def checked_priorities(priority: Sequence[int] | None, count: int) -> Sequence[i
         raise InvalidRequest(message, param="priority", code="invalid_value")
     for rank in priority:
         if not limits.PRIORITY_MIN <= rank <= limits.PRIORITY_MAX:
-            raise InvalidRequest(f"priority: {rank} is out of range", param="priority", code="invalid_value")
+            raise invalid("priority", f": {rank} is out of range")
     return priority
 
 
@@ -214,11 +214,11 @@ def shown(part: object, place: str) -> object:
     param = f"{place}.image_pil"
     picture, file = part.get("image_pil"), io.BytesIO()
     if picture is None or not hasattr(picture, "save"):
-        raise InvalidRequest(f"{param} must be a PIL.Image", param=param, code="invalid_type")
+        raise invalid(param, "must be a PIL.Image", "invalid_type")
     try:
         picture.save(file, "PNG", compress_level=1)
     except (OSError, ValueError) as error:  # a mode that PNG does not have, a file that is cut off, no pixels
-        raise InvalidRequest(f"{param} cannot be written as PNG: {error}", param=param, code="invalid_value") from error
+        raise invalid(param, f"cannot be written as PNG: {error}") from error
     url = f"data:image/png;base64,{b2a_base64(file.getvalue())}"
     return {"type": "image_url", "image_url": {"url": url}}
 
@@ -243,7 +243,7 @@ def embedding_submissions(
     for number, prompt in enumerate(parse_prompts(prompts)):
         path = f"prompts[{number}]"
         if prompt.prediction is not None:
-            raise InvalidRequest(f"{path}: a vector has no prediction", param=path, code="invalid_value")
+            raise invalid(path, ": a vector has no prediction")
         (text,) = texts_of(prompt.content, path, model, request)
         submit = text_submission(request, model, text, path, parse(prompt.traceparent, prompt.tracestate))
         found.append(msgspec.structs.replace(submit, cache_salt=prompt.cache_salt or ""))
@@ -263,3 +263,49 @@ def score_sheet(data_1: Strings, data_2: Strings, truncate: int | None, model: M
     """The pairs of a call. Raises InvalidRequest and Unsupported."""
     request = ScoreRequest(text_1=data_1, text_2=data_2, truncate_prompt_tokens=truncate)
     return Sheet(request, pairs_of(request), model, TraceContext())
+
+
+class LoRARequest(msgspec.Struct, frozen=True):
+    """An adapter by name, with its folder. The number is vLLM's; the name and the folder's content tell adapters
+    apart."""
+
+    lora_name: str
+    lora_int_id: int = 0
+    lora_path: str = ""
+
+
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+
+
+def with_adapters(requests: Iterable[Request], loras: Loras, count: int, model: ModelInfo) -> Iterable[Request]:
+    """The requests of `count` prompts with one adapter for all, or one for each. Raises InvalidRequest at once."""
+    if loras is None:
+        return requests
+    adapters = adapters_of(loras, count, model)
+    return (
+        msgspec.structs.replace(request, submit=msgspec.structs.replace(request.submit, adapter=adapter))
+        for request, adapter in zip(requests, adapters, strict=True)
+    )
+
+
+def adapted(submits: Sequence[SubmitText], loras: Loras, model: ModelInfo) -> list[SubmitText]:
+    """The same for messages that ask for vectors."""
+    adapters = adapters_of(loras, len(submits), model)
+    return [msgspec.structs.replace(submit, adapter=adapter) for submit, adapter in zip(submits, adapters, strict=True)]
+
+
+def adapters_of(loras: Loras, count: int, model: ModelInfo) -> list[Adapter | None]:
+    """The adapter of each of `count` prompts. Raises InvalidRequest."""
+    each = [loras] * count if loras is None or isinstance(loras, LoRARequest) else list(loras)
+    if len(each) != count:
+        message = f"there are {len(each)} lora_request for {count} prompts"
+        raise InvalidRequest(message, param="lora_request", code="invalid_value")
+    found = {lora: adapter_of(lora, model) for lora in set(each) if lora is not None}
+    return [None if lora is None else found[lora] for lora in each]
+
+
+def adapter_of(lora: LoRARequest, model: ModelInfo) -> Adapter:
+    """What the folder holds now. Raises InvalidRequest."""
+    if model.adapters is None:
+        raise unsupported("lora_request", "needs enable_lora=True")
+    return model.adapters.given(lora.lora_name, lora.lora_path)

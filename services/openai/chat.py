@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.config import CLAMP_ALL
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import InvalidRequest, Unsupported, invalid, unsupported
 from penstock.protocol.messages import Grammar, Reasoning, SubmitText, Tokenize, ToolUse, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
@@ -53,7 +53,7 @@ async def parse_chat(app: AppState, context: RequestContext) -> Parsed:
     check_unsupported(fields, UNSUPPORTED_IN_CHAT, REASONS, n)
     if request.chat_template is not None and not app.config.tokenizer.trust_request_chat_template:
         message = "chat_template is taken only by a server that was started with --trust-request-chat-template"
-        raise InvalidRequest(message, param="chat_template", code="unsupported")
+        raise Unsupported(message, param="chat_template")
     usage = UsageWanted() if request.stream_options is None else wants_usage(request)
     clamp = options.clamp_max_tokens == CLAMP_ALL
     submit, images = chat_submission(request, model, n, context.trace, clamp=clamp)
@@ -96,8 +96,7 @@ def check_structure(use: ToolUse | None, grammar: Grammar | None) -> None:
     answers that are no calls, so it goes with every `tool_choice`."""
     if use is None or not use.required or grammar is None or grammar.param.partition(".")[0] == "response_format":
         return
-    message = f"{grammar.param} and tool_choice: the choice makes every answer a call, which follows no grammar"
-    raise InvalidRequest(message, param=grammar.param, code="invalid_value")
+    raise invalid(grammar.param, "and tool_choice: the choice makes every answer a call, which follows no grammar")
 
 
 def lengths(request: ChatRequest, *, clamp: bool = False) -> Lengths:
@@ -109,11 +108,9 @@ def lengths(request: ChatRequest, *, clamp: bool = False) -> Lengths:
     if most is None:
         most, param = request.max_tokens, "max_tokens"
     elif request.max_tokens is not None and request.max_tokens != most:
-        raise InvalidRequest(
-            "max_tokens and max_completion_tokens differ; give one of them", param="max_tokens", code="invalid_value"
-        )
+        raise invalid("max_tokens", "and max_completion_tokens differ; give one of them")
     if request.top_logprobs is not None and not request.logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value")
+        raise invalid("top_logprobs", "needs logprobs to be true")
     return Lengths(
         max_tokens=most,
         max_tokens_param=param,
@@ -160,11 +157,7 @@ def chat_prompt(request: ChatRequest | TokenizeRequest, model: ModelInfo) -> Cha
     """The request's conversation. Raises InvalidRequest or Unsupported naming the message that is wrong."""
     continued = bool(request.continue_final_message)
     if continued and request.add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message and add_generation_prompt cannot both be true",
-            param="continue_final_message",
-            code="invalid_value",
-        )
+        raise invalid("continue_final_message", "and add_generation_prompt cannot both be true")
     arguments = None
     messages, images = messages_of(request.messages, model)
     if request.chat_template_kwargs and given(request.chat_template_kwargs):
@@ -206,7 +199,7 @@ def messages_of(raw: msgspec.Raw | msgspec.UnsetType, model: ModelInfo) -> tuple
         raise missing("messages")
     messages = decode(raw, MESSAGES, "messages")
     if not messages:
-        raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
+        raise invalid("messages", "is empty")
     for number, message in enumerate(messages):
         check_message(message, f"messages[{number}]")
     if not any(isinstance(each.content, list) or (each.tool_calls and custom_calls(each)) for each in messages):
@@ -255,7 +248,7 @@ def content_of(content: list[ContentPart], role: str, images: Images, path: str)
 def image_of(part: ContentPart, role: str, images: Images, place: str) -> Message:
     images.check_room(place)
     if role not in ("user", "tool"):
-        raise Unsupported(f"{place}: images stand in messages of users and tools, not of role {role}", param=place)
+        raise unsupported(place, f": images stand in messages of users and tools, not of role {role}")
     param = f"{place}.image_url"
     given_url = needed(part.image_url, param)
     if isinstance(given_url, str):
@@ -266,26 +259,21 @@ def image_of(part: ContentPart, role: str, images: Images, place: str) -> Messag
 def check_message(message: ChatMessage, path: str) -> None:
     if message.role not in ROLES:
         if message.role == "function":
-            raise Unsupported(f"{path}.role: function is OpenAI's deprecated form of tool", param=f"{path}.role")
-        allowed = ", ".join(ROLES)
-        raise InvalidRequest(
-            f"{path}.role: {message.role!r} is not one of {allowed}", param=f"{path}.role", code="invalid_value"
-        )
+            raise unsupported(f"{path}.role", ": function is OpenAI's deprecated form of tool")
+        raise invalid(f"{path}.role", f": {message.role!r} is not one of {', '.join(ROLES)}")
     if message.function_call and given(message.function_call):
-        reason = "function_call is OpenAI's deprecated form of tool_calls"
-        raise Unsupported(f"{path}.{reason}", param=f"{path}.function_call")
+        raise unsupported(f"{path}.function_call", "is OpenAI's deprecated form of tool_calls")
     if message.audio and given(message.audio):
-        raise Unsupported(f"{path}.audio is not supported", param=f"{path}.audio")
+        raise unsupported(f"{path}.audio", "is not supported")
     if message.tool_calls and message.role != "assistant":
-        param = f"{path}.tool_calls"
-        raise InvalidRequest(f"{param}: only an assistant calls tools", param=param, code="invalid_value")
+        raise invalid(f"{path}.tool_calls", ": only an assistant calls tools")
     for number, call in enumerate(message.tool_calls or ()):
         if (call.function if call.type == "function" else call.custom) is None:
             raise missing(f"{path}.tool_calls[{number}].{call.type}")
         arguments = call.function.arguments if call.function is not None else msgspec.UNSET
         if given(arguments) and not bytes(arguments).startswith((b'"', b"{")):
-            param = f"{path}.tool_calls[{number}].function.arguments"
-            raise InvalidRequest(f"{param} must be an object, or its text", param=param, code="invalid_type")
+            why = "must be an object, or its text"
+            raise invalid(f"{path}.tool_calls[{number}].function.arguments", why, "invalid_type")
     if message.role == "tool" and message.tool_call_id is None:
         raise missing(f"{path}.tool_call_id")
     if message.content is None and message.role != "assistant":  # whose turn may have been silent
@@ -296,6 +284,5 @@ def template_arguments(raw: msgspec.Raw) -> bytes:
     """What the request says to the template. Raises InvalidRequest for a name that the server itself fills in."""
     for name in decode(raw, OBJECT, "chat_template_kwargs"):
         if name in RESERVED_ARGUMENTS:
-            param = f"chat_template_kwargs.{name}"
-            raise InvalidRequest(f"{param} cannot be given this way", param=param, code="invalid_value")
+            raise invalid(f"chat_template_kwargs.{name}", "cannot be given this way")
     return bytes(raw)

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Meta
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import invalid, unsupported
 from penstock.protocol.messages import SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
@@ -103,11 +103,10 @@ def submissions(request: EmbedRequest, model: ModelInfo, trace: TraceContext) ->
     check_dimensions(request.output_dimension, model, "output_dimension")
     check_count(len(request.texts), "texts")
     if request.input_type == "image":
-        raise Unsupported("input_type: 'image' is not supported; only text is read", param="input_type")
+        raise unsupported("input_type", ": 'image' is not supported; only text is read")
     for number, kind in enumerate(request.embedding_types or ()):
         if kind not in BUILT:
-            param = f"embedding_types[{number}]"
-            raise Unsupported(f"{param}: {kind!r} is not supported; {', '.join(BUILT)} are", param=param)
+            raise unsupported(f"embedding_types[{number}]", f": {kind!r} is not supported; {', '.join(BUILT)} are")
     asked = truncated(request)
     before = {"search_query": model.pooler.query, "search_document": model.pooler.document}.get(request.input_type, "")
     return [
@@ -120,8 +119,7 @@ def truncated(request: EmbedRequest) -> EmbedRequest:
     """The request with its truncation in the words of the others."""
     if request.truncate == "NONE":
         if request.max_tokens is not None:
-            message = "max_tokens truncates, which truncate NONE rules out"
-            raise InvalidRequest(message, param="max_tokens", code="invalid_value")
+            raise invalid("max_tokens", "truncates, which truncate NONE rules out")
         return request
     if request.truncate_prompt_tokens is not None:
         return request

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.protocol import limits
 from penstock.protocol.config import CLAMP_ALL
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest, invalid
 from penstock.protocol.messages import SubmitText
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
@@ -84,8 +84,7 @@ def prompts_of(request: CompletionRequest, model: ModelInfo) -> list[Prompt]:
     cut, first = bool(request.truncate_prompt_tokens), request.truncation_side == "right"
     prompts = texts(request.prompt, "prompt", model, any_length=cut, keep_first=first)
     if len(prompts) > limits.MAX_PROMPTS:
-        message = f"prompt holds {len(prompts)} prompts; at most {limits.MAX_PROMPTS} are served at once"
-        raise InvalidRequest(message, param="prompt", code="invalid_value")
+        raise invalid("prompt", f"holds {len(prompts)} prompts; at most {limits.MAX_PROMPTS} are served at once")
     return prompts
 
 
@@ -117,13 +116,12 @@ def texts(
 
 def check_ids(ids: list[int], path: str, model: ModelInfo, *, any_length: bool = False) -> None:
     if not ids:
-        raise InvalidRequest(f"{path} is empty", param=path, code="invalid_value")
+        raise invalid(path, "is empty")
     if len(ids) > model.max_model_len and not any_length:
-        message = f"{path} has {len(ids)} tokens; the model's context holds {model.max_model_len} (--max-model-len)"
-        raise InvalidRequest(message, param=path, code="context_length_exceeded")
+        message = f"has {len(ids)} tokens; the model's context holds {model.max_model_len} (--max-model-len)"
+        raise invalid(path, message, "context_length_exceeded")
     if max(ids) >= model.vocab_size:
-        message = f"{path}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
-        raise InvalidRequest(message, param=path, code="invalid_value")
+        raise invalid(path, f": token id {max(ids)} is not in the vocabulary of {model.vocab_size}")
 
 
 def lengths(request: CompletionRequest) -> Lengths:
@@ -132,8 +130,7 @@ def lengths(request: CompletionRequest) -> Lengths:
     Raises InvalidRequest when there would be nothing to answer.
     """
     if request.max_tokens == 0 and not request.echo:
-        message = "max_tokens is 0, which leaves nothing to answer: with echo it is the prompt alone"
-        raise InvalidRequest(message, param="max_tokens", code="invalid_value")
+        raise invalid("max_tokens", "is 0, which leaves nothing to answer: with echo it is the prompt alone")
     logprobs = -1 if request.logprobs is None else request.logprobs
     return Lengths(
         max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,

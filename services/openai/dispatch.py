@@ -16,7 +16,8 @@ from penstock.services.openai.app_state import AppState
 BY_QUERY = ("/tokenizer_info",)  # routes for clients without a body that are about one model
 # The operator's routes that are about all models unless they name one; others are about one model.
 FOR_ALL = (
-    "/pause", "/resume", "/is_paused", "/pause_generation", "/continue_generation", "/flush_cache", "/abort_request",
+    "/pause", "/resume", "/is_paused", "/pause_generation", "/continue_generation", "/flush_cache",
+    "/reset_prefix_cache", "/abort_request",
     "/sleep", "/is_sleeping", "/openapi.json",
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import Unsupported, invalid, unsupported
 from penstock.protocol.messages import Pooling, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.client.output_collector import OutputCollector
@@ -103,7 +103,7 @@ async def read_vector_request(
     context.adapter = app.model.adapter(request.model)
     for name, raw in decode(body, FIELDS).items():
         if name in REFUSED and name not in served and bytes(raw).strip() != b"null":
-            raise Unsupported(f"{name} is not supported: {REFUSED[name]}", param=name)
+            raise unsupported(name, f"is not supported: {REFUSED[name]}")
     return request
 
 
@@ -120,8 +120,7 @@ def texts_of(
 
 def check_count(count: int, param: str) -> None:
     if count > limits.MAX_INPUTS:
-        message = f"{param} holds {count} texts; at most {limits.MAX_INPUTS} are taken at once"
-        raise InvalidRequest(message, param=param, code="invalid_value")
+        raise invalid(param, f"holds {count} texts; at most {limits.MAX_INPUTS} are taken at once")
 
 
 def vector_submission(
@@ -196,8 +195,7 @@ def shaped(vector: Vector, dimensions: int | None, *, normalize: bool) -> Vector
 def check_dimensions(dimensions: int | None, model: ModelInfo, param: str = "dimensions") -> None:
     """Raise InvalidRequest unless a vector of the model can be cut to so many numbers."""
     if dimensions is not None and dimensions > model.hidden:
-        message = f"{param} is {dimensions}; the model's vectors have {model.hidden}"
-        raise InvalidRequest(message, param=param, code="invalid_value")
+        raise invalid(param, f"is {dimensions}; the model's vectors have {model.hidden}")
 
 
 def cosines(pairs: Iterable[tuple[Vector, Vector]]) -> list[float]:

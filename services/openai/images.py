@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import InvalidRequest, Unsupported, invalid, unsupported
 from penstock.protocol.images import ImageFile
 from penstock.protocol.messages import Client
 from penstock.services.client.model_info import ModelInfo
@@ -57,10 +57,9 @@ class Images:
         """Raise Unsupported for a model that sees none, and InvalidRequest where there are as many as it may get."""
         limit = self._model.images
         if not limit:
-            raise Unsupported(f"{param}: this model does not see images", param=param)
+            raise unsupported(param, ": this model does not see images")
         if len(self.found) >= limit:
-            message = f"{param}: a request may have {limit} images (--limit-mm-per-prompt)"
-            raise InvalidRequest(message, param=param, code="limit_exceeded")
+            raise invalid(param, f": a request may have {limit} images (--limit-mm-per-prompt)", "limit_exceeded")
 
     def add(self, url: str, detail: str | None, param: str) -> Message:
         """What stands in the message for an image whose URL the field `param` holds. Raises InvalidRequest."""
@@ -68,8 +67,7 @@ class Images:
         if kind.startswith("data:"):
             return self._put(GivenImage(base64=base64_of(url, param), detail=detail or "auto", param=param))
         if kind != "https://":
-            message = f"{param} must be a data: URL or begin with https://"
-            raise InvalidRequest(message, param=param, code=BAD_URL)
+            raise invalid(param, "must be a data: URL or begin with https://", BAD_URL)
         return self._put(GivenImage(url=url, detail=detail or "auto", param=param))
 
     def add_base64(self, text: str, media_type: str, place: str) -> Message:
@@ -103,7 +101,7 @@ def joined(parts: Sequence[str | Message]) -> str | list[Message]:
 
 def unread(kind: str, param: str, images: Images) -> Unsupported:
     """The error of a part that is neither text nor an image."""
-    return Unsupported(f"{param}: {kind!r} is not supported; this server reads {images.read} only", param=param)
+    return unsupported(param, f": {kind!r} is not supported; this server reads {images.read} only")
 
 
 def restored(messages: list[dict[str, Any]], images: Images, param: str) -> list[dict[str, Any]]:
@@ -147,7 +145,7 @@ def base64_of(url: str, param: str) -> str:
     head, comma, text = url.partition(",")
     media_type, *parameters = head[len("data:") :].split(";")
     if not comma or not parameters or parameters[-1].strip().lower() != "base64":
-        raise InvalidRequest(f"{param} must be like data:image/png;base64,…", param=param, code=BAD_URL)
+        raise invalid(param, "must be like data:image/png;base64,…", BAD_URL)
     check_media_type(media_type, param)
     if not text:
         raise empty(param)
@@ -157,12 +155,11 @@ def base64_of(url: str, param: str) -> str:
 def check_media_type(media_type: str, param: str) -> None:
     kind = media_type.strip().lower()
     if kind not in NOT_NAMED and not kind.startswith("image/"):
-        message = f"{param}: {kind[:64]!r} is not served; this server reads images"
-        raise InvalidRequest(message, param=param, code="invalid_value")
+        raise invalid(param, f": {kind[:64]!r} is not served; this server reads images")
 
 
 def empty(param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} is an image without any bytes", param=param, code=BAD_BASE64)
+    return invalid(param, "is an image without any bytes", BAD_BASE64)
 
 
 def decoded(text: str) -> Iterator[bytes]:
@@ -186,8 +183,7 @@ def read_data(image: GivenImage) -> Iterator[bytes]:
     try:
         yield from decoded(image.base64)
     except ValueError as error:  # binascii's and codecs' as well
-        message = f"{image.param} is not valid base64"
-        raise InvalidRequest(message, param=image.param, code=BAD_BASE64) from error
+        raise invalid(image.param, "is not valid base64", BAD_BASE64) from error
 
 
 def read_inline(images: Sequence[GivenImage]) -> tuple[ImageFile, ...]:
@@ -195,8 +191,8 @@ def read_inline(images: Sequence[GivenImage]) -> tuple[ImageFile, ...]:
     found = []
     for image in images:
         if image.url:
-            message = f"{image.param}: only a server fetches images; give the picture itself or its data: URL"
-            raise InvalidRequest(message, param=image.param, code=BAD_URL)
+            message = ": only a server fetches images; give the picture itself or its data: URL"
+            raise invalid(image.param, message, BAD_URL)
         found.append(file_of(image, b"".join(read_data(image))))
     return tuple(found)
 

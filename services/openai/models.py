@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest, invalid
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.dispatch import find
@@ -119,7 +119,7 @@ def page(app: AppState, query: str) -> ModelPage:
     asked = {name: values[-1] for name, values in parse_qs(query).items()}
     limit = asked.get("limit", str(PAGE))
     if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MOST)) and 1 <= int(limit) <= MOST):
-        raise InvalidRequest(f"limit must be a number from 1 to {MOST}", param="limit", code="invalid_value")
+        raise invalid("limit", f"must be a number from 1 to {MOST}")
     states, most = {name: each for each, name in served(app)}, int(limit)
     names = list(states)
     if "after_id" in asked and "before_id" in asked:
@@ -137,5 +137,5 @@ def page(app: AppState, query: str) -> ModelPage:
 
 def place(names: list[str], name: str, param: str) -> int:
     if name not in names:
-        raise InvalidRequest(f"{param} names none of the models", param=param, code="invalid_value")
+        raise invalid(param, "names none of the models")
     return names.index(name)

@@ -1,6 +1,9 @@
-"""What the operator does at --admin-address: pauses, sleep, the cache, the weights, by vLLM's paths and by SGLang's.
+"""What the operator does at --admin-address: pauses, sleep, the cache, the weights, adapters, by vLLM's paths and by
+SGLang's.
 
-Every route waits until what it asks holds in all replicas. Sources: vLLM, entrypoints/serve/rlhf/api_router.py and
+Every route waits until what it asks holds in all replicas. Paths of adapters are relative to --lora-dir, and nothing
+outside of it is read. A name that is loaded again means what its folder holds then; requests that run go on with what
+they began with, also behind an unload. Sources: vLLM, entrypoints/serve/rlhf/api_router.py and
 serve/sleep/api_router.py; SGLang, srt/entrypoints/http_server.py and srt/managers/io_struct.py.
 """
 
@@ -28,9 +31,11 @@ from penstock.protocol.control import (
     UpdateWeights,
     WakeEngine,
 )
-from penstock.protocol.errors import Conflict, InvalidRequest, ModelError, NotFound, Unavailable
+from penstock.protocol.errors import Conflict, InvalidRequest, ModelError, NotFound, Unavailable, invalid, unsupported
+from penstock.services.client.adapters import AdapterNames
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
+from penstock.services.openai.models import model_answer
 from penstock.services.openai.validation import NO, YES, decode
 
 T = TypeVar("T")
@@ -128,10 +133,27 @@ class UpdateAnswer(msgspec.Struct, frozen=True):
     weight_version: str = ""
 
 
-PAUSE = msgspec.json.Decoder(PauseRequest)
-NOTHING = msgspec.json.Decoder(NoFields)
-ABORT = msgspec.json.Decoder(AbortRequest)
-UPDATE = msgspec.json.Decoder(UpdateRequest)
+class LoadAdapterRequest(msgspec.Struct, frozen=True):
+    """Body of a load. Names and paths are short."""
+
+    lora_name: str
+    lora_path: str = ""  # of the folder, below --lora-dir; empty: the one of that name
+
+
+class UnloadAdapterRequest(msgspec.Struct, frozen=True):
+    """Body of an unload."""
+
+    lora_name: str
+
+
+class Unloaded(msgspec.Struct, frozen=True):
+    """As OpenAI answers the deletion of a model."""
+
+    id: str
+    object: str = "model"
+    deleted: bool = True
+
+
 MODES: Mapping[str, PauseMode] = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
 
 
@@ -142,7 +164,7 @@ async def pause(app: AppState, context: RequestContext) -> None:
     waits = truth(query, "wait_for_inflight_requests", absent=False)
     given = query.get("mode", "wait" if waits else "abort")
     if given not in list(PauseMode):
-        raise InvalidRequest(f"mode: it must be one of {', '.join(PauseMode)}", param="mode", code="invalid_value")
+        raise invalid("mode", f": it must be one of {', '.join(PauseMode)}")
     clears = truth(query, "clear_cache", absent=True)
     mode = PauseMode(given)
     await ask(app, Pause(0, mode))
@@ -168,7 +190,7 @@ async def sleep(app: AppState, context: RequestContext) -> None:
     it is held."""
     level = dict(parse_qsl(context.query)).get("level", "1")
     if level not in LEVELS:
-        raise InvalidRequest(f"level: it must be {' or '.join(LEVELS)}", param="level", code="invalid_value")
+        raise invalid("level", f": it must be {' or '.join(LEVELS)}")
     await put_to_sleep(app, discard=level == "2")
     await context.send_body(b"", b"text/plain; charset=utf-8")
 
@@ -205,13 +227,13 @@ async def is_sleeping(app: AppState, context: RequestContext) -> None:
 
 async def pause_generation(app: AppState, context: RequestContext) -> None:
     """The same by SGLang's path."""
-    mode = MODES[(await optional(context, PAUSE, PauseRequest())).mode]
+    mode = MODES[(await optional(context, PauseRequest)).mode]
     await ask(app, Pause(0, mode))
     await answer(context, GenerationStatus("Generation paused successfully."))
 
 
 async def continue_generation(app: AppState, context: RequestContext) -> None:
-    await optional(context, NOTHING, NoFields())
+    await optional(context, NoFields)
     await ask(app, Resume(0))
     await answer(context, GenerationStatus("Generation continued successfully."))
 
@@ -224,7 +246,7 @@ async def flush_cache(app: AppState, context: RequestContext) -> None:
 
 async def abort_request(app: AppState, context: RequestContext) -> None:
     """End all requests, or those that are called `rid`: by a field of POST /generate, or by X-Request-Id."""
-    request = await optional(context, ABORT, AbortRequest())
+    request = await optional(context, AbortRequest)
     if request.abort_all == bool(request.rid):
         why = "give rid, the id of a request, or abort_all: true for all of them"
         raise InvalidRequest(why, param="rid", code="invalid_value")
@@ -250,12 +272,11 @@ async def model_info(app: AppState, context: RequestContext) -> None:
 async def update_weights_from_disk(app: AppState, context: RequestContext) -> None:
     """Have the model's memory hold the weights of a folder below --weights-dir. Requests go on with them: what was
     computed with the old ones is computed again, and no token is of both."""
-    request = decode(await context.read_json(), UPDATE)
+    request = await body(context, UpdateRequest)
     if request.load_format not in FORMATS:
-        raise InvalidRequest("load_format: it must be auto", param="load_format", code="unsupported")
+        raise unsupported("load_format", ": it must be auto")
     if not request.flush_cache:
-        why = "flush_cache: what old weights have computed is never used behind an update"
-        raise InvalidRequest(why, param="flush_cache", code="unsupported")
+        raise unsupported("flush_cache", ": what old weights have computed is never used behind an update")
     path = str(weights_folder(app.config.api.weights_dir, request.model_path))
     version = await version_of(app, request.weight_version)
     change = UpdateWeights(0, path, version, abort=request.abort_all_requests)
@@ -307,8 +328,7 @@ async def version_of(app: AppState, given: str | None) -> str:
     if given is None:
         return next_version((await ask(app, AskState(0))).version)
     if not VERSION.fullmatch(given):
-        why = "weight_version: it has letters, digits and . _ : @ / + -"
-        raise InvalidRequest(why, param="weight_version", code="invalid_value")
+        raise invalid("weight_version", ": it has letters, digits and . _ : @ / + -")
     return given
 
 
@@ -317,9 +337,31 @@ def next_version(current: str) -> str:
     number."""
     numbers = [int(each) for each in current.split(",") if each.isdecimal()]
     if len(numbers) < len(current.split(",")):
-        why = f"weight_version: it must be given, since the present one is no number: {current}"
-        raise InvalidRequest(why, param="weight_version", code="missing_required_parameter")
+        why = f": it must be given, since the present one is no number: {current}"
+        raise invalid("weight_version", why, "missing_required_parameter")
     return str(max(numbers) + 1)
+
+
+def names_of(app: AppState) -> AdapterNames:
+    if app.model.adapters is None or app.model.adapters.directory is None:  # of several models another one has them
+        raise InvalidRequest(f"the model {app.model.name} has no lora_dir", param="model", code="unsupported")
+    return app.model.adapters
+
+
+async def load_adapter(app: AppState, context: RequestContext) -> None:
+    """Have a name mean an adapter, as its folder is now."""
+    request = await body(context, LoadAdapterRequest)
+    names_of(app).load(request.lora_name, request.lora_path or request.lora_name)
+    await answer(context, model_answer(app, request.lora_name))
+
+
+async def unload_adapter(app: AppState, context: RequestContext) -> None:
+    """Have a name mean nothing. Raises NotFound for one that means nothing already."""
+    name = (await body(context, UnloadAdapterRequest)).lora_name
+    if name not in names_of(app).names():
+        raise NotFound(f"no adapter is loaded as {name[:200]!r}", param="lora_name", code="model_not_found")
+    names_of(app).unload(name)
+    await answer(context, Unloaded(name))
 
 
 async def ask(app: AppState, message: Control) -> Controlled:
@@ -343,12 +385,17 @@ async def answer(context: RequestContext, body: msgspec.Struct) -> None:
     await context.send_json(msgspec.json.encode(body))
 
 
-async def optional(context: RequestContext, decoder: msgspec.json.Decoder[T], absent: T) -> T:
+async def body(context: RequestContext, kind: type[T]) -> T:
+    """The body as this type. Raises InvalidRequest naming the parameter."""
+    return decode(await context.read_json(), msgspec.json.Decoder(kind))
+
+
+async def optional(context: RequestContext, kind: type[T]) -> T:
     """The body, which may be empty."""
     length = context.header(b"content-length")
     if length in (None, b"0") and b"transfer-encoding" not in context.headers:
-        return absent
-    return decode(await context.read_json(), decoder)
+        return kind()
+    return await body(context, kind)
 
 
 def truth(query: dict[str, str], name: str, *, absent: bool) -> bool:
@@ -357,5 +404,5 @@ def truth(query: dict[str, str], name: str, *, absent: bool) -> bool:
     if given is None:
         return absent
     if given.lower() not in (*YES, *NO):
-        raise InvalidRequest(f"{name}: it must be true or false", param=name, code="invalid_value")
+        raise invalid(name, ": it must be true or false")
     return given.lower() in YES

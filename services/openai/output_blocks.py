@@ -6,11 +6,8 @@ however the stream was cut.
 
 from __future__ import annotations
 
-import enum
 import secrets
 from collections.abc import Iterable
-
-import msgspec
 
 from penstock.protocol.messages import PieceKind
 from penstock.services.client.output_collector import Segment
@@ -37,63 +34,52 @@ class Block:
         return "".join(self._parts)
 
 
-class Happening(enum.Enum):
-    """What becomes of a block."""
-
-    BEGUN = "begun"
-    GROWN = "grown"
-    ENDED = "ended"
-
-
-class Change(msgspec.Struct, frozen=True):
-    """It happened to this block; `text` is what it grew by."""
-
-    what: Happening
-    block: Block
-    text: str = ""
-
-
-class Blocks:
-    """The blocks of one choice; the last one may still grow."""
+class BlockEncoder:
+    """The blocks of one choice; the last one may still grow. An API's encoder says what the events are of a block that
+    has begun, grown or ended; without one there are none."""
 
     def __init__(self) -> None:
-        self.all: list[Block] = []
+        self.blocks: list[Block] = []
         self._open: Block | None = None
 
-    def push(self, segments: Iterable[Segment]) -> list[Change]:
-        changes: list[Change] = []
+    def push(self, segments: Iterable[Segment]) -> list[bytes]:
+        events: list[bytes] = []
         for segment in segments:
             if segment.kind == PieceKind.CALL:
-                self._begin(changes, segment.kind, segment.text, segment.id)
+                events += self._begin(segment.kind, segment.text, segment.id)
                 continue
             kind = PieceKind.CALL if segment.kind == PieceKind.ARGUMENTS else segment.kind
             if self._open is None or self._open.kind != kind:
-                self._begin(changes, kind)
+                events += self._begin(kind)
             assert self._open is not None
             self._open.append(segment.text)
-            changes.append(Change(Happening.GROWN, self._open, segment.text))
-        return changes
+            events += self._grown(self._open, segment.text)
+        return events
 
-    def end(self) -> list[Change]:
+    def close(self) -> list[bytes]:
         """Nothing more will come."""
-        changes: list[Change] = []
-        self._end(changes)
-        return changes
+        block, self._open = self._open, None
+        return [] if block is None else self._ended(block)
 
-    def _begin(self, changes: list[Change], kind: int, name: str = "", call: str = "") -> None:
-        self._end(changes)
-        self._open = Block(len(self.all), kind, name=name, call=call)
-        self.all.append(self._open)
-        changes.append(Change(Happening.BEGUN, self._open))
+    def _begin(self, kind: int, name: str = "", call: str = "") -> list[bytes]:
+        block = Block(len(self.blocks), kind, name=name, call=call)
+        self.blocks.append(block)
+        events = self.close()
+        self._open = block
+        return events + self._begun(block)
 
-    def _end(self, changes: list[Change]) -> None:
-        if self._open is not None:
-            changes.append(Change(Happening.ENDED, self._open))
-            self._open = None
+    def _begun(self, block: Block) -> list[bytes]:
+        return []
+
+    def _grown(self, block: Block, text: str) -> list[bytes]:
+        return []
+
+    def _ended(self, block: Block) -> list[bytes]:
+        return []
 
 
 def blocks_of(segments: Iterable[Segment]) -> list[Block]:
     """The blocks of a choice whose whole output these are."""
-    blocks = Blocks()
-    blocks.push(segments)
-    return blocks.all
+    encoder = BlockEncoder()
+    encoder.push(segments)
+    return encoder.blocks

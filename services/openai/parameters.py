@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.protocol import limits
 from penstock.protocol.config import ApiConfig
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import InvalidRequest, Unsupported, invalid, unsupported
 from penstock.protocol.messages import Grammar, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai.schema import GRAMMAR_FIELDS, GenerationRequest, Prediction
@@ -95,18 +95,16 @@ def sampling_of(request: GenerationRequest, lengths: Lengths, model: ModelInfo) 
     most = lengths.max_tokens
     if most is not None and most > model.max_model_len and not (lengths.clamp or lengths.late):
         room = f"{model.max_model_len} tokens (--max-model-len)"
-        message = f"{lengths.max_tokens_param} is {most}; the model's context holds {room}"
-        raise InvalidRequest(message, param=lengths.max_tokens_param, code="context_length_exceeded")
+        message = f"is {most}; the model's context holds {room}"
+        raise invalid(lengths.max_tokens_param, message, "context_length_exceeded")
     bound = model.max_model_len if most is None else min(most, model.max_model_len)
     if (request.min_tokens or 0) > bound:
-        message = f"min_tokens is {request.min_tokens}; at most {bound} tokens can come"
-        raise InvalidRequest(message, param="min_tokens", code="invalid_value")
+        raise invalid("min_tokens", f"is {request.min_tokens}; at most {bound} tokens can come")
     if request.truncate_prompt_tokens == 0:
-        message = "truncate_prompt_tokens must be at least 1, or -1 for what leaves room for the output"
-        raise InvalidRequest(message, param="truncate_prompt_tokens", code="invalid_value")
+        raise invalid("truncate_prompt_tokens", "must be at least 1, or -1 for what leaves room for the output")
     processed = request.logprobs_mode == "processed_logprobs"
     if processed and lengths.logprobs < 0:
-        raise InvalidRequest("logprobs_mode needs logprobs", param="logprobs_mode", code="invalid_value")
+        raise invalid("logprobs_mode", "needs logprobs")
     allowed = request.allowed_token_ids
     chosen = dict(NEUTRAL)
     for source in (model.generation, request):
@@ -137,8 +135,7 @@ def token_ids(asked: list[int], param: str, model: ModelInfo) -> tuple[int, ...]
     """Ids without repetitions, each in the vocabulary."""
     ids = tuple(dict.fromkeys(asked))
     if max(ids) >= model.vocab_size:
-        message = f"{param}: token id {max(ids)} is not in the vocabulary of {model.vocab_size}"
-        raise InvalidRequest(message, param=param, code="invalid_value")
+        raise invalid(param, f": token id {max(ids)} is not in the vocabulary of {model.vocab_size}")
     return ids
 
 
@@ -148,8 +145,7 @@ def bias_pairs(asked: dict[str, float], model: ModelInfo) -> tuple[tuple[int, fl
     if wrong:
         named = ", ".join(repr(key[:32]) for key in wrong[:MOST_NAMED])
         more = f" and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
-        message = f"logit_bias: no token ids of the vocabulary of {model.vocab_size}: {named}{more}"
-        raise InvalidRequest(message, param="logit_bias", code="invalid_value")
+        raise invalid("logit_bias", f": no token ids of the vocabulary of {model.vocab_size}: {named}{more}")
     return tuple({int(key): float(value) for key, value in asked.items()}.items())
 
 
@@ -175,12 +171,9 @@ def wants_usage(request: GenerationRequest) -> UsageWanted:
     if options is None:
         return UsageWanted()
     if not request.stream:
-        raise InvalidRequest(
-            "stream_options is allowed only when stream is true", param="stream_options", code="invalid_value"
-        )
+        raise invalid("stream_options", "is allowed only when stream is true")
     if options.include_obfuscation:
-        param = "stream_options.include_obfuscation"
-        raise Unsupported(f"{param} is not supported", param=param)
+        raise unsupported("stream_options.include_obfuscation", "is not supported")
     included = bool(options.include_usage)
     return UsageWanted(included, included and bool(options.continuous_usage_stats))
 
@@ -190,7 +183,7 @@ def prompt_logprobs(request: GenerationRequest) -> int:
     if request.prompt_logprobs is None:
         return -1
     if request.stream:
-        raise InvalidRequest("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
+        raise invalid("prompt_logprobs", "cannot be streamed")
     return request.prompt_logprobs
 
 
@@ -212,8 +205,7 @@ def check_limits(
     for param, amount in asked.items():
         if amount and amount > (most := limit_of(param, options)):
             option, own = LIMIT_OPTIONS[param], names.get(param, param)
-            message = f"{own} asks for {amount}; at most {most} are allowed ({option})"
-            raise InvalidRequest(message, param=own, code="limit_exceeded")
+            raise invalid(own, f"asks for {amount}; at most {most} are allowed ({option})", "limit_exceeded")
 
 
 def limit_of(param: str, options: ApiConfig) -> int:
@@ -243,8 +235,8 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "web_search_options": (),
     "moderation": (),
     "documents": ([],),
-    "mm_processor_kwargs": (),
-    "media_io_kwargs": (),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
     "prompt_embeds": (),
     # other ways to decode
     "best_of": (),
@@ -260,8 +252,8 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "logits_processors": ([],),
     "custom_logit_processor": (),
     "lora_path": (),
-    "kv_transfer_params": (),
-    "vllm_xargs": (),
+    "kv_transfer_params": ({},),
+    "vllm_xargs": ({},),
     "repetition_detection": (),
 }
 
@@ -285,6 +277,12 @@ UNSUPPORTED_IN_COMPLETIONS: Mapping[str, tuple[object, ...]] = {
 REASONS: Mapping[str, str] = {
     "functions": "functions is OpenAI's deprecated form of tools and not supported; give tools instead",
     "function_call": "function_call is OpenAI's deprecated form of tool_choice and not supported; give that instead",
+    "reasoning": "reasoning is not supported; give reasoning_effort or thinking_token_budget instead",
+    "best_of": "best_of is not supported; n gives several choices",
+    "use_beam_search": "use_beam_search is not supported; n and a temperature give several choices",
+    "stop_regex": "stop_regex is not supported; give stop instead",
+    "no_stop_trim": "no_stop_trim is not supported; give include_stop_str_in_output instead",
+    "lora_path": "lora_path is not supported; give an adapter's name as model instead",
 }
 
 WITHOUT_EFFECT: tuple[str, ...] = (
@@ -334,8 +332,7 @@ def predicted_text(prediction: Prediction) -> str:
     for number, part in enumerate(content):
         place = f"prediction.content[{number}]"
         if part.type != "text":
-            message = f"{place}.type: {part.type!r} is not 'text', which a prediction is made of"
-            raise InvalidRequest(message, param=f"{place}.type", code="invalid_value")
+            raise invalid(f"{place}.type", f": {part.type!r} is not 'text', which a prediction is made of")
         if part.text is None:
             raise missing(f"{place}.text")
     return "".join(part.text or "" for part in content)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from starlette.types import ASGIApp
@@ -15,15 +15,8 @@ from penstock.services.http.request_context import RequestContext
 from penstock.services.http.routing import Access, Handler, Route, Router
 from penstock.services.http.security import Keys
 from penstock.services.http.server import admin_options
-from penstock.services.http.static_files import FILES, StaticFile
+from penstock.services.http.static_files import FILES, send_file
 from penstock.services.openai import errors, operator, weight_updates
-from penstock.services.openai.adapters import (
-    LoadAdapterRequest,
-    UnloadAdapterRequest,
-    Unloaded,
-    load_adapter,
-    unload_adapter,
-)
 from penstock.services.openai.answers import ChatAnswer, CompletionAnswer
 from penstock.services.openai.app_state import AppState
 from penstock.services.openai.chat import create_chat_completion
@@ -49,6 +42,7 @@ from penstock.services.openai.responses.output import Deleted, ItemList, Respons
 from penstock.services.openai.responses.request import ResponseRequest
 from penstock.services.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from penstock.services.openai.scoring import (
+    SCORE_FIELDS,
     RerankAnswer,
     RerankRequest,
     ScoreAnswer,
@@ -76,7 +70,7 @@ ENGINE_STATUSES = (400, 404, 408, 413, 415, 429, 500, 503, 504)  # of what engin
 ENDPOINTS: tuple[tuple[frozenset[str], Handler], ...] = (
     (frozenset(("messages",)), create_chat_completion),
     (frozenset(("prompt",)), create_completion),
-    (frozenset(("text_1", "text_2")), create_score),
+    *((frozenset(names), create_score) for names in SCORE_FIELDS),
     (frozenset(("query", "documents")), rerank),
     (frozenset(("input",)), create_embeddings),
 )
@@ -159,15 +153,18 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/version", version, "Penstock's version", VersionAnswer),
     Route("GET", "/metrics", metrics, "Prometheus text", quiet=True),
     Route("GET", "/openapi.json", openapi),
-    *(Route("GET", path, StaticFile(file), file.summary, access=Access.OPEN, quiet=True, media="text/html")
+    *(Route("GET", path, functools.partial(send_file, file), file.summary, access=Access.OPEN, quiet=True,
+            media="text/html")
       for path, file in FILES.items()),
 )  # fmt: skip
 
 # What --admin-address answers, where there is a directory that bounds the adapters.
 ADAPTER_ROUTES: tuple[Route, ...] = (
-    Route("POST", "/v1/load_lora_adapter", load_adapter, "Load an adapter", ModelAnswer, LoadAdapterRequest,
+    Route("POST", "/v1/load_lora_adapter", operator.load_adapter, "Load an adapter", ModelAnswer,
+          operator.LoadAdapterRequest,
           statuses=(400,)),
-    Route("POST", "/v1/unload_lora_adapter", unload_adapter, "Unload an adapter", Unloaded, UnloadAdapterRequest,
+    Route("POST", "/v1/unload_lora_adapter", operator.unload_adapter, "Unload an adapter", operator.Unloaded,
+          operator.UnloadAdapterRequest,
           statuses=(404,)),
 )  # fmt: skip
 WEIGHT_ROUTES: tuple[Route, ...] = (
@@ -188,6 +185,7 @@ OPERATOR_ROUTES: tuple[Route, ...] = (
     change("/continue_generation", operator.continue_generation, "Resume, by SGLang's path", operator.GenerationStatus,
            operator.NoFields),
     change("/flush_cache", operator.flush_cache, "Forget the prefix cache"),
+    change("/reset_prefix_cache", operator.flush_cache, "The same by vLLM's path"),
     Route("GET", "/flush_cache", operator.flush_cache, "Forget the prefix cache, asked with GET", statuses=(503,)),
     change("/abort_request", operator.abort_request, "End one request or all", None, operator.AbortRequest),
     # What a client of SGLang's asks at the same address as all this.
@@ -224,6 +222,17 @@ OPERATOR_ROUTES: tuple[Route, ...] = (
           operator.ModelInfoAnswer, statuses=(503,)),
     Route("GET", "/openapi.json", operator_openapi),
 )  # fmt: skip
+
+# What is not at the clients' address, and where it is.
+ELSEWHERE: Mapping[str, str] = {
+    route.path: f"; it is for the operator, with {options}"
+    for routes, options in (
+        (OPERATOR_ROUTES, "--admin-address"),
+        (ADAPTER_ROUTES, "--admin-address and --lora-dir"),
+        (WEIGHT_ROUTES, "--admin-address and --weights-dir"),
+    )
+    for route in routes
+}
 
 # What --metrics-port answers. Host names are checked there as well, so that no page rebinds its own to it.
 METRICS_ROUTES = tuple(
@@ -280,7 +289,7 @@ def middleware(app: AppState, routes: Sequence[Route], options: ApiConfig, keys:
     """An application of these routes, for who has these keys."""
     wrong = wrong_output(list(dict.fromkeys(reason for each in app.each for reason in each.model.wrong_output)))
     return Middleware(
-        Router(routes, PREFIX), app, options, keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer
+        Router(routes, PREFIX, ELSEWHERE), app, options, keys, app.traffic, DIALECTS, always=wrong, tracer=app.tracer
     )
 
 

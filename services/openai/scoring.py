@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from penstock.engine_core.models.pooler import ClassifierSpec
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import Unsupported, invalid
 from penstock.protocol.messages import Pooling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
@@ -36,6 +36,7 @@ from penstock.services.openai.embeddings import (
     vector_submission,
 )
 from penstock.services.openai.generation import model_name
+from penstock.services.openai.validation import missing
 
 Strings = str | Annotated[list[str], Meta(min_length=1)]
 
@@ -46,13 +47,20 @@ OPENING = (
 )
 CLOSING = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 WORDS = ("no", "yes")
+SCORE_FIELDS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 
 
 class ScoreRequest(VectorRequest, frozen=True, kw_only=True):
-    """Body of POST /v1/score: one text with each of several, or as many pairs as there are of both."""
+    """Body of POST /v1/score: one text with each of several, or as many pairs as there are of both. Each side has one
+    of its names, which are those of vLLM's versions."""
 
-    text_1: Strings
-    text_2: Strings
+    text_1: Strings | None = None
+    text_2: Strings | None = None
+    queries: Strings | None = None
+    documents: Strings | None = None
+    items: Strings | None = None
+    data_1: Strings | None = None
+    data_2: Strings | None = None
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -203,12 +211,24 @@ def chance(no: float, yes: float) -> float:
 
 def pairs_of(request: ScoreRequest) -> list[Pair]:
     """The pairs of a score request. Raises InvalidRequest if the numbers of texts do not go together."""
-    first, second = listed(request.text_1, "text_1"), listed(request.text_2, "text_2")
+    (one, first), (other, second) = (
+        side(request, tuple(dict.fromkeys(names))) for names in zip(*SCORE_FIELDS, strict=True)
+    )
     if len(first) != len(second) and len(first) != 1:
-        message = f"text_1 holds {len(first)} texts and text_2 {len(second)}; one of text_1, or as many, are taken"
-        raise InvalidRequest(message, param="text_1", code="invalid_value")
+        message = f"holds {len(first)} texts and {other} {len(second)}; one of {one}, or as many, are taken"
+        raise invalid(one, message)
     first = first * len(second) if len(first) == 1 else first
-    return [Pair(one[0], other[0], one[1], other[1]) for one, other in zip(first, second, strict=True)]
+    return [Pair(left[0], right[0], left[1], right[1]) for left, right in zip(first, second, strict=True)]
+
+
+def side(request: ScoreRequest, names: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
+    """The name that one side of the pairs has, and its texts."""
+    found = [name for name in names if getattr(request, name) is not None]
+    if not found:
+        raise missing(names[0])
+    if len(found) > 1:
+        raise invalid(found[1], f"and {found[0]} cannot both be given")
+    return found[0], listed(getattr(request, found[0]), found[0])
 
 
 def listed(texts: Strings, param: str) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, RequestError
+from penstock.protocol.errors import InvalidRequest, RequestError, invalid
 from penstock.protocol.messages import Finish, SubmitText
 from penstock.protocol.outputs import PositionLogprobs, TokenLogprob
 from penstock.services.client.model_info import ModelInfo
@@ -199,8 +199,7 @@ def prompts_of(request: NativeRequest, model: ModelInfo) -> list[Prompt]:
     assert found is not None
     prompts = texts(found, param, model, any_length=False, keep_first=False)
     if len(prompts) > limits.MAX_PROMPTS:
-        message = f"{param} holds {len(prompts)} prompts; at most {limits.MAX_PROMPTS} are served at once"
-        raise InvalidRequest(message, param=param, code="invalid_value")
+        raise invalid(param, f"holds {len(prompts)} prompts; at most {limits.MAX_PROMPTS} are served at once")
     return prompts
 
 
@@ -208,8 +207,7 @@ def rids_of(request: NativeRequest, count: int) -> list[str]:
     """An id for each prompt. Raises InvalidRequest for a list of another length."""
     if isinstance(request.rid, list):
         if len(request.rid) != count:
-            message = f"rid holds {len(request.rid)} ids for {count} prompts"
-            raise InvalidRequest(message, param="rid", code="invalid_value")
+            raise invalid("rid", f"holds {len(request.rid)} ids for {count} prompts")
         return request.rid
     first = request.rid or secrets.token_hex(16)
     return [first] if count == 1 else [f"{first}_{number}" for number in range(count)]

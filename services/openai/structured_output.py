@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import InvalidRequest, invalid, unsupported
 from penstock.protocol.messages import Grammar
 from penstock.services.openai.schema import UNREAD, GenerationRequest, OptionalJson
 from penstock.services.openai.validation import decode, given, missing
@@ -82,7 +82,7 @@ def grammar_of(request: GenerationRequest) -> Grammar | None:
         )
     for name in ("whitespace", "guided_whitespace_pattern", "lenient"):
         if getattr(request, name):
-            raise InvalidRequest(f"{name} needs a grammar that it applies to", param=name, code="invalid_value")
+            raise invalid(name, "needs a grammar that it applies to")
     return None
 
 
@@ -115,18 +115,15 @@ def response_format(raw: msgspec.Raw, name: str) -> Grammar | None:
         case "structural_tag":
             return structural_tag(raw, name)
         case other:
-            raise InvalidRequest(
-                f"{name}.type: {other[:64]!r} is not one of text, json_object, json_schema, structural_tag",
-                param=f"{name}.type",
-                code="invalid_value",
-            )
+            why = f": {other[:64]!r} is not one of text, json_object, json_schema, structural_tag"
+            raise invalid(f"{name}.type", why)
 
 
 def structured_outputs(raw: msgspec.Raw, name: str) -> Grammar | None:
     form = decode(raw, OUTPUTS, name)
     if form.disable_additional_properties:
-        path = f"{name}.disable_additional_properties"
-        raise Unsupported(f"{path} is not supported; the schema says it with additionalProperties", param=path)
+        why = "is not supported; the schema says it with additionalProperties"
+        raise unsupported(f"{name}.disable_additional_properties", why)
     found = []
     for kind, read in KINDS.items():
         part = getattr(form, kind)
@@ -183,7 +180,7 @@ def text(raw: msgspec.Raw, name: str) -> str:
     """A string that is not empty."""
     found = decode(raw, TEXT, name)
     if not found:
-        raise InvalidRequest(f"{name} is empty", param=name, code="invalid_value")
+        raise invalid(name, "is empty")
     return found
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import invalid, unsupported
 from penstock.protocol.messages import CustomInput, ToolUse
 from penstock.services.openai.schema import ChatRequest, OptionalJson
 from penstock.services.openai.validation import decode, given, misfit, missing
@@ -147,8 +147,7 @@ def asked(functions: Sequence[Function], template: Sequence[object], choice: Cho
 def check_choice(functions: Sequence[Function], free: bool) -> None:
     """Raise InvalidRequest for a choice among no tools."""
     if not functions and not free:
-        message = "tool_choice is only allowed when tools are given"
-        raise InvalidRequest(message, param="tool_choice", code="invalid_value")
+        raise invalid("tool_choice", "is only allowed when tools are given")
 
 
 def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> list[Function]:
@@ -159,8 +158,8 @@ def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> list[Function]:
     for number, tool in enumerate(decode(raw, TOOLS, "tools")):
         place = f"tools[{number}]"
         if tool.type not in ("function", "custom"):
-            message = f"{place}.type: {tool.type!r} is not supported; tools of type function and custom are"
-            raise Unsupported(message, param=f"{place}.type")
+            message = f": {tool.type!r} is not supported; tools of type function and custom are"
+            raise unsupported(f"{place}.type", message)
         given_tool = tool.function if tool.type == "function" else tool.custom
         if given_tool is None:
             raise missing(f"{place}.{tool.type}")
@@ -179,7 +178,7 @@ def functions_of(raw: msgspec.Raw | msgspec.UnsetType) -> list[Function]:
 def check_schema(schema: msgspec.Raw | msgspec.UnsetType, param: str) -> None:
     """Raise InvalidRequest for parameters that are neither an object nor a boolean."""
     if given(schema) and not bytes(schema).startswith((b"{", b"true", b"false")):
-        raise InvalidRequest(f"{param} must be a JSON Schema", param=param, code="invalid_type")
+        raise invalid(param, "must be a JSON Schema", "invalid_type")
 
 
 def check_name(name: str, param: str) -> str:
@@ -195,8 +194,7 @@ def check_names(functions: Sequence[Function]) -> None:
     names: set[str] = set()
     for function in functions:
         if function.name in names:
-            param = f"{function.field}.name"
-            raise InvalidRequest(f"{param}: another tool has this name", param=param, code="invalid_value")
+            raise invalid(f"{function.field}.name", ": another tool has this name")
         names.add(function.name)
 
 
@@ -256,8 +254,7 @@ def tool_use(functions: Sequence[Function], choice: Choice, *, parallel: bool) -
     names = tuple(function.name for function in functions)
     for name, param in choice.named or ():
         if name not in names:
-            message = f"{param}: {name!r} is none of the request's tools"
-            raise InvalidRequest(message, param=param, code="invalid_value")
+            raise invalid(param, f": {name!r} is none of the request's tools")
     return ToolUse(
         names=names if choice.named is None else tuple(dict.fromkeys(name for name, _ in choice.named)),
         required=choice.mode == "required",

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import InvalidRequest, invalid
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.schema import GRAMMAR_FIELDS, UNREAD, GenerationRequest
@@ -44,6 +44,9 @@ NULL = b"null"
 PLACE = re.compile(r"(.*) - at `(key in )?\$(.*)`", re.DOTALL)
 BOUND = re.compile(r"<= \d+\Z")  # msgspec's words for a number or a length beyond its bound
 WORD = re.compile(r"Invalid enum value|Invalid value '")  # msgspec's, for a word that is none of a field's
+FLOAT = re.compile(r"Expected `int.*, got `float`")
+WHOLE = re.compile(rb"\A(-?\d+)\.0+\Z")
+HALF_PAIR = re.compile(rb"(?<!\\)\\u[dD][89abAB]..(?!\\u[dD][c-fC-F])")  # as of a text that was cut between the halves
 MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
@@ -67,7 +70,7 @@ def stream_asked(context: RequestContext) -> bool | None:
     if not said:
         return None
     if len(said) > 1 or said[0] not in YES + NO:
-        raise InvalidRequest("stream must be true or false in the query", param="stream", code="invalid_value")
+        raise invalid("stream", "must be true or false in the query")
     return said[0] in YES
 
 
@@ -76,13 +79,22 @@ def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[T], path: st
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
+        if not path and FLOAT.match(str(error)) and (plain := with_whole_numbers(body)) != body:
+            return decode(plain, decoder)
         raise misfit(str(error), path, decoder.type) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        what = f"the body is not valid JSON: {error}" if body else "the body is empty"
+        why = "a \\u escape has half of a surrogate pair" if HALF_PAIR.search(bytes(body)) else str(error)
+        what = f"the body is not valid JSON: {why}" if body else "the body is empty"
         raise InvalidRequest(what, param=path or None, code="invalid_json") from error
     except RecursionError as error:
         message = f"{path or 'the body'} is nested deeper than {limits.MAX_JSON_DEPTH} levels"
         raise InvalidRequest(message, param=path or None, code="invalid_value") from error
+
+
+def with_whole_numbers(body: bytes | msgspec.Raw) -> bytes:
+    """The object with fields such as 100.0 as whole numbers, which they are in JSON Schema and in vLLM."""
+    fields = {name: WHOLE.sub(rb"\1", bytes(raw)) for name, raw in decode(body, FIELDS).items()}
+    return msgspec.json.encode({name: msgspec.Raw(raw) for name, raw in fields.items()})
 
 
 def misfit(text: str, path: str, kind: object = None) -> InvalidRequest:
@@ -213,7 +225,7 @@ async def read_fields(body: bytes) -> RawFields:
 
 
 def missing(param: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} is missing", param=param, code="missing_required_parameter")
+    return invalid(param, "is missing", "missing_required_parameter")
 
 
 def needed(value: Any, param: str) -> Any:

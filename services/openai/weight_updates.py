@@ -27,11 +27,11 @@ from penstock.protocol.control import (
     UpdateWeights,
     WeightTensor,
 )
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import InvalidRequest, invalid, unsupported
 from penstock.services.http.request_context import RequestContext
 from penstock.services.openai.app_state import AppState
-from penstock.services.openai.operator import answer, ask, optional, put_to_sleep, update, version_of, wake
-from penstock.services.openai.validation import decode
+from penstock.services.openai.operator import answer, ask, body, optional, put_to_sleep, update, version_of, wake
+from penstock.services.openai.validation import missing
 
 ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 GROUP = "weight_update_group"  # SGLang's name of a group that has none
@@ -197,33 +197,21 @@ class CheckAnswer(msgspec.Struct, frozen=True):
     payload: Checksums
 
 
-JOIN = msgspec.json.Decoder(GroupRequest)
-LEAVE = msgspec.json.Decoder(LeaveRequest)
-DISTRIBUTED = msgspec.json.Decoder(DistributedRequest)
-TENSORS = msgspec.json.Decoder(TensorRequest)
-INIT = msgspec.json.Decoder(TransferInitRequest)
-UPDATE = msgspec.json.Decoder(TransferUpdateRequest)
-START = msgspec.json.Decoder(StartRequest)
-FINISH = msgspec.json.Decoder(FinishRequest)
-MEMORY = msgspec.json.Decoder(MemoryRequest)
-CHECK = msgspec.json.Decoder(CheckRequest)
-
-
 async def init_group(app: AppState, context: RequestContext) -> None:
     """Have every executor join a trainer's process group. Answered once all have met."""
-    request = decode(await context.read_json(), JOIN)
+    request = await body(context, GroupRequest)
     await done(app, context, joining(app, request), "Succeeded to initialize custom process group.")
 
 
 async def destroy_group(app: AppState, context: RequestContext) -> None:
     """Leave it."""
-    request = await optional(context, LEAVE, LeaveRequest())
+    request = await optional(context, LeaveRequest)
     await done(app, context, JoinGroup(0, request.group_name), "Succeeded to destroy custom process group.")
 
 
 async def from_distributed(app: AppState, context: RequestContext) -> None:
     """Receive tensors that number 0 of a group broadcasts. An update of its own: pause the server around several."""
-    request = decode(await context.read_json(), DISTRIBUTED)
+    request = await body(context, DistributedRequest)
     check_format(request.load_format)
     tensors = listed("names", request.names, ("dtypes", request.dtypes), request.shapes)
     change = await changing(app, tensors, request.weight_version, request.group_name)
@@ -232,10 +220,10 @@ async def from_distributed(app: AppState, context: RequestContext) -> None:
 
 async def from_tensor(app: AppState, context: RequestContext) -> None:
     """Copy tensors from a trainer's memory on this host, which must stay as it is until this is answered."""
-    request = decode(await context.read_json(), TENSORS)
+    request = await body(context, TensorRequest)
     if request.tensors is None:
         refuse_pickles("serialized_named_tensors", request.serialized_named_tensors)
-        raise InvalidRequest("tensors is missing", param="tensors", code="missing_required_parameter")
+        raise missing("tensors")
     check_format(request.load_format)
     change = await changing(app, shared(request.tensors, "tensors"), request.weight_version)
     await update(app, context, msgspec.structs.replace(change, abort=request.abort_all_requests))
@@ -243,11 +231,11 @@ async def from_tensor(app: AppState, context: RequestContext) -> None:
 
 async def init_transfer(app: AppState, context: RequestContext) -> None:
     """The same as for SGLang's trainers, by vLLM's path: there is one group."""
-    info = decode(await context.read_json(), INIT).init_info
+    info = (await body(context, TransferInitRequest)).init_info
     if info.master_address:
         if info.master_port is None or info.world_size is None:
-            missing = "init_info: master_address goes with master_port and world_size"
-            raise InvalidRequest(missing, param="init_info", code="missing_required_parameter")
+            missing = ": master_address goes with master_port and world_size"
+            raise invalid("init_info", missing, "missing_required_parameter")
         request = GroupRequest(
             master_address=info.master_address, master_port=info.master_port, rank_offset=info.rank_offset,
             world_size=info.world_size, group_name=TRANSFER, backend=info.backend,
@@ -258,23 +246,21 @@ async def init_transfer(app: AppState, context: RequestContext) -> None:
 
 async def start_update(app: AppState, context: RequestContext) -> None:
     """Begin an update of several parts: no step is planned until it is finished, and streams wait."""
-    if not (await optional(context, START, StartRequest())).is_checkpoint_format:
-        why = "is_checkpoint_format: names and shapes are those of the checkpoint"
-        raise Unsupported(why, param="is_checkpoint_format")
+    if not (await optional(context, StartRequest)).is_checkpoint_format:
+        raise unsupported("is_checkpoint_format", ": names and shapes are those of the checkpoint")
     await change_or_raise(app, HoldWeights(0))
     await answer(context, Message("Weight update started"))
 
 
 async def update_part(app: AppState, context: RequestContext) -> None:
     """A part of an update, or an update of its own where none has been started."""
-    info = decode(await context.read_json(), UPDATE).update_info
+    info = (await body(context, TransferUpdateRequest)).update_info
     for name in ("ipc_handles", "ipc_handles_pickled"):
         refuse_pickles(f"update_info.{name}", getattr(info, name))
     if info.packed:
-        why = "update_info.packed: each tensor is broadcast by itself"
-        raise InvalidRequest(why, param="update_info.packed", code="unsupported")
+        raise unsupported("update_info.packed", ": each tensor is broadcast by itself")
     if bool(info.names) == bool(info.tensors):
-        raise InvalidRequest("update_info: give names or tensors", param="update_info", code="invalid_value")
+        raise invalid("update_info", ": give names or tensors")
     if info.tensors:
         tensors, group = shared(info.tensors, "update_info.tensors"), ""
     else:
@@ -288,7 +274,7 @@ async def update_part(app: AppState, context: RequestContext) -> None:
 
 async def finish_update(app: AppState, context: RequestContext) -> None:
     """End it: the weights have a version, the prefix cache is forgotten, requests go on."""
-    given = (await optional(context, FINISH, FinishRequest())).weight_version
+    given = (await optional(context, FinishRequest)).weight_version
     version = await version_of(app, given)
     await change_or_raise(app, HoldWeights(0, version))
     await answer(context, Message("Weight update finished"))
@@ -301,23 +287,22 @@ async def world_size(app: AppState, context: RequestContext) -> None:
 
 async def release_memory(app: AppState, context: RequestContext) -> None:
     """POST /sleep by SGLang's path. Whatever `tags` there are, all is given back, weights among it."""
-    await optional(context, MEMORY, MemoryRequest())
+    await optional(context, MemoryRequest)
     await put_to_sleep(app)
     await context.send_json(b"null")
 
 
 async def resume_memory(app: AppState, context: RequestContext) -> None:
     """POST /wake_up by SGLang's path. All is loaded, whatever `tags` there are."""
-    await optional(context, MEMORY, MemoryRequest())
+    await optional(context, MemoryRequest)
     await wake(app)
     await context.send_json(b"null")
 
 
 async def check_weights(app: AppState, context: RequestContext) -> None:
     """Sums of what is in memory."""
-    if (request := await optional(context, CHECK, CheckRequest())).action != "checksum":
-        why = f"action: {request.action!r} is not supported; it may be checksum"
-        raise InvalidRequest(why, param="action", code="unsupported")
+    if (request := await optional(context, CheckRequest)).action != "checksum":
+        raise unsupported("action", f": {request.action!r} is not supported; it may be checksum")
     found = await ask(app, AskDigests(0))
     payload = Checksums(
         found.version,
@@ -332,12 +317,11 @@ def joining(app: AppState, request: GroupRequest, path: str = "") -> JoinGroup:
     """Raises InvalidRequest for a group that has no room for all executors."""
     count = groups.executors(app.config.model)
     if request.rank_offset + count > request.world_size:
-        why = f"{path}world_size is {request.world_size}; executors are {count}, from number {request.rank_offset} on"
-        raise InvalidRequest(why, param=f"{path}world_size", code="invalid_value")
+        why = f"is {request.world_size}; executors are {count}, from number {request.rank_offset} on"
+        raise invalid(f"{path}world_size", why)
     address = request.master_address.strip("[]")
     if not ADDRESS.fullmatch(address):
-        why = f"{path}master_address: it must be a host's name or address"
-        raise InvalidRequest(why, param=f"{path}master_address", code="invalid_value")
+        raise invalid(f"{path}master_address", ": it must be a host's name or address")
     return JoinGroup(
         0, request.group_name, address, request.master_port, request.rank_offset, request.world_size, request.backend
     )
@@ -345,8 +329,8 @@ def joining(app: AppState, request: GroupRequest, path: str = "") -> JoinGroup:
 
 def check_format(load_format: str | None) -> None:
     if load_format not in (None, "auto"):
-        why = f"load_format: {load_format!r} is not supported; tensors come as the checkpoint has them"
-        raise InvalidRequest(why, param="load_format", code="unsupported")
+        why = f": {load_format!r} is not supported; tensors come as the checkpoint has them"
+        raise unsupported("load_format", why)
 
 
 def refuse_pickles(param: str, given: msgspec.Raw | msgspec.UnsetType) -> None:
@@ -359,8 +343,7 @@ def listed(
 ) -> tuple[WeightTensor, ...]:
     """Raises InvalidRequest unless there are as many of each."""
     if not len(names) == len(dtypes[1]) == len(shapes):
-        why = f"{param}: {len(names)} names, {len(dtypes[1])} types ({dtypes[0]}) and {len(shapes)} shapes"
-        raise InvalidRequest(why, param=param, code="invalid_value")
+        raise invalid(param, f": {len(names)} names, {len(dtypes[1])} types ({dtypes[0]}) and {len(shapes)} shapes")
     return tuple(
         WeightTensor(name, dtype.removeprefix("torch."), shape)
         for name, dtype, shape in zip(names, dtypes[1], shapes, strict=True)
@@ -376,12 +359,10 @@ def shared(tensors: Sequence[SharedTensor], param: str) -> tuple[WeightTensor, .
             try:
                 raw = handle.encode() if place == HOST else base64.b64decode(handle, validate=True)
             except (binascii.Error, ValueError):
-                why = f"{param}[{at}].handles: a CUDA IPC handle is given in base64"
-                raise InvalidRequest(why, param=f"{param}[{at}].handles", code="invalid_value") from None
+                raise invalid(f"{param}[{at}].handles", ": a CUDA IPC handle is given in base64") from None
             handles.append((place, raw))
         if not handles:
-            why = f"{param}[{at}].handles: there is none"
-            raise InvalidRequest(why, param=f"{param}[{at}].handles", code="invalid_value")
+            raise invalid(f"{param}[{at}].handles", ": there is none")
         dtype = tensor.dtype.removeprefix("torch.")
         found.append(WeightTensor(tensor.name, dtype, tensor.shape, tuple(handles), tensor.offset))
     return tuple(found)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.engine_core.grammar.guide import Guide
-from penstock.engine_core.grammar.masks import FilledMasks, MaskStatistics, MaskStore
+from penstock.engine_core.grammar.masks import FilledMasks, MaskStore
 from penstock.engine_core.grammar.states import State
 from penstock.engine_core.grammar.tokens import GrammarTokens
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
@@ -26,16 +26,13 @@ from penstock.services.scheduler.background_jobs import BackgroundJobs
 
 SLOW = 0.01  # seconds of a step's masks, and
 SLOW_ROW = 0.0001  # of each of its rows: after a slower step rows are filled and measured one by one
-NOTHING = MaskStatistics(0, 0, 0, 0, 0)
 
 
 class BitmaskStatistics(msgspec.Struct, frozen=True):
-    """Totals of this epoch's store, and of the time that filling it took since start."""
+    """Totals since start."""
 
-    store: MaskStatistics
-    rows: int  # constrained rows of steps since start
+    rows: int  # constrained rows of steps
     seconds: float
-    slowest: float  # seconds of one step's masks
     steps: HistogramStatistics  # seconds of each step's masks
 
 
@@ -62,7 +59,7 @@ class BitmaskFiller:
         self._store: MaskStore | None = None
         self._ready: list[tuple[MaskWork, FilledMasks, float]] = []  # steps whose masks were filled at once
         self._rows = 0
-        self._seconds = self._slowest = 0.0
+        self._seconds = 0.0
         self._steps = Histogram(PART)
         self._was_slow = False  # the last step whose masks are done
         self._beside_slow = False  # the last mask that was made beside the steps
@@ -121,7 +118,6 @@ class BitmaskFiller:
             self._rows += len(work.rows)
             self._seconds += seconds
             self._steps.observe(seconds)
-            self._slowest = max(self._slowest, seconds)
             self._was_slow = seconds > SLOW + SLOW_ROW * len(work.rows)
         if not self.jobs.running:
             for lent, mask in self._made:
@@ -132,8 +128,7 @@ class BitmaskFiller:
         return found
 
     def statistics(self) -> BitmaskStatistics:
-        store = NOTHING if self._store is None else self._store.statistics()
-        return BitmaskStatistics(store, self._rows, self._seconds, self._slowest, self._steps.statistics())
+        return BitmaskStatistics(self._rows, self._seconds, self._steps.statistics())
 
 
 def timed_fill(

@@ -26,10 +26,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from penstock.engine_core.models.spec import read_spec
-from penstock.protocol.config import Config
+from penstock.protocol.config import Config, adjusted
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.links import Role
 from penstock.protocol.parts import OPTION, ORDER, Parts, count, parts_of, spelled
@@ -109,13 +107,11 @@ def launch(
         port = address.hold(config.api) if Role.API in parts else None
         if port is not None:
             held.callback(port.close)
-            api = msgspec.structs.replace(config.api, port=port.getsockname()[1])
-            config = msgspec.structs.replace(config, api=api)
+            config = adjusted(config, port=port.getsockname()[1])
         owner = process.parent(environ)
         if owner is not None:
             held.callback(os.close, owner)
-        run = msgspec.structs.replace(config.run, run_dir=str(directory.path))
-        config = msgspec.structs.replace(config, run=run)
+        config = adjusted(config, run_dir=str(directory.path))
         for each in engines(config):
             prepared(Path(each.run.run_dir))
         launcher = Launcher(config, directory, entry, parts, owner)
@@ -223,7 +219,7 @@ class Launcher:
         if role is Role.EXECUTOR and not model:
             config = executor_config(config, self._parts, index)
         if model:
-            config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, for_model=model))
+            config = adjusted(config, for_model=model)
         command = [sys.executable, str(self._entry), role.value, f"--index={index}", *options.arguments(config)]
         try:
             child = Child(role, index, command, self._environ, model)
@@ -311,8 +307,7 @@ class Launcher:
         """Clients know it, so an api process that is started again must listen there."""
         port = 0 if self._config.api.uds else urlsplit(url).port
         if port:
-            api = msgspec.structs.replace(self._config.api, port=port)
-            self._config = msgspec.structs.replace(self._config, api=api)
+            self._config = adjusted(self._config, port=port)
 
     def _end_start_trace(self) -> None:
         """A process that is started again begins a trace of its own."""
@@ -463,10 +458,14 @@ def stop_signals() -> tuple[int, ...]:
 
 def child_environment(config: Config, directory: RunDirectory, notices: Path) -> dict[str, str]:
     """The environment of every child: the launcher's, without a supervisor's variables, plus the secret options."""
-    environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
-    environ = options.environment(config, environ)
-    environ |= {NOTIFY_SOCKET: str(notices), process.PARENT: str(os.getpid()), **directory.environment()}
+    environ = inherited(config, notices) | directory.environment()
     environ[WATCHDOG_USEC] = str(int(SILENCE_SECONDS * 1e6))
     if sys.flags.optimize:
         environ["PYTHONOPTIMIZE"] = str(sys.flags.optimize)
     return environ
+
+
+def inherited(config: Config, notices: Path) -> dict[str, str]:
+    """This process's environment for a child that reports to `notices` instead of to our supervisor."""
+    environ = {name: value for name, value in os.environ.items() if name not in SUPERVISORS}
+    return options.environment(config, environ) | {NOTIFY_SOCKET: str(notices), process.PARENT: str(os.getpid())}

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from penstock.protocol.config import Config, fields
+from penstock.protocol.config import Config, adjusted, fields
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.option import Field
 from penstock.protocol.served_models import PAIR, engines, read_models, several
@@ -253,8 +253,8 @@ def only_model(found: Effective) -> Effective:
     if len(read_models(found.config.run.models)) != 1:
         return found
     (config,) = engines(found.config)
-    run = msgspec.structs.replace(found.config.run, models="", for_model="")
-    return msgspec.structs.replace(found, config=msgspec.structs.replace(config, run=run))
+    config = msgspec.structs.replace(config, run=found.config.run)  # with its directory
+    return msgspec.structs.replace(found, config=adjusted(config, models="", for_model=""))
 
 
 def check_swallowed(typed: Mapping[str, object]) -> None:
@@ -270,8 +270,7 @@ def check_swallowed(typed: Mapping[str, object]) -> None:
 
 def merge(given: Sequence[Given]) -> Effective:
     """Later values replace earlier ones of the same option; each is converted and checked by itself, then together."""
-    sections: dict[str, dict[str, object]] = {}
-    origins = {}
+    values: dict[str, object] = {}
     for one in given:
         try:
             for part in one.value if isinstance(one.value, list) else [one.value]:
@@ -282,11 +281,8 @@ def merge(given: Sequence[Given]) -> Effective:
             shown = "***" if one.field.option.secret else error.value
             source = "" if one.origin == COMMAND_LINE else f" ({one.origin})"
             raise ConfigError(error.option, shown, error.allowed + source) from None
-        sections.setdefault(one.field.section, {})[one.field.name] = value
-        origins[one.field.name] = one.origin
-    default = Config()
-    changed = {name: msgspec.structs.replace(getattr(default, name), **values) for name, values in sections.items()}
-    return Effective(check(msgspec.structs.replace(default, **changed)), origins)
+        values[one.field.name] = value
+    return Effective(check(adjusted(Config(), **values)), {one.field.name: one.origin for one in given})
 
 
 def allowed_value(field: Field, value: object) -> object:
@@ -343,7 +339,8 @@ def read_file(path: Path) -> list[Given]:
     except OSError as error:
         raise ConfigError("--config", str(path), f"it cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("--config", str(path), f"it must be TOML: {error}") from error
+        why = f"it must be TOML, as `penstock config` prints it: {error}"
+        raise ConfigError("--config", str(path), why) from error
     known = {field.name: field for field in fields()}
     given = []
     for key, value in tables.items():
@@ -437,11 +434,7 @@ def sized(config: Config, cores: int) -> Config:
     sharing = 1 if config.api.uds else MANY_CORES  # processes that can listen at one address
     apis = config.api.api_processes or min(sharing, 1 if cores < FEW_CORES else 2 if cores < MANY_CORES else 4)
     tokenizers = config.tokenizer.tokenizer_processes or (1 if cores < MANY_CORES or several(config) else 2)
-    return msgspec.structs.replace(
-        config,
-        api=msgspec.structs.replace(config.api, api_processes=apis),
-        tokenizer=msgspec.structs.replace(config.tokenizer, tokenizer_processes=tokenizers),
-    )
+    return adjusted(config, api_processes=apis, tokenizer_processes=tokenizers)
 
 
 def usable_cores(quota: Path = CPU_MAX) -> int:

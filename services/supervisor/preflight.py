@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
-
 from penstock.engine_core import folder
 from penstock.engine_core.models.adapter_folder import place_bytes
 from penstock.engine_core.models.draft_spec import DraftSpec, check_mtp, read_draft
@@ -23,7 +21,7 @@ from penstock.engine_core.text.template import find_sources, read_template
 from penstock.engine_core.tokenizer.codec import check_tokenizer
 from penstock.engine_core.tokenizer.vocabulary import read_special
 from penstock.protocol import groups
-from penstock.protocol.config import ApiConfig, Config
+from penstock.protocol.config import ApiConfig, Config, adjusted
 from penstock.protocol.errors import ConfigError, ModelError
 from penstock.protocol.links import HostAddress, Role, ports_of, read_address
 from penstock.protocol.parts import ORDER, Parts, count, parts_of
@@ -98,8 +96,7 @@ def resolved(config: Config) -> Config:
     check_ranks(spec, config.model.tensor_parallel_size, expert_parallel=config.model.expert_parallel)
     if config.model.lora_experts and not spec.sparse:
         raise ConfigError("--lora-experts", True, "the model has no experts")
-    found = msgspec.structs.replace(config.model, model=str(model), served_model_name=",".join(names))
-    return msgspec.structs.replace(config, model=found)
+    return adjusted(config, model=str(model), served_model_name=",".join(names))
 
 
 def check_platform(device: str) -> None:
@@ -314,5 +311,4 @@ def executor_config(config: Config, parts: Parts, index: int) -> Config:
     """`config` for executor number `index`: `index - first_executor` is its position among the executors of this
     host."""
     place = tuple(parts[Role.EXECUTOR]).index(index)
-    executor = msgspec.structs.replace(config.executor, first_executor=index - place)
-    return msgspec.structs.replace(config, executor=executor)
+    return adjusted(config, first_executor=index - place)

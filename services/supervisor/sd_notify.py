@@ -165,10 +165,6 @@ class Notice(msgspec.Struct, frozen=True):
     def ready(self) -> bool:
         return self.fields.get("READY") == "1"
 
-    @property
-    def status(self) -> str:
-        return self.fields.get("STATUS", "")
-
 
 class NoticeSocket:
     """The listening end. The kernel attaches the sender's credentials, so a child cannot speak for another.

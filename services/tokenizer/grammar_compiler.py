@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.engine_core.histogram import Histogram, HistogramStatistics
 from penstock.protocol.config import TokenizerConfig
-from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.errors import invalid
 from penstock.protocol.messages import Grammar
 from penstock.services.tokenizer.outcome_cache import OutcomeCache
 from penstock.services.tokenizer.worker_pool import ATTEMPTS, PATIENCE, End, Reply, WorkerKind, WorkerPool
@@ -34,14 +34,12 @@ class GrammarCompilerStatistics(msgspec.Struct, frozen=True):
     """Counters since the start, and present numbers."""
 
     workers: int  # now
-    waiting: int  # now: compilations without a worker
     remembered: int  # now: cached grammars, refused ones included
     bytes: int  # now: of the cache
     compiled: int
     refused: int
     hits: int  # requests whose grammar was cached or being compiled
     replaced: int  # workers that exceeded a limit or died
-    slowest: float  # seconds of CPU of one compilation
     seconds: HistogramStatistics  # of CPU, of completed compilations
 
 
@@ -61,7 +59,6 @@ class GrammarCompiler:
             self._pool, "grammars wait to be compiled", size_of, MOST_BYTES, options.grammar_cache_entries
         )
         self._compiled = self._refused = 0
-        self._slowest = 0.0
         self._seconds = Histogram(COMPILE)
 
     def start(self) -> None:
@@ -75,12 +72,12 @@ class GrammarCompiler:
         """Raises InvalidRequest with the grammar's field and the reason, Overloaded, EngineFailure."""
         most = self._options.grammar_max_bytes
         if len(grammar.source) + len(grammar.unread) + len(grammar.whitespace) > most:
-            message = f"{grammar.param} is longer than {most} characters (--grammar-max-bytes)"
-            raise InvalidRequest(message, param=grammar.param, code="grammar_too_complex")
+            message = f"is longer than {most} characters (--grammar-max-bytes)"
+            raise invalid(grammar.param, message, "grammar_too_complex")
         key = await self._key(grammar)
         found = await self._cache.get(key, partial(self._compile, key, grammar))
         if isinstance(found, Refusal):
-            raise InvalidRequest(f"{grammar.param}: {found.message}", param=grammar.param, code=found.code)
+            raise invalid(grammar.param, f": {found.message}", found.code)
         return found
 
     def close(self) -> None:
@@ -90,14 +87,12 @@ class GrammarCompiler:
     def statistics(self) -> GrammarCompilerStatistics:
         return GrammarCompilerStatistics(
             workers=len(self._pool.workers),
-            waiting=self._pool.waiting,
             remembered=len(self._cache),
             bytes=self._cache.bytes,
             compiled=self._compiled,
             refused=self._refused,
             hits=self._cache.hits,
             replaced=self._pool.replaced,
-            slowest=self._slowest,
             seconds=self._seconds.statistics(),
         )
 
@@ -111,7 +106,6 @@ class GrammarCompiler:
         found = await self._outcome(msgspec.msgpack.encode(grammar))
         if isinstance(found, Done):
             self._compiled += 1
-            self._slowest = max(self._slowest, found.seconds)
             self._seconds.observe(found.seconds)
         else:
             self._refused += 1

@@ -21,10 +21,16 @@ from penstock.protocol.errors import InvalidRequest
 from penstock.protocol.images import ImageFile
 from penstock.protocol.media import LIMIT
 from penstock.services.tokenizer.confinement import environment
-from penstock.services.tokenizer.image_protocol import DECODED, ImageJob, ImageSettings, too_large, too_slow
 from penstock.services.tokenizer.outcome_cache import OutcomeCache
 from penstock.services.tokenizer.worker_pool import PATIENCE, End, Reply, WorkerKind, WorkerPool
-from penstock.services.tokenizer.worker_protocol import Refusal
+from penstock.services.tokenizer.worker_protocol import (
+    DECODED,
+    ImageJob,
+    ImageSettings,
+    Refusal,
+    too_large,
+    too_slow,
+)
 
 MOST_WORKERS = 4  # unless the operator says otherwise
 SLACK = 2.0  # seconds beyond the CPU limit: a large file and its pixels on their way

@@ -25,8 +25,18 @@ from penstock.engine_core.images.reading import pixels_of, read_image
 from penstock.protocol.errors import InvalidRequest
 from penstock.services.supervisor.process import PARENT, follow_parent
 from penstock.services.tokenizer.confinement import MEMORY_CODES, TIME_CODES, Child, forked
-from penstock.services.tokenizer.image_protocol import DECODED, Decoded, ImageJob, ImageSettings, too_large, too_slow
-from penstock.services.tokenizer.worker_protocol import Refusal, refusal, reply, requests
+from penstock.services.tokenizer.worker_protocol import (
+    DECODED,
+    Decoded,
+    ImageJob,
+    ImageSettings,
+    Refusal,
+    refusal,
+    reply,
+    requests,
+    too_large,
+    too_slow,
+)
 
 SETTINGS = msgspec.msgpack.Decoder(ImageSettings)
 JOB = msgspec.msgpack.Decoder(ImageJob)

@@ -30,6 +30,7 @@ from penstock.engine_core.tokenizer.vocabulary import Vocabulary, end_tokens, re
 from penstock.protocol.config import Config
 from penstock.protocol.links import TEXT, TOKENS, Role, new_incarnation, shared_hash
 from penstock.protocol.media import image_limit
+from penstock.protocol.validation import read_template_kwargs
 from penstock.services.links.async_link import AsyncLink
 from penstock.services.links.handshake import Identity
 from penstock.services.links.link import Link
@@ -135,7 +136,9 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
     Raises ModelError and ConfigError.
     """
     spec = read_spec(path)
-    template = read_template(path, vocabulary.names, config.tokenizer.chat_template)
+    options = config.tokenizer
+    names = {**vocabulary.names, **read_template_kwargs(options.default_chat_template_kwargs)}
+    template = read_template(path, names, options.chat_template)
     limits = PromptLimits(
         vocab_size=spec.vocab_size,
         max_model_len=folder.model_length(spec, config.model),
@@ -144,12 +147,11 @@ def read_frontend(config: Config, path: Path, vocabulary: Vocabulary) -> tuple[F
         recurrent=bool(spec.recurrences),
         vision=spec.vision,
     )
-    options = config.tokenizer
     dialect = read_dialect(template.source, vocabulary, options.tool_call_parser, options.reasoning_parser)
     controls = read_controls(vocabulary, template.source, dialect) if options.split_special_tokens else None
     texts = None if controls is None else controls.texts
     settings = TemplateSettings(
-        str(path), options.chat_template, limits, vocabulary.names, dialect, texts, options.template_timeout,
+        str(path), options.chat_template, limits, names, dialect, texts, options.template_timeout,
         options.template_memory,
     )  # fmt: skip
     prompter = Prompter(vocabulary, template, limits, dialect, controls)

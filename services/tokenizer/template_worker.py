@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import msgspec
@@ -58,7 +59,7 @@ class TemplateSettings(msgspec.Struct, frozen=True):
     folder: str  # of the model
     chat_template: str  # the file of --chat-template, or empty
     limits: PromptLimits
-    names: dict[str, str]  # special tokens by their names in templates
+    names: dict[str, Any]  # of ChatTemplate
     dialect: Dialect
     controls: frozenset[str] | None  # control tokens that are escaped in contents; None: none are
     seconds: float  # of CPU

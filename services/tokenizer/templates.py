@@ -40,7 +40,6 @@ class TemplateStatistics(msgspec.Struct, frozen=True):
     """Counters since the start, and present numbers."""
 
     workers: int  # now
-    waiting: int  # now: renderings without a worker
     remembered: int  # now: bytes of templates that workers have cached
     rendered: int
     refused: int
@@ -92,7 +91,6 @@ class Templates:
     def statistics(self) -> TemplateStatistics:
         return TemplateStatistics(
             workers=len(self._pool.workers),
-            waiting=self._pool.waiting,
             remembered=sum(self._remembered.get(worker.pid, 0) for worker in self._pool.workers),
             rendered=self._rendered,
             refused=self._refused,

@@ -2,7 +2,7 @@
 
 Both ends send frames, a head and msgpack, over the worker's standard streams. The worker reports with an empty frame
 that it is ready, and then answers one frame at a time until its input ends. What is large in an answer may stand in
-memory that both share.
+memory that both share. No Pillow is imported here: an image worker alone needs it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from penstock.engine_core.images.processor_spec import ProcessorSpec
 from penstock.protocol.errors import InvalidRequest
 
+IMAGE_TOO_COMPLEX = "image_too_complex"
 HEAD = struct.Struct("<II")  # before each frame: its length, and how many bytes of the shared memory belong to it
 TIME_SIGNAL = signal.SIGPROF  # of ITIMER_PROF, which limits a worker's CPU time; it ends the process
 PIPE = 1 << 20  # bytes that a writer may be ahead of its reader: pixels are megabytes, and the default is 64 kB
@@ -51,6 +53,44 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 COMPILED: msgspec.msgpack.Decoder[Done | Refusal] = msgspec.msgpack.Decoder(Done | Refusal)
+
+
+class ImageSettings(msgspec.Struct, frozen=True):
+    """What an image worker needs of the model, and the limits of one picture."""
+
+    processor: ProcessorSpec
+    most_pixels: int  # of a file
+    seconds: float  # of CPU
+    memory: int  # bytes
+
+
+class ImageJob(msgspec.Struct, frozen=True):
+    """A file to decode."""
+
+    data: bytes
+    detail: str
+
+
+class Decoded(msgspec.Struct, frozen=True, tag=True):
+    """A picture, whose pixels are in the shared memory: uint8 [height, width, 3], RGB."""
+
+    height: int
+    width: int
+
+    @property
+    def bytes(self) -> int:
+        return 3 * self.height * self.width
+
+
+DECODED: msgspec.msgpack.Decoder[Decoded | Refusal] = msgspec.msgpack.Decoder(Decoded | Refusal)
+
+
+def too_slow(seconds: float) -> Refusal:
+    return Refusal(f"decoding it takes more than {seconds:g} s (--media-timeout)", IMAGE_TOO_COMPLEX)
+
+
+def too_large(memory: int) -> Refusal:
+    return Refusal(f"decoding it takes more than {memory >> 20} MiB (--media-memory)", IMAGE_TOO_COMPLEX)
 
 
 def requests() -> Iterator[bytes]:

@@ -38,8 +38,22 @@ def test_few_adapters_are_asked_for_often() -> None:
 @pytest.mark.long
 def test_a_small_run_from_end_to_end(tmp_path: Path) -> None:
     output = tmp_path / "found.json"
-    arguments = ["--smoke", "--places", "2", "--swap", "3", "--rank", "4", "--output", str(output)]
+    arguments = [
+        "--smoke",
+        "--places",
+        "2",
+        "--swap",
+        "3",
+        "--swap-places",
+        "2",
+        "--rank",
+        "4",
+        "--output",
+        str(output),
+    ]
     assert main(arguments) == 0
     told = msgspec.json.decode(output.read_bytes())
     assert {one["rows"] for one in told["figures"]} == {"off", "base", "one", "each", "held", "swap"}
     assert all(one["tpot_ms"] > 0 and not one["errors"] for one in told["figures"])
+    assert [one["rows"] for one in told["figures"] if one["share"] is not None] == ["swap"]
+    assert all((one["price"] is None) == (one["rows"] in ("off", "held", "swap")) for one in told["figures"])

@@ -7,7 +7,7 @@ import sys
 
 CALLS = """
 import sys, torch
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.records import (AttentionBatch, AttentionOptions)
 from penstock.kernels.attention import (paged_attention)
 from penstock.kernels.norm import add_norm
@@ -21,7 +21,7 @@ q = rotate_and_store(x, x, x, Rotation(x[:, :1], x[:, :1]), pages, pages, one.lo
 batch = AttentionBatch(torch.tensor([0, 1]), one, one * 0, one[None], one.long(), 1, 1)
 paged_attention(q, pages, pages, batch, AttentionOptions(1.0))
 add_norm(x[0], x[0], x[0, 0], 1e-5)
-silu_mul(x[0])
+activate(x[0])
 print("triton" in sys.modules)
 """
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.kernels import scaled_linear_triton
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.linear_tilings import Tiling
 from penstock.kernels.quantize import quantize
 from penstock.kernels.quantized import FLOAT8, Float8Weight, RowFormat, Rows, multiply_reference
@@ -21,7 +21,7 @@ def test_a_product_may_have_a_bias_and_a_gate(gated: bool, biased: bool) -> None
     weight = Float8Weight(torch.randn(8, 32).to(FLOAT8), torch.rand(8))
     expected = multiply_reference(x, weight, bias)
     found = multiply_quantized(x, weight, bias, gated=gated, invariant=False)
-    assert torch.equal(found, silu_mul(expected) if gated else expected)
+    assert torch.equal(found, activate(expected) if gated else expected)
 
 
 @pytest.mark.parametrize("inputs", [48, 40])

@@ -149,7 +149,7 @@ def test_a_nucleus_is_the_smallest_set_that_reaches_its_mass(top_k: int) -> None
     logits -= logits.amax(-1, keepdim=True)
     for p in (0.3, 0.9, 0.999):
         ways = torch.full((4,), top_k), torch.full((4,), p)
-        draws = Draws(torch.arange(4), torch.arange(4), torch.ones(4), torch.zeros(4), *ways, top_k, True)
+        draws = Draws(torch.arange(4), torch.ones(4), torch.zeros(4), *ways, top_k, True)
         floor = sampling.floors(logits, draws)
         for at in range(4):
             left = logits[at].sort(descending=True).values[: top_k or vocabulary].double().exp()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.activation import silu_mul
+from penstock.kernels.activation import activate
 from penstock.kernels.linear_tilings import Rescaled, Tiling, VectorTiling
 from penstock.kernels.quantize import quantize, row_format
 from penstock.kernels.quantized import FLOAT8, Float8Weight, Int8Weight, Rows, quantize_rows, spread_blocks
@@ -223,4 +223,4 @@ def test_sums_are_scaled_afterwards(gated: bool, device: str) -> None:
             sums, x_scales, scales, bias, out, WIDTH=width, TILE=1024, EACH=each, GATED=gated, BIAS=True, PDL=False
         )
         expected = sums * (x_scales if each == "row" else x_scales[0]) * scales + bias
-        assert torch.allclose(out, silu_mul(expected) if gated else expected, atol=1e-5)
+        assert torch.allclose(out, activate(expected) if gated else expected, atol=1e-5)

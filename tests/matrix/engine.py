@@ -18,7 +18,7 @@ from penstock.engine_core.execution.dummy_runs import warmup_steps
 from penstock.engine_core.execution.encoder import Encoder
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.step_output import Launched
-from penstock.engine_core.loading import load, load_head
+from penstock.engine_core.loading import load
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.kv_cache import with_kv_cache
@@ -35,6 +35,7 @@ from penstock.protocol.messages import Finish, Prefilled, Rejected, Sampling, Su
 from penstock.protocol.outputs import TokenBatch
 from penstock.protocol.speculation import HEADS
 from penstock.protocol.steps import BlocksCopied, StepPlan, StepResult
+from tests.engine_core.models.eagle_heads import load_head
 
 Answers = dict[tuple[int, int], list[int]]
 

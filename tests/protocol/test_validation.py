@@ -7,7 +7,7 @@ import pytest
 from penstock.protocol.config import fields
 from penstock.protocol.errors import ConfigError
 from penstock.protocol.option import number, words
-from penstock.protocol.validation import check_content
+from penstock.protocol.validation import check_content, read_template_kwargs
 
 
 def test_bounds_are_written_in_full():
@@ -29,3 +29,11 @@ def test_an_empty_value_is_refused_where_its_absence_means_more(field):
     else:
         check_content(field, "")
     check_content(field, "a")
+
+
+def test_defaults_of_a_chat_templates_variables():
+    assert read_template_kwargs("") == read_template_kwargs("{}") == {}
+    assert read_template_kwargs('{"enable_thinking": false, "n": [1]}') == {"enable_thinking": False, "n": [1]}
+    for text, why in (("{", "JSON object"), ("[1]", "JSON object"), ('{"tools": []}', "tools is a parameter")):
+        with pytest.raises(ConfigError, match=f"--default-chat-template-kwargs: .*{why}"):
+            read_template_kwargs(text)

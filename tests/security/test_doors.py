@@ -192,10 +192,12 @@ async def test_no_door_tells_of_the_inside(path: str, body: bytes, code: str, me
     port = FakeLink(silent)
     status, text = await asked(path, body, port)
     assert port.sent == []
-    if path == "/tokenize" and b"etc" in body:  # of which no field is required
+    if path in ("/tokenize", "/v1/score") and b"etc" in body:  # of which no field is required by itself
         assert status == 404
         told = "The model `../../etc/passwd` does not exist."
         check_refusal(path, text, "not_found_error", "model", "model_not_found", told)
+    elif path == "/v1/score" and b"\xff" in body:
+        check_refusal(path, text, WRONG, None, "invalid_json", "the body is not valid JSON: ")
     elif message:
         assert status == 400
         check_refusal(path, text, WRONG, None, code, message)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from penstock.engine_core.scheduling.host_tier import MOST_SPILLS
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.protocol.disk_blocks import ForgetBlocks, MoveBlocks
 from penstock.protocol.step_columns import copy_table, move_table
@@ -33,6 +32,7 @@ class Copies:
     made: bool = False
     source: HostMemory | None = None  # another replica's
     stamps: list[int] = field(default_factory=list)
+    stamp: int = 0  # of what it writes
     stale: bool = False  # there is no such memory
 
 
@@ -83,9 +83,9 @@ class HostMemory:
                 found.source = self.others.get(message.replica)
                 found.stamps = np.frombuffer(message.stamps, np.int64).tolist()
                 found.stale = found.source is None
+            found.stamp = copy_stamp(message.epoch, message.number)
             for place in places if message.to_host else ():
-                self.stamps[place] = copy_stamp(message.epoch, message.number)
-            assert sum(one.to_host for one in self.copies.values()) <= MOST_SPILLS
+                self.stamps[place] = -found.stamp
             self._overwrite(found)
             if rng.random() < 0.3:
                 self._make(found)
@@ -110,6 +110,10 @@ class HostMemory:
         copies = self.copies[number]
         if rng.random() < 0.3:
             self._make(copies)
+        if copies.source is not None and not copies.made and not copies.stale:
+            if rng.random() < 0.995:
+                return True  # another replica is still to write them
+            copies.stale = True  # that took too long
         executor = copies.missing.pop(rng.randrange(len(copies.missing)))
         if not copies.missing:
             self._make(copies)
@@ -131,18 +135,20 @@ class HostMemory:
                 self._draft_pages[block][:] = [GARBAGE] * len(self._draft_pages[block])
 
     def _make(self, copies: Copies) -> None:
-        if copies.made:
+        if copies.made or copies.stale:
             return
+        if copies.source is not None:
+            found = [copies.source.stamps[place] for _, place in copies.pairs]
+            copies.stale = any(abs(stamp) > wanted for stamp, wanted in zip(found, copies.stamps, strict=True))
+            if found != copies.stamps:
+                return  # others are still to be written
         copies.made = True
-        if copies.stale:
-            return
         memory = self.blocks if copies.source is None else copies.source.blocks
         for block, place in copies.pairs:
             if copies.to_host:
                 self.blocks[place] = [*self._pages[block]], [*self._draft_pages[block]]
+                self.stamps[place] = copies.stamp
                 continue
             held = memory[place]
-            if held is None:
-                assert copies.source is not None, "a block of the host's that nobody has written"
-                continue  # it is being written
+            assert held is not None, "a block of the host's that nobody has written"
             self._pages[block][:], self._draft_pages[block][:] = held

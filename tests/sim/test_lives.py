@@ -44,7 +44,7 @@ def test_the_lives_are_lively() -> None:
     assert sum(outcome.masks for outcome in outcomes) >= 1000
     assert sum(outcome.beside for outcome in outcomes) >= 100
     assert any(random_world(random.Random(seed)).leaves for seed in range(24))
-    assert sum(stand.prefix.evicted for stand in seen) > 1000
+    assert sum(stand.evicted_blocks for stand in seen) > 1000
     assert sum(stand.forecast.refused for stand in seen) > 100
 
 

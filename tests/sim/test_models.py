@@ -13,6 +13,7 @@ from penstock.engine_core.placement.residency import TOGETHER, ModelView, Reside
 DAY = 24 * 3600.0
 TURN, GRACE = 30.0, 10.0
 LOAD, LEAVE = 8.0, 1.5  # seconds
+LOOK = 0.5  # seconds between decisions while nothing happens and a model waits
 SEATS = 16  # requests of one model that run at once
 
 
@@ -55,7 +56,9 @@ class Day:
 
     def run(self, end: float) -> None:
         while True:
-            times = [self.residency.due(self.now), *(each.until for each in self.models)]
+            times = [each.until for each in self.models]
+            if any(each.waiting and each.state is State.ASLEEP for each in self.models):
+                times.append(self.now + LOOK)
             times += [self.finish(each) for each in self.models]
             if self.arrivals:
                 times.append(self.arrivals[0][0])

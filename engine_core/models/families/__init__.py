@@ -8,44 +8,29 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.layer_spec import EmbeddingSpec, LayerSpec, MtpSpec
-from penstock.engine_core.models.pooler import ClassifierSpec
+from penstock.engine_core.models.layer_spec import Body
+from penstock.engine_core.models.reading import ModelFile
 
-
-class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What a family makes of a config.json: the layers, and what stands before and behind them."""
-
-    layers: tuple[LayerSpec, ...]
-    residual_scale: float = 1.0  # of what attention and MLP add to the residual stream (Granite 3)
-    embedding_scale: float = 1.0  # Gemma, Granite 3
-    logit_scale: float = 1.0  # Granite 3
-    logit_softcap: float = 0.0  # cap * tanh(logits / cap), 0: none (Gemma 2)
-    max_position: int = 0  # length served by default; 0: as the file and its rotary settings say
-    unread: tuple[str, ...] = ()  # beginnings of names of tensors that belong to no layer, as those of an MTP head
-    embedding: EmbeddingSpec = EmbeddingSpec()
-    post_norm: bool = False  # norms are of the residual stream, which goes on from their results (BERT)
-    classifier: ClassifierSpec | None = None  # of the family's architecture for classification; None: that of decoders
-    mtp: MtpSpec | None = None  # its tensors are among `unread`, since the model itself does without
+HEADS = re.compile(r"For(CausalLM|MaskedLM|ConditionalGeneration)\Z")
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of model. `name` is its `model_type`, `architecture` its class with an output embedding, and `base` that
-    without one, as embedding models are saved. `read` makes the layers of a file, whose silent keys `defaults` answer.
+    """One kind of model. `name` is its `model_type`, `architecture` its class with an output embedding. `read` makes
+    the layers of a file, whose silent keys `defaults` answer.
 
     An encoder's output embedding is for training alone.
     """
 
     name: str
     architecture: str
-    base: str
-    read: Callable[[ConfigFile], Body]
+    read: Callable[[ModelFile], Body]
     defaults: Mapping[str, Any]
     wrappers: tuple[str, ...] = ()  # classes that have the family's text model beside encoders of images or audio
     texts: tuple[str, ...] = ()  # the text model's `model_type` in these, where it is not `name`
@@ -54,6 +39,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()  # keys that the family's code in transformers does not read either
     same: tuple[str, ...] = ()  # keys whose true says what the family does anyway
     published_code: bool = False  # files name code of the model's own (`auto_map`), which is not needed any more
+
+    @property
+    def base(self) -> str:
+        """The class without an output embedding, as embedding models are saved."""
+        return HEADS.sub("TextModel" if self.name.endswith("_text") else "Model", self.architecture)
 
     @property
     def sequence_classifier(self) -> str:

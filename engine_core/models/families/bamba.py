@@ -5,23 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import LayerSpec, NormNames
-from penstock.engine_core.models.mamba_spec import MambaSpec
-from penstock.engine_core.models.reading import (
-    read_activation,
-    read_attention,
-    read_layers,
-    read_mlp,
-    read_norm,
-    read_rope,
-)
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import Body, NormNames
+from penstock.engine_core.models.reading import ModelFile
+from penstock.engine_core.models.recurrence_spec import MambaSpec
 
 
-def read_mamba(file: ConfigFile, inner: int = 0) -> MambaSpec:
+def read_mamba(file: ModelFile, inner: int = 0) -> MambaSpec:
     """Time steps have no limits, and the products no biases. inner: numbers in all inputs; 0: `mamba_expand` says."""
-    read_activation(file)
+    file.activation()
     heads, groups = file.integer("mamba_n_heads"), file.integer("mamba_n_groups")
     inner = inner or file.integer("mamba_expand") * file.integer("hidden_size")
     if heads % groups:
@@ -42,22 +34,15 @@ def read_mamba(file: ConfigFile, inner: int = 0) -> MambaSpec:
     )
 
 
-def read_bamba(file: ConfigFile) -> Body:
+def read_bamba(file: ModelFile) -> Body:
     """Half of each head of attention is turned where the file is silent."""
-    layers, found, bias = read_layers(file), file.get("attn_layer_indices"), file.flag("attention_bias")
+    layers, found = file.num_layers, file.get("attn_layer_indices")
     if not isinstance(found, list) or not found or not all(type(one) is int and 0 <= one < layers for one in found):
         raise file.error("attn_layer_indices", f"a list of layers, 0 to {layers - 1}, is expected, at least one")
-    attention = read_attention(file, read_rope(file, partial=0.5), qkv_bias=bias, output_bias=bias)
-    mamba, mlp = read_mamba(file), read_mlp(file, bias=file.flag("mlp_bias"))
-    norm, norms = read_norm(file), NormNames(mlp_input="pre_ff_layernorm")
-    return Body(
-        layers=tuple(
-            LayerSpec(attention=attention, mlp=mlp, norm=norm, norms=norms)
-            if layer in found
-            else LayerSpec(recurrence=mamba, mlp=mlp, norm=norm, norms=norms)
-            for layer in range(layers)
-        )
-    )
+    attention = file.attention(file.rope(partial=0.5), bias="attention_bias")
+    mamba, mlp = read_mamba(file), file.mlp(bias=file.flag("mlp_bias"))
+    mixers = [attention if layer in found else mamba for layer in range(layers)]
+    return file.body(mixers, mlp, norms=NormNames(mlp_input="pre_ff_layernorm"))
 
 
 SIZES: Mapping[str, Any] = {
@@ -73,7 +58,6 @@ FAMILIES = (
     Family(
         name="bamba",
         architecture="BambaForCausalLM",
-        base="BambaModel",
         read=read_bamba,
         defaults={**SIZES, "max_position_embeddings": 262144, "num_key_value_heads": 8, "rms_norm_eps": 1e-5},
         names=(("model.norm.", "model.final_layernorm."), ("mlp.", "feed_forward.")),

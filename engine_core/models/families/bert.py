@@ -8,79 +8,83 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import NO_ROPE, AttentionSpec, EmbeddingSpec, MlpSpec, NormNames
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import NO_ROPE, AttentionSpec, Body, EmbeddingSpec, MlpSpec, NormNames
 from penstock.engine_core.models.pooler import ClassifierSpec, DenseSpec
-from penstock.engine_core.models.reading import (
-    alike,
-    read_activation,
-    read_attention,
-    read_labels,
-    read_mlp,
-    read_norm,
-)
+from penstock.engine_core.models.reading import ModelFile
 
 
-def read_bert(file: ConfigFile) -> Body:
-    hidden = file.integer("hidden_size")
-    pooler = DenseSpec(name="model.pooler.dense", inputs=hidden, outputs=hidden, activation="tanh")
-    return body(file, 0, pooler, "classifier")
+def read_bert(file: ModelFile) -> Body:
+    return body(file, 0, dense(file, "model.pooler.dense"), "classifier")
 
 
-def read_roberta(file: ConfigFile) -> Body:
+def read_roberta(file: ModelFile) -> Body:
     """The rows before the first position are those of padding."""
-    hidden = file.integer("hidden_size")
-    dense = DenseSpec(name="classifier.dense", inputs=hidden, outputs=hidden, activation="tanh")
-    return body(file, file.integer("pad_token_id", low=0) + 1, dense, "classifier.out_proj")
+    first = file.integer("pad_token_id", low=0) + 1
+    return body(file, first, dense(file, "classifier.dense"), "classifier.out_proj")
 
 
-def read_distilbert(file: ConfigFile) -> Body:
-    hidden = file.integer("hidden_size")
-    dense = DenseSpec(name="pre_classifier", inputs=hidden, outputs=hidden, activation="relu")
-    return body(file, 0, dense, "classifier")
+def read_distilbert(file: ModelFile) -> Body:
+    return body(file, 0, dense(file, "pre_classifier", "relu"), "classifier")
 
 
-def read_electra(file: ConfigFile) -> Body:
+def read_electra(file: ModelFile) -> Body:
     hidden = file.integer("hidden_size")
     if file.integer("embedding_size", 128) != hidden:
         raise file.error("embedding_size", f"Penstock serves embeddings as wide as hidden_size ({hidden})")
-    dense = DenseSpec(name="classifier.dense", inputs=hidden, outputs=hidden, activation="gelu")
-    return body(file, 0, dense, "classifier.out_proj")
+    return body(file, 0, dense(file, "classifier.dense", "gelu"), "classifier.out_proj")
 
 
-def body(file: ConfigFile, first_position: int, dense: DenseSpec, output: str) -> Body:
-    """What all have in common. dense, output: of the head for classification."""
+def dense(file: ModelFile, name: str, activation: str = "tanh") -> DenseSpec:
+    """The first product of a head for classification."""
+    hidden = file.integer("hidden_size")
+    return DenseSpec(name=name, inputs=hidden, outputs=hidden, activation=activation)
+
+
+def classifier(file: ModelFile, first: DenseSpec, output: str = "classifier", kind: str = "cls") -> ClassifierSpec:
+    """Such a head, whose last product has the name `output`. kind: of the state that it reads."""
+    labels, scale = file.labels()
+    last = DenseSpec(name=output, inputs=first.outputs, outputs=len(labels))
+    return ClassifierSpec(kind=kind, layers=(first, last), labels=labels, activation=scale)
+
+
+def body(file: ModelFile, first_position: int, first: DenseSpec, output: str) -> Body:
+    """What all have in common. first, output: as of `classifier`."""
     if file.get("position_embedding_type") not in (None, "absolute"):
         raise file.error("position_embedding_type", "Penstock serves absolute positions in this family")
     rows = file.integer("max_position_embeddings", low=first_position + 1)
-    attention = read_attention(file, NO_ROPE, bidirectional=True, qkv_bias=True, output_bias=True)
-    activation = read_activation(file, served=("gelu", "gelu_tanh"))
-    found = post_normed(file, attention, read_mlp(file, activation=activation, gated=False, bias=True), dense, output)
+    attention = file.attention(NO_ROPE, bidirectional=True, qkv_bias=True, output_bias=True)
+    activation = file.activation(served=("gelu", "gelu_tanh"))
+    found = post_normed(file, attention, file.mlp(activation=activation, gated=False, bias=True), first, output)
     embedding = structs.replace(found.embedding, positions=rows, first_position=first_position)
     return structs.replace(found, embedding=embedding, max_position=rows - first_position)
 
 
-def post_normed(file: ConfigFile, attention: AttentionSpec, mlp: MlpSpec, dense: DenseSpec, output: str) -> Body:
+def post_normed(file: ModelFile, attention: AttentionSpec, mlp: MlpSpec, first: DenseSpec, output: str) -> Body:
     """Layers with norms behind attention and MLP, and a norm of the embedding."""
     if file.flag("is_decoder") or file.flag("add_cross_attention"):
         raise file.error("is_decoder", "Penstock serves this family as encoders")
-    norm = read_norm(file, "layer_norm_eps", 1e-12, centered=True)
-    layers = list(alike(file, attention, mlp, norm))
-    layers[0] = structs.replace(layers[0], norms=NormNames(attention_input=""))  # the embedding's is before it
-    labels, scale = read_labels(file)
-    final = DenseSpec(name=output, inputs=dense.outputs, outputs=len(labels))
-    return Body(
-        layers=tuple(layers),
+    norm = file.norm("layer_norm_eps", 1e-12, centered=True)
+    found = file.body(
+        attention,
+        mlp,
+        norm,
         post_norm=True,
         embedding=EmbeddingSpec(types=file.integer("type_vocab_size", low=0), norm=norm),
         max_position=file.integer("max_position_embeddings"),
-        classifier=ClassifierSpec(kind="cls", layers=(dense, final), labels=labels, activation=scale),
+        classifier=classifier(file, first, output),
         unread=(
             *("embeddings.position_ids", "embeddings.token_type_ids", "pooler.", "cls.", "lm_head.", "vocab_"),
             *("generator_", "discriminator_"),
         ),
     )
+    return behind_embedding(found)
+
+
+def behind_embedding(body: Body) -> Body:
+    """The same without a norm before the first layer's attention: the embedding's is there."""
+    first = structs.replace(body.layers[0], norms=NormNames(attention_input=""))
+    return structs.replace(body, layers=(first, *body.layers[1:]))
 
 
 NAMES = (
@@ -110,13 +114,10 @@ DEFAULTS: Mapping[str, Any] = {
 }
 ROBERTA: Mapping[str, Any] = {**DEFAULTS, "vocab_size": 50265, "pad_token_id": 1}
 FAMILIES = (
-    Family(
-        name="bert", architecture="BertForMaskedLM", base="BertModel", read=read_bert, defaults=DEFAULTS, names=NAMES
-    ),
+    Family(name="bert", architecture="BertForMaskedLM", read=read_bert, defaults=DEFAULTS, names=NAMES),
     Family(
         name="roberta",
         architecture="RobertaForMaskedLM",
-        base="RobertaModel",
         read=read_roberta,
         defaults=ROBERTA,
         names=NAMES,
@@ -124,7 +125,6 @@ FAMILIES = (
     Family(
         name="xlm-roberta",
         architecture="XLMRobertaForMaskedLM",
-        base="XLMRobertaModel",
         read=read_roberta,
         defaults={**ROBERTA, "vocab_size": 30522},
         names=NAMES,
@@ -132,7 +132,6 @@ FAMILIES = (
     Family(
         name="camembert",
         architecture="CamembertForMaskedLM",
-        base="CamembertModel",
         read=read_roberta,
         defaults={**ROBERTA, "vocab_size": 30522},
         names=NAMES,
@@ -140,7 +139,6 @@ FAMILIES = (
     Family(
         name="electra",
         architecture="ElectraForMaskedLM",
-        base="ElectraModel",
         read=read_electra,
         defaults={**DEFAULTS, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4},
         names=NAMES,
@@ -149,7 +147,6 @@ FAMILIES = (
     Family(
         name="distilbert",
         architecture="DistilBertForMaskedLM",
-        base="DistilBertModel",
         read=read_distilbert,
         defaults={**DEFAULTS, "num_hidden_layers": 6, "type_vocab_size": 0, "layer_norm_eps": 1e-12},
         keys={

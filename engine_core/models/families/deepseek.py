@@ -10,21 +10,12 @@ from typing import Any
 from msgspec import structs
 
 from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LatentSpec, MtpNames, MtpSpec
-from penstock.engine_core.models.reading import (
-    LARGE,
-    alike,
-    dense_first,
-    read_layers,
-    read_mlp,
-    read_norm,
-    read_rope,
-    read_routed_experts,
-)
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import AttentionSpec, Body, ExpertSpec, LatentSpec
+from penstock.engine_core.models.reading import LARGE, ModelFile
 
 
-def read_latent_attention(file: ConfigFile, *, interleaved: bool) -> AttentionSpec:
+def read_latent_attention(file: ModelFile, *, interleaved: bool) -> AttentionSpec:
     """The inner norms are of 1e-6 whatever the file says of the others, as in transformers."""
     latent = LatentSpec(
         rank=file.integer("kv_lora_rank"),
@@ -38,7 +29,7 @@ def read_latent_attention(file: ConfigFile, *, interleaved: bool) -> AttentionSp
     bias = file.flag("attention_bias")
     if bias and not latent.q_rank:
         raise file.error("attention_bias", "Penstock serves it false where q_lora_rank is null")
-    rope = read_rope(file, interleaved=interleaved)
+    rope = file.rope(interleaved=interleaved)
     if rope.kind == "longrope" or rope.temperature:
         raise file.error("rope_scaling", "Penstock serves latent attention without longrope and llama_4_scaling_beta")
     return AttentionSpec(
@@ -53,7 +44,7 @@ def read_latent_attention(file: ConfigFile, *, interleaved: bool) -> AttentionSp
     )
 
 
-def read_temperature(file: ConfigFile, kind: str) -> float:
+def read_temperature(file: ModelFile, kind: str) -> float:
     """What queries and keys of stretched positions are multiplied with each: yarn's `mscale_all_dim`."""
     rope = ConfigFile(file.path, file.get("rope_scaling") or file.get("rope_parameters") or {})
     every = rope.number("mscale_all_dim", 0.0, high=LARGE)
@@ -62,44 +53,34 @@ def read_temperature(file: ConfigFile, kind: str) -> float:
     return 0.1 * every * math.log(rope.number("factor", low=1.0, high=LARGE)) + 1.0
 
 
-def read_v2(file: ConfigFile) -> Body:
+def read_v2(file: ModelFile) -> Body:
     """Shares are probabilities that need not add up to one; groups count as much as their best expert."""
-    experts = read_routed_experts(file, normalised=False)
+    experts = file.routed_experts(normalised=False)
     if experts.routing.normalised:
         raise file.error("norm_topk_prob", "Penstock serves it false in this family")
     method = file.get("topk_method") or "greedy"
     if method not in ("greedy", "group_limited_greedy"):
         raise file.error("topk_method", "greedy or group_limited_greedy is expected")
-    named = experts.routing
-    routing = structs.replace(named, scores="softmax", bias="", group_best=1)
+    routing = structs.replace(experts.routing, scores="softmax", bias="", group_best=1)
     if method == "greedy":
         routing = structs.replace(routing, groups=1, top_groups=1)
     return read_body(file, structs.replace(experts, routing=routing), scores="softmax", interleaved=True, dense=0)
 
 
-def read_v3(file: ConfigFile) -> Body:
+def read_v3(file: ModelFile) -> Body:
     """Layers behind the last one predict further tokens; the first of them drafts."""
     if (method := file.get("topk_method")) not in (None, "noaux_tc"):
         raise file.error("topk_method", f"noaux_tc is expected, not {method}")
     interleaved = file.flag("rope_interleave", True)
-    return read_body(file, read_routed_experts(file), scores="sigmoid", interleaved=interleaved, dense=3)
+    return read_body(file, file.routed_experts(), scores="sigmoid", interleaved=interleaved, dense=3)
 
 
-def read_body(file: ConfigFile, experts: ExpertSpec, *, scores: str, interleaved: bool, dense: int) -> Body:
+def read_body(file: ModelFile, experts: ExpertSpec, *, scores: str, interleaved: bool, dense: int) -> Body:
     """dense: layers at the beginning without experts, where the file is silent."""
     if file.get("scoring_func") not in (None, scores):
         raise file.error("scoring_func", f"{scores} is expected in this family")
-    layers = read_layers(file)
-    first = file.integer("first_k_dense_replace", dense, low=0)
-    sparse = [layer >= first for layer in range(layers)] if file.get("mlp_layer_types") is None else dense_first(file)
-    mlps = [experts if one else read_mlp(file) for one in sparse]
-    more = file.integer("num_nextn_predict_layers", 0, low=0, high=64)
-    found = alike(file, read_latent_attention(file, interleaved=interleaved), mlps, read_norm(file))
-    return Body(
-        layers=found,
-        unread=tuple(f"layers.{layer}." for layer in range(layers, layers + more)),
-        mtp=MtpSpec(layer=found[-1], names=MtpNames(place=f"model.layers.{layers}.")) if more else None,
-    )
+    mlps = [experts if one else file.mlp() for one in file.dense_first(dense)]
+    return file.with_mtp(file.body(read_latent_attention(file, interleaved=interleaved), mlps))
 
 
 V3: Mapping[str, Any] = {
@@ -119,7 +100,6 @@ FAMILIES = (
     Family(
         name="deepseek_v2",
         architecture="DeepseekV2ForCausalLM",
-        base="DeepseekV2Model",
         read=read_v2,
         defaults={
             **V3,
@@ -138,7 +118,6 @@ FAMILIES = (
     Family(
         name="deepseek_v3",
         architecture="DeepseekV3ForCausalLM",
-        base="DeepseekV3Model",
         read=read_v3,
         defaults=V3,
         ignored=("head_dim", "qk_head_dim"),
@@ -147,7 +126,6 @@ FAMILIES = (
     Family(
         name="glm4_moe_lite",
         architecture="Glm4MoeLiteForCausalLM",
-        base="Glm4MoeLiteModel",
         read=read_v3,
         defaults={
             **V3,

@@ -4,49 +4,32 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    by_kind,
-    read_attention,
-    read_kinds,
-    read_layers,
-    read_mlp,
-    read_norm,
-    read_rope,
-    read_routed_experts,
-)
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import Body
+from penstock.engine_core.models.reading import SLIDING, ModelFile
 
 
-def read_dots(file: ConfigFile) -> Body:
+def read_dots(file: ModelFile) -> Body:
     """The first layers are dense. Windows follow `layer_types`, or start at `max_window_layers`."""
-    bias, layers = file.flag("attention_bias"), read_layers(file)
-    full = read_attention(file, qkv_bias=bias, output_bias=bias, qk_norm="head")
-    slides = file.get("sliding_window") is not None
-    first = file.integer("max_window_layers", 62, low=0)
-    kinds = read_kinds(file, (SLIDING if slides and layer >= first else FULL for layer in range(layers)))
+    full = file.attention(bias="attention_bias", qk_norm="head")
+    slides, first = file.get("sliding_window") is not None, file.integer("max_window_layers", 62, low=0)
+    slid = file.kinds(SLIDING, lambda layer: slides and layer >= first)
     sliding = structs.replace(full, window=file.integer("sliding_window")) if slides else full
-    experts = read_routed_experts(file, normalised=False)
-    dense = file.integer("first_k_dense_replace", 0, low=0)
-    mlps = [read_mlp(file) if layer < dense else experts for layer in range(layers)]
-    return Body(layers=alike(file, by_kind(kinds, full, sliding), mlps, read_norm(file)))
+    experts = file.routed_experts(normalised=False)
+    mlps = file.dense_until(file.integer("first_k_dense_replace", 0, low=0), experts)
+    return file.body([sliding if own else full for own in slid], mlps)
 
 
-def read_solar(file: ConfigFile) -> Body:
+def read_solar(file: ModelFile) -> Body:
     """Every layer has experts."""
-    attention = read_attention(file, read_rope(file, partial=1.0), qkv_bias=file.flag("attention_bias"))
-    experts = read_routed_experts(file, count=128, chosen=8)
-    return Body(layers=alike(file, attention, [experts] * read_layers(file), read_norm(file)))
+    attention = file.attention(file.rope(partial=1.0), qkv_bias=file.flag("attention_bias"))
+    return file.body(attention, file.routed_experts((128, 8)))
 
 
 FAMILIES = (
     Family(
         name="dots1",
         architecture="Dots1ForCausalLM",
-        base="Dots1Model",
         read=read_dots,
         defaults={"max_position_embeddings": 2048, "num_key_value_heads": 32, "sliding_window": 4096},
         same=("use_qk_norm",),
@@ -54,7 +37,6 @@ FAMILIES = (
     Family(
         name="solar_open",
         architecture="SolarOpenForCausalLM",
-        base="SolarOpenModel",
         read=read_solar,
         defaults={
             "max_position_embeddings": 131072,

@@ -5,48 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, MlpSpec, RoutingSpec
-from penstock.engine_core.models.reading import alike, read_attention, read_layers, read_mlp, read_norm, read_rope
+from msgspec import structs
+
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import AttentionSpec, Body, ExpertSpec, MlpSpec
+from penstock.engine_core.models.reading import ModelFile
 
 
-def attention(file: ConfigFile) -> AttentionSpec:
-    bias = file.flag("use_bias")
-    return read_attention(file, read_rope(file, interleaved=True), qkv_bias=bias, output_bias=bias)
+def attention(file: ModelFile) -> AttentionSpec:
+    return file.attention(file.rope(interleaved=True), bias="use_bias")
 
 
-def read_dense(file: ConfigFile) -> Body:
-    return Body(layers=alike(file, attention(file), read_mlp(file, bias=file.flag("use_bias")), read_norm(file)))
+def read_dense(file: ModelFile) -> Body:
+    return file.body(attention(file), file.mlp(bias=file.flag("use_bias")))
 
 
-def read_sparse(file: ConfigFile) -> Body:
+def read_sparse(file: ModelFile) -> Body:
     """Experts lie in every so many-th of the layers from one to another."""
     if file.flag("use_bias"):
         raise file.error("use_bias", "Penstock serves the family's models without biases (false)")
-    layers = read_layers(file)
+    layers = file.num_layers
     first = file.integer("moe_layer_start_index", 1, low=0)
     last = file.integer("moe_layer_end_index", -1, low=-1)
     step = file.integer("moe_layer_interval", 1)
-    dense, experts = read_mlp(file), read_experts(file)
+    dense, experts = file.mlp(), read_experts(file)
     end = layers if last < 0 else last + 1
     mlps = [experts if first <= layer < end and (layer + 1) % step == 0 else dense for layer in range(layers)]
-    return Body(layers=alike(file, attention(file), mlps, read_norm(file)))
+    return file.body(attention(file), mlps)
 
 
-def read_experts(file: ConfigFile) -> ExpertSpec:
+def read_experts(file: ModelFile) -> ExpertSpec:
     """A bias decides which are chosen; shares are their probabilities."""
-    count, width = file.integer("moe_num_experts", 64, high=4096), file.integer("moe_intermediate_size", 1536)
-    number = file.integer("moe_num_shared_experts", 2, low=0)
     file.number("moe_norm_min", 1e-12)  # below any sum of shares
-    routing = RoutingSpec(
-        chosen=file.integer("moe_k", 6, high=count),
-        normalised=True,
-        bias="moe_statics.e_score_correction_bias",
-        bias_dims=2,
-    )
-    shared = MlpSpec(width=number * width) if number else None
-    return ExpertSpec(count=count, width=width, routing=routing, shared=shared, shared_name="shared_experts")
+    found = file.experts(
+        "moe_num_experts", "moe_intermediate_size", "moe_k", silent=(64, 6), normalised=True,
+        bias="moe_statics.e_score_correction_bias", bias_dims=2,
+    )  # fmt: skip
+    number = file.integer("moe_num_shared_experts", 2, low=0)
+    shared = MlpSpec(width=number * found.width) if number else None
+    return structs.replace(found, shared=shared, shared_name="shared_experts")
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -59,16 +56,14 @@ FAMILIES = (
     Family(
         name="ernie4_5",
         architecture="Ernie4_5ForCausalLM",
-        base="Ernie4_5Model",
         read=read_dense,
         defaults={**DEFAULTS, "num_key_value_heads": 2, "head_dim": 128},
     ),
     Family(
         name="ernie4_5_moe",
         architecture="Ernie4_5_MoeForCausalLM",
-        base="Ernie4_5_MoeModel",
         read=read_sparse,
-        defaults={**DEFAULTS, "num_key_value_heads": 4},
+        defaults={**DEFAULTS, "num_key_value_heads": 4, "moe_intermediate_size": 1536},
         ignored=("moe_capacity", "moe_gate"),
         same=("moe_use_aux_free",),
     ),

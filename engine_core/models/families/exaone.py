@@ -5,62 +5,41 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
+from penstock.engine_core.models.families import Family
 from penstock.engine_core.models.families.olmo import BEHIND
-from penstock.engine_core.models.layer_spec import NO_ROPE, AttentionSpec, ExpertSpec, RoutingSpec
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    by_kind,
-    dense_first,
-    read_attention,
-    read_groups,
-    read_kinds,
-    read_layers,
-    read_mlp,
-    read_norm,
-)
+from penstock.engine_core.models.layer_spec import NO_ROPE, AttentionSpec, Body
+from penstock.engine_core.models.reading import ModelFile
 
 
-def read(file: ConfigFile) -> Body:
-    return Body(layers=alike(file, attentions(file), read_mlp(file), read_norm(file), BEHIND))
+def read(file: ModelFile) -> Body:
+    return file.body(attentions(file), file.mlp(), norms=BEHIND)
 
 
-def read_moe(file: ConfigFile) -> Body:
+def read_moe(file: ModelFile) -> Body:
     """The first layers are dense. Layers behind the last one predict further tokens, and are left unread."""
-    count = file.integer("num_experts", 64, high=4096)
-    routing = RoutingSpec(
-        chosen=file.integer("num_experts_per_tok", 8, high=count),
-        scores="sigmoid",
-        normalised=file.flag("norm_topk_prob", True),
-        bias="e_score_correction_bias",
+    experts = file.experts(
+        "num_experts", "moe_intermediate_size", silent=(64, 8), grouped=True, scores="sigmoid",
+        normalised=file.flag("norm_topk_prob", True), bias="e_score_correction_bias",
         scale=file.number("routed_scaling_factor", 2.5),
-        **read_groups(file, count),
-    )
-    one, number = read_mlp(file, "moe_intermediate_size"), file.integer("num_shared_experts", 1)
-    shared = structs.replace(one, width=number * one.width)
-    experts = ExpertSpec(count=count, width=one.width, routing=routing, shared=shared, shared_name="shared_experts")
-    mlps = [experts if sparse else read_mlp(file) for sparse in dense_first(file)]
-    return Body(layers=alike(file, attentions(file), mlps, read_norm(file)), unread=("mtp.",))
+    )  # fmt: skip
+    experts = file.with_shared(experts, file.integer("num_shared_experts", 1))
+    mlps = [experts if sparse else file.mlp() for sparse in file.dense_first()]
+    return file.body(attentions(file), mlps, unread=("mtp.",))
 
 
-def attentions(file: ConfigFile) -> list[AttentionSpec]:
-    attention = read_attention(file, qk_norm="head")
+def attentions(file: ModelFile) -> AttentionSpec | list[AttentionSpec]:
+    attention = file.attention(qk_norm="head")
     if file.get("sliding_window") is None:
-        return [attention] * read_layers(file)
+        return attention
     turn = 1 if file.get("layer_types") is not None else file.integer("sliding_window_pattern", 4)
-    kinds = read_kinds(file, (SLIDING if (layer + 1) % turn else FULL for layer in range(read_layers(file))))
-    sliding = structs.replace(attention, window=file.integer("sliding_window"))
-    return by_kind(kinds, structs.replace(attention, rope=NO_ROPE), sliding)
+    full = structs.replace(attention, rope=NO_ROPE)
+    return file.windowed(full, attention, slides=lambda layer: (layer + 1) % turn)
 
 
 FAMILIES = (
     Family(
         name="exaone4",
         architecture="Exaone4ForCausalLM",
-        base="Exaone4Model",
         read=read,
         defaults={
             "max_position_embeddings": 2048,
@@ -75,7 +54,6 @@ FAMILIES = (
     Family(
         name="exaone_moe",
         architecture="ExaoneMoeForCausalLM",
-        base="ExaoneMoeModel",
         read=read_moe,
         defaults={
             "max_position_embeddings": 2048,

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
+from penstock.engine_core.models.families import Family
 from penstock.engine_core.models.families.bamba import SIZES, read_mamba
-from penstock.engine_core.models.layer_spec import LayerSpec, NormNames
-from penstock.engine_core.models.reading import read_attention, read_layers, read_mlp, read_norm
+from penstock.engine_core.models.layer_spec import Body, LayerSpec, NormNames
+from penstock.engine_core.models.reading import ModelFile
 
 LEAST = 1e-9  # of a multiplier
 BIASES = ("attention_bias", "mlp_bias", "projectors_bias")
 
 
-def read_multipliers(file: ConfigFile, key: str, count: int) -> tuple[float, ...]:
+def read_multipliers(file: ModelFile, key: str, count: int) -> tuple[float, ...]:
     """A list of numbers above 0; ones where the file is silent."""
     found = file.get(key)
     if found is None:
@@ -28,7 +27,7 @@ def read_multipliers(file: ConfigFile, key: str, count: int) -> tuple[float, ...
     return tuple(map(float, found))
 
 
-def read_falcon_h1(file: ConfigFile) -> Body:
+def read_falcon_h1(file: ModelFile) -> Body:
     """Products have no biases, so what attention reads may be multiplied behind it: keys and queries in the scores'
     scale, values in the result's. Likewise silu(m x) is m times a silu of slope m."""
     for name in BIASES:
@@ -39,7 +38,7 @@ def read_falcon_h1(file: ConfigFile) -> Body:
         for name in ("key", "attention_in", "attention_out", "ssm_in", "ssm_out", "embedding", "lm_head")
     )
     gate, down = read_multipliers(file, "mlp_multipliers", 2)
-    attention, norm = read_attention(file), read_norm(file, default=1e-5)
+    attention, norm = file.attention(), file.norm(default=1e-5)
     inner = file.get("mamba_d_ssm")
     mamba = structs.replace(
         read_mamba(file, 0 if inner is None else file.integer("mamba_d_ssm")),
@@ -50,12 +49,12 @@ def read_falcon_h1(file: ConfigFile) -> Body:
         attention=structs.replace(attention, scale=attention.head_dim**-0.5 * before * before * key),
         recurrence=mamba,
         mixer_scales=(before * behind, ssm_behind),
-        mlp=read_mlp(file, slope=gate),
+        mlp=file.mlp(slope=gate),
         norm=norm,
         norms=NormNames(mlp_input="pre_ff_layernorm"),
     )
     return Body(
-        layers=(layer,) * read_layers(file), residual_scale=gate * down, embedding_scale=embedding, logit_scale=head
+        layers=(layer,) * file.num_layers, residual_scale=gate * down, embedding_scale=embedding, logit_scale=head
     )
 
 
@@ -63,7 +62,6 @@ FAMILIES = (
     Family(
         name="falcon_h1",
         architecture="FalconH1ForCausalLM",
-        base="FalconH1Model",
         read=read_falcon_h1,
         defaults={**SIZES, "max_position_embeddings": 8192, "num_key_value_heads": 8, "mamba_d_ssm": 1024},
         names=(("model.norm.", "model.final_layernorm."), ("mlp.", "feed_forward.")),

@@ -12,56 +12,41 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
+from penstock.engine_core.models.families import Family
 from penstock.engine_core.models.families.gemma import SANDWICH
-from penstock.engine_core.models.layer_spec import (
-    AttentionSpec,
-    EmbeddingSpec,
-    ExpertSpec,
-    GateSpec,
-    MlpSpec,
-    RoutingSpec,
-)
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    by_kind,
-    read_activation,
-    read_attention,
-    read_kinds,
-    read_layers,
-    read_mlp,
-    read_norm,
-    read_rope,
-)
+from penstock.engine_core.models.layer_spec import AttentionSpec, Body, EmbeddingSpec, ExpertSpec, GateSpec, MlpSpec
+from penstock.engine_core.models.reading import FULL, SLIDING, ModelFile
 
 PLACES = ("", "language_model.", "language_model.model.")  # of layers, in names of tensors
 HEADS = ("head_dim", "num_key_value_heads")  # what `per_layer_config` says of global layers
 
 
-def read_gemma4(file: ConfigFile) -> Body:
+def read_gemma4(file: ModelFile) -> Body:
     """Every sixth layer sees all keys, and the last."""
-    count = read_layers(file)
-    kinds = read_kinds(file, [FULL if (layer + 1) % 6 == 0 else SLIDING for layer in range(count)])
-    kinds = [*kinds[:-1], FULL]
+    count = file.num_layers
+    slid = [*file.kinds(SLIDING, lambda layer: (layer + 1) % 6)[:-1], False]
     if file.get("use_bidirectional_attention") not in (None, "vision"):
         raise file.error("use_bidirectional_attention", "Penstock serves Gemma 4 as a decoder: null or vision")
-    mlp = read_mlp(file, activation=read_activation(file, "hidden_activation", ("gelu_tanh",)))
-    first, width = read_shared(file, kinds), file.integer("hidden_size_per_layer_input", low=0)
+    mlp = file.mlp(activation=file.activation("hidden_activation", ("gelu_tanh",)))
+    first, width = read_shared(file, slid), file.integer("hidden_size_per_layer_input", low=0)
     wide = structs.replace(mlp, width=2 * mlp.width) if file.flag("use_double_wide_mlp") else mlp
     mlps: list[MlpSpec | ExpertSpec] = [mlp if layer < first else wide for layer in range(count)]
     if file.flag("enable_moe_block"):
         mlps = [structs.replace(read_experts(file), shared=own) for own in mlps]
-    layers = alike(file, by_kind(kinds, *read_attentions(file, kinds)), mlps, read_norm(file), SANDWICH)
-    shared = [layer.with_attention(kv_shared=True, value_norm=False, values_of_keys=False) for layer in layers[first:]]
-    layers = *layers[:first], *shared
+    full, sliding = read_attentions(file, slid)
+    attentions = [sliding if own else full for own in slid]
+    attentions[first:] = [
+        structs.replace(own, kv_shared=True, value_norm=False, values_of_keys=False) for own in attentions[first:]
+    ]
     inputs: dict[str, Any] = (
         {"layer_inputs": count * width, "layer_rows": file.integer("vocab_size_per_layer_input")} if width else {}
     )
-    return Body(
-        layers=tuple(structs.replace(layer, scaled=True, layer_input=width) for layer in layers),
+    return file.body(
+        attentions,
+        mlps,
+        norms=SANDWICH,
+        scaled=True,
+        layer_input=width,
         embedding=EmbeddingSpec(**inputs),
         unread=tuple(
             f"{place}layers.{layer}.self_attn.{name}"
@@ -75,42 +60,36 @@ def read_gemma4(file: ConfigFile) -> Body:
     )
 
 
-def read_shared(file: ConfigFile, kinds: list[str]) -> int:
+def read_shared(file: ModelFile, slid: list[bool]) -> int:
     """The first layer of those that share the keys and values of an earlier one; their count if there is none."""
-    first = len(kinds) - file.integer("num_kv_shared_layers", 0, low=0, high=len(kinds))
-    if set(kinds[:first]) != set(kinds):
+    first = len(slid) - file.integer("num_kv_shared_layers", 0, low=0, high=len(slid))
+    if set(slid[:first]) != set(slid):
         raise file.error("num_kv_shared_layers", "a layer of each kind must have keys and values of its own")
     return first
 
 
-def read_attentions(file: ConfigFile, kinds: list[str]) -> tuple[AttentionSpec, AttentionSpec]:
+def read_attentions(file: ModelFile, slid: list[bool]) -> tuple[AttentionSpec, AttentionSpec]:
     """Of global layers and of those with a window. Scores are not scaled: norms of queries and keys have learned it."""
-    bias, same = file.flag("attention_bias"), file.flag("attention_k_eq_v")
-    common: dict[str, Any] = {
-        "scale": 1.0, "qkv_bias": bias, "output_bias": bias, "qk_norm": "head", "value_norm": True
-    }  # fmt: skip
-    sliding = read_attention(file, read_rope(file, SLIDING), window=file.integer("sliding_window"), **common)
-    own = ConfigFile(file.path, {**file.values, **global_heads(file, kinds, same=same)}, file.defaults, file.asked)
-    return read_attention(own, read_rope(own, FULL), values_of_keys=same, **common), sliding
+    same = file.flag("attention_k_eq_v")
+    common: dict[str, Any] = {"bias": "attention_bias", "scale": 1.0, "qk_norm": "head", "value_norm": True}
+    sliding = file.attention(file.rope(SLIDING), window=file.integer("sliding_window"), **common)
+    own = structs.replace(file, values={**file.values, **global_heads(file, slid, same=same)})
+    return own.attention(own.rope(FULL), values_of_keys=same, **common), sliding
 
 
-def read_experts(file: ConfigFile) -> ExpertSpec:
+def read_experts(file: ModelFile) -> ExpertSpec:
     """Experts beside the MLP of every layer (26B-A4B)."""
-    count = file.integer("num_experts", high=4096)
-    routing = RoutingSpec(chosen=file.integer("top_k_experts", high=count), normalised=True)
-    width, gate = file.integer("moe_intermediate_size"), GateSpec(kind="gelu_tanh")
-    return ExpertSpec(
-        count=count, width=width, routing=routing, gate=gate, stacked=True, shared_name="dense", apart=True
-    )
+    found = file.experts("num_experts", "moe_intermediate_size", "top_k_experts", normalised=True)
+    return structs.replace(found, gate=GateSpec(kind="gelu_tanh"), stacked=True, shared_name="dense", apart=True)
 
 
-def global_heads(file: ConfigFile, kinds: list[str], *, same: bool) -> Mapping[str, Any]:
+def global_heads(file: ModelFile, slid: list[bool], *, same: bool) -> Mapping[str, Any]:
     """Size and number of the key-value heads of global layers: by keys of their own, or, as transformers writes files
     now, layer by layer. same: values are made of keys, without which the number is that of all layers."""
     found, few = file.get("per_layer_config"), file.get("num_global_key_value_heads")
     if found is None:
         return {"head_dim": file.integer("global_head_dim"), **({HEADS[1]: few} if same and few is not None else {})}
-    expected = {str(layer) for layer, kind in enumerate(kinds) if kind == FULL}
+    expected = {str(layer) for layer, own in enumerate(slid) if not own}
     values = list(found.values()) if isinstance(found, dict) and set(found) == expected else [None]
     if not isinstance(values[0], dict) or any(one != values[0] for one in values) or set(values[0]) - set(HEADS):
         raise file.error("per_layer_config", f"{' and '.join(HEADS)} of all {FULL} layers alike are expected")
@@ -150,7 +129,6 @@ FAMILIES = (
     Family(
         name="gemma4_text",
         architecture="Gemma4ForCausalLM",
-        base="Gemma4TextModel",
         read=read_gemma4,
         defaults=DEFAULTS,
         names=NAMES,
@@ -160,7 +138,6 @@ FAMILIES = (
     Family(
         name="gemma4_unified_text",
         architecture="Gemma4UnifiedForCausalLM",
-        base="Gemma4UnifiedTextModel",
         read=read_gemma4,
         defaults={
             **DEFAULTS,

@@ -4,57 +4,31 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import ExpertSpec, GateSpec, RoutingSpec
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    by_kind,
-    read_activation,
-    read_attention,
-    read_kinds,
-    read_layers,
-    read_norm,
-    read_rope,
-)
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import Body, GateSpec
+from penstock.engine_core.models.reading import ModelFile
 
 
-def read(file: ConfigFile) -> Body:
-    """Every second layer sees all keys. Each head has a sink."""
-    read_activation(file)
+def read(file: ModelFile) -> Body:
+    """Every second layer sees all keys. Each head has a sink. Shares of experts are the softmax of the chosen ones'
+    logits."""
+    file.activation()
     bias = file.flag("attention_bias", True)
-    full = read_attention(file, read_rope(file), qkv_bias=bias, output_bias=bias, sinks=True)
-    kinds = read_kinds(file, (FULL if layer % 2 else SLIDING for layer in range(read_layers(file))))
-    layers = by_kind(kinds, full, structs.replace(full, window=file.integer("sliding_window")))
-    return Body(layers=alike(file, layers, [read_experts(file)] * len(layers), read_norm(file)))
-
-
-def read_experts(file: ConfigFile) -> ExpertSpec:
-    """Shares are the softmax of the chosen experts' logits."""
-    count = file.integer("num_local_experts", high=4096)
-    chosen = file.integer("num_experts_per_tok", high=count)
-    if file.integer("experts_per_token", chosen) != chosen:
+    full = file.attention(qkv_bias=bias, output_bias=bias, sinks=True)
+    experts = file.experts("num_local_experts", "intermediate_size", normalised=True)
+    if file.integer("experts_per_token", chosen := experts.routing.chosen) != chosen:
         raise file.error("experts_per_token", f"num_experts_per_tok is {chosen}")
-    return ExpertSpec(
-        count=count,
-        width=file.integer("intermediate_size"),
-        routing=RoutingSpec(chosen=chosen, normalised=True),
-        gate=GateSpec(slope=file.number("swiglu_alpha", 1.702), limit=file.number("swiglu_limit", 7.0), shift=1.0),
-        bias=True,
-        router_bias=True,
-        stacked=True,
-        transposed=True,
-        interleaved=True,
+    gate = GateSpec(slope=file.number("swiglu_alpha", 1.702), limit=file.number("swiglu_limit", 7.0), shift=1.0)
+    experts = structs.replace(
+        experts, gate=gate, bias=True, router_bias=True, stacked=True, transposed=True, interleaved=True
     )
+    return file.body(file.windowed(full, slides=lambda layer: layer % 2 == 0), experts)
 
 
 FAMILIES = (
     Family(
         name="gpt_oss",
         architecture="GptOssForCausalLM",
-        base="GptOssModel",
         read=read,
         defaults={
             "max_position_embeddings": 131072,

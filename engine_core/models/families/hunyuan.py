@@ -6,43 +6,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, RopeSpec, RoutingSpec
-from penstock.engine_core.models.reading import (
-    LARGE,
-    alike,
-    read_attention,
-    read_layers,
-    read_mlp,
-    read_norm,
-    read_rope,
-)
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import AttentionSpec, Body, ExpertSpec, RopeSpec, RoutingSpec
+from penstock.engine_core.models.reading import LARGE, ModelFile
 
 
-def attention(file: ConfigFile) -> AttentionSpec:
-    bias = file.flag("attention_bias")
-    return read_attention(file, read_raised(file), qkv_bias=bias, output_bias=bias, qk_norm="head", qk_norm_turned=True)
+def attention(file: ModelFile) -> AttentionSpec:
+    return file.attention(read_raised(file), bias="attention_bias", qk_norm="head", qk_norm_turned=True)
 
 
-def read_raised(file: ConfigFile) -> RopeSpec:
+def read_raised(file: ModelFile) -> RopeSpec:
     """Positions called dynamic with an `alpha` have a base that it raises once and for all."""
     settings = next((found for key in ROPE_KEYS if (found := file.get(key))), None)
     if not isinstance(settings, dict) or not settings.get("alpha"):
-        return read_rope(file)
+        return file.rope()
     rope = ConfigFile(file.path, settings)
     dim = file.integer("head_dim", file.integer("hidden_size") // file.integer("num_attention_heads"), low=4)
     theta = rope.number("rope_theta", file.number("rope_theta", 10000.0, low=2.0), low=2.0)
     return RopeSpec(theta=theta * rope.number("alpha", low=1.0, high=LARGE) ** (dim / (dim - 2)))
 
 
-def read_dense(file: ConfigFile) -> Body:
-    return Body(layers=alike(file, attention(file), read_mlp(file), read_norm(file)))
+def read_dense(file: ModelFile) -> Body:
+    return file.body(attention(file), file.mlp())
 
 
-def read_sparse(file: ConfigFile) -> Body:
+def read_sparse(file: ModelFile) -> Body:
     """Every layer has experts, and one MLP of their width beside them."""
-    layers, shared = read_layers(file), read_mlp(file)
-    counts, chosen = (by_layer(file, key, layers) for key in ("num_experts", "moe_topk"))
+    shared = file.mlp()
+    counts, chosen = by_layer(file, "num_experts"), by_layer(file, "moe_topk")
     mlps = [
         ExpertSpec(
             count=count,
@@ -53,12 +44,12 @@ def read_sparse(file: ConfigFile) -> Body:
         )
         for count, number in zip(counts, chosen, strict=True)
     ]
-    return Body(layers=alike(file, attention(file), mlps, read_norm(file)))
+    return file.body(attention(file), mlps)
 
 
-def by_layer(file: ConfigFile, key: str, layers: int) -> list[int]:
+def by_layer(file: ModelFile, key: str) -> list[int]:
     """An integer for all layers, or one for each."""
-    found = file.get(key)
+    found, layers = file.get(key), file.num_layers
     if not isinstance(found, list):
         return [file.integer(key, high=4096)] * layers
     if len(found) != layers or not all(type(one) is int and 1 <= one <= 4096 for one in found):
@@ -72,7 +63,6 @@ FAMILIES = (
     Family(
         name="hunyuan_v1_dense",
         architecture="HunYuanDenseV1ForCausalLM",
-        base="HunYuanDenseV1Model",
         read=read_dense,
         defaults=DEFAULTS,
         names=NAMES,
@@ -81,7 +71,6 @@ FAMILIES = (
     Family(
         name="hunyuan_v1_moe",
         architecture="HunYuanMoEV1ForCausalLM",
-        base="HunYuanMoEV1Model",
         read=read_sparse,
         defaults=DEFAULTS,
         names=(*NAMES, ("mlp.gate.", "mlp.gate.wg.")),

@@ -5,51 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import ExpertSpec, LayerSpec, MlpSpec, NormNames, RoutingSpec
-from penstock.engine_core.models.reading import FULL, read_attention, read_layers, read_mlp, read_norm
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import Body, ExpertSpec, MlpSpec, NormNames
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.recurrence_spec import ShortConvolutionSpec
 
 CONV = "conv"
 NORMS = NormNames(attention_input="operator_norm", mlp_input="ffn_norm")
 
 
-def read_kinds(file: ConfigFile) -> list[bool]:
+def attending(file: ModelFile) -> list[bool]:
     """Whether each layer attends: `layer_types`, or the numbers of those that do, or all."""
-    layers, found = read_layers(file), file.get("layer_types")
-    attending = file.get("full_attn_idxs")
-    if found is None:
-        numbers = list(range(layers)) if attending is None else attending
-        if not isinstance(numbers, list) or not all(type(one) is int and 0 <= one < layers for one in numbers):
-            raise file.error("full_attn_idxs", f"a list of layers, 0 to {layers - 1}, is expected")
-        found = [FULL if layer in numbers else CONV for layer in range(layers)]
-    if not isinstance(found, list) or len(found) != layers or not all(kind in (FULL, CONV) for kind in found):
-        raise file.error("layer_types", f"it must name {FULL} or {CONV} for each of the {layers} layers")
-    if FULL not in found:
-        raise file.error("layer_types", "Penstock serves models of which at least one layer attends")
-    return [kind == FULL for kind in found]
+    layers, found = file.num_layers, file.get("full_attn_idxs")
+    numbers = list(range(layers)) if found is None or file.get("layer_types") is not None else found
+    if not isinstance(numbers, list) or not all(type(one) is int and 0 <= one < layers for one in numbers):
+        raise file.error("full_attn_idxs", f"a list of layers, 0 to {layers - 1}, is expected")
+    return file.attending(CONV, lambda layer: layer not in numbers)
 
 
-def read_hybrid(file: ConfigFile, mlps: list[MlpSpec | ExpertSpec]) -> Body:
+def read_hybrid(file: ModelFile, mlps: MlpSpec | list[MlpSpec | ExpertSpec]) -> Body:
     """Attention and convolutions with these MLPs."""
-    attention, norm = read_attention(file, qk_norm="head"), read_norm(file, "norm_eps", 1e-5)
+    attention, norm = file.attention(qk_norm="head"), file.norm("norm_eps", 1e-5)
     width, bias = file.integer("conv_L_cache", low=2, high=4), file.flag("conv_bias")
     convolution = ShortConvolutionSpec(channels=file.integer("hidden_size"), width=width, bias=bias)
     if (tied := file.get("tie_embedding")) is not None and tied != file.flag("tie_word_embeddings"):
         raise file.error("tie_embedding", "tie_word_embeddings says otherwise, and Penstock follows no one of both")
-    return Body(
-        layers=tuple(
-            LayerSpec(
-                attention=attention if attends else None, recurrence=None if attends else convolution, mlp=mlp,
-                norm=norm, norms=NORMS,
-            )
-            for attends, mlp in zip(read_kinds(file), mlps, strict=True)
-        )
-    )  # fmt: skip
+    return file.body([attention if own else convolution for own in attending(file)], mlps, norm, NORMS)
 
 
-def read_lfm2(file: ConfigFile) -> Body:
+def read_lfm2(file: ModelFile) -> Body:
     """Where `block_auto_adjust_ff_dim` is true the MLP's width is two thirds of what the file has, rounded up."""
     width = file.integer("intermediate_size" if file.get("block_ff_dim") is None else "block_ff_dim")
     step, factor = file.integer("block_multiple_of"), file.get("block_ffn_dim_multiplier")
@@ -57,23 +41,16 @@ def read_lfm2(file: ConfigFile) -> Body:
         width = int(2 * width / 3)
         if factor is not None:
             width = -(-int(file.number("block_ffn_dim_multiplier") * width) // step) * step
-    return read_hybrid(file, [MlpSpec(width=width)] * read_layers(file))
+    return read_hybrid(file, MlpSpec(width=width))
 
 
-def read_lfm2_moe(file: ConfigFile) -> Body:
+def read_lfm2_moe(file: ModelFile) -> Body:
     """The first layers have one MLP."""
-    layers = read_layers(file)
-    dense, count = file.integer("num_dense_layers", low=0), file.integer("num_experts", high=4096)
-    routing = RoutingSpec(
-        chosen=file.integer("num_experts_per_tok", high=count),
-        scores="sigmoid",
-        normalised=file.flag("norm_topk_prob"),
-        bias="expert_bias" if file.flag("use_expert_bias") else "",
-        scale=file.number("routed_scaling_factor"),
-    )
-    experts = ExpertSpec(count=count, width=file.integer("moe_intermediate_size"), routing=routing)
-    one = read_mlp(file)
-    return read_hybrid(file, [one if layer < dense else experts for layer in range(layers)])
+    experts = file.experts(
+        "num_experts", "moe_intermediate_size", scores="sigmoid", normalised=file.flag("norm_topk_prob"),
+        bias="expert_bias" if file.flag("use_expert_bias") else "", scale=file.number("routed_scaling_factor"),
+    )  # fmt: skip
+    return read_hybrid(file, file.dense_until(file.integer("num_dense_layers", low=0), experts))
 
 
 COMMON: Mapping[str, Any] = {
@@ -99,7 +76,6 @@ FAMILIES = (
     Family(
         name="lfm2",
         architecture="Lfm2ForCausalLM",
-        base="Lfm2Model",
         read=read_lfm2,
         defaults={**COMMON, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
                   "block_auto_adjust_ff_dim": True},
@@ -110,7 +86,6 @@ FAMILIES = (
     Family(
         name="lfm2_moe",
         architecture="Lfm2MoeForCausalLM",
-        base="Lfm2MoeModel",
         read=read_lfm2_moe,
         defaults={**COMMON, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4,
                   "moe_intermediate_size": 1792, "use_expert_bias": True, "norm_topk_prob": True,

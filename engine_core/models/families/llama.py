@@ -4,51 +4,29 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import NO_ROPE, ExpertSpec, RoutingSpec
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    by_kind,
-    read_attention,
-    read_kinds,
-    read_layers,
-    read_mlp,
-    read_norm,
-    read_rope,
-    read_turned,
-)
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import NO_ROPE, Body, ExpertSpec
+from penstock.engine_core.models.reading import FULL, ModelFile
 
 
-def read(file: ConfigFile) -> Body:
+def read(file: ModelFile) -> Body:
     refuse_windows(file)
-    bias = file.flag("attention_bias")
-    attention = read_attention(file, qkv_bias=bias, output_bias=bias)
-    return Body(layers=alike(file, attention, read_mlp(file, bias=file.flag("mlp_bias")), read_norm(file)))
+    return file.body(file.attention(bias="attention_bias"), file.mlp(bias=file.flag("mlp_bias")))
 
 
-def read_cwm(file: ConfigFile) -> Body:
+def read_cwm(file: ModelFile) -> Body:
     """Every fourth layer sees all keys."""
-    kinds = read_kinds(file, (SLIDING if layer % 4 else FULL for layer in range(read_layers(file))))
-    full = read_attention(file)
-    layers = by_kind(kinds, full, structs.replace(full, window=file.integer("sliding_window")))
-    return Body(layers=alike(file, layers, read_mlp(file, bias=file.flag("mlp_bias")), read_norm(file)))
+    attentions = file.windowed(file.attention(), slides=lambda layer: layer % 4)
+    return file.body(attentions, file.mlp(bias=file.flag("mlp_bias")))
 
 
-def read_llama4(file: ConfigFile) -> Body:
+def read_llama4(file: ModelFile) -> Body:
     """Layers with positions see the keys of their own chunk. A chunk is as long as Penstock serves: up to there these
     are all keys."""
-    bias, layers = file.flag("attention_bias"), read_layers(file)
-    turned = read_attention(
-        file,
-        read_rope(file, interleaved=True),
-        qkv_bias=bias,
-        output_bias=bias,
-        qk_norm="unit" if file.flag("use_qk_norm", True) else "",
+    turned = file.attention(
+        file.rope(interleaved=True), bias="attention_bias", qk_norm="unit" if file.flag("use_qk_norm", True) else "",
         qk_norm_turned=True,
-    )
+    )  # fmt: skip
     rope = NO_ROPE
     if file.flag("attn_temperature_tuning", True):
         rope = structs.replace(
@@ -58,38 +36,30 @@ def read_llama4(file: ConfigFile) -> Body:
             temperature_shift=1,
         )
     still = structs.replace(turned, rope=rope, qk_norm="")
-    has = read_turned(file)
+    has, layers = file.turned(), file.num_layers
     step = file.integer("interleave_moe_layer_step", 1, low=0)
     sparse = file.get("moe_layers")
     sparse = list(range(step - 1, layers, step)) if sparse is None else sparse
     if not isinstance(sparse, list) or not all(type(layer) is int and 0 <= layer < layers for layer in sparse):
         raise file.error("moe_layers", f"a list of layers, 0 to {layers - 1}, is expected")
-    dense, experts = read_mlp(file, "intermediate_size_mlp"), read_scaled_experts(file)
-    mlps = [experts if layer in sparse else dense for layer in range(layers)]
-    attentions = [turned if positions else still for positions in has]
+    dense, experts = file.mlp("intermediate_size_mlp"), read_scaled_experts(file)
     length = file.integer("max_position_embeddings")
-    return Body(
-        layers=alike(file, attentions, mlps, read_norm(file)),
+    return file.body(
+        [turned if positions else still for positions in has],
+        [experts if layer in sparse else dense for layer in range(layers)],
         max_position=min(length, file.integer("attention_chunk_size")) if any(has) else length,
     )
 
 
-def read_scaled_experts(file: ConfigFile) -> ExpertSpec:
+def read_scaled_experts(file: ModelFile) -> ExpertSpec:
     """A token's one expert reads it times the expert's share."""
-    count, shared = file.integer("num_local_experts", 16, high=4096), read_mlp(file)
-    if file.integer("num_experts_per_tok", 1) != 1:
+    found = file.experts("num_local_experts", "intermediate_size", silent=(16, 1), scores="sigmoid", scales_inputs=True)
+    if found.routing.chosen != 1:
         raise file.error("num_experts_per_tok", "Penstock serves one expert of a token (1) in this family")
-    return ExpertSpec(
-        count=count,
-        width=shared.width,
-        routing=RoutingSpec(chosen=1, scores="sigmoid", scales_inputs=True),
-        stacked=True,
-        transposed=True,
-        shared=shared,
-    )
+    return structs.replace(found, stacked=True, transposed=True, shared=file.mlp())
 
 
-def refuse_windows(file: ConfigFile) -> None:
+def refuse_windows(file: ModelFile) -> None:
     """Raise ModelError for a window that engines disagree about: Llama's code in transformers reads none."""
     window, unused = file.get("sliding_window"), file.get("use_sliding_window") is False
     if window is not None and not unused and file.integer("sliding_window") < file.integer("max_position_embeddings"):
@@ -103,14 +73,12 @@ FAMILIES = (
     Family(
         name="llama",
         architecture="LlamaForCausalLM",
-        base="LlamaModel",
         read=read,
         defaults={"max_position_embeddings": 2048},
     ),
     Family(
         name="cwm",
         architecture="CwmForCausalLM",
-        base="CwmModel",
         read=read_cwm,
         defaults={
             "max_position_embeddings": 131072,
@@ -125,7 +93,6 @@ FAMILIES = (
     Family(
         name="llama4_text",
         architecture="Llama4ForCausalLM",
-        base="Llama4TextModel",
         read=read_llama4,
         defaults={
             "max_position_embeddings": 131072,

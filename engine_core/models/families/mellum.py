@@ -4,49 +4,27 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
+from penstock.engine_core.models.families import Family
 from penstock.engine_core.models.families.qwen import normed
-from penstock.engine_core.models.layer_spec import ExpertSpec, RoutingSpec
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    by_kind,
-    dense_first,
-    read_attention,
-    read_kinds,
-    read_layers,
-    read_mlp,
-    read_norm,
-    read_ropes,
-)
+from penstock.engine_core.models.layer_spec import Body
+from penstock.engine_core.models.reading import FULL, SLIDING, ModelFile
 
 
-def read(file: ConfigFile) -> Body:
+def read(file: ModelFile) -> Body:
     """A layer that predicts further tokens is left unread."""
-    full, sliding = read_ropes(file)
-    attention = read_attention(file, full, **normed(file))
-    kinds = read_kinds(file, [FULL] * read_layers(file))
-    window = file.integer("sliding_window") if SLIDING in kinds else 0
-    attentions = by_kind(kinds, attention, structs.replace(attention, rope=sliding, window=window))
-    count = file.integer("num_local_experts", high=4096)
-    experts = ExpertSpec(
-        count=count,
-        width=file.integer("moe_intermediate_size"),
-        routing=RoutingSpec(
-            chosen=file.integer("num_experts_per_tok", high=count), normalised=file.flag("norm_topk_prob", True)
-        ),
-    )
-    mlps = [experts if sparse else read_mlp(file) for sparse in dense_first(file)]
-    return Body(layers=alike(file, attentions, mlps, read_norm(file)), unread=("mtp.",))
+    full, sliding = file.ropes()
+    attention = normed(file, full)
+    slid = file.kinds(SLIDING, lambda _: False)
+    windowed = structs.replace(attention, rope=sliding, window=file.integer("sliding_window") if any(slid) else 0)
+    experts = file.experts("num_local_experts", "moe_intermediate_size", normalised=file.flag("norm_topk_prob", True))
+    mlps = [experts if sparse else file.mlp() for sparse in file.dense_first()]
+    return file.body([windowed if own else attention for own in slid], mlps, unread=("mtp.",))
 
 
 FAMILIES = (
     Family(
         name="mellum",
         architecture="MellumForCausalLM",
-        base="MellumModel",
         read=read,
         defaults={
             "max_position_embeddings": 131072,

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import ExpertSpec, RoutingSpec
-from penstock.engine_core.models.reading import (
-    alike,
-    read_activation,
-    read_attention,
-    read_layers,
-    read_norm,
-    read_rope,
-)
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import Body
+from penstock.engine_core.models.reading import ModelFile
 
 
-def read(file: ConfigFile) -> Body:
+def read(file: ModelFile) -> Body:
     """Every layer has experts, and sees all keys."""
-    read_activation(file)
+    file.activation()
     if file.get("scoring_func") not in (None, "sigmoid"):
         raise file.error("scoring_func", "Penstock serves sigmoid in this family")
     head_dim = file.integer("head_dim")
     turned = file.integer("rotary_dim", head_dim, low=2, high=head_dim)
-    attention = read_attention(file, read_rope(file, partial=turned / head_dim), qk_norm="width")
-    count = file.integer("num_local_experts", high=4096)
-    routing = RoutingSpec(
-        chosen=file.integer("num_experts_per_tok", high=count),
-        scores="sigmoid",
-        normalised=True,
-        bias="e_score_correction_bias",
+    attention = file.attention(file.rope(partial=turned / head_dim), qk_norm="width")
+    experts = file.experts(
+        "num_local_experts", "intermediate_size", scores="sigmoid", normalised=True, bias="e_score_correction_bias"
     )
-    experts = ExpertSpec(count=count, width=file.integer("intermediate_size"), routing=routing)
-    return Body(layers=alike(file, attention, [experts] * read_layers(file), read_norm(file)))
+    return file.body(attention, experts)
 
 
 FAMILIES = (
     Family(
         name="minimax_m2",
         architecture="MiniMaxM2ForCausalLM",
-        base="MiniMaxM2Model",
         read=read,
         defaults={
             "max_position_embeddings": 196608,

@@ -7,57 +7,40 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ROPE_KEYS, ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, RoutingSpec
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    by_kind,
-    read_activation,
-    read_attention,
-    read_kinds,
-    read_layers,
-    read_mlp,
-    read_norm,
-)
+from penstock.engine_core.models.config_file import ROPE_KEYS
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import AttentionSpec, Body
+from penstock.engine_core.models.reading import SLIDING, ModelFile
 
 
-def read(file: ConfigFile) -> Body:
-    return Body(layers=alike(file, windowed(file), read_mlp(file), read_norm(file)))
+def read(file: ModelFile) -> Body:
+    return file.body(windowed(file), file.mlp())
 
 
-def read_ministral(file: ConfigFile) -> Body:
+def read_ministral(file: ModelFile) -> Body:
     """Windows follow `layer_types`."""
-    full = read_attention(file)
-    slides = file.get("sliding_window") is not None
-    kinds = read_kinds(file, [SLIDING if slides else FULL] * read_layers(file))
-    sliding = structs.replace(full, window=file.integer("sliding_window")) if slides else full
-    return Body(layers=alike(file, by_kind(kinds, full, sliding), read_mlp(file), read_norm(file)))
+    full, sliding, slides = file.attention(), windowed(file), file.get("sliding_window") is not None
+    return file.body([sliding if own else full for own in file.kinds(SLIDING, lambda _: slides)], file.mlp())
 
 
-def read_ministral3(file: ConfigFile) -> Body:
+def read_ministral3(file: ModelFile) -> Body:
     """Queries are scaled by their position."""
     if not any(isinstance(file.get(key), dict) for key in ROPE_KEYS):
         raise file.error("rope_parameters", "the positions of Ministral 3 are stretched; an object is expected")
     return read(file)
 
 
-def windowed(file: ConfigFile) -> AttentionSpec:
+def windowed(file: ModelFile) -> AttentionSpec:
     """The window is every layer's."""
-    found = read_attention(file)
+    found = file.attention()
     if file.get("sliding_window") is None:
         return found
     return structs.replace(found, window=file.integer("sliding_window"))
 
 
-def read_mixtral(file: ConfigFile) -> Body:
-    read_activation(file)
-    count = file.integer("num_local_experts", high=4096)
-    routing = RoutingSpec(chosen=file.integer("num_experts_per_tok", high=count), normalised=True)
-    experts = ExpertSpec(count=count, width=file.integer("intermediate_size"), routing=routing)
-    return Body(layers=alike(file, windowed(file), [experts] * read_layers(file), read_norm(file)))
+def read_mixtral(file: ModelFile) -> Body:
+    file.activation()
+    return file.body(windowed(file), file.experts("num_local_experts", "intermediate_size", normalised=True))
 
 
 IGNORED = ("attention_bias", "mlp_bias", "use_sliding_window", "max_window_layers", "layer_types")
@@ -66,7 +49,6 @@ FAMILIES = (
     Family(
         name="mistral",
         architecture="MistralForCausalLM",
-        base="MistralModel",
         read=read,
         defaults={**DEFAULTS, "sliding_window": 4096},
         wrappers=("Mistral3ForConditionalGeneration",),
@@ -75,7 +57,6 @@ FAMILIES = (
     Family(
         name="ministral",
         architecture="MinistralForCausalLM",
-        base="MinistralModel",
         read=read_ministral,
         defaults={**DEFAULTS, "sliding_window": 4096},
         ignored=IGNORED,
@@ -83,7 +64,6 @@ FAMILIES = (
     Family(
         name="ministral3",
         architecture="Ministral3ForCausalLM",
-        base="Ministral3Model",
         read=read_ministral3,
         defaults={"max_position_embeddings": 262144, "num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
         wrappers=("Mistral3ForConditionalGeneration",),
@@ -92,7 +72,6 @@ FAMILIES = (
     Family(
         name="mixtral",
         architecture="MixtralForCausalLM",
-        base="MixtralModel",
         read=read_mixtral,
         defaults={
             **DEFAULTS,

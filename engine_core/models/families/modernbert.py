@@ -4,57 +4,36 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, EmbeddingSpec, NormNames, RopeSpec
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.families.bert import behind_embedding, classifier
+from penstock.engine_core.models.layer_spec import Body, EmbeddingSpec, RopeSpec
 from penstock.engine_core.models.pooler import ClassifierSpec, DenseSpec
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    by_kind,
-    read_activation,
-    read_attention,
-    read_kinds,
-    read_labels,
-    read_layers,
-    read_mlp,
-    read_norm,
-    read_ropes,
-)
+from penstock.engine_core.models.reading import ModelFile
 
 SERVED = ("gelu", "gelu_tanh", "silu")
 
 
-def read_modernbert(file: ConfigFile) -> Body:
+def read_modernbert(file: ModelFile) -> Body:
     """A window counts both sides."""
     turn = file.integer("global_attn_every_n_layers", 3)
-    kinds = read_kinds(file, (SLIDING if layer % turn else FULL for layer in range(read_layers(file))))
     ropes = RopeSpec(theta=file.number("global_rope_theta")), RopeSpec(theta=file.number("local_rope_theta"))
     if file.get("rope_parameters") is not None:
-        ropes = read_ropes(file)
-    bias = file.flag("attention_bias")
-
-    def attention(rope: RopeSpec) -> AttentionSpec:
-        return read_attention(file, rope, bidirectional=True, fused=True, qkv_bias=bias, output_bias=bias)
-
-    sliding = structs.replace(attention(ropes[1]), window=file.integer("local_attention") // 2 + 1)
-    norm = read_norm(file, "norm_eps", 1e-5, centered=True, bias=file.flag("norm_bias"))
-    mlp = read_mlp(
-        file,
-        activation=read_activation(file, "hidden_activation", SERVED),
-        fused=True,
-        bias=file.flag("mlp_bias"),
-    )
-    layers = list(alike(file, by_kind(kinds, attention(ropes[0]), sliding), mlp, norm))
-    layers[0] = structs.replace(layers[0], norms=NormNames(attention_input=""))  # the embedding's is before it
-    return Body(layers=tuple(layers), embedding=EmbeddingSpec(norm=norm), classifier=read_classifier(file),
-                unread=("head.", "decoder."))  # fmt: skip
+        ropes = file.ropes()
+    full, sliding = (file.attention(rope, bias="attention_bias", bidirectional=True, fused=True) for rope in ropes)
+    sliding = structs.replace(sliding, window=file.integer("local_attention") // 2 + 1)
+    attentions = file.windowed(full, sliding, slides=lambda layer: layer % turn)
+    norm = file.norm("norm_eps", 1e-5, centered=True, bias=file.flag("norm_bias"))
+    activation = file.activation("hidden_activation", SERVED)
+    mlp = file.mlp(activation=activation, fused=True, bias=file.flag("mlp_bias"))
+    return behind_embedding(file.body(
+        attentions, mlp, norm, embedding=EmbeddingSpec(norm=norm), classifier=read_classifier(file),
+        unread=("head.", "decoder."),
+    ))  # fmt: skip
 
 
-def read_classifier(file: ConfigFile) -> ClassifierSpec:
+def read_classifier(file: ModelFile) -> ClassifierSpec:
     """A state goes through the head that predicts masked tokens in training, too."""
-    hidden, kind, (labels, scale) = file.integer("hidden_size"), file.get("classifier_pooling"), read_labels(file)
+    kind, hidden = file.get("classifier_pooling"), file.integer("hidden_size")
     if kind not in ("cls", "mean"):
         raise file.error("classifier_pooling", "cls or mean is expected")
     dense = DenseSpec(
@@ -62,20 +41,18 @@ def read_classifier(file: ConfigFile) -> ClassifierSpec:
         inputs=hidden,
         outputs=hidden,
         bias=file.flag("classifier_bias"),
-        activation=read_activation(file, "classifier_activation", SERVED),
+        activation=file.activation("classifier_activation", SERVED),
         norm="head.norm",
         norm_bias=file.flag("norm_bias"),
         norm_eps=file.number("norm_eps", 1e-5),
     )
-    final = DenseSpec(name="classifier", inputs=hidden, outputs=len(labels))
-    return ClassifierSpec(kind=kind, layers=(dense, final), labels=labels, activation=scale)
+    return classifier(file, dense, kind=kind)
 
 
 FAMILIES = (
     Family(
         name="modernbert",
         architecture="ModernBertForMaskedLM",
-        base="ModernBertModel",
         read=read_modernbert,
         defaults={
             "vocab_size": 50368,

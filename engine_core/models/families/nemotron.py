@@ -3,56 +3,48 @@ squared above zero."""
 
 from __future__ import annotations
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, MlpSpec
-from penstock.engine_core.models.reading import alike, read_activation, read_attention, read_mlp, read_norm, read_rope
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import Body, MlpSpec
+from penstock.engine_core.models.reading import ModelFile
 
 
-def attention(file: ConfigFile, partial: float | None = None) -> AttentionSpec:
-    bias = file.flag("attention_bias")
-    return read_attention(file, read_rope(file, partial=partial), qkv_bias=bias, output_bias=bias)
+def squared(file: ModelFile, key: str = "hidden_act") -> MlpSpec:
+    activation = file.activation(key, served=("relu2",))
+    return file.mlp(bias=file.flag("mlp_bias"), gated=False, activation=activation)
 
 
-def squared(file: ConfigFile, key: str = "hidden_act") -> MlpSpec:
-    activation = read_activation(file, key, served=("relu2",))
-    return read_mlp(file, bias=file.flag("mlp_bias"), gated=False, activation=activation)
-
-
-def read_nemotron(file: ConfigFile) -> Body:
+def read_nemotron(file: ModelFile) -> Body:
     """LayerNorm with weights that one is added to."""
-    norm = read_norm(file, "norm_eps", 1e-5, centered=True, offset=1.0)
-    return Body(layers=alike(file, attention(file, 0.5), squared(file), norm))
+    norm = file.norm("norm_eps", 1e-5, centered=True, offset=1.0)
+    return file.body(file.attention(file.rope(partial=0.5), bias="attention_bias"), squared(file), norm)
 
 
-def read_arcee(file: ConfigFile) -> Body:
-    return Body(layers=alike(file, attention(file), squared(file), read_norm(file)))
+def read_arcee(file: ModelFile) -> Body:
+    return file.body(file.attention(bias="attention_bias"), squared(file))
 
 
-def read_jais2(file: ConfigFile) -> Body:
-    norm = read_norm(file, "layer_norm_eps", 1e-5, centered=True)
-    return Body(layers=alike(file, attention(file), squared(file), norm))
+def read_jais2(file: ModelFile) -> Body:
+    return file.body(
+        file.attention(bias="attention_bias"), squared(file), file.norm("layer_norm_eps", 1e-5, centered=True)
+    )
 
 
 FAMILIES = (
     Family(
         name="nemotron",
         architecture="NemotronForCausalLM",
-        base="NemotronModel",
         read=read_nemotron,
         defaults={"max_position_embeddings": 4096},
     ),
     Family(
         name="arcee",
         architecture="ArceeForCausalLM",
-        base="ArceeModel",
         read=read_arcee,
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     ),
     Family(
         name="jais2",
         architecture="Jais2ForCausalLM",
-        base="Jais2Model",
         read=read_jais2,
         defaults={
             "max_position_embeddings": 8192,

@@ -7,28 +7,27 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
+from penstock.engine_core.models.families import Family
 from penstock.engine_core.models.families.nemotron import squared
-from penstock.engine_core.models.layer_spec import NO_ROPE, ExpertSpec, GateSpec, LayerSpec, MlpSpec, NormNames
-from penstock.engine_core.models.mamba_spec import MambaSpec
-from penstock.engine_core.models.reading import read_activation, read_attention, read_norm, read_routed_experts
+from penstock.engine_core.models.layer_spec import NO_ROPE, Body, ExpertSpec, GateSpec, LayerSpec, MlpSpec, NormNames
+from penstock.engine_core.models.reading import ModelFile
+from penstock.engine_core.models.recurrence_spec import MambaSpec
 
 MIXER, MLP = NormNames(attention_input="norm", mlp_input=""), NormNames(attention_input="", mlp_input="norm")
 LETTERS: Mapping[str, str] = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 KINDS: Mapping[str, str] = {"linear_attention": "mamba", "full_attention": "attention"}  # as transformers writes them
 
 
-def read_nemotron_h(file: ConfigFile) -> Body:
+def read_nemotron_h(file: ModelFile) -> Body:
     """A layer is Mamba-2, attention without positions, an MLP, or experts without gates."""
-    kinds, norm = read_parts(file), read_norm(file, "layer_norm_epsilon", 1e-5)
+    kinds, norm = read_parts(file), file.norm("layer_norm_epsilon", 1e-5)
     for key in ("use_bias", "mamba_proj_bias", "attention_bias"):
         if file.flag(key):
             raise file.error(key, "Penstock serves this family without biases of these products")
     mlp = squared(file, "mlp_hidden_act")
     parts: dict[str, dict[str, Any]] = {
         "mamba": {"recurrence": read_mamba(file), "norms": MIXER},
-        "attention": {"attention": read_attention(file, NO_ROPE), "norms": MIXER},
+        "attention": {"attention": file.attention(NO_ROPE), "norms": MIXER},
         "mlp": {"mlp": mlp, "norms": MLP},
     }  # fmt: skip
     if "moe" in kinds:
@@ -36,7 +35,7 @@ def read_nemotron_h(file: ConfigFile) -> Body:
     return Body(layers=tuple(LayerSpec(norm=norm, **parts[kind]) for kind in kinds), unread=("mtp.",))
 
 
-def read_parts(file: ConfigFile) -> list[str]:
+def read_parts(file: ModelFile) -> list[str]:
     """What each layer is: letters of a pattern, or names."""
     pattern = file.get("hybrid_override_pattern")
     if isinstance(pattern, str):
@@ -54,9 +53,9 @@ def read_parts(file: ConfigFile) -> list[str]:
     return [str(kind) for kind in kinds]
 
 
-def read_mamba(file: ConfigFile) -> MambaSpec:
+def read_mamba(file: ModelFile) -> MambaSpec:
     """Time steps have no limits: `time_step_min` is of random weights, though transformers clamps by it."""
-    read_activation(file, "mamba_hidden_act")
+    file.activation("mamba_hidden_act")
     heads, groups = file.integer("mamba_num_heads"), file.integer("n_groups")
     if heads % groups:
         raise file.error("n_groups", f"it must divide mamba_num_heads ({heads})")
@@ -70,7 +69,7 @@ def read_mamba(file: ConfigFile) -> MambaSpec:
     )
 
 
-def read_experts(file: ConfigFile, mlp: MlpSpec) -> ExpertSpec:
+def read_experts(file: ModelFile, mlp: MlpSpec) -> ExpertSpec:
     """As DeepSeek-V3's, of MLPs like the dense one."""
     if file.get("moe_latent_size") is not None:
         raise file.error("moe_latent_size", "Penstock serves experts that read the residual stream (null)")
@@ -80,14 +79,13 @@ def read_experts(file: ConfigFile, mlp: MlpSpec) -> ExpertSpec:
     if number != 1:
         raise file.error("n_shared_experts", "Penstock serves one shared expert (1) in this family")
     gate, shared = GateSpec(kind=mlp.activation), structs.replace(mlp, width=width)
-    return structs.replace(read_routed_experts(file), gated=False, gate=gate, shared=shared)
+    return structs.replace(file.routed_experts(), gated=False, gate=gate, shared=shared)
 
 
 FAMILIES = (
     Family(
         name="nemotron_h",
         architecture="NemotronHForCausalLM",
-        base="NemotronHModel",
         read=read_nemotron_h,
         defaults={
             "max_position_embeddings": 4096,

@@ -7,18 +7,18 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.reading import alike, read_attention, read_mlp, read_norm, read_rope
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import Body
+from penstock.engine_core.models.reading import ModelFile
 
 
-def read(file: ConfigFile) -> Body:
+def read(file: ModelFile) -> Body:
     window = 0 if file.get("sliding_window") is None else file.integer("sliding_window")
-    attention = read_attention(file, read_rope(file, partial=1.0), window=window, fused=True)
-    return Body(layers=alike(file, attention, read_mlp(file, fused=True), read_norm(file)))
+    attention = file.attention(file.rope(partial=1.0), window=window, fused=True)
+    return file.body(attention, file.mlp(fused=True))
 
 
-def read_multimodal(file: ConfigFile) -> Body:
+def read_multimodal(file: ModelFile) -> Body:
     """Adapters beside the matrices are for images and audio alone."""
     found = read(file)
     adapters = tuple(
@@ -35,7 +35,6 @@ FAMILIES = (
     Family(
         name="phi3",
         architecture="Phi3ForCausalLM",
-        base="Phi3Model",
         read=read,
         defaults={"max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
         ignored=IGNORED,
@@ -43,7 +42,6 @@ FAMILIES = (
     Family(
         name="phi4_multimodal",
         architecture="Phi4MultimodalForCausalLM",
-        base="Phi4MultimodalModel",
         read=read_multimodal,
         defaults=SILENT,
         ignored=IGNORED,
@@ -51,7 +49,6 @@ FAMILIES = (
     Family(
         name="phi4mm",
         architecture="Phi4MMForCausalLM",
-        base="Phi4MMModel",
         read=read_multimodal,
         defaults=SILENT,
         names=(("_proj.weight", "_proj.base_layer.weight"),),

@@ -7,40 +7,28 @@ from typing import Any
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import AttentionSpec, ExpertSpec, LayerSpec, MlpSpec, RoutingSpec
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    by_kind,
-    read_attention,
-    read_kinds,
-    read_layers,
-    read_mlp,
-    read_norm,
-    sparse_layers,
-)
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import AttentionSpec, Body, ExpertSpec, LayerSpec, MlpSpec, RopeSpec
+from penstock.engine_core.models.reading import SLIDING, ModelFile
 
 
-def read_qwen2(file: ConfigFile) -> Body:
-    return Body(layers=alike(file, windowed(file, qkv_bias=True), read_mlp(file), read_norm(file)))
+def read_qwen2(file: ModelFile) -> Body:
+    return file.body(windowed(file, file.attention(qkv_bias=True)), file.mlp())
 
 
-def read_qwen3(file: ConfigFile) -> Body:
-    return Body(layers=alike(file, windowed(file, **normed(file)), read_mlp(file), read_norm(file)))
+def read_qwen3(file: ModelFile) -> Body:
+    return file.body(windowed(file, normed(file)), file.mlp())
 
 
-def read_qwen3_moe(file: ConfigFile) -> Body:
+def read_qwen3_moe(file: ModelFile) -> Body:
     """The window is every layer's."""
-    attention = read_attention(file, **normed(file))
+    attention = normed(file)
     if file.flag("use_sliding_window") and file.get("sliding_window") is not None:
         attention = structs.replace(attention, window=file.integer("sliding_window"))
-    return Body(layers=alike(file, attention, read_experts(file), read_norm(file)))
+    return file.body(attention, read_experts(file))
 
 
-def read_qwen3_vl_moe(file: ConfigFile) -> Body:
+def read_qwen3_vl_moe(file: ModelFile) -> Body:
     """Shares add up to one whatever the file says."""
     body = read_qwen3_moe(file)
 
@@ -55,49 +43,38 @@ def read_qwen3_vl_moe(file: ConfigFile) -> Body:
     return structs.replace(body, layers=tuple(map(stacked, body.layers)))
 
 
-def read_qwen2_moe(file: ConfigFile) -> Body:
+def read_qwen2_moe(file: ModelFile) -> Body:
     """Beside the experts there is one for all tokens, weighed by a gate of its own."""
-    attention = read_attention(file, qkv_bias=file.flag("qkv_bias", True))
-    layers, first = read_layers(file), file.integer("max_window_layers", 28, low=0)
-    slides = file.flag("use_sliding_window")
-    kinds = read_kinds(
-        file, (SLIDING if slides and layer % 2 == 0 and layer < first else FULL for layer in range(layers))
-    )
+    attention = file.attention(qkv_bias=file.flag("qkv_bias", True))
+    first, slides = file.integer("max_window_layers", 28, low=0), file.flag("use_sliding_window")
+    slid = file.kinds(SLIDING, lambda layer: slides and layer % 2 == 0 and layer < first)
     sliding = structs.replace(attention, window=file.integer("sliding_window") if slides else 0)
-    shared = read_mlp(file, "shared_expert_intermediate_size")
-    mlps = read_experts(file, shared=shared, shared_gate=True)
-    return Body(layers=alike(file, by_kind(kinds, attention, sliding), mlps, read_norm(file)))
+    mlps = read_experts(file, shared=file.mlp("shared_expert_intermediate_size"), shared_gate=True)
+    return file.body([sliding if own else attention for own in slid], mlps)
 
 
-def normed(file: ConfigFile) -> dict[str, Any]:
-    """Qwen 3's options of attention."""
-    bias = file.flag("attention_bias")
-    return {"qkv_bias": bias, "output_bias": bias, "qk_norm": "head"}
+def normed(file: ModelFile, rope: RopeSpec | None = None) -> AttentionSpec:
+    """Qwen 3's attention."""
+    return file.attention(rope, bias="attention_bias", qk_norm="head")
 
 
-def windowed(file: ConfigFile, **options: Any) -> list[AttentionSpec]:
+def windowed(file: ModelFile, attention: AttentionSpec) -> AttentionSpec | list[AttentionSpec]:
     """Windows follow `layer_types`, or start at `max_window_layers`."""
-    attention, layers = read_attention(file, **options), read_layers(file)
     if file.get("sliding_window") is None or not file.flag("use_sliding_window"):
-        return [attention] * layers
-    first = layers if file.get("layer_types") is not None else file.integer("max_window_layers", 28, low=0)
-    kinds = read_kinds(file, (SLIDING if layer >= first else FULL for layer in range(layers)))
-    sliding = structs.replace(attention, window=file.integer("sliding_window"))
-    return by_kind(kinds, attention, sliding)
+        return attention
+    first = 0 if file.get("layer_types") is not None else file.integer("max_window_layers", 28, low=0)
+    return file.windowed(attention, slides=lambda layer: layer >= first)
 
 
-def read_experts(file: ConfigFile, **options: Any) -> list[MlpSpec | ExpertSpec]:
+def read_experts(file: ModelFile, **options: Any) -> list[MlpSpec | ExpertSpec]:
     """Experts or an MLP for each layer. options: of ExpertSpec."""
-    dense, layers = read_mlp(file), read_layers(file)
     # Up to version 4 of transformers the key of Qwen 3 had a name of its own.
-    count = file.integer("num_experts" if "num_experts" in file.values else "num_local_experts", low=0, high=4096)
-    sparse = sparse_layers(file, layers)
-    if not count:
-        return [dense] * layers
-    routing = RoutingSpec(
-        chosen=file.integer("num_experts_per_tok", high=count), normalised=file.flag("norm_topk_prob")
-    )
-    experts = ExpertSpec(count=count, width=file.integer("moe_intermediate_size"), routing=routing, **options)
+    dense, key = file.mlp(), "num_experts" if "num_experts" in file.values else "num_local_experts"
+    sparse = file.sparse_layers()
+    if not file.integer(key, low=0, high=4096):
+        return [dense] * len(sparse)
+    experts = file.experts(key, "moe_intermediate_size", normalised=file.flag("norm_topk_prob"))
+    experts = structs.replace(experts, **options)
     return [experts if has else dense for has in sparse]
 
 
@@ -110,7 +87,6 @@ FAMILIES = (
     Family(
         name="qwen2",
         architecture="Qwen2ForCausalLM",
-        base="Qwen2Model",
         read=read_qwen2,
         defaults={**WINDOW, "num_key_value_heads": 32},
         wrappers=("Qwen2_5_VLForConditionalGeneration",),
@@ -121,7 +97,6 @@ FAMILIES = (
     Family(
         name="qwen2_moe",
         architecture="Qwen2MoeForCausalLM",
-        base="Qwen2MoeModel",
         read=read_qwen2_moe,
         defaults={
             **WINDOW,
@@ -138,7 +113,6 @@ FAMILIES = (
     Family(
         name="qwen3",
         architecture="Qwen3ForCausalLM",
-        base="Qwen3Model",
         read=read_qwen3,
         defaults={**WINDOW, "num_key_value_heads": 32, "head_dim": 128},
         wrappers=("Qwen3VLForConditionalGeneration",),
@@ -149,7 +123,6 @@ FAMILIES = (
     Family(
         name="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
-        base="Qwen3MoeModel",
         read=read_qwen3_moe,
         defaults={**WINDOW, **EXPERTS, "num_key_value_heads": 4, "num_local_experts": 128},
         ignored=(*IGNORED, "num_experts_per_tok", "norm_topk_prob", "moe_intermediate_size"),
@@ -158,7 +131,6 @@ FAMILIES = (
     Family(
         name="qwen3_vl_moe_text",
         architecture="Qwen3VLMoeForConditionalGeneration",
-        base="Qwen3VLMoeTextModel",
         read=read_qwen3_vl_moe,
         defaults={
             "max_position_embeddings": 128000,

@@ -8,11 +8,10 @@ from typing import Any
 from msgspec import structs
 
 from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.families.bert import DEFAULTS, ROBERTA, post_normed
-from penstock.engine_core.models.layer_spec import RopeSpec
-from penstock.engine_core.models.pooler import DenseSpec
-from penstock.engine_core.models.reading import read_activation, read_attention, read_mlp, read_rope
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.families.bert import DEFAULTS, ROBERTA, dense, post_normed
+from penstock.engine_core.models.layer_spec import Body, RopeSpec
+from penstock.engine_core.models.reading import ModelFile
 
 # What published files of Nomic's own code say, and the one value that is served.
 NOMIC: Mapping[str, Any] = {
@@ -25,37 +24,31 @@ NOMIC: Mapping[str, Any] = {
 }
 
 
-def pooler(file: ConfigFile, name: str = "model.pooler.dense") -> DenseSpec:
-    hidden = file.integer("hidden_size")
-    return DenseSpec(name=name, inputs=hidden, outputs=hidden, activation="tanh")
-
-
-def read_nomic(file: ConfigFile) -> Body:
+def read_nomic(file: ModelFile) -> Body:
     """Beyond the length of training positions would have to be stretched, which nobody asks for by config.json."""
     for key, served in NOMIC.items():
         if file.get(key) not in (None, served):
             raise file.error(key, f"Penstock serves {served!r} in this family")
     length = file.integer("max_position_embeddings")
-    attention = read_attention(file, read_rope(file), bidirectional=True, fused=True)
-    found = post_normed(file, attention, read_mlp(file), pooler(file), "classifier")
+    attention = file.attention(bidirectional=True, fused=True)
+    found = post_normed(file, attention, file.mlp(), dense(file, "model.pooler.dense"), "classifier")
     return structs.replace(found, max_position=min(length, file.integer("max_trained_positions", length)))
 
 
-def read_gte(file: ConfigFile) -> Body:
+def read_gte(file: ModelFile) -> Body:
     if file.get("layer_norm_type") not in (None, "layer_norm"):
         raise file.error("layer_norm_type", "Penstock serves layer_norm in this family")
-    rope = read_ntk(file)
-    attention = read_attention(file, rope, bidirectional=True, fused=True, qkv_bias=True, output_bias=True)
-    activation = read_activation(file, served=("gelu", "gelu_tanh", "silu"))
-    mlp = read_mlp(file, activation=activation, fused=True, up_first=True, down_bias=True)
-    return post_normed(file, attention, mlp, pooler(file), "classifier")
+    attention = file.attention(read_ntk(file), bidirectional=True, fused=True, qkv_bias=True, output_bias=True)
+    activation = file.activation(served=("gelu", "gelu_tanh", "silu"))
+    mlp = file.mlp(activation=activation, fused=True, up_first=True, down_bias=True)
+    return post_normed(file, attention, mlp, dense(file, "model.pooler.dense"), "classifier")
 
 
-def read_ntk(file: ConfigFile) -> RopeSpec:
+def read_ntk(file: ModelFile) -> RopeSpec:
     """`ntk` raises the base and divides the frequencies (Su, 2023, "NTK-aware scaled RoPE", mixed by dimension)."""
     stretch = file.get("rope_scaling")
     if not isinstance(stretch, dict) or stretch.get("type") != "ntk":
-        return read_rope(file)
+        return file.rope()
     if stretch.get("mixed_b") is not None:
         raise file.error("rope_scaling", "Penstock serves ntk without mixed_b")
     factor = ConfigFile(file.path, stretch).number("factor", low=1.0)
@@ -64,12 +57,11 @@ def read_ntk(file: ConfigFile) -> RopeSpec:
     return RopeSpec(kind="linear", theta=theta, factor=factor ** (2 / dim))
 
 
-def read_jina(file: ConfigFile) -> Body:
-    rope = read_rope(file)
-    attention = read_attention(file, rope, bidirectional=True, fused=True, qkv_bias=True, output_bias=True)
-    activation = read_activation(file, served=("gelu", "gelu_tanh"))
-    mlp = read_mlp(file, activation=activation, gated=False, bias=True)
-    return post_normed(file, attention, mlp, pooler(file, "classifier.dense"), "classifier.out_proj")
+def read_jina(file: ModelFile) -> Body:
+    attention = file.attention(bidirectional=True, fused=True, qkv_bias=True, output_bias=True)
+    activation = file.activation(served=("gelu", "gelu_tanh"))
+    mlp = file.mlp(activation=activation, gated=False, bias=True)
+    return post_normed(file, attention, mlp, dense(file, "classifier.dense"), "classifier.out_proj")
 
 
 EMBEDDINGS = (
@@ -100,7 +92,6 @@ FAMILIES = (
     Family(
         name="nomic_bert",
         architecture="NomicBertForMaskedLM",
-        base="NomicBertModel",
         read=read_nomic,
         defaults={**DEFAULTS, "hidden_act": "silu", "max_position_embeddings": 2048, "rope_theta": 1000.0},
         keys={
@@ -129,7 +120,6 @@ FAMILIES = (
     Family(
         name="gte",
         architecture="GteForMaskedLM",
-        base="GteModel",
         read=read_gte,
         defaults=GTE,
         names=GTE_NAMES,
@@ -139,7 +129,6 @@ FAMILIES = (
     Family(
         name="new",
         architecture="NewForMaskedLM",
-        base="NewModel",
         read=read_gte,
         defaults={**GTE, "rope_theta": 10000.0},
         names=GTE_NAMES,
@@ -149,7 +138,6 @@ FAMILIES = (
     Family(
         name="jina_embeddings_v3",
         architecture="JinaEmbeddingsV3ForMaskedLM",
-        base="JinaEmbeddingsV3Model",
         read=read_jina,
         defaults={**ROBERTA, "vocab_size": 250002, "max_position_embeddings": 8194, "rope_theta": 20000.0,
                   "type_vocab_size": 1, "layer_norm_eps": 1e-5},

@@ -4,41 +4,29 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
-from penstock.engine_core.models.layer_spec import NO_ROPE
-from penstock.engine_core.models.reading import (
-    FULL,
-    SLIDING,
-    alike,
-    read_attention,
-    read_kinds,
-    read_mlp,
-    read_norm,
-    read_turned,
-)
+from penstock.engine_core.models.families import Family
+from penstock.engine_core.models.layer_spec import NO_ROPE, Body
+from penstock.engine_core.models.reading import SLIDING, ModelFile
 
 
-def read(file: ConfigFile) -> Body:
+def read(file: ModelFile) -> Body:
     """Windows, where there are some, are those of layers without positions."""
-    turned = read_turned(file)
+    turned = file.turned()
     slides = file.flag("use_sliding_window") and file.get("sliding_window") is not None
-    kinds = read_kinds(file, (FULL if has or not slides else SLIDING for has in turned))
-    bias = file.flag("attention_bias")
-    attention = read_attention(file, qkv_bias=bias, output_bias=bias)
+    slid = file.kinds(SLIDING, lambda layer: slides and not turned[layer])
+    attention = file.attention(bias="attention_bias")
     window = file.integer("sliding_window") if slides else 0
-    layers = [
-        structs.replace(attention, rope=attention.rope if has else NO_ROPE, window=window if kind == SLIDING else 0)
-        for has, kind in zip(turned, kinds, strict=True)
+    attentions = [
+        structs.replace(attention, rope=attention.rope if has else NO_ROPE, window=window if own else 0)
+        for has, own in zip(turned, slid, strict=True)
     ]
-    return Body(layers=alike(file, layers, read_mlp(file, bias=file.flag("mlp_bias")), read_norm(file)))
+    return file.body(attentions, file.mlp(bias=file.flag("mlp_bias")))
 
 
 FAMILIES = (
     Family(
         name="smollm3",
         architecture="SmolLM3ForCausalLM",
-        base="SmolLM3Model",
         read=read,
         defaults={
             "max_position_embeddings": 32768,

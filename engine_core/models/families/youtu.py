@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body, Family
+from penstock.engine_core.models.families import Family
 from penstock.engine_core.models.families.deepseek import V3, read_latent_attention
-from penstock.engine_core.models.reading import alike, read_mlp, read_norm
+from penstock.engine_core.models.layer_spec import Body
+from penstock.engine_core.models.reading import ModelFile
 
 
-def read(file: ConfigFile) -> Body:
-    attention = read_latent_attention(file, interleaved=file.flag("rope_interleave", True))
-    return Body(layers=alike(file, attention, read_mlp(file), read_norm(file)))
+def read(file: ModelFile) -> Body:
+    return file.body(read_latent_attention(file, interleaved=file.flag("rope_interleave", True)), file.mlp())
 
 
 LATENTS = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
@@ -18,7 +17,6 @@ FAMILIES = (
     Family(
         name="youtu",
         architecture="YoutuForCausalLM",
-        base="YoutuModel",
         read=read,
         defaults={
             **{key: V3[key] for key in LATENTS},

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine_core.images.processor_spec import ProcessorSpec
-from penstock.engine_core.models.layers import Destinations, Linear, Norm, Placement, prefixed, whole
+from penstock.engine_core.models.layers import Destinations, Linear, Norm, Placement, named, whole
 from penstock.engine_core.models.vision.tower import Segments
 from penstock.engine_core.models.vision_kinds import BlockNames
 from penstock.engine_core.models.vision_spec import COLORS, VisionSpec
@@ -105,8 +105,7 @@ class ImageAttention:
         return self.output.forward(varlen_attention(q, k, v, *segments, self.options).flatten(1))
 
     def destinations(self) -> Destinations:
-        yield from self.qkv.destinations()
-        yield from self.output.destinations()
+        return named(("", self.qkv), ("", self.output))
 
 
 class FeedForward:
@@ -131,8 +130,7 @@ class FeedForward:
         return self.down.forward(activate(self.up.forward(x), self.activation, gated=self.gated))
 
     def destinations(self) -> Destinations:
-        yield from self.up.destinations()
-        yield from self.down.destinations()
+        return named(("", self.up), ("", self.down))
 
 
 class VisionBlock:
@@ -153,7 +151,10 @@ class VisionBlock:
 
     def destinations(self) -> Destinations:
         """By names within the layer."""
-        yield from prefixed(f"{self.names.attention_norm}.", self.attention_norm.destinations())
-        yield from self.attention.destinations()
-        yield from prefixed(f"{self.names.mlp_norm}.", self.mlp_norm.destinations())
-        yield from self.mlp.destinations()
+        names = self.names
+        return named(
+            (f"{names.attention_norm}.", self.attention_norm),
+            ("", self.attention),
+            (f"{names.mlp_norm}.", self.mlp_norm),
+            ("", self.mlp),
+        )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.layers import Destination, Linear, Norm, Placement, prefixed, whole
+from penstock.engine_core.models.layers import Destination, Linear, Norm, Placement, named, whole
 from penstock.engine_core.models.vision.layers import FeedForward, PatchEmbedding, VisionBlock, cells, one_segment
 from penstock.engine_core.models.vision.tower import Tower, TowerInput
 from penstock.engine_core.models.vision_kinds.pixtral import (
@@ -73,14 +73,17 @@ class PixtralTower(Tower):
         yield self.projection.forward(self.merger.forward(joined))
 
     def destinations(self) -> dict[str, Destination]:
-        found = dict(prefixed(PLACE, self.embedding.destinations()))
-        found.update(prefixed(f"{PLACE}{FIRST_NORM}.", self.first_norm.destinations()))
-        for layer, block in enumerate(self.blocks):
-            found.update(prefixed(f"{PLACE}{LAYERS}{layer}.", block.destinations()))
-        found.update(prefixed(f"{PROJECTOR}{PROJECTION_NORM}.", self.projection_norm.destinations()))
-        for part in (self.merger, self.projection):
-            found.update(prefixed(PROJECTOR, part.destinations()))
-        return found
+        """By names in a checkpoint."""
+        return dict(
+            named(
+                (PLACE, self.embedding),
+                (f"{PLACE}{FIRST_NORM}.", self.first_norm),
+                *((f"{PLACE}{LAYERS}{layer}.", block) for layer, block in enumerate(self.blocks)),
+                (f"{PROJECTOR}{PROJECTION_NORM}.", self.projection_norm),
+                (PROJECTOR, self.merger),
+                (PROJECTOR, self.projection),
+            )
+        )
 
 
 TOWER = PixtralTower

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from penstock.engine_core.models.layers import Destination, Destinations, Norm, Placement, prefixed
+from penstock.engine_core.models.layers import Destination, Destinations, Norm, Placement, named
 from penstock.engine_core.models.vision.layers import (
     FeedForward,
     PatchEmbedding,
@@ -41,8 +41,7 @@ class Merger:
         return self.mlp.forward(self.norm.forward(x).view(-1, self.joined))
 
     def destinations(self) -> Destinations:
-        yield from prefixed(f"{self.name}.", self.norm.destinations())
-        yield from self.mlp.destinations()
+        return named((f"{self.name}.", self.norm), ("", self.mlp))
 
 
 class PositionTable:
@@ -130,14 +129,14 @@ class QwenTower(Tower):
         return torch.cat(found).to(device), Segments(starts.to(device), longest)
 
     def destinations(self) -> dict[str, Destination]:
-        found: dict[str, Destination] = dict(prefixed("visual.", self.embedding.destinations()))
-        if self.positions is not None:
-            found.update(prefixed("visual.pos_embed.", self.positions.destinations()))
-        for layer, block in enumerate(self.blocks):
-            found.update(prefixed(f"visual.blocks.{layer}.", block.destinations()))
-        for merger in (self.merger, *self.levels.values()):
-            found.update(prefixed("visual.", merger.destinations()))
-        return found
+        return dict(
+            named(
+                ("visual.", self.embedding),
+                ("visual.pos_embed.", self.positions),
+                *((f"visual.blocks.{layer}.", block) for layer, block in enumerate(self.blocks)),
+                *(("visual.", merger) for merger in (self.merger, *self.levels.values())),
+            )
+        )
 
 
 TOWER = QwenTower

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from penstock.engine_core.models.layers import Destination, Linear, Norm, Placement, prefixed, whole
+from penstock.engine_core.models.layers import Destination, Linear, Norm, Placement, named, whole
 from penstock.engine_core.models.vision.layers import PatchEmbedding, VisionBlock, cells, one_segment
 from penstock.engine_core.models.vision.tower import Tower, TowerInput
 from penstock.engine_core.models.vision_kinds.siglip import (
@@ -55,13 +55,16 @@ class SiglipTower(Tower):
 
     def destinations(self) -> dict[str, Destination]:
         """See `Tower`. Of the projection the checkpoint has the transpose."""
-        found = dict(prefixed(PLACE, self.embedding.destinations()))
+        found = dict(
+            named(
+                (PLACE, self.embedding),
+                *((f"{PLACE}{LAYERS}{layer}.", block) for layer, block in enumerate(self.blocks)),
+                (f"{PLACE}{LAST_NORM}.", self.last_norm),
+                (f"{PROJECTOR}{PROJECTION_NORM}.", self.projection_norm),
+            )
+        )
         shape = tuple(self.positions.shape)
         found[f"{PLACE}{POSITIONS}.weight"] = Destination(self.positions, shape, fan_in=shape[1])
-        for layer, block in enumerate(self.blocks):
-            found.update(prefixed(f"{PLACE}{LAYERS}{layer}.", block.destinations()))
-        found.update(prefixed(f"{PLACE}{LAST_NORM}.", self.last_norm.destinations()))
-        found.update(prefixed(f"{PROJECTOR}{PROJECTION_NORM}.", self.projection_norm.destinations()))
         ((_, place),) = self.projection.destinations()
         assert place.tensor is not None, "no encoder is quantized"
         found[f"{PROJECTOR}{PROJECTION}"] = replace(place, tensor=place.tensor.t(), shape=place.shape[::-1])

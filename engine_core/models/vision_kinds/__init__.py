@@ -1,8 +1,7 @@
 """Vision encoders, a module each: what the `vision_config` of a config.json means, and which tensors there are.
 
-A module of this folder has `KINDS`, a tuple of `VisionKind`, and for specs of its own `shapes`, the tensors, and
-`row_weights`, how many numbers each row of embeddings is multiplied with behind the layers. Nothing else lists them.
-`models/vision` has the module of the same name that computes. Imports no torch.
+A module of this folder has `KINDS`, a tuple of `VisionKind`, and for specs of its own `shapes`, the tensors.
+Nothing else lists them. `models/vision` has the module of the same name that computes. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.engine_core.images.processor_spec import ProcessorSpec
-from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.layer_spec import NormSpec
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.vision_spec import VisionSpec
 
 Shapes: TypeAlias = Iterator[tuple[str, tuple[int, ...]]]
@@ -44,7 +43,7 @@ class VisionKind(msgspec.Struct, frozen=True, kw_only=True):
 
     wrappers: tuple[str, ...]  # architectures that have it
     types: tuple[str, ...]  # the `model_type` of its `vision_config`
-    read: Callable[[ConfigFile, ConfigFile, Processor], VisionSpec]
+    read: Callable[[ModelFile, ModelFile, Processor], VisionSpec]
     defaults: Mapping[str, Any]
     keys: Mapping[str, str] = {}  # other names of its keys, and those that `read` has
     ignored: tuple[str, ...] = ()  # keys that the encoder's code in transformers does not read either
@@ -72,11 +71,6 @@ def vision_kind(architectures: Collection[str], model_type: object) -> VisionKin
 def vision_shapes(spec: VisionSpec) -> dict[str, tuple[int, ...]]:
     """The encoder's tensors by their names in a checkpoint, without the `model.` that may stand before them all."""
     return dict(importlib.import_module(f"{__name__}.{spec.kind}").shapes(spec))
-
-
-def row_weights(spec: VisionSpec) -> int:
-    """Numbers that each row of embeddings is multiplied with, behind the layers."""
-    return int(importlib.import_module(f"{__name__}.{spec.kind}").row_weights(spec))
 
 
 def linear(name: str, outputs: int, inputs: int, *, bias: bool) -> Shapes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.reading import read_activation, read_norm
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.vision_config import (
     MOST,
     THETA,
@@ -60,12 +59,7 @@ def shapes(spec: VisionSpec) -> Shapes:
     yield from linear(f"{PROJECTOR}{DOWN}", spec.outputs, spec.outputs, bias=bias)
 
 
-def row_weights(spec: VisionSpec) -> int:
-    """Of the merger and the projection."""
-    return spec.hidden**2 * spec.merge**2 + (spec.hidden + spec.outputs) * spec.outputs
-
-
-def read(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpec:
+def read(file: ModelFile, outer: ModelFile, processor: Processor) -> VisionSpec:
     """Norms of the projection are as those of the text half."""
     sizes, merge = read_sizes(file), outer.integer("spatial_merge_size", 2, high=MOST)
     head_dim = sizes["hidden"] // sizes["heads"]
@@ -81,7 +75,7 @@ def read(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpe
         token_id=read_token(outer, 10),
         processor=processor(sizes["patch"] * merge),
         merge=merge,
-        activation=read_activation(file, served=ACTIVATIONS),
+        activation=file.activation(served=ACTIVATIONS),
         gated=True,
         norm=NORM,
         bias=False,
@@ -89,14 +83,14 @@ def read(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpe
         taken=read_taken(outer, sizes["layers"]),
         outputs=text.integer("hidden_size"),
         projection=ProjectionSpec(
-            norm=read_norm(text, default=eps),
-            activation=read_activation(outer, "projector_hidden_act", ACTIVATIONS),
+            norm=text.norm(default=eps),
+            activation=outer.activation("projector_hidden_act", ACTIVATIONS),
             bias=outer.flag("multimodal_projector_bias"),
         ),
     )
 
 
-def read_taken(outer: ConfigFile, layers: int) -> int:
+def read_taken(outer: ModelFile, layers: int) -> int:
     """Behind how many layers `vision_feature_layer` takes the patches' states."""
     key = "vision_feature_layer"
     given = outer.get(key)

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.reading import read_activation
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.vision_config import MOST, check_head_dim, read_theta
 from penstock.engine_core.models.vision_kinds import BlockNames, Processor, Shapes, VisionKind, block, linear, norm
 from penstock.engine_core.models.vision_spec import COLORS, VisionSpec
@@ -50,13 +49,7 @@ def tensors(spec: VisionSpec) -> Shapes:
         yield from linear(names[2], spec.outputs, joined, bias=True)
 
 
-def row_weights(spec: VisionSpec) -> int:
-    """Of the mergers."""
-    joined = spec.hidden * spec.merge**2
-    return (1 + len(spec.levels)) * joined * (joined + spec.outputs)
-
-
-def read_qwen2_5(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpec:
+def read_qwen2_5(file: ModelFile, outer: ModelFile, processor: Processor) -> VisionSpec:
     """Windows, but for some layers, RMS norms, and MLPs with a gate."""
     common = read_common(file, outer, processor, ("silu", "gelu_tanh", "gelu"))
     cell, window = common["patch"] * common["merge"], file.integer("window_size")
@@ -66,14 +59,14 @@ def read_qwen2_5(file: ConfigFile, outer: ConfigFile, processor: Processor) -> V
     return VisionSpec(**common, gated=True, norm=RMS, window=window, full=full)
 
 
-def read_qwen3(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpec:
+def read_qwen3(file: ModelFile, outer: ModelFile, processor: Processor) -> VisionSpec:
     """Learned positions, and DeepStack."""
     common = read_common(file, outer, processor, ("gelu_tanh", "gelu", "silu"))
     levels = read_indexes(file, "deepstack_visual_indexes", common["layers"])
     return VisionSpec(**common, positions=read_side(file), levels=levels)
 
 
-def read_qwen3_5(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpec:
+def read_qwen3_5(file: ModelFile, outer: ModelFile, processor: Processor) -> VisionSpec:
     """The same without DeepStack."""
     if file.get("deepstack_visual_indexes"):
         raise file.error("deepstack_visual_indexes", "Penstock serves none in this family, as transformers has it")
@@ -81,7 +74,7 @@ def read_qwen3_5(file: ConfigFile, outer: ConfigFile, processor: Processor) -> V
 
 
 def read_common(
-    file: ConfigFile, outer: ConfigFile, processor: Processor, activations: tuple[str, ...]
+    file: ModelFile, outer: ModelFile, processor: Processor, activations: tuple[str, ...]
 ) -> dict[str, Any]:
     """What all of them have."""
     patch, merge = file.integer("patch_size", high=MOST), file.integer("spatial_merge_size", high=MOST)
@@ -102,14 +95,14 @@ def read_common(
         "hidden": hidden,
         "heads": heads,
         "width": file.integer("intermediate_size"),
-        "activation": read_activation(file, served=activations),
+        "activation": file.activation(served=activations),
         "outputs": file.integer("out_hidden_size"),
         "theta": read_theta(file),
         "mrope": True,
     }
 
 
-def read_indexes(file: ConfigFile, key: str, layers: int) -> tuple[int, ...]:
+def read_indexes(file: ModelFile, key: str, layers: int) -> tuple[int, ...]:
     """A list of layers."""
     found = file.get(key)
     if found is None:
@@ -120,7 +113,7 @@ def read_indexes(file: ConfigFile, key: str, layers: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def read_side(file: ConfigFile) -> int:
+def read_side(file: ModelFile) -> int:
     """Of the square of learned positions."""
     count = file.integer("num_position_embeddings")
     if math.isqrt(count) ** 2 != count:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from penstock.engine_core.images.processor_spec import FixedSize
-from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.reading import read_activation
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.vision_config import read_sizes, read_token, text_settings
 from penstock.engine_core.models.vision_kinds import (
     BlockNames,
@@ -46,12 +45,7 @@ def shapes(spec: VisionSpec) -> Shapes:
     yield f"{PROJECTOR}{PROJECTION_NORM}.weight", (spec.hidden,)
 
 
-def row_weights(spec: VisionSpec) -> int:
-    """Of the projection."""
-    return spec.hidden * spec.outputs
-
-
-def read(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpec:
+def read(file: ModelFile, outer: ModelFile, processor: Processor) -> VisionSpec:
     """Pictures are of `image_size`, and `mm_tokens_per_image` is the number of their rows."""
     sizes, side, rows = read_sizes(file), file.integer("image_size"), outer.integer("mm_tokens_per_image", 256)
     patch, eps = sizes["patch"], file.number("layer_norm_eps")
@@ -72,7 +66,7 @@ def read(file: ConfigFile, outer: ConfigFile, processor: Processor) -> VisionSpe
         processor=found,
         merge=patches // lines,
         pooled=rows,
-        activation=read_activation(file, served=("gelu_tanh", "gelu")),
+        activation=file.activation(served=("gelu_tanh", "gelu")),
         norm=NormSpec(eps=eps, centered=True),
         positions=patches,
         outputs=text_settings(outer, {"hidden_size": 2304}).integer("hidden_size"),

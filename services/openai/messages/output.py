@@ -5,6 +5,7 @@ Beyond Anthropic's shape stands only `penstock`, where there is a remark to make
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -15,7 +16,7 @@ from penstock.services.client.output_collector import Choice, OutputCollector, S
 from penstock.services.openai.answers import Identity, Remarks
 from penstock.services.openai.errors import encode_for_messages
 from penstock.services.openai.messages.request import AppliedEdits, MessageRequest
-from penstock.services.openai.output_blocks import Block, Blocks, Change, Happening, blocks_of
+from penstock.services.openai.output_blocks import Block, BlockEncoder, blocks_of
 from penstock.services.openai.sse import escaped
 
 UNPARSED = "unparsed"  # the only name in the input of a call whose arguments are no JSON object: their text
@@ -131,7 +132,7 @@ def message_answer(
     return MessageAnswer(
         id=identity.id,
         model=identity.model,
-        content=tuple(content_block(block) for block in blocks),
+        content=tuple(content_block(block, block.text) for block in blocks),
         stop_reason=stop_reason(choice, told.max_tokens),
         stop_sequence=stop_sequence(choice),
         usage=MessageUsage.of(collector.usage),
@@ -140,29 +141,15 @@ def message_answer(
     )
 
 
-def content_block(block: Block) -> ContentBlock:
+def content_block(block: Block, text: str) -> ContentBlock:
+    """The block with so much of its text."""
     match block.kind:
         case PieceKind.CALL:
-            return ToolUseBlock(tool_id(block), block.name, arguments(block.text))
+            return ToolUseBlock("toolu_" + block.call.removeprefix("call_"), block.name, arguments(text))
         case PieceKind.REASONING:
-            return ThinkingBlock(block.text)
+            return ThinkingBlock(text)
         case _:
-            return TextBlock(block.text)
-
-
-def empty_block(block: Block) -> ContentBlock:
-    """The block as it stands where it begins."""
-    match block.kind:
-        case PieceKind.CALL:
-            return ToolUseBlock(tool_id(block), block.name, {})
-        case PieceKind.REASONING:
-            return ThinkingBlock("")
-        case _:
-            return TextBlock("")
-
-
-def tool_id(block: Block) -> str:
-    return "toolu_" + block.call.removeprefix("call_")
+            return TextBlock(text)
 
 
 def arguments(text: str) -> dict[str, Any]:
@@ -187,17 +174,23 @@ def stop_reason(choice: Choice, max_tokens: int) -> StopReason:
 
 
 ENCODE = msgspec.json.Encoder()
+# The type of a block's delta, and the field that holds it.
+DELTAS: Mapping[PieceKind, tuple[str, str]] = {
+    PieceKind.CONTENT: ("text_delta", "text"),
+    PieceKind.REASONING: ("thinking_delta", "thinking"),
+    PieceKind.CALL: ("input_json_delta", "partial_json"),
+}
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-class MessageEvents:
+class MessageEvents(BlockEncoder):
     """As `services.openai.generation.ResponseEncoder`, for one message."""
 
     def __init__(self, identity: Identity, told: ResponseOptions = ResponseOptions()) -> None:  # noqa: B008 (frozen)
+        super().__init__()
         self._identity = identity
         self._told = told
-        self._blocks = Blocks()
-        self._begun = False
+        self._opened = False
 
     def response(self, outputs: OutputCollector) -> bytes:
         """The body of a message that is not streamed."""
@@ -206,13 +199,12 @@ class MessageEvents:
     def take(self, collector: OutputCollector, updated: list[Choice]) -> bytes:
         events = self._opening(collector)
         for choice in updated:
-            changes = self._blocks.push(shown(choice, thinking=self._told.thinking))
-            events += [self._changed(change) for change in changes]
+            events += self.push(shown(choice, thinking=self._told.thinking))
         return b"".join(events)
 
     def end(self, collector: OutputCollector) -> bytes:
         (choice,) = collector.choices
-        events = [self._changed(change) for change in self._blocks.end()]
+        events = self.close()
         reason = stop_reason(choice, self._told.max_tokens)
         ending: dict[str, Any] = {"delta": {"stop_reason": reason, "stop_sequence": stop_sequence(choice)}}
         ending["usage"] = MessageUsage.of(collector.usage)
@@ -228,34 +220,24 @@ class MessageEvents:
         return b"event: error\ndata: " + escaped(encode_for_messages(error, self._told.request_id)) + b"\n\n"
 
     def _opening(self, collector: OutputCollector) -> list[bytes]:
-        if self._begun:
+        if self._opened:
             return []
-        self._begun = True
+        self._opened = True
         message = MessageAnswer(
             id=self._identity.id, model=self._identity.model, content=(), stop_reason=None, stop_sequence=None,
             usage=MessageUsage.of(collector.usage),
         )  # fmt: skip
         return [event("message_start", message=message), PING]
 
-    def _changed(self, change: Change) -> bytes:
-        index = change.block.index
-        match change.what:
-            case Happening.BEGUN:
-                return event("content_block_start", index=index, content_block=empty_block(change.block))
-            case Happening.GROWN:
-                return event("content_block_delta", index=index, delta=delta_of(change.block, change.text))
-            case Happening.ENDED:
-                return event("content_block_stop", index=index)
+    def _begun(self, block: Block) -> list[bytes]:
+        return [event("content_block_start", index=block.index, content_block=content_block(block, ""))]
 
+    def _grown(self, block: Block, text: str) -> list[bytes]:
+        kind, field = DELTAS[PieceKind(block.kind)]
+        return [event("content_block_delta", index=block.index, delta={"type": kind, field: text})]
 
-def delta_of(block: Block, text: str) -> dict[str, str]:
-    match block.kind:
-        case PieceKind.CALL:
-            return {"type": "input_json_delta", "partial_json": text}
-        case PieceKind.REASONING:
-            return {"type": "thinking_delta", "thinking": text}
-        case _:
-            return {"type": "text_delta", "text": text}
+    def _ended(self, block: Block) -> list[bytes]:
+        return [event("content_block_stop", index=block.index)]
 
 
 def event(kind: str, **fields: Any) -> bytes:

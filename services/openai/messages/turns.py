@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol import limits
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import InvalidRequest, invalid, unsupported
 from penstock.protocol.messages import Grammar, Reasoning
 from penstock.services.client.model_info import ModelInfo
 from penstock.services.openai.chat import ChatPrompt, template_arguments
@@ -61,7 +61,7 @@ def message_prompt(request: MessageRequest | CountRequest, max_tokens: int, mode
     choice = choice_of(request.tool_choice)
     tools = tools_of(request.tools or ())
     if not messages:
-        raise InvalidRequest("messages is empty", param="messages", code="invalid_value")
+        raise invalid("messages", "is empty")
     arguments = request.chat_template_kwargs
     parallel = not (request.tool_choice and request.tool_choice.disable_parallel_tool_use)
     return ChatPrompt(
@@ -87,9 +87,7 @@ def conversation_of(request: MessageRequest | CountRequest, images: Images) -> l
         elif message.role in ("user", "system"):
             asked(found, message, place, images)
         else:
-            param = f"{place}.role"
-            text = f"{param}: {message.role!r} is not one of {', '.join(ROLES)}"
-            raise InvalidRequest(text, param=param, code="invalid_value")
+            raise invalid(f"{place}.role", f": {message.role!r} is not one of {', '.join(ROLES)}")
     return found
 
 
@@ -131,10 +129,8 @@ def part_of(block: InputBlock, path: str, images: Images) -> str | Message:
         media_type = text_needed(source.media_type, f"{place}.media_type")
         return images.add_base64(text_needed(source.data, f"{place}.data"), media_type, place)
     if source.type == "file":
-        message = f"{place}.type: this server keeps no files; give the image as base64 or url"
-        raise Unsupported(message, param=f"{place}.type")
-    message = f"{place}.type: {source.type!r} is not supported; images of type base64 and url are read"
-    raise Unsupported(message, param=f"{place}.type")
+        raise unsupported(f"{place}.type", ": this server keeps no files; give the image as base64 or url")
+    raise unsupported(f"{place}.type", f": {source.type!r} is not supported; images of type base64 and url are read")
 
 
 def answered(message: InputMessage, place: str, images: Images) -> dict[str, Any]:
@@ -169,9 +165,8 @@ def tools_of(tools: Sequence[ToolDefinition]) -> list[tuple[Function, dict[str, 
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         if tool.type not in (None, "custom"):
-            param = f"{place}.type"
-            message = f"{param}: {tool.type!r} is a tool of Anthropic's servers; this one serves tools of the client's"
-            raise Unsupported(message, param=param)
+            message = f": {tool.type!r} is a tool of Anthropic's servers; this one serves tools of the client's"
+            raise unsupported(f"{place}.type", message)
         if not given(tool.input_schema):
             raise missing(f"{place}.input_schema")
         check_schema(tool.input_schema, f"{place}.input_schema")
@@ -209,15 +204,12 @@ def effort_of(request: MessageRequest | CountRequest) -> str | None:
 def budget_of(thinking: Thinking, max_tokens: int) -> int | None:
     if thinking.type != "enabled":
         if thinking.budget_tokens is not None:
-            param = "thinking.budget_tokens"
-            message = f"{param} goes with thinking of type enabled"
-            raise InvalidRequest(message, param=param, code="invalid_value")
+            raise invalid("thinking.budget_tokens", "goes with thinking of type enabled")
         return None
     budget = needed(thinking.budget_tokens, "thinking.budget_tokens")
     assert isinstance(budget, int)
     if budget >= max_tokens:
-        param = "thinking.budget_tokens"
-        raise InvalidRequest(f"{param} must be less than max_tokens", param=param, code="invalid_value")
+        raise invalid("thinking.budget_tokens", "must be less than max_tokens")
     return budget
 
 
@@ -275,8 +267,7 @@ def text_of(block: InputBlock, path: str, images: Images) -> str:
             said = said_by(needed(block.content, f"{path}.content"), f"{path}.content", images)
             return element("search_result", title=title, source=source, content=said)
         case "image" if images.seen:
-            message = f"{path}.type: images stand in messages of users and in results of tools"
-            raise Unsupported(message, param=f"{path}.type")
+            raise unsupported(f"{path}.type", ": images stand in messages of users and in results of tools")
     raise unread(block.type, f"{path}.type", images)
 
 
@@ -286,14 +277,13 @@ def document(block: InputBlock, path: str, images: Images) -> str:
     source = source_of(block, place)
     if source.type == "text":
         if source.media_type != "text/plain":
-            message = f"{place}.media_type must be text/plain"
-            raise InvalidRequest(message, param=f"{place}.media_type", code="invalid_value")
+            raise invalid(f"{place}.media_type", "must be text/plain")
         said = text_needed(source.data, f"{place}.data")
     elif source.type == "content":
         said = said_by(needed(source.content, f"{place}.content"), f"{place}.content", images)
     else:
-        message = f"{place}.type: {source.type!r} is not supported; documents of type text and content are read"
-        raise Unsupported(message, param=f"{place}.type")
+        message = f": {source.type!r} is not supported; documents of type text and content are read"
+        raise unsupported(f"{place}.type", message)
     return element("document", title=block.title, context=block.context, content=said)
 
 
@@ -310,5 +300,5 @@ def element(name: str, **parts: str | None) -> str:
 def text_needed(value: Any, param: str) -> str:
     found = needed(value, param)
     if not isinstance(found, str):
-        raise InvalidRequest(f"{param} must be a text", param=param, code="invalid_type")
+        raise invalid(param, "must be a text", "invalid_type")
     return found

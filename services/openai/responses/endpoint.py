@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.types import Message
 
-from penstock.protocol.errors import InvalidRequest, RequestError, Unsupported
+from penstock.protocol.errors import InvalidRequest, RequestError, Unsupported, invalid
 from penstock.services.client.engine_client import EngineClient
 from penstock.services.client.output_collector import OutputCollector
 from penstock.services.http.request_context import ClientDisconnect, RequestContext, bug, reason_of
@@ -105,14 +105,14 @@ def page(items: list[dict[str, Any]], query: dict[str, str]) -> ItemList:
     """Part of the items, the newest first unless `order` is asc. Raises InvalidRequest for a query without sense."""
     order, limit, after = query.get("order", "desc"), query.get("limit", str(PAGE)), query.get("after")
     if order not in ("asc", "desc"):
-        raise InvalidRequest("order must be asc or desc", param="order", code="invalid_value")
+        raise invalid("order", "must be asc or desc")
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= MAX_PAGE and len(limit) < 4):
-        raise InvalidRequest(f"limit must be a number from 1 to {MAX_PAGE}", param="limit", code="invalid_value")
+        raise invalid("limit", f"must be a number from 1 to {MAX_PAGE}")
     ordered = items if order == "asc" else items[::-1]
     if after is not None:
         ids = [item["id"] for item in ordered]
         if after not in ids:
-            raise InvalidRequest("after names none of the items", param="after", code="invalid_value")
+            raise invalid("after", "names none of the items")
         ordered = ordered[ids.index(after) + 1 :]
     found = ordered[: int(limit)]
     ends = (found[0]["id"], found[-1]["id"]) if found else (None, None)

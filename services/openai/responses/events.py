@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.errors import RequestError
-from penstock.protocol.messages import PieceKind
+from penstock.protocol.messages import Finish, PieceKind
 from penstock.services.client.output_collector import Choice, OutputCollector, Segment
 from penstock.services.openai.answers import ChatTokenLogprob
-from penstock.services.openai.output_blocks import Block, Blocks, Change, Happening
+from penstock.services.openai.output_blocks import Block, BlockEncoder
 from penstock.services.openai.responses.output import (
     OutputText,
     ReasoningText,
@@ -31,16 +31,17 @@ from penstock.services.openai.sse import escaped
 ENCODE = msgspec.json.Encoder()
 
 
-class ResponseEvents:
+class ResponseEvents(BlockEncoder):
     """As `services.openai.generation.ResponseEncoder`, for one response."""
 
     def __init__(self, turn: Turn) -> None:
+        super().__init__()
         self._turn = turn
-        self._blocks = Blocks()
+        self._finish = Finish.NONE
         self._number = 0
         self._told: list[ChatTokenLogprob] = []  # log-probabilities of all tokens so far
         self._waiting: list[ChatTokenLogprob] = []  # of those that no event has told yet
-        self._begun = False
+        self._opened = False
 
     def response(self, outputs: OutputCollector) -> bytes:
         """The body of a response that is not streamed."""
@@ -52,18 +53,14 @@ class ResponseEvents:
             logprobs = shaped(choice.take_logprobs())
             self._told += logprobs
             self._waiting += logprobs
-            for change in self._blocks.push(choice.take()):
-                events += self._changed(collector, change)
+            self._finish = choice.finish
+            events += self.push(choice.take())
         return b"".join(events)
 
     def end(self, collector: OutputCollector) -> bytes:
-        events: list[bytes] = []
-        if not self._blocks.all:
-            for change in self._blocks.push([Segment(PieceKind.CONTENT, "")]):
-                events += self._changed(collector, change)
-        for change in self._blocks.end():
-            events += self._changed(collector, change)
-        answer = self._turn.complete(collector, self._blocks.all, list(self._told))
+        events = [] if self.blocks else self.push([Segment(PieceKind.CONTENT, "")])
+        events += self.close()
+        answer = self._turn.complete(collector, self.blocks, list(self._told))
         events.append(self._event(f"response.{answer.status}", response=answer))
         return b"".join(events)
 
@@ -78,23 +75,13 @@ class ResponseEvents:
         )
 
     def _opening(self) -> list[bytes]:
-        if self._begun:
+        if self._opened:
             return []
-        self._begun = True
+        self._opened = True
         opening: ResponseAnswer = self._turn.opening
         return [self._event(f"response.{word}", response=opening) for word in ("created", "in_progress")]
 
-    def _changed(self, collector: OutputCollector, change: Change) -> list[bytes]:
-        block = change.block
-        match change.what:
-            case Happening.BEGUN:
-                return self._added(block)
-            case Happening.GROWN:
-                return [self._grown(block, change.text)] if change.text else []
-            case Happening.ENDED:
-                return self._done(collector, block)
-
-    def _added(self, block: Block) -> list[bytes]:
+    def _begun(self, block: Block) -> list[bytes]:
         item = empty_item(block, self._turn.naming)
         events = [self._event("response.output_item.added", output_index=block.index, item=item)]
         if block.kind != PieceKind.CALL:
@@ -102,20 +89,21 @@ class ResponseEvents:
             events.append(self._of(block, "response.content_part.added", content_index=0, part=part))
         return events
 
-    def _grown(self, block: Block, text: str) -> bytes:
+    def _grown(self, block: Block, text: str) -> list[bytes]:
+        if not text:
+            return []
         match block.kind:
             case PieceKind.CALL:
                 kind = "custom_tool_call_input" if self._turn.naming.custom(block) else "function_call_arguments"
-                return self._of(block, f"response.{kind}.delta", delta=text)
+                return [self._of(block, f"response.{kind}.delta", delta=text)]
             case PieceKind.REASONING:
-                return self._of(block, "response.reasoning_text.delta", content_index=0, delta=text)
+                return [self._of(block, "response.reasoning_text.delta", content_index=0, delta=text)]
             case _:
                 logprobs, self._waiting = self._waiting, []
-                return self._of(block, "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+                return [self._of(block, "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)]
 
-    def _done(self, collector: OutputCollector, block: Block) -> list[bytes]:
-        (choice,) = collector.choices
-        status = item_status(block, self._blocks.all, choice.finish)
+    def _ended(self, block: Block) -> list[bytes]:
+        status = item_status(block, self.blocks, self._finish)
         text = block.text
         told = list(self._told) if block.kind == PieceKind.CONTENT else []
         part: OutputText | ReasoningText

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import Unsupported, invalid, unsupported
 from penstock.services.openai.chat import as_function
 from penstock.services.openai.images import Images, Message, joined, unread
 from penstock.services.openai.responses.request import ROLES, Item, Part, ResponseTool
@@ -126,7 +126,7 @@ class History:
         """What a tool gave. The model is told of what it cannot read: it asked for it."""
         output: str | list[Part] | dict[str, Any] = needed(item.output, place)
         if isinstance(output, dict):
-            raise InvalidRequest(f"{place} must be a string or a list of parts", param=place, code="invalid_type")
+            raise invalid(place, "must be a string or a list of parts", "invalid_type")
         if not isinstance(output, list):
             return output
         told = {"input_file": FILE} if self._images.seen else {"input_image": IMAGE, "input_file": FILE}
@@ -140,8 +140,7 @@ class History:
 def say(found: Messages, item: Item, place: str, images: Images) -> None:
     role = needed(item.role, f"{place}.role")
     if role not in ROLES:
-        param = f"{place}.role"
-        raise InvalidRequest(f"{param}: {role!r} is not one of {', '.join(ROLES)}", param=param, code="invalid_value")
+        raise invalid(f"{place}.role", f": {role!r} is not one of {', '.join(ROLES)}")
     content = content_of(needed(item.content, f"{place}.content"), f"{place}.content", images, role)
     if role == "assistant":
         spoken(found, "content", "tool_calls")["content"] = content
@@ -180,7 +179,7 @@ def content_of(content: str | list[Part], place: str, images: Images, role: str 
         elif part.type == "input_image" and role == "user":
             texts.append(image_of(part, path, images))
         elif part.type == "input_image":
-            raise Unsupported(f"{path}: images stand in messages of users and in outputs of tools", param=path)
+            raise unsupported(path, ": images stand in messages of users and in outputs of tools")
         elif part.type in ("input_file", "input_audio", "input_video"):
             raise unread(part.type, f"{path}.type", images)
         elif not part.type:
@@ -193,8 +192,7 @@ def content_of(content: str | list[Part], place: str, images: Images, role: str 
 def image_of(part: Part, path: str, images: Images) -> Message:
     images.check_room(path)
     if part.file_id is not None:
-        message = f"{path}.file_id: this server keeps no files; give the image as image_url"
-        raise Unsupported(message, param=f"{path}.file_id")
+        raise unsupported(f"{path}.file_id", ": this server keeps no files; give the image as image_url")
     return images.add(needed(part.image_url, f"{path}.image_url"), part.detail, f"{path}.image_url")
 
 
@@ -366,4 +364,4 @@ def summary_of(item: Item) -> str:
 
 
 def refusal(param: str, kind: str) -> Unsupported:
-    return Unsupported(f"{param}: {kind!r} is not supported; {REASONS.get(kind, 'no such item is known')}", param=param)
+    return unsupported(param, f": {kind!r} is not supported; {REASONS.get(kind, 'no such item is known')}")

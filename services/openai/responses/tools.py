@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.protocol.errors import InvalidRequest, Unsupported
+from penstock.protocol.errors import invalid, unsupported
 from penstock.services.openai.responses.request import ResponseTool, ResponseToolChoice
 from penstock.services.openai.tools import (
     Choice,
@@ -111,8 +111,7 @@ def toolbox(tools: Sequence[tuple[str, ResponseTool]]) -> Toolbox:
             ignored.append(f"{place}: {tool.type} does not run here and was left out")
             continue
         if tool.type not in ("function", "custom", "namespace"):
-            message = f"{place}.type: {tool.type!r} is not supported; function, custom and namespace are"
-            raise Unsupported(message, param=f"{place}.type")
+            raise unsupported(f"{place}.type", f": {tool.type!r} is not supported; function, custom and namespace are")
         shown.append(shown_of(tool, place))
         for inner_place, inner, namespace in members(tool, place):
             name = flat(needed(inner.name, f"{inner_place}.name"), namespace)
@@ -133,8 +132,7 @@ def members(tool: ResponseTool, place: str) -> Iterator[tuple[str, ResponseTool,
     for number, inner in enumerate(tool.tools or ()):
         inner_place = f"{place}.tools[{number}]"
         if inner.type not in ("function", "custom"):
-            message = f"{inner_place}.type: {inner.type!r} is not supported; function and custom are"
-            raise Unsupported(message, param=f"{inner_place}.type")
+            raise unsupported(f"{inner_place}.type", f": {inner.type!r} is not supported; function and custom are")
         yield inner_place, inner, needed(tool.name, f"{place}.name")
 
 
@@ -146,8 +144,7 @@ def function_of(tool: ResponseTool, name: str, place: str) -> tuple[Function, di
             syntax = needed(tool.format.syntax, f"{place}.format.syntax")
             definition = needed(tool.format.definition, f"{place}.format.definition")
             if not definition:
-                param = f"{place}.format.definition"
-                raise InvalidRequest(f"{param} is empty", param=param, code="invalid_value")
+                raise invalid(f"{place}.format.definition", "is empty")
             grammar = CustomGrammar(definition=definition, syntax=syntax)
         form = CustomFormat(type="grammar" if grammar else "text", grammar=grammar)
         custom = CustomTool(name=name, description=tool.description, format=form)
@@ -192,26 +189,23 @@ def choice_of(choice: str | ResponseToolChoice | None, tools: Toolbox) -> Choice
         name = flat(needed(choice.name, "tool_choice.name"), choice.namespace)
         return Choice(mode="required", named=((name, "tool_choice.name"),), one=True)
     if choice.type != "allowed_tools":
-        message = f"tool_choice.type: {choice.type!r} is not supported; function, custom and allowed_tools are"
-        raise Unsupported(message, param="tool_choice.type")
+        message = f": {choice.type!r} is not supported; function, custom and allowed_tools are"
+        raise unsupported("tool_choice.type", message)
     allowed: list[tuple[str, str]] = []
     for number, tool in enumerate(choice.tools or ()):
         place = f"tool_choice.tools[{number}]"
         if BUILT_IN.fullmatch(tool.type):
             continue
         if tool.type not in ("function", "custom", "namespace"):
-            message = f"{place}.type: {tool.type!r} is not supported; function, custom and namespace are"
-            raise Unsupported(message, param=f"{place}.type")
+            raise unsupported(f"{place}.type", f": {tool.type!r} is not supported; function, custom and namespace are")
         name = needed(tool.name, f"{place}.name")
         if tool.type != "namespace":
             allowed.append((flat(name, tool.namespace), f"{place}.name"))
             continue
         inside = [model_name for model_name, one in tools.names.items() if one.namespace == name]
         if not inside:
-            message = f"{place}.name: {name!r} is none of the request's namespaces"
-            raise InvalidRequest(message, param=f"{place}.name", code="invalid_value")
+            raise invalid(f"{place}.name", f": {name!r} is none of the request's namespaces")
         allowed += [(model_name, f"{place}.name") for model_name in inside]
     if not allowed:
-        message = "tool_choice.tools names none of the request's tools"
-        raise InvalidRequest(message, param="tool_choice.tools", code="invalid_value")
+        raise invalid("tool_choice.tools", "names none of the request's tools")
     return Choice(mode=choice.mode or "auto", named=tuple(allowed))

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.protocol.config import CLAMP_ALL, ApiConfig
-from penstock.protocol.errors import InvalidRequest, NotFound, RequestError, Unsupported
+from penstock.protocol.errors import InvalidRequest, NotFound, RequestError, invalid, unsupported
 from penstock.protocol.images import ImageFile
 from penstock.protocol.messages import Finish, Grammar, PieceKind, Reasoning, Sampling, SubmitText, TraceContext
 from penstock.services.client.model_info import ModelInfo
@@ -220,20 +220,15 @@ def check_options(request: ResponseRequest, store: ResponseStore) -> None:
     """Raise for what cannot be had, alone or together."""
     if request.stream_options is not None:
         if not request.stream:
-            message = "stream_options is allowed only when stream is true"
-            raise InvalidRequest(message, param="stream_options", code="invalid_value")
+            raise invalid("stream_options", "is allowed only when stream is true")
         if request.stream_options.include_obfuscation:
-            param = "stream_options.include_obfuscation"
-            raise Unsupported(f"{param} is not supported", param=param)
+            raise unsupported("stream_options.include_obfuscation", "is not supported")
     if not request.background:
         return
     if request.stream:
-        raise Unsupported(
-            "background is not supported for streams; retrieve the response when it is ready", param="background"
-        )
+        raise unsupported("background", "is not supported for streams; retrieve the response when it is ready")
     if store.shared:
-        message = "background needs a server with --api-processes 1, where whoever asks finds who runs it"
-        raise Unsupported(message, param="background")
+        raise unsupported("background", "needs a server with --api-processes 1, where whoever asks finds who runs it")
     if request.store is False or not store.keeps:
         message = "background needs a response that is kept" + ("" if store.keeps else "; this server keeps none")
         raise InvalidRequest(message, param="background", code="invalid_value")
@@ -250,8 +245,7 @@ async def earlier_messages(name: str | None, store: ResponseStore) -> Messages:
     except NotFound as error:
         raise InvalidRequest(error.message, param=param, code="previous_response_not_found") from error
     if found.status not in CONTINUED:
-        message = f"{param}: that response is {found.status}; only one that was completed can be gone on from"
-        raise InvalidRequest(message, param=param, code="invalid_value")
+        raise invalid(param, f": that response is {found.status}; only one that was completed can be gone on from")
     return MESSAGES.decode(found.messages)
 
 
@@ -275,7 +269,7 @@ def response_prompt(
     choice = choice_of(request.tool_choice, tools)
     conversation = [*instructions, *messages]
     if not conversation:
-        raise InvalidRequest("input is empty", param="input", code="invalid_value")
+        raise invalid("input", "is empty")
     arguments = request.chat_template_kwargs
     return ChatPrompt(
         messages=msgspec.json.encode(conversation),
@@ -296,8 +290,7 @@ def grammar_of(form: TextFormat | None) -> Grammar | None:
     if form.type == "json_object":
         return Grammar(kind="json_object", param="text.format")
     if form.type != "json_schema":
-        message = f"text.format.type: {form.type!r} is not one of text, json_object, json_schema"
-        raise InvalidRequest(message, param="text.format.type", code="invalid_value")
+        raise invalid("text.format.type", f": {form.type!r} is not one of text, json_object, json_schema")
     if not given(form.schema):
         raise missing("text.format.schema")
     return msgspec.structs.replace(schema(form.schema, "text.format.schema"), lenient=form.strict is False)

@@ -15,10 +15,9 @@ from benchmarks.demo_model.head import Head, Lesson, config, dense_mask, fit, hi
 from benchmarks.demo_model.network import Network
 from penstock.engine_core import loading
 from penstock.engine_core.embedded import demo_folder
-from penstock.engine_core.loading import load_head
 from penstock.engine_core.models.registry import build
 from penstock.engine_core.models.spec import read_spec
-from tests.engine_core.models.eagle_heads import first_weights
+from tests.engine_core.models.eagle_heads import first_weights, load_head
 from tests.engine_core.models.parity import PagedRun
 from tests.engine_core.models.test_eagle import Driven
 

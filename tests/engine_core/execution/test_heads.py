@@ -13,7 +13,6 @@ from torch.nn.functional import linear
 from penstock.engine_core import loading
 from penstock.engine_core.execution.draft_model import Draft, draft_block_bytes
 from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
-from penstock.engine_core.loading import load_head
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import EagleHead
@@ -34,6 +33,7 @@ from tests.engine_core.execution.harness import (
 from tests.engine_core.execution.test_draft_model import MOST, STEPS, Bench, same
 from tests.engine_core.execution.test_same_tokens import lives, outputs
 from tests.engine_core.models import eagle_heads as heads
+from tests.engine_core.models.eagle_heads import load_head
 from tests.engine_core.models.parity import PagedRun
 from tests.engine_core.models.specs import resized
 

@@ -22,14 +22,13 @@ from penstock.engine_core.execution.model_runner import Runner, RunnerOptions
 from penstock.engine_core.execution.pipeline import Pipeline, PipelineStatistics
 from penstock.engine_core.execution.transfer import Upload
 from penstock.engine_core.execution.warmup import shallow_draft
-from penstock.engine_core.loading import load_head
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import DraftSpec, read_draft
 from penstock.engine_core.models.spec import read_spec
 from penstock.protocol.messages import Pooling, Sampling
 from penstock.protocol.steps import NO_MICROBATCH, OWN_DRAFT, SlotStart, StepPlan
-from tests.engine_core.models.eagle_heads import listening_head
+from tests.engine_core.models.eagle_heads import listening_head, load_head
 from tests.ranks import Ranks, Size
 
 TWO: Size = (1, 2)

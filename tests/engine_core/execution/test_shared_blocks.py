@@ -81,12 +81,17 @@ def apart() -> tuple[BlockCopier, BlockCopier]:
     return writer, reader
 
 
-def fetch(reader: BlockCopier, number: int, pairs: list[tuple[int, int]], stamps: list[int]) -> BlocksCopied:
+def ask(reader: BlockCopier, pairs: list[tuple[int, int]], stamps: list[int], number: int = 7) -> None:
     table = np.array(pairs, np.int32).tobytes()
     asked = CopyBlocks(
         number=number, epoch=EPOCH, to_host=False, blocks=table, replica=0, stamps=np.array(stamps, np.int64).tobytes()
     )
     reader.ask(asked)
+    reader.iterate()
+
+
+def fetch(reader: BlockCopier, number: int, pairs: list[tuple[int, int]], stamps: list[int]) -> BlocksCopied:
+    ask(reader, pairs, stamps, number)
     while not reader.answers:
         reader.iterate()
     return reader.answers.popleft()
@@ -108,7 +113,7 @@ def test_blocks_that_have_been_written_again_are_stale() -> None:
     first, second = copy_stamp(EPOCH, 1), copy_stamp(EPOCH, 2)
     assert fetch(reader, 1, [(3, 5), (1, 0)], [first, first]).stale
     assert not fetch(reader, 2, [(3, 5), (1, 0)], [second, first]).stale
-    assert fetch(reader, 3, [(3, 5)], [copy_stamp(EPOCH + 1, 2)]).stale, "the same number of another scheduler"
+    assert fetch(reader, 3, [(3, 5)], [copy_stamp(EPOCH - 1, 2)]).stale, "the same number of another scheduler"
 
 
 def test_memory_that_is_not_mapped_is_stale_and_leaves_the_device_alone() -> None:
@@ -126,7 +131,71 @@ def test_a_block_has_its_stamp_before_it_is_written(monkeypatch: pytest.MonkeyPa
     stamps = writer.shared.stamps
     monkeypatch.setattr(BlockCopier, "_copy", lambda *_, **__: seen.append(int(stamps[5])))
     run(writer, message(9, [(7, 5)], to_host=True))
-    assert seen == [copy_stamp(EPOCH, 9)]
+    assert seen == [-copy_stamp(EPOCH, 9)]
+    assert stamps[5] == copy_stamp(EPOCH, 9)
+
+
+def test_blocks_are_read_as_they_come() -> None:
+    """Those of the first message before those of the second one, whatever their places are."""
+    writer, reader = apart()
+    first, second = copy_stamp(EPOCH, 1), copy_stamp(EPOCH, 2)
+    ask(reader, [(3, 0), (1, 5)], [second, first])
+    assert (len(reader.answers), reader.busy, reader.statistics().bytes_in) == (0, True, 0)
+    run(writer, message(1, [(7, 5)], to_host=True))
+    reader.iterate()
+    assert (len(reader.answers), reader.statistics().bytes_in) == (0, reader.layout.run_bytes)
+    assert torch.equal(reader._lines.lines[0][1], writer._lines.lines[0][7])
+    run(writer, message(2, [(2, 0)], to_host=True))
+    reader.iterate()
+    assert [answer.stale for answer in reader.answers] == [False]
+    for line, was in zip(reader._lines.lines, writer._lines.lines, strict=True):
+        assert torch.equal(line[[3, 1]], was[[2, 7]])
+
+
+def test_what_comes_is_written_again_before_the_rest_is_there() -> None:
+    writer, reader = apart()
+    run(writer, message(1, [(7, 5)], to_host=True))
+    ask(reader, [(3, 0), (1, 5)], [copy_stamp(EPOCH, 3), copy_stamp(EPOCH, 1)])
+    run(writer, message(2, [(4, 5)], to_host=True), message(3, [(2, 0)], to_host=True))
+    reader.iterate()
+    assert [answer.stale for answer in reader.answers] == [True]
+
+
+def test_what_is_written_again_while_it_is_read_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = apart()
+    assert writer.shared is not None
+    run(writer, message(1, [(7, 5)], to_host=True))
+    stamps, again = writer.shared.stamps, np.array([-copy_stamp(EPOCH, 2)])
+    monkeypatch.setattr(BlockCopier, "_copy", lambda *_, **__: stamps.__setitem__([5], again))
+    ask(reader, [(3, 5)], [copy_stamp(EPOCH, 1)])
+    assert [answer.stale for answer in reader.answers] == [True]
+
+
+def test_a_block_that_is_being_written_for_another_never_comes() -> None:
+    writer, reader = apart()
+    assert writer.shared is not None
+    ask(reader, [(3, 0)], [copy_stamp(EPOCH, 1)])
+    assert not reader.answers
+    writer.shared.stamps[0] = -copy_stamp(EPOCH, 2)
+    reader.iterate()
+    assert [answer.stale for answer in reader.answers] == [True]
+
+
+def test_what_a_dead_executor_was_to_write_never_comes() -> None:
+    _, reader = apart()
+    ask(reader, [(3, 0)], [copy_stamp(EPOCH, 1)])
+    reader.others.clear()
+    reader.iterate()
+    assert [answer.stale for answer in reader.answers] == [True]
+    assert reader.statistics().bytes_in == 0
+
+
+def test_nothing_is_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, reader = apart()
+    ask(reader, [(3, 0)], [copy_stamp(EPOCH, 1)])
+    monkeypatch.setattr("penstock.engine_core.execution.block_copies.PATIENCE", 0.0)
+    reader.iterate()
+    assert [answer.stale for answer in reader.answers] == [True]
 
 
 READER = """

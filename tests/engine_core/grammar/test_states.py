@@ -14,7 +14,7 @@ from penstock.engine_core.grammar import guide as guides
 from penstock.engine_core.grammar import states
 from penstock.engine_core.grammar.guide import Guide, go_on
 from penstock.engine_core.grammar.masks import MaskRow, MaskStore
-from penstock.engine_core.grammar.states import States
+from penstock.engine_core.grammar.states import State, States
 from penstock.protocol.errors import GrammarFailure, RequestError
 from penstock.protocol.messages import Automaton
 from tests.engine_core.grammar.vocabulary import END, allowed, automaton, guide, ids, tokens
@@ -273,6 +273,32 @@ def test_as_many_states_are_kept_as_there_is_room_for(monkeypatch: pytest.Monkey
         agrees(origin, found.source, rng, store, [], 60)
         assert origin.states is not None
         assert origin.states.size <= 20 * states.BYTES + 30 * states.BYTES // 4
+
+
+def test_states_that_outputs_come_to_outlive_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "MOST", 40)
+    origin = guide("json_schema", '{"type":"array","items":{"type":"boolean"}}', whitespace="none")
+    store, written = MaskStore(tokens(), 64, 1), [tokens().single[byte] for byte in b"[true,false]"]
+    shared = origin.states
+    assert shared is not None
+
+    def follow() -> list[State]:
+        one, found = origin.copy(), []
+        for place, token in enumerate(written):
+            store.fill(place, place, [MaskRow(one, [], 0)])
+            found.append(one.spot)
+            one.advance([token])
+        return found
+
+    before = follow()
+    for number in range(70):
+        shared.find(b"%d" % number, make=True)
+        if number % 10 == 0:
+            assert follow() == before, "they are in use"
+    assert len(shared._known) <= 40
+    for number in range(100):
+        shared.find(b"other %d" % number, make=True)
+    assert not {state.name for state in before[1:]} & shared._known.keys(), "nobody has come to them for long"
 
 
 def test_control_tokens_are_no_text() -> None:

@@ -27,7 +27,7 @@ def test_a_forgotten_block_ends_the_match() -> None:
     prefix.forget(9)
     assert prefix.match(names("abc"), 3) == [1]
     assert not prefix.named(2)
-    assert prefix.statistics().evicted == 1
+    assert prefix.evicted == 1
 
 
 def test_a_twin_stays_anonymous() -> None:
@@ -36,8 +36,7 @@ def test_a_twin_stays_anonymous() -> None:
     prefix.cache(names("ab"), [2, 3])
     assert prefix.match(names("ab"), 2) == [1, 3]
     assert not prefix.named(2)
-    stand = prefix.statistics()
-    assert (stand.entries, stand.cached, stand.duplicates) == (2, 2, 1)
+    assert sum(map(len, prefix._blocks)) == 2
 
 
 def test_clear_forgets_everything() -> None:
@@ -56,7 +55,7 @@ def test_a_flood_of_salts_names_no_more_blocks_than_there_are() -> None:
         block = salt % total + 1
         prefix.forget(block)  # as the pool does that gives the block away
         prefix.cache([salt.to_bytes(16, "little")], [block])
-        assert prefix.statistics().entries <= total
+        assert sum(map(len, prefix._blocks)) <= total
     assert sum(map(len, prefix._blocks)) == total
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from penstock.engine_core.loading import load_head
 from penstock.engine_core.models.decoder import Decoder
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models import eagle_heads as heads
+from tests.engine_core.models.eagle_heads import load_head
 from tests.engine_core.models.parity import SIZES, VOCAB, ours, write_checkpoint
 
 

@@ -11,7 +11,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from penstock.engine_core.loading import fill_head
+from penstock.engine_core.models.decoder import Decoder
+from penstock.engine_core.models.draft_spec import HeadSpec, read_head
+from penstock.engine_core.models.eagle import EagleHead, build_head
 from penstock.engine_core.models.spec import ModelSpec
+from penstock.engine_core.models.weight_files import stored_names
 
 HIDDEN, HEADS, KV_HEADS, DIM, WIDTH, EPS, THETA = 64, 4, 2, 16, 96, 1e-6, 10000.0
 KNOWN = 40  # tokens of the smaller vocabulary
@@ -159,3 +164,20 @@ def third_logits(weights: Weights, states: Tensor) -> Tensor:
     """Over the head's own vocabulary."""
     weights = doubled(weights)
     return linear(norm(states, weights["norm.weight"]), weights["lm_head.weight"])
+
+
+def load_head(
+    folder: Path,
+    target: Decoder,
+    length: int,
+    load_format: str = "auto",
+    seed: int = 0,
+    spec: HeadSpec | None = None,
+) -> EagleHead:
+    """The head in a folder for a target, with its weights. spec: None: it is read here."""
+    dummy = load_format == "dummy"
+    if spec is None:
+        spec = read_head(folder, target.spec, None if dummy else stored_names(folder))
+    head = build_head(spec, target, length)
+    fill_head(head, folder, load_format, seed)
+    return head

@@ -8,9 +8,9 @@ from typing import Any
 from msgspec import structs
 
 from penstock.engine_core.models.config_file import ConfigFile
-from penstock.engine_core.models.families import Body
 from penstock.engine_core.models.layer_spec import (
     AttentionSpec,
+    Body,
     ExpertSpec,
     LayerSpec,
     MlpSpec,

@@ -71,5 +71,7 @@ def test_a_product_that_cannot_be_adapted_has_nothing_to_look_at() -> None:
     assert vars(mixture)["router"].adapted is None
     assert vars(mixture)["shared_gate"].adapted is None
     assert all(
-        linear.adapted is not None and not linear.adapts for block in model.blocks for _, linear in linears(block)
+        linear.adapted is not None and not linear.adapted.active
+        for block in model.blocks
+        for _, linear in linears(block)
     )

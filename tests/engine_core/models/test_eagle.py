@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import LlamaConfig
 
-from penstock.engine_core.loading import load_head
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.eagle import LEAST, EagleHead
 from penstock.engine_core.models.spec import ModelSpec
 from penstock.kernels.records import AttentionBatch
 from tests.engine_core.models import eagle_heads as heads
+from tests.engine_core.models.eagle_heads import load_head
 from tests.engine_core.models.parity import CHUNKS, SIZES, VOCAB, PagedRun, ours, random_prompts, write_checkpoint
 
 PROMPTS = 3

@@ -10,7 +10,7 @@ import torch
 
 from penstock.engine_core.models import registry
 from penstock.engine_core.models.draft_spec import FIRST, THIRD, head_weights, read_head
-from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.eagle import build_head
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.eagle_heads import HIDDEN, KNOWN, first_weights, head_config, third_weights, write_head
 from tests.engine_core.models.specs import resized, small_spec
@@ -108,7 +108,7 @@ def test_a_heads_tensors_are_as_many_as_reckoned(third: bool, names: Any, more: 
     target = registry.build(TARGET, torch.float32, torch.device("cpu"), 64)
     floats = [
         found.tensor.numel()
-        for found in EagleHead(spec, target, 64).destinations().values()
+        for found in build_head(spec, target, 64).destinations().values()
         if found.tensor is not None and found.tensor.is_floating_point()
     ]
     assert head_weights(spec) == sum(floats)

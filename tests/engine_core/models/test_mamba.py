@@ -6,7 +6,7 @@ from penstock.engine_core.distributed.group import Group
 from penstock.engine_core.models.layer_spec import NormSpec
 from penstock.engine_core.models.layers import Placement
 from penstock.engine_core.models.mamba import Mamba
-from tests.engine_core.models.test_mamba_spec import SPEC
+from tests.engine_core.models.test_recurrence_spec import SPEC
 
 
 def test_a_rank_has_its_groups_of_heads() -> None:

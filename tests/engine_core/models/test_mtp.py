@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from penstock.engine_core.embedded import demo_folder
-from penstock.engine_core.loading import load_head
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.draft_spec import HeadSpec, check_mtp, read_draft
-from penstock.engine_core.models.eagle import EagleHead
+from penstock.engine_core.models.eagle import EagleHead, build_head
 from penstock.engine_core.models.kv_cache import with_draft_cache
 from penstock.engine_core.models.layers import pack
 from penstock.engine_core.models.spec import read_spec
 from penstock.engine_core.models.tensors import check_weights
 from penstock.engine_core.models.weight_files import stored_names
 from penstock.protocol.errors import ModelError
+from tests.engine_core.models.eagle_heads import load_head
 from tests.engine_core.models.mtp_heads import KINDS, LAYERS, PLACE, Oracle, Weights, configure, write_headed
 from tests.engine_core.models.parity import CHUNKS, PagedRun, ours, random_prompts
 from tests.engine_core.models.test_eagle import Driven
@@ -77,7 +77,7 @@ def test_the_model_itself_leaves_the_head_and_its_copies(folder: Path, weights: 
     assert spec.layers == LAYERS
     head = head_spec(folder)
     check_mtp(folder, head)
-    found = EagleHead(head, ours(folder, length=64), 64).destinations()
+    found = build_head(head, ours(folder, length=64), 64).destinations()
     assert found.keys() == weights.keys()
     counted = sum(tensor.numel() for tensor in weights.values())
     assert read_draft("mtp", folder, spec, None).weight_bytes(4) == 4 * counted

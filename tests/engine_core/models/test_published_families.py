@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.shapes import GEMMA, PLAIN_GPT_OSS
 from penstock.engine_core.models.layer_spec import NO_ROPE, GateSpec, RopeSpec, RoutingSpec
-from penstock.engine_core.models.mamba_spec import MambaSpec
+from penstock.engine_core.models.recurrence_spec import MambaSpec
 from penstock.engine_core.models.spec import ModelSpec, read_spec
 from tests.engine_core.models.specs import windows_of
 

@@ -16,7 +16,7 @@ def test_a_rank_has_its_channels_of_all_three_parts() -> None:
     found = dict(ShortConvolution(SPEC, 8, placement).destinations())
     assert found["in_proj.weight"].runs == (slice(4, 8), slice(12, 16), slice(20, 24))
     assert (found["out_proj.weight"].axis, found["out_proj.weight"].start) == (1, 4)
-    assert [found[name].start for name in ("conv.weight", "conv.bias")] == [4, 4]
+    assert found["conv.weight"].runs == found["conv.bias"].runs == (slice(4, 8),)
     share = SPEC.share(2)
     assert isinstance(share, ShortConvolutionSpec)
     assert share.state().channels == share.cut("in_proj") == 4

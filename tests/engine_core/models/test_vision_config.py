@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from penstock.engine_core.models.config_file import ConfigFile
+from penstock.engine_core.models.reading import ModelFile
 from penstock.engine_core.models.vision_config import read_sizes, read_token, text_settings
 from penstock.protocol.errors import ModelError
 
 SIZES = {"hidden_size": 48, "num_attention_heads": 3, "patch_size": 14, "num_hidden_layers": 2, "intermediate_size": 9}
 
 
-def config(**values: Any) -> ConfigFile:
-    return ConfigFile(Path("config.json"), values)
+def config(**values: Any) -> ModelFile:
+    return ModelFile(Path("config.json"), values)
 
 
 def test_sizes() -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.vision_shapes import tower_flops
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.vision_cost import tower_flops, tower_step_bytes, tower_weight_bytes, tower_weights
+from penstock.engine_core.models.vision_cost import tower_step_bytes, tower_weight_bytes, tower_weights
 from tests.engine_core.models.vision.test_qwen import CASES, PROCESSOR, expected
 from tests.engine_core.models.vision.vision_folders import random_image, write
 from tests.engine_core.models.vision_kinds.test_qwen import (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.parsers.call_object import LONGEST_TAIL, MOST_HELD, ObjectParser
-from penstock.engine_core.parsers.scanning import Reading, Scan
+from penstock.engine_core.parsers.call_object import LONGEST_TAIL, MOST_HELD, read_object
+from penstock.engine_core.parsers.scanning import Reading, Scan, StreamParser
 from penstock.protocol.messages import PieceKind
 
 CALL, ARGUMENTS, CONTENT = PieceKind.CALL, PieceKind.ARGUMENTS, PieceKind.CONTENT
 
 
-class Alone(ObjectParser):
+class Alone(StreamParser):
     """One object, and what stands behind it."""
 
     def __init__(self, names: tuple[str, ...] | None = None) -> None:
@@ -22,7 +22,7 @@ class Alone(ObjectParser):
         self.rest = ""
 
     def _read(self, scan: Scan) -> Reading[None]:
-        self.failed = yield from self._read_object(scan, self._names)
+        self.failed = yield from read_object(scan, self._names)
         self.done, self.rest = True, scan.text
 
 

@@ -54,7 +54,6 @@ def test_a_short_gap_between_requests_costs_no_turn() -> None:
     residency.decide(views(("loaded", 1), ("asleep", 1)), 0.0)
     asked = views(("loaded", 0), ("asleep", 1))
     assert residency.decide(asked, 1.0) == NOTHING
-    assert residency.due(1.0) == 1.0 + LINGER
     assert residency.decide(views(("loaded", 1), ("asleep", 1)), 1.0 + LINGER) == NOTHING
     assert residency.decide(asked, 2.0) == NOTHING
     assert residency.decide(asked, 2.0 + LINGER) == Decision(leave=(0,))
@@ -65,7 +64,6 @@ def test_a_busy_model_has_its_turn_and_no_more() -> None:
     residency.decide(views(("loaded", 5), ("asleep", 0)), 0.0)
     busy = views(("loaded", 5), ("asleep", 1))
     assert residency.decide(busy, 100.0) == NOTHING
-    assert residency.due(100.0) == 100.0 + TURN
     assert residency.decide(busy, 99.0 + TURN) == NOTHING
     assert residency.decide(busy, 100.0 + TURN) == Decision(leave=(0,))
 

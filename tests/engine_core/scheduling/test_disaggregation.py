@@ -4,12 +4,13 @@ fetched."""
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import msgspec
 import numpy as np
 import pytest
 
-from penstock.engine_core.scheduling.disaggregation import LEASE, PATIENCE
+from penstock.engine_core.scheduling.disaggregation import LEASE
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.statistics import TransferStatistics
 from penstock.protocol.groups import ReplicaRole
@@ -161,6 +162,22 @@ def test_held_blocks_do_not_go_for_others(prefill: Replica) -> None:
     assert message.transfer is not None
 
 
+def test_a_prompt_whose_own_blocks_go_for_its_rest_is_told_of_what_is_left(decode: Replica) -> None:
+    """The beginning has been there for longest, and there is no other room."""
+    made = Replica(ReplicaRole.PREFILL, replace(WORLD, host_blocks=FULL))
+    decode.executor.host.others[3] = made.executor.host
+    for prompt in (PROMPT[:13], [9] * 9):
+        first, _ = handed(made, prompt=prompt)
+        made.scheduler.release_transfer(first)
+    number, message = handed(made, prompt=[*PROMPT[:12], *[5] * 9])
+    assert message.transfer is not None
+    places = np.frombuffer(message.transfer.places, np.int32).tolist()
+    assert len(places) == len(set(places)) == 1
+    other = go_on(decode, made, number, message, prompt=[*PROMPT[:12], *[5] * 9])
+    decode.settle()
+    assert made.seen(number).tokens + decode.seen(other).tokens == outputs(made, number)
+
+
 def test_what_was_written_again_is_computed(prefill: Replica, decode: Replica) -> None:
     number, message = handed(prefill)
     prefill.executor.host.stamps[int(np.frombuffer(message.transfer.places, np.int32)[2])] += 1  # type: ignore[union-attr]
@@ -232,16 +249,59 @@ def test_a_prompt_that_goes_on_behind_its_output_has_one_more_token(prefill: Rep
     assert len(message.transfer.places) // 4 == (len(PROMPT) + 3) // 4
 
 
-def test_it_waits_for_copies_and_not_for_ever(prefill: Replica) -> None:
+def test_it_is_told_before_its_blocks_are_copied(prefill: Replica, decode: Replica) -> None:
+    """The other replica's executors wait for each of them."""
     number = prefill.begin()
     prefill.step()
-    assert prefill.seen(number).tokens
-    assert (prefill.told, prefill.stand().waiting) == ([], 1)
-    prefill.scheduler.expire(prefill.now + PATIENCE)
     prefill.deliver()
-    assert [message.transfer for message in prefill.told] == [None]
+    (message,) = prefill.told
+    assert message.transfer is not None
+    assert prefill.stand().held == FULL
+    other = go_on(decode, prefill, number, message)
+    assert decode.plan() is None
+    theirs, random = decode.executor.host, Random(0)
+    theirs.take(decode.scheduler, random)
+    for _ in range(20):
+        assert theirs.say(decode.scheduler, decode.now, random)
+    assert theirs.copies, "it has not answered"
     prefill.settle()
-    assert prefill.stand().held == 0
+    decode.settle()
+    assert prefill.seen(number).tokens + decode.seen(other).tokens == outputs(prefill, number)
+    assert (decode.stand().fetches, decode.stand().stale) == (1, 0)
+
+
+def test_blocks_are_given_to_nobody_before_they_are_copied(prefill: Replica) -> None:
+    prefill.begin()
+    prefill.step()
+    pool = prefill.scheduler.statistics().pool
+    assert pool.held == FULL
+    assert prefill.scheduler.check(thorough=True).ok
+    prefill.copy()
+    assert prefill.scheduler.statistics().pool.held == 0
+
+
+def test_a_block_that_a_step_in_flight_fills_is_told_by_nobody(prefill: Replica) -> None:
+    """Another sequence may compute anew what has been evicted."""
+    prefill.begin()
+    assert prefill.plan() is not None
+    state = prefill.scheduler._state
+    host = state.kv.host
+    assert host is not None
+    host.written[state.slots.sequences[0].blocks[2]] += 1  # type: ignore[union-attr]
+    prefill.apply()
+    transfer = prefill.told[0].transfer
+    assert transfer is not None
+    assert len(transfer.places) // 4 == 2
+
+
+def test_a_frozen_replica_copies_nothing_more(prefill: Replica) -> None:
+    """Its weights are about to change: what is not there is computed by the other one."""
+    number = prefill.begin()
+    assert prefill.plan() is not None
+    prefill.scheduler.freeze(frozen=True)
+    prefill.apply()
+    assert [(message.id, message.transfer) for message in prefill.told] == [(number, None)]
+    assert prefill.scheduler.settled
 
 
 def test_lost_executors_take_their_blocks_along(prefill: Replica) -> None:
@@ -251,8 +311,9 @@ def test_lost_executors_take_their_blocks_along(prefill: Replica) -> None:
     prefill.scheduler.restart(9, prefill.now)
     prefill.executor = prefill.new_executor(9)
     prefill.deliver()
-    assert [(message.id, message.transfer) for message in prefill.told[1:]] == [(number, None)]
+    assert [message.id for message in prefill.told[1:]] == [number]
     assert (prefill.stand().held, prefill.holds()) == (0, 0)
+    assert prefill.scheduler.check(thorough=True).ok
 
 
 def test_a_tokenizer_that_is_gone_leaves_nothing(prefill: Replica) -> None:

@@ -422,7 +422,7 @@ def test_a_device_whose_arithmetic_is_full_gets_no_drafts() -> None:
         scheduler.apply(accepted(step, entries, busy=0.01 * (1 + len(ids))), 0.0)
     assert server.seen(1).tokens == truth(60)
     assert sum(sent[-20:]) <= 4
-    assert scheduler.statistics().cost.steps > 20
+    assert scheduler._state.spec.cost._steps > 20
 
 
 @pytest.mark.skipif(not __debug__, reason="our own mistakes are told by assertions, which are off")

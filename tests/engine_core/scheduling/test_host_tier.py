@@ -75,7 +75,7 @@ def test_the_oldest_blocks_are_copied_before_they_go() -> None:
     assert 0 < copied <= 20
     ask(made, THIRD)
     assert stand(made).lost == 0
-    assert made.scheduler.statistics().prefix.evicted > 0
+    assert made.scheduler.statistics().evicted_blocks > 0
 
 
 def test_a_prefix_comes_back_and_counts_as_cached() -> None:

@@ -165,4 +165,4 @@ def test_it_teaches_the_forecast_nothing() -> None:
     for _ in range(20):
         server.submit(PROMPT, pooling=LAST)
     server.run()
-    assert server.scheduler.statistics().forecast.share == 1.0
+    assert server.scheduler._state.forecast.share(0) == 1.0

@@ -248,9 +248,10 @@ def test_what_a_waiting_senior_is_promised_no_junior_takes() -> None:
 
 def test_a_preemption_makes_admission_more_careful() -> None:
     server, rows = decoding(2)
-    before = server.scheduler.statistics().forecast.share
+    forecast = server.scheduler._state.forecast
+    before = forecast.share(2)
     decide(server, rows[:1], available=0)
-    assert server.scheduler.statistics().forecast.share > before
+    assert forecast.share(2) > before
 
 
 def test_what_is_left_of_coming_blocks_counts_for_the_next_row() -> None:

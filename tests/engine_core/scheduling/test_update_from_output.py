@@ -13,7 +13,7 @@ from penstock.engine_core.scheduling.outbox import joined
 from penstock.engine_core.scheduling.scheduler import Scheduler
 from penstock.engine_core.scheduling.state import Chunk, Drafts, InFlightStep
 from penstock.engine_core.scheduling.update_from_output import attach_logprobs, collect_prompt_logprobs
-from penstock.engine_core.speculation import jump_forward
+from penstock.engine_core.speculation import acceptance
 from penstock.protocol.messages import Finish, Sampling, SubmitTokens
 from penstock.protocol.outputs import Logprobs, TokenBatch, TokenExtra
 from penstock.protocol.steps import RowLogprobs, StepResult, choice_seed
@@ -225,7 +225,7 @@ def test_log_probabilities_behind_a_choices_end_are_not_told() -> None:
 def test_many_guided_rows_end_where_each_of_them_should(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are followed together, the second time through states that are known: by a limit, a stop id, a token that no
     mask allowed, a row that is not finite, an abort."""
-    monkeypatch.setattr(jump_forward, "HOPED", 0.0)  # none looks for likely tokens
+    monkeypatch.setattr(acceptance, "HOPED", 0.0)  # none looks for likely tokens
     scheduler, record = Scheduler(msgspec.structs.replace(OPTIONS, vocab_size=tokens().width)), Record()
     pattern = automaton("regex", "[abc]{60}")
     origin = Guide(tokens(), pattern)

@@ -36,7 +36,7 @@ def test_rows_have_classes_and_the_nearest_that_is_known_answers() -> None:
     cost = told((1, 4, 1.0), (64, 4, 5.0))
     assert cost.seconds(1, 4) == cost.seconds(2, 4) == cost.seconds(4, 4) == 1.0
     assert cost.seconds(60, 4) == cost.seconds(200, 4) == 5.0
-    assert cost.statistics().classes == 2
+    assert len(cost._classes) == 2
 
 
 def test_the_median_of_recent_times_counts() -> None:
@@ -49,5 +49,5 @@ def test_the_median_of_recent_times_counts() -> None:
 def test_what_was_not_met_for_long_is_forgotten() -> None:
     cost = told((8, 1, 5.0), *[(8, 4, 4.0)] * (STALE + 1))
     assert cost.seconds(8, 1) == pytest.approx(1.0)
-    statistics = cost.statistics()
-    assert (statistics.draftings, statistics.classes) == (STALE + 2, 1)
+    assert cost._draftings == STALE + 2
+    assert [len(turns) for turns in cost._classes.values()] == [1]

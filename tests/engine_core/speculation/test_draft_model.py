@@ -106,12 +106,11 @@ def test_a_new_choice_begins_with_what_all_have_taught() -> None:
     taught(found, slots, 0, times=200)
     found.enter(5, wanted=True)
     assert found.choose_lengths(np.array([5]), np.array([9]), 100, known_cost(1), 1).tolist() == [0]
-    statistics = found.statistics()
-    assert statistics.first < 0.05
+    assert found._of_all()[0] < 0.05
     taught(found, slots, MOST, times=600)
     found.enter(5, wanted=True)
     assert found.choose_lengths(np.array([5]), np.array([9]), 100, known_cost(1), 1).tolist() == [MOST]
-    assert found.statistics().next > 0.9
+    assert found._of_all()[1] > 0.9
 
 
 def test_where_no_draft_could_pay_nothing_is_tried() -> None:
@@ -124,7 +123,6 @@ def test_where_no_draft_could_pay_nothing_is_tried() -> None:
             cost.observe(8, 8 + drafts, 1e-3 * (8 + drafts))
     for step in range(1000):
         assert not found.choose_lengths(slots, room(slots), 1000, cost, step).any()
-    assert found.statistics().trials == 0
 
 
 def test_trials_are_rare_small_and_in_turn() -> None:

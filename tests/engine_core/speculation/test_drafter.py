@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from penstock.engine_core.speculation.acceptance import Acceptance
 from penstock.engine_core.speculation.drafter import LONGEST_BACK_OFF, Drafter, agreement
-from penstock.engine_core.speculation.jump_forward import Gain
 
 TEXT = list(range(100, 200))
 
@@ -26,7 +25,7 @@ class Reciter:
 
 
 def drafter(*proposers: Reciter, ending: tuple[int, ...] = ()) -> Drafter:
-    return Drafter(proposers, frozenset(ending), Acceptance(), Gain())
+    return Drafter(proposers, frozenset(ending), Acceptance())
 
 
 def drafted(one: Drafter, known: int, free: int = 4, most: int = 100) -> list[int]:
@@ -89,7 +88,7 @@ def test_what_comes_true_more_often_speaks_first() -> None:
     assert drafted(one, 5) == TEXT[5:13]  # as often: the likely run, and the proposal behind it
     assert drafted(one, 5, free=0) == TEXT[5:9]
     for _ in range(9):
-        one._acceptance.observe_likely(False)
+        one.acceptance.likely.observe(False)
     one.likely = [7, 7]
     assert drafted(one, 5) == TEXT[5:11]
     assert drafted(one, 5, free=0) == [*TEXT[5:7], 7, 7]
@@ -119,14 +118,14 @@ def test_nothing_is_drafted_from_an_end_on() -> None:
 
 def test_what_comes_true_is_learned_and_what_does_not() -> None:
     acceptance = Acceptance()
-    good = Drafter((Reciter(),), frozenset(), acceptance, Gain())
+    good = Drafter((Reciter(),), frozenset(), acceptance)
     for known in range(5, 80):
         good.draft(array("i", TEXT[:known]), 4, 100)
-    assert acceptance.next.chance > 0.9
-    bad = Drafter((Reciter(0),), frozenset(), acceptance, Gain())
+    assert acceptance.next.value > 0.9
+    bad = Drafter((Reciter(0),), frozenset(), acceptance)
     for known in range(5, 80):
         bad.draft(array("i", TEXT[:known]), 4, 100)
-    assert acceptance.first.chance < 0.1
+    assert acceptance.first.value < 0.1
     draft = bad.draft(array("i", TEXT[:80]), 4, 100)
     assert draft is not None
     assert draft.chances == sorted(draft.chances, reverse=True)
@@ -135,31 +134,31 @@ def test_what_comes_true_is_learned_and_what_does_not() -> None:
 
 def test_several_tokens_at_once_teach_as_much_as_one_after_the_other() -> None:
     acceptance = Acceptance()
-    one = Drafter((Reciter(),), frozenset(), acceptance, Gain())
+    one = Drafter((Reciter(),), frozenset(), acceptance)
     for known in range(5, 80, 4):
         one.draft(array("i", TEXT[:known]), 4, 100)
-    assert acceptance.next.chance > 0.9
+    assert acceptance.next.value > 0.9
 
 
 def test_forced_tokens_teach_about_forced_runs_alone() -> None:
     acceptance = Acceptance()
-    one = Drafter((), frozenset(), acceptance, Gain())
+    one = Drafter((), frozenset(), acceptance)
     for known in range(5, 50):
         one.forced = [7, 7]
         one.draft(array("i", TEXT[:known]), 4, 100)
-    assert acceptance.forced.chance < 0.2
-    assert acceptance.first.chance == acceptance.next.chance == 0.5
+    assert acceptance.forced.value < 0.2
+    assert acceptance.first.value == acceptance.next.value == 0.5
 
 
 def test_likely_tokens_teach_about_likely_runs_alone() -> None:
     acceptance = Acceptance()
-    one = Drafter((), frozenset(), Acceptance(acceptance), Gain())
+    one = Drafter((), frozenset(), Acceptance(acceptance))
     for known in range(5, 50):
         one.likely = TEXT[known : known + 3] if known % 2 else [7, 7]
         one.draft(array("i", TEXT[:known]), 4, 100)
-    assert 0.3 < acceptance.likely.chance < 0.7
-    assert acceptance.forced.chance == 1.0
-    assert acceptance.first.chance == acceptance.next.chance == 0.5
+    assert 0.3 < acceptance.likely.value < 0.7
+    assert acceptance.forced.value == 1.0
+    assert acceptance.first.value == acceptance.next.value == 0.5
 
 
 def test_a_run_brings_what_comes_true_of_it_however_it_comes() -> None:
@@ -171,13 +170,13 @@ def test_a_run_brings_what_comes_true_of_it_however_it_comes() -> None:
             one.draft(array("i", TEXT[:place]), 4, 100)
         one.likely = TEXT[9:11]
         one.draft(array("i", TEXT[:9]), 4, 100)
-        assert (one.gain._tokens, one.gain._trials) == (brought, 1)
+        assert (one.acceptance.gain._sum, one.acceptance.gain._trials) == (brought, 1)
     one = drafter()
     one.likely = [*TEXT[5:8], 7]
     one.draft(array("i", TEXT[:5]), 4, 100)
     one.likely = TEXT[9:11]
     one.draft(array("i", TEXT[:9]), 4, 100)
-    assert (one.gain._tokens, one.gain._trials) == (3, 1)
+    assert (one.acceptance.gain._sum, one.acceptance.gain._trials) == (3, 1)
 
 
 def test_a_run_brings_nothing_that_steps_in_flight_brought_anyway() -> None:
@@ -188,7 +187,7 @@ def test_a_run_brings_nothing_that_steps_in_flight_brought_anyway() -> None:
         for place in range(5, 6 + length):
             one.likely = TEXT[place : 5 + length] or [7]
             one.draft(array("i", TEXT[:place]), 4, 100)
-        assert (one.gain._tokens, one.gain._trials) == (brought, 1)
+        assert (one.acceptance.gain._sum, one.acceptance.gain._trials) == (brought, 1)
 
 
 def test_a_draft_that_is_never_worth_it_is_looked_at_ever_less_often() -> None:
@@ -227,5 +226,5 @@ def test_where_nothing_is_expected_what_came_is_compared_at_the_next_look() -> N
     for one in (looked, late):
         one.forced = TEXT[9:11]
         assert drafted(one, 9) == TEXT[9:11]
-    chances = [one._acceptance.chances(3, 0, 0, 3, on_track=False) for one in (looked, late)]
+    chances = [one.acceptance.chances(3, 0, 0, 3, on_track=False) for one in (looked, late)]
     assert chances[0] == chances[1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.engine_core.speculation.jump_forward import HOPED, PRESUMED, PROBED, REFRESHED, SECONDS, Gain, JumpForward
+from penstock.engine_core.speculation.acceptance import HOPED, Mean
+from penstock.engine_core.speculation.jump_forward import PRESUMED, PROBED, REFRESHED, SECONDS, JumpForward
 from penstock.engine_core.speculation.step_cost import KNOWN, StepCost
 
 
@@ -17,22 +18,22 @@ def cost(rows: int, seconds: float, times: int = 5) -> StepCost:
 
 
 def test_a_mean_begins_with_a_hope_and_a_choice_with_that_of_all() -> None:
-    of_all = Gain()
-    assert of_all.mean == Gain(of_all).mean == HOPED
-    good = Gain(of_all)
+    of_all = Mean(HOPED)
+    assert of_all.value == Mean(of_all).value == HOPED
+    good = Mean(of_all)
     for _ in range(60):
         good.observe(4)
-    assert good.mean > 3.9
-    newcomer = Gain(of_all)
-    assert newcomer.mean == pytest.approx(of_all.mean)
-    assert newcomer.mean > 3.5
+    assert good.value > 3.9
+    newcomer = Mean(of_all)
+    assert newcomer.value == pytest.approx(of_all.value)
+    assert newcomer.value > 3.5
     for _ in range(30):
         newcomer.observe(0)
-    assert newcomer.mean < 0.5 < of_all.mean
+    assert newcomer.value < 0.5 < of_all.value
 
 
 def test_a_row_alone_looks_for_nearly_nothing_and_many_rows_for_much() -> None:
-    poor, good = Gain(), Gain()
+    poor, good = Mean(HOPED), Mean(HOPED)
     for _ in range(50):
         poor.observe(0)
         good.observe(3)
@@ -41,31 +42,31 @@ def test_a_row_alone_looks_for_nearly_nothing_and_many_rows_for_much() -> None:
         looks = JumpForward()
         looks.meet(rows, cost(rows, seconds))
         assert (looks.pays(poor), looks.pays(good)) == allowed
-        assert looks.statistics().least == pytest.approx(SECONDS * rows / seconds)
+        assert looks.least == pytest.approx(SECONDS * rows / seconds)
 
 
 def test_where_nothing_is_known_of_steps_something_is_presumed_until_it_is() -> None:
     looks = JumpForward()
     costs = StepCost()
     looks.meet(64, costs)
-    assert looks.statistics().least == pytest.approx(SECONDS * 64 / PRESUMED)
+    assert looks.least == pytest.approx(SECONDS * 64 / PRESUMED)
     for _ in range(KNOWN):
         costs.observe(64, 64, 1e-3)
     looks.meet(64, costs)
-    assert looks.statistics().least == pytest.approx(SECONDS * 64 / 1e-3)
+    assert looks.least == pytest.approx(SECONDS * 64 / 1e-3)
 
 
 def test_a_refused_row_is_let_through_now_and_then() -> None:
-    looks, poor = JumpForward(), Gain()
+    looks, poor = JumpForward(), Mean(HOPED)
     for _ in range(300):
         poor.observe(0)
     looks.meet(64, cost(64, 5e-3))
     assert [looks.pays(poor) for _ in range(3 * PROBED)].count(True) == 3
-    assert looks.statistics().refused == 3 * PROBED
+    assert looks._refused == 3 * PROBED
 
 
 def test_rows_that_are_refused_together_count_as_one_by_one_do() -> None:
-    looks, poor = JumpForward(), Gain()
+    looks, poor = JumpForward(), Mean(HOPED)
     for _ in range(300):
         poor.observe(0)
     looks.meet(64, cost(64, 5e-3))
@@ -82,13 +83,13 @@ def test_what_a_step_costs_is_looked_up_for_another_size_and_now_and_then() -> N
     looks = JumpForward()
     costs = cost(64, 5e-3)
     looks.meet(64, costs)
-    before = looks.statistics().least
+    before = looks.least
     for _ in range(9):
         costs.observe(64, 64, 10e-3)
     looks.meet(64, costs)
-    assert looks.statistics().least == before
+    assert looks.least == before
     for _ in range(REFRESHED):
         looks.meet(64, costs)
-    assert looks.statistics().least == pytest.approx(before / 2)
+    assert looks.least == pytest.approx(before / 2)
     looks.meet(1, costs)
-    assert looks.statistics().least == pytest.approx(SECONDS / PRESUMED)
+    assert looks.least == pytest.approx(SECONDS / PRESUMED)

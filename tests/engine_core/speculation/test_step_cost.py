@@ -25,7 +25,7 @@ def test_nothing_is_known_at_first() -> None:
     assert cost.seconds(4, np.array([4.0])) is None
     observe(cost, 1, 1, 0.01)
     assert cost.seconds(64, np.array([64.0])) is None, "other rows, other sequences"
-    assert cost.statistics().steps == KNOWN
+    assert cost._steps == KNOWN
 
 
 def test_fixed_lengths_learn_nothing() -> None:
@@ -98,7 +98,7 @@ def test_times_change_and_what_is_old_is_forgotten() -> None:
     for _ in range(STALE):
         cost.observe(8, 8, 0.020)
     assert at(cost, 8, 8, 32) == pytest.approx([0.020, 0.020])
-    assert cost.statistics().classes == 1
+    assert len(cost._classes[half_octave(8)]) == 1
 
 
 def test_classes_are_half_an_octave_wide() -> None:

@@ -199,7 +199,7 @@ def test_what_executors_may_die_of_is_not_handed_round(frontend: Frontend) -> No
     frontend.report(status(1 - first, ready=False))
     assert not any(frontend.upward), "it is tried where it is"
     frontend.report(status(1 - first, ready=False))
-    assert (statistics(frontend).moved, statistics(frontend).stayed) == (1, 1)
+    assert statistics(frontend).moved == 1
 
 
 def test_who_got_further_moves_again_once_its_former_life_is_over(frontend: Frontend) -> None:

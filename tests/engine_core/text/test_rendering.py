@@ -34,6 +34,24 @@ def render(*messages: Any, template: str = TEMPLATE, dialect: Dialect | None = N
     return renderer.render(SubmitText(id=1, messages=body, sampling=Sampling(), **fields), 0.0)
 
 
+@pytest.mark.parametrize("default", [True, False])
+def test_a_servers_default_of_a_variable_holds_until_a_request_says_otherwise(default: bool) -> None:
+    renderer = Renderer(ChatTemplate({"default": TEMPLATE}, {"enable_thinking": default}), Dialect(reasoning=THINK))
+
+    def thinks(effort: str = "", arguments: dict[str, Any] | None = None) -> tuple[bool, bool]:
+        given = json.dumps(arguments or {}).encode()
+        request = SubmitText(id=1, messages=json.dumps([USER]).encode(), sampling=Sampling(),
+                             template_arguments=given, reasoning=Reasoning(effort=effort))  # fmt: skip
+        found = renderer.render(request, 0.0)
+        assert found.text.endswith("<think>\n") == found.thinks
+        return found.thinks, found.inside
+
+    assert thinks() == thinks(arguments={"other": 1}) == (default, default)
+    assert thinks(arguments={"enable_thinking": not default}) == (not default, not default)
+    assert thinks("high") == (True, True)
+    assert thinks("none") == (False, False)
+
+
 def test_tools_are_shown_and_given_back() -> None:
     found = render(tools=TOOLS, tool_use=ToolUse(names=("f",)))
     assert found.text.startswith('[{"type": "function"')

@@ -8,7 +8,7 @@ from typing import cast
 from penstock.protocol.columns import pack
 from penstock.protocol.messages import Sampling, SubmitText, Tokenize, Tokenized, Written
 from penstock.services.client.output_collector import OutputCollector
-from penstock.services.client.request_state import Call, RequestState
+from penstock.services.client.tokenizer_router import Call, RequestState
 from penstock.services.metrics.requests import Timings
 
 

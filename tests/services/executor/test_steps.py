@@ -141,7 +141,7 @@ def test_a_group_that_its_scheduler_lost_begins_anew(
     run(steps, new, Joined(), Left("unreachable"))
     with pytest.raises(Ended, match="out of step") if ends else nullcontext():
         run(steps, peer(2), Joined())
-    assert steps.statistics().schedulers == (2 if ends else 3)
+    assert len([one for _, one in port.sent if isinstance(one, ExecutorReady)]) == (2 if ends else 3)
 
 
 def test_joining_is_answered_with_what_the_executor_holds(steps: Steps, port: FakePort, engine: Engine) -> None:

@@ -199,7 +199,8 @@ async def test_one_log_line_per_request_without_its_prompt(caplog: pytest.LogCap
             await http.post(CHAT, json=HELLO | {"stream": True}, headers={"x-request-id": "mine"})
             await http.get("/health")
             await http.get("/v1/models/nobody")
-    first, second = caplog.records
+            await http.get("/v1/chat?key=secret")
+    first, second, third = caplog.records
     fields = first.__dict__["fields"]
     assert fields.pop("seconds") > 0
     assert fields.pop("ttft") > 0
@@ -210,7 +211,9 @@ async def test_one_log_line_per_request_without_its_prompt(caplog: pytest.LogCap
     assert second.__dict__["fields"]["route"] == "/v1/models/{name}"
     assert second.__dict__["fields"]["status"] == 404
     assert second.__dict__["fields"]["reason"] == "model_not_found", "a line says why, in the metrics' word"
+    assert third.__dict__["fields"]["path"] == "/v1/chat", "as a base URL is often wrong"
     assert "secret" not in caplog.text
+    assert "secret" not in str([record.__dict__["fields"] for record in caplog.records])
     assert "answer" not in str(fields)
 
 

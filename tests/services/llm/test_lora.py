@@ -9,8 +9,7 @@ import pytest
 
 from penstock import LoRARequest
 from penstock.protocol.errors import InvalidRequest
-from penstock.services.llm.lora import with_adapters
-from penstock.services.llm.prompts import completion_requests, parse_prompts
+from penstock.services.llm.prompts import completion_requests, parse_prompts, with_adapters
 from tests.services.client.adapter_folders import names_of, write_folder
 from tests.services.client.fake_engine import MODEL
 

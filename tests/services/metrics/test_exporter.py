@@ -69,7 +69,7 @@ class FakeSteps:
         launch = Histogram(PART)
         launch.observe(0.0002)
         return StepsStatistics(
-            plans=5, results=4, dropped=1, stray_masks=2, schedulers=1, waiting=3, launch=launch.statistics(),
+            plans=5, results=4, dropped=1, stray_masks=2, waiting=3, launch=launch.statistics(),
             copies=CopyStatistics(
                 bytes_out=7, bytes_in=3, seconds_out=0.5, seconds_in=0.1, disk=DiskStatistics(bytes_out=2, bytes_in=1)
             ),

@@ -107,7 +107,7 @@ WRONG: tuple[tuple[str, Any, str], ...] = (
     ("max_tokens", -1, "max_tokens"),
     ("max_tokens", 513, "max_tokens"),
     ("max_tokens", 10**30, "max_tokens"),
-    ("max_tokens", 1.0, "max_tokens"),
+    ("max_tokens", 1.5, "max_tokens"),
     ("stop", 5, "stop"),
     ("stop", "", "stop"),
     ("stop", ["a", ""], "stop[1]"),
@@ -191,6 +191,8 @@ async def test_refused_parameters_that_ask_for_nothing(path: str, body: dict[str
     code, text = await post(port, path, body | neutral)
     assert code == 200, text
     code, text = await post(port, path, body | dict.fromkeys(UNSUPPORTED))
+    assert code == 200, text
+    code, text = await post(port, path, body | {"mm_processor_kwargs": {}, "kv_transfer_params": {}, "vllm_xargs": {}})
     assert code == 200, text
     code, text = await post(port, path, body | {"n": 3, "best_of": 3})
     assert code == 200, text

@@ -65,6 +65,7 @@ PAUSED: list[tuple[str, Any, list[Message]]] = [
     ("/resume", None, [Resume(0)]),
     ("/continue_generation", {"torch_empty_cache": True}, [Resume(0)]),
     ("/flush_cache", None, [FlushCache(0)]),
+    ("/reset_prefix_cache", None, [FlushCache(0)]),
     ("/abort_request", {"rid": "", "abort_all": True}, [AbortAll(0)]),
     ("/abort_request", {"rid": "a"}, [AbortAll(0, "a")]),
     ("/sleep", None, [SleepEngine(0)]),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from penstock.protocol.messages import PieceKind
 from penstock.protocol.outputs import Piece
 from penstock.services.client.output_collector import Segment, Segments
-from penstock.services.openai.output_blocks import Block, Blocks, Happening, blocks_of
+from penstock.services.openai.output_blocks import Block, BlockEncoder, blocks_of
 
 TEXT = st.text(min_size=1, max_size=6)
 PIECES = st.lists(
@@ -22,6 +22,29 @@ PIECES = st.lists(
 ).map(lambda parts: [piece for part in parts for piece in part])
 
 
+class Noted(BlockEncoder):
+    """Notes what becomes of each block in place of events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life: dict[int, list[str]] = {}
+        self.grown: dict[int, str] = {}
+
+    def _note(self, block: Block, what: str, text: str = "") -> list[bytes]:
+        self.life.setdefault(block.index, []).append(what)
+        self.grown[block.index] = self.grown.get(block.index, "") + text
+        return [b"%d %b" % (block.index, what.encode())]
+
+    def _begun(self, block: Block) -> list[bytes]:
+        return self._note(block, "begun")
+
+    def _grown(self, block: Block, text: str) -> list[bytes]:
+        return self._note(block, "grown", text)
+
+    def _ended(self, block: Block) -> list[bytes]:
+        return self._note(block, "ended")
+
+
 def facts(blocks: list[Block]) -> list[tuple[int, int, str, str]]:
     return [(block.index, block.kind, block.name, block.text) for block in blocks]
 
@@ -31,25 +54,22 @@ def facts(blocks: list[Block]) -> list[tuple[int, int, str, str]]:
 def test_blocks_are_the_same_for_every_cut(pieces: list[Piece], cuts: list[bool]) -> None:
     whole = Segments()
     whole.push(pieces)
-    segments, blocks = Segments(), Blocks()
-    changes = []
+    segments, encoder = Segments(), Noted()
+    events = []
     for piece, cut in zip(pieces, cuts, strict=False):
         segments.push([piece])
         if cut:
-            changes += blocks.push(segments.take(""))
-    changes += blocks.push(segments.take("")) + blocks.end()
-    assert facts(blocks.all) == facts(blocks_of(whole.take("")))
-    life: dict[int, list[Happening]] = {}
-    grown: dict[int, str] = {}
-    for change in changes:
-        life.setdefault(change.block.index, []).append(change.what)
-        grown[change.block.index] = grown.get(change.block.index, "") + change.text
-    assert list(life) == list(range(len(blocks.all)))  # one after the other
-    for block in blocks.all:
-        assert life[block.index][0] is Happening.BEGUN
-        assert life[block.index][-1] is Happening.ENDED
-        assert set(life[block.index][1:-1]) <= {Happening.GROWN}
-        assert grown[block.index] == block.text
+            events += encoder.push(segments.take(""))
+    events += encoder.push(segments.take("")) + encoder.close()
+    assert facts(encoder.blocks) == facts(blocks_of(whole.take("")))
+    assert list(encoder.life) == list(range(len(encoder.blocks)))  # one after the other
+    told = [b"%d %b" % (index, what.encode()) for index, life in encoder.life.items() for what in life]
+    assert events == told
+    for block in encoder.blocks:
+        life = encoder.life[block.index]
+        assert (life[0], life[-1]) == ("begun", "ended")
+        assert set(life[1:-1]) <= {"grown"}
+        assert encoder.grown[block.index] == block.text
 
 
 def test_kinds_follow_one_another() -> None:
@@ -71,6 +91,6 @@ def test_kinds_follow_one_another() -> None:
 
 
 def test_an_end_without_a_beginning_is_nothing() -> None:
-    blocks = Blocks()
-    assert blocks.end() == []
-    assert blocks.all == []
+    encoder = Noted()
+    assert encoder.close() == []
+    assert encoder.blocks == []

@@ -33,6 +33,19 @@ async def test_a_path_that_is_nothing(path: str) -> None:
     assert answer.json()["error"]["message"] == f"there is nothing at {path[:200]}"
 
 
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [("/sleep", "--admin-address"), ("/v1/load_lora_adapter", "--admin-address and --lora-dir"),
+     ("/update_weights_from_disk", "--admin-address and --weights-dir")],
+)  # fmt: skip
+async def test_what_is_for_the_operator_is_told_so(path: str, options: str) -> None:
+    async with client(app_state(FakeLink(silent))) as http:
+        answer = await http.post(path)
+    assert answer.status_code == 404
+    told = f"there is nothing at {path}; it is for the operator, with {options}"
+    assert answer.json()["error"]["message"] == told
+
+
 async def test_a_wrong_method_is_told_the_right_ones() -> None:
     async with client(app_state(FakeLink(silent))) as http:
         answer = await http.get("/v1/chat/completions")

@@ -67,6 +67,18 @@ async def test_pairs_are_scored_by_the_cosine_of_their_vectors(first: Any, secon
     assert (answer["object"], answer["model"]) == ("list", "demo")
 
 
+@pytest.mark.parametrize("names", [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+async def test_pairs_by_their_other_names(names: tuple[str, str]) -> None:
+    first, second = names
+    code, answer = await post("/score", {first: "east", second: ["east", "north"]})
+    assert code == 200, answer
+    assert scores(answer) == pytest.approx([1.0, 0.0], abs=1e-6)
+    code, answer = await post("/invocations", {first: "east", second: "north"})
+    assert (code, len(scores(answer))) == (200, 1)
+    code, answer = await post("/score", {first: ["a", "b"], second: ["c"]})
+    assert f"{first} holds 2 texts and {second} 1" in answer["error"]["message"]
+
+
 async def test_a_text_of_several_pairs_is_asked_for_once() -> None:
     port = FakeLink(answering(pooled))
     _, answer = await post("/v1/score", {"text_1": "east", "text_2": ["north", "east", "north"]}, port)
@@ -125,6 +137,8 @@ async def test_the_makers_prompts_stand_before_queries_and_documents() -> None:
     ("path", "body", "param"),
     [
         ("/v1/score", {"text_1": "a"}, "text_2"),
+        ("/v1/score", {"text_1": "a", "queries": "b", "text_2": "c"}, "queries"),
+        ("/v1/score", {"queries": "a"}, "text_2"),
         ("/v1/score", {"text_1": [], "text_2": "a"}, "text_1"),
         ("/v1/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
         ("/v1/score", {"text_1": 5, "text_2": "a"}, "text_1"),

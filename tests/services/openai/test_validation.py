@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.protocol import limits
 from penstock.protocol.errors import InvalidRequest
+from penstock.protocol.messages import SubmitText
 from penstock.services.http import request_context as bodies
 from penstock.services.http.request_context import Nesting
 from penstock.services.openai.parameters import UNSUPPORTED
@@ -39,6 +40,7 @@ MALFORMED: tuple[tuple[str, bytes], ...] = (
     ("half a surrogate pair", HELLO.replace(b"Hello", b"\\ud800").replace(b'"a"', b'"\\ud800"') + b"}"),
     ("NaN", HELLO + b',"temperature":NaN,"model":NaN}'),
     ("infinity", HELLO + b',"temperature":1e999,"model":1}'),
+    ("a float and no end", b'{"max_tokens": 7.0, "prompt": "a'),
     ("control character", b'{"model":"a\nb"}'),
     ("deep array", HELLO + b',"x":' + b"[" * 100_000 + b"}"),
     ("deep object", HELLO + b',"model":' + b'{"a":' * 100_000 + b"}"),
@@ -54,6 +56,33 @@ async def test_malformed_bodies(path: str, what: str, body: bytes) -> None:
     assert answer.status_code == 400, what
     check_error(answer.json(), "invalid_request_error", answer.json()["error"]["param"])
     assert port.sent == []
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [(rb"cut \ud83d", True), (rb"\uD83Dx", True), (rb"\ud83d\u0041", True), (rb"\ud83d\ude00 \x", False),
+     (rb"a \\ud83d \x", False)],
+)  # fmt: skip
+async def test_a_text_cut_inside_a_character_is_told_from_other_malformed_ones(text: bytes, half: bool) -> None:
+    """JavaScript's texts are cut between halves of a pair, and its JSON has them as escapes."""
+    async with client(app_state(FakeLink(silent))) as http:
+        body = HELLO.replace(b"Hello", text) + b"}"
+        answer = await http.post(PATHS[0], content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert ("half of a surrogate pair" in answer.json()["error"]["message"]) == half
+
+
+@pytest.mark.parametrize(("given", "code"), [("7.0", 200), ("7.000", 200), ("7.5", 400), ("70e-1", 400), ('"7"', 400)])
+async def test_a_float_without_a_fraction_is_a_whole_number(given: str, code: int) -> None:
+    port = FakeLink(answering(words("ok")))
+    async with client(app_state(port)) as http:
+        body = f'{{"prompt": "a", "max_tokens": {given}, "top_k": {given}, "temperature": 1.0}}'.encode()
+        answer = await http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == code, answer.text
+    if code == 400:
+        check_error(answer.json(), "invalid_request_error", "max_tokens")
+    else:
+        assert [sent.sampling.max_tokens for sent in port.of(SubmitText)] == [7]
 
 
 @pytest.mark.parametrize("width", [1, 3, 64, 10_000])

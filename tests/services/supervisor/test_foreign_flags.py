@@ -45,6 +45,12 @@ PASTED = {
          "limit_mm_per_prompt": "4"},
         "--limit-mm-per-prompt.video --mm-processor-cache-gb --mm-encoder-tp-mode",
     ),
+    "vllm serve nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16 --max-num-seqs 8 --tool-call-parser qwen3_coder "
+    "--reasoning-parser nemotron_v3 --mamba_ssm_cache_dtype float32": (
+        {"model": "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "max_num_seqs": 8, "tool_call_parser": "qwen3_coder",
+         "reasoning_parser": "think"},
+        "--mamba_ssm_cache_dtype",
+    ),
     "vllm serve Qwen/Qwen3-VL-8B-Instruct --language-model-only --no-skip-mm-profiling": (
         {"model": "Qwen/Qwen3-VL-8B-Instruct", "limit_mm_per_prompt": "0"}, "--no-skip-mm-profiling",
     ),

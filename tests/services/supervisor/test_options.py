@@ -120,7 +120,7 @@ def test_a_mistake_in_the_file_names_the_file(tmp_path, text, message):
 def test_a_file_that_is_not_there(tmp_path):
     assert "No such file" in refusal(f"--config={tmp_path}/none.toml")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    assert "it must be TOML" in refusal(f"--config={tmp_path}/bytes")
+    assert "it must be TOML, as `penstock config` prints it" in refusal(f"--config={tmp_path}/bytes")
 
 
 def test_whole_numbers_serve_as_numbers(tmp_path):

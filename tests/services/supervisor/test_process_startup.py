@@ -26,7 +26,7 @@ def test_a_stage_ends_where_the_next_begins(tmp_path: Path, monkeypatch: pytest.
     assert [stage.name for stage in stages.all] == [IMPORTS, "loading weights", "waiting"]
     times = [stage.began for stage in stages.all]
     assert times == sorted(times)
-    assert [notice.status for notice in notices.receive()] == ["loading weights"]
+    assert [notice.fields["STATUS"] for notice in notices.receive()] == ["loading weights"]
     notices.close()
 
 

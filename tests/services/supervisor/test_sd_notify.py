@@ -24,7 +24,7 @@ def test_a_notice_arrives_with_its_fields_and_its_sender(listener):
     assert notify("READY=1", "STATUS=serving on port 8000", environ={"NOTIFY_SOCKET": str(listener.path)})
     (notice,) = listener.receive()
     assert notice.ready
-    assert notice.status == "serving on port 8000"
+    assert notice.fields["STATUS"] == "serving on port 8000"
     assert notice.pid == os.getpid()
     assert listener.receive() == []
 

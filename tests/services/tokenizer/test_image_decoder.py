@@ -1,5 +1,5 @@
 """Pictures of requests: whatever a file is, it is decoded or refused within its limits, and nobody else is harmed
-(image_worker.py, image_protocol.py)."""
+(image_worker.py, worker_protocol.py)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from penstock.protocol.errors import EngineFailure, InvalidRequest, Overloaded
 from penstock.protocol.images import ImageFile
 from penstock.services.tokenizer import image_decoder, image_worker, worker_pool
 from penstock.services.tokenizer.image_decoder import ImageDecoder
-from penstock.services.tokenizer.image_protocol import DECODED, Decoded, ImageJob, ImageSettings
-from penstock.services.tokenizer.worker_protocol import Refusal
+from penstock.services.tokenizer.worker_protocol import DECODED, Decoded, ImageJob, ImageSettings, Refusal
 from tests.engine_core.images.pictures import files, noise, read_picture, write
 
 PROCESSOR = ProcessorSpec(mean=(0.5,) * 3, std=(0.5,) * 3, resize=SmartResize(least=3136, most=100_000, factor=28))

@@ -128,7 +128,7 @@ async def test_it_renders_what_the_models_own_template_would() -> None:
                 await templates.render(chat(wrong), 0.0)
         statistics = templates.statistics()
         assert (statistics.rendered, statistics.refused, statistics.ended) == (1, 4, 0)
-        assert (statistics.workers, statistics.waiting) == (1, 0)
+        assert statistics.workers == 1
 
 
 async def test_contents_spell_no_control_tokens_in_a_requests_template_either() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from transformers import Gemma4TextConfig, Gemma4UnifiedTextConfig, PreTrainedConfig
 
-from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import families
 from penstock.engine_core.models.families.gemma4 import read_gemma4
+from penstock.engine_core.models.reading import ModelFile
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.parity import SIZES, check_parity
 
@@ -62,7 +62,7 @@ def test_parity(case: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_served_is_refused_by_name(key: str, value: object, complaint: str) -> None:
-    file = ConfigFile(Path("config.json"), {**SIZES, **GEMMA4, key: value}, families()["gemma4_text"].defaults)
+    file = ModelFile(Path("config.json"), {**SIZES, **GEMMA4, key: value}, families()["gemma4_text"].defaults)
     with pytest.raises(ModelError, match=f"{complaint}"):
         read_gemma4(file)
 
@@ -70,8 +70,8 @@ def test_what_is_not_served_is_refused_by_name(key: str, value: object, complain
 def test_global_heads_are_read_from_both_forms_of_files() -> None:
     values = {**SIZES, **GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
     defaults = families()["gemma4_text"].defaults
-    published = read_gemma4(ConfigFile(Path("config.json"), values, defaults))
+    published = read_gemma4(ModelFile(Path("config.json"), values, defaults))
     by_layer = {str(layer): {"head_dim": 32, "num_key_value_heads": 1} for layer in (1, 3)}
     del values["global_head_dim"], values["num_global_key_value_heads"]
-    assert read_gemma4(ConfigFile(Path("config.json"), {**values, "per_layer_config": by_layer}, defaults)) == published
+    assert read_gemma4(ModelFile(Path("config.json"), {**values, "per_layer_config": by_layer}, defaults)) == published
     assert [layer.attention.head_dim for layer in published.layers if layer.attention] == [16, 32, 16, 32]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import Lfm2Config, Lfm2MoeConfig, PreTrainedConfig
 
-from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import families
+from penstock.engine_core.models.reading import ModelFile
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.parity import SIZES, check_parity
 
@@ -51,7 +51,7 @@ def test_parity(case: str, tmp_path: Path) -> None:
 def test_what_is_refused(key: str, value: Any, why: str) -> None:
     family = families()["lfm2"]
     values = {**SIZES, **(KINDS if key != "full_attn_idxs" else {}), key: value}
-    file = ConfigFile(Path("config.json"), values, family.defaults)
+    file = ModelFile(Path("config.json"), values, family.defaults)
     with pytest.raises(ModelError, match=why) as found:
         family.read(file)
     assert key in str(found.value)

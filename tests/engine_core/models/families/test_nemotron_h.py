@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import NemotronHConfig, PreTrainedConfig
 
-from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import families
+from penstock.engine_core.models.reading import ModelFile
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.parity import SIZES, check_parity
 
@@ -65,7 +65,7 @@ def test_parity(case: str, tmp_path: Path) -> None:
 )
 def test_what_is_refused(key: str, value: Any, why: str) -> None:
     family = families()["nemotron_h"]
-    file = ConfigFile(Path("config.json"), {**SIZES, **HYBRID, key: value}, family.defaults)
+    file = ModelFile(Path("config.json"), {**SIZES, **HYBRID, key: value}, family.defaults)
     with pytest.raises(ModelError, match=why) as found:
         family.read(file)
     assert key in str(found.value)
@@ -73,6 +73,6 @@ def test_what_is_refused(key: str, value: Any, why: str) -> None:
 
 def test_letters_say_the_same_as_names() -> None:
     family = families()["nemotron_h"]
-    named = family.read(ConfigFile(Path("config.json"), {**SIZES, **HYBRID}, family.defaults))
+    named = family.read(ModelFile(Path("config.json"), {**SIZES, **HYBRID}, family.defaults))
     spelled = {**SIZES, **HYBRID, "hybrid_override_pattern": "ME*-", "layers_block_type": None}
-    assert family.read(ConfigFile(Path("config.json"), spelled, family.defaults)) == named
+    assert family.read(ModelFile(Path("config.json"), spelled, family.defaults)) == named

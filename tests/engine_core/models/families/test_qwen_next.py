@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3NextConfig
 
-from penstock.engine_core.models.config_file import ConfigFile
 from penstock.engine_core.models.families import families
+from penstock.engine_core.models.reading import ModelFile
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.parity import SIZES, check_parity
 
@@ -56,7 +56,7 @@ def test_parity(case: str, tmp_path: Path) -> None:
 )
 def test_what_is_refused(key: str, value: Any, why: str) -> None:
     family = families()["qwen3_5_text"]
-    file = ConfigFile(Path("config.json"), {**SIZES, **LINEAR, key: value}, family.defaults)
+    file = ModelFile(Path("config.json"), {**SIZES, **LINEAR, key: value}, family.defaults)
     with pytest.raises(ModelError, match=why) as found:
         family.read(file)
     assert key in str(found.value)

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Mistral3Config, PixtralImageProcessorPil
 
+from benchmarks.vision_shapes import tower_flops
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.vision_cost import tower_flops
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.vision.vision_folders import TEXT, random_image, read_tower, write
 

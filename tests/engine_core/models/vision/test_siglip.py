@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Gemma3Config, Gemma3ImageProcessorPil
 
+from benchmarks.vision_shapes import tower_flops
 from penstock.engine_core.images.processor_spec import Size
 from penstock.engine_core.models.attention import Pages
 from penstock.engine_core.models.decoder import Decoder
 from penstock.engine_core.models.spec import read_spec
-from penstock.engine_core.models.vision_cost import tower_flops
 from penstock.kernels.records import AttentionBatch, ImageRows
 from penstock.protocol.errors import ModelError
 from tests.engine_core.models.parity import PagedRun

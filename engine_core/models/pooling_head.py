@@ -1,5 +1,4 @@
-"""What encoders have beside their layers: tables that are added to the embedding of tokens, and products behind
-pooling, which classifiers among decoders have as well."""
+"""Products behind pooling, which encoders and classifiers have."""
 
 from __future__ import annotations
 
@@ -11,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.engine_core.models.layer_spec import NormSpec
-from penstock.engine_core.models.layers import Destination, Destinations, Norm, Placement, prefixed
+from penstock.engine_core.models.layers import Destination, Destinations, Norm, Placement, named
 from penstock.engine_core.models.pooler import DenseSpec
-from penstock.engine_core.models.spec import ModelSpec
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
@@ -24,33 +22,6 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
-
-
-class InputEmbedding:
-    """Positions and types of tokens, added to their embedding, and the norm of the sum."""
-
-    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
-        self.spec = spec.body.embedding
-        self.hidden = spec.hidden
-        rows = self.spec.positions, self.spec.types
-        self.positions, self.types = (placement.matrix(count, spec.hidden) if count else None for count in rows)
-        self.norm = None if self.spec.norm is None else Norm(spec.hidden, self.spec.norm, placement)
-
-    def forward(self, x: Tensor, positions: Tensor, types: Tensor | None) -> Tensor:
-        """`[tokens, hidden] -> [tokens, hidden]`. positions: int64 `[tokens]`. types: int32 `[tokens]`, None: zeros."""
-        if self.types is not None:
-            told = types is not None and len(self.types) > 1
-            x = x + (functional.embedding(types, self.types) if types is not None and told else self.types[0])
-        if self.positions is not None:
-            x = x + functional.embedding(positions + self.spec.first_position, self.positions)
-        return x if self.norm is None else self.norm.forward(x)
-
-    def destinations(self) -> Destinations:
-        for name, table in (("embed_positions", self.positions), ("embed_types", self.types)):
-            if table is not None:
-                yield f"{name}.weight", Destination(table, tuple(table.shape), fan_in=self.hidden)
-        if self.norm is not None:
-            yield from prefixed("embed_norm.", self.norm.destinations())
 
 
 class PoolingHead:
@@ -68,8 +39,7 @@ class PoolingHead:
         return x
 
     def destinations(self) -> Destinations:
-        for layer in self.layers:
-            yield from layer.destinations()
+        return named(*(("", layer) for layer in self.layers))
 
 
 class Dense:
@@ -92,5 +62,4 @@ class Dense:
         yield f"{spec.name}.weight", Destination(self.weight, (spec.outputs, spec.inputs), fan_in=spec.inputs)
         if spec.bias:
             yield f"{spec.name}.bias", Destination(self.bias, (spec.outputs,))
-        if self.norm is not None:
-            yield from prefixed(f"{spec.norm}.", self.norm.destinations())
+        yield from named((f"{spec.norm}.", self.norm))

@@ -6,7 +6,7 @@ import torch
 from msgspec import structs
 from torch.nn.functional import gelu
 
-from penstock.engine_core.models.layer_embedding import LayerEmbedding, LayerInput
+from penstock.engine_core.models.embedding import LayerEmbedding, LayerInput
 from penstock.engine_core.models.layer_spec import EmbeddingSpec
 from penstock.engine_core.models.layers import Placement
 from tests.engine_core.models.specs import small_spec

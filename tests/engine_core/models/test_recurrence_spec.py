@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.engine_core.models.mamba_spec import MambaSpec
+from penstock.engine_core.models.recurrence_spec import MambaSpec
 
 SPEC = MambaSpec(heads=4, head_dim=4, groups=2, state_dim=3, width=4)
 
