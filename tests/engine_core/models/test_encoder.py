@@ -1,4 +1,4 @@
-"""Decoders that became encoders, heads of decoders, and the products behind pooling."""
+"""Decoders that became encoders, heads of decoders, and the products behind pooling: `pooling_head.py`."""
 
 from __future__ import annotations
 
