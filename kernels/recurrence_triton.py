@@ -21,9 +21,9 @@ from penstock.kernels.launch import begin_pdl
 from penstock.kernels.recurrence_steps_triton import draft_kernel, entry_kernel, multiply, token_kernel
 from penstock.kernels.states import PIECE, Part, RecurrentCache, StateBatch
 
-MOST_COLUMNS = 64  # of a state that a single token's program has
-STATE_OF_WARP = 2048  # numbers of one
-MOST_REGISTERS = 128  # of its threads, so that two programs of eight warps run side by side
+STATE_TILE = 16384  # numbers of a state that a single token's program has in shared memory, half as many in registers
+TOKEN_WARPS = 4  # of it: few, for much of its work is each warp's
+RESIDENT = 2  # such programs of a multiprocessor, before one has several heads or tiles
 COLUMNS = 32  # of a state that a program of a row with drafts has
 SCANNED = 16  # of one that is carried through pieces
 TURNS = 4  # programs of the scan for each multiprocessor; they take turns
@@ -82,10 +82,15 @@ def recur_rows(part: Part, cache: RecurrentCache, batch: StateBatch, scale: floa
             num_warps=chip.loop_warps, num_stages=2 if chip.shared_memory > 128 << 10 else 1,
         )  # fmt: skip
     given = *inputs, *rings, *places, cache.states, v if skip is None else skip, out, scale, cache.states.stride(0)
-    columns = min(MOST_COLUMNS, triton.next_power_of_2(dim))
-    token_kernel[(triton.cdiv(dim, columns), heads, rows)](
-        *given, *strides, COLUMNS=columns, SKIP=skip is not None, **constants,
-        num_warps=min(max(constants["KEY_LANES"] * columns // STATE_OF_WARP, 1), 8), maxnreg=MOST_REGISTERS,
+    pipelined = chip.shared_memory > 128 << 10
+    columns = min(STATE_TILE // (1 if pipelined else 2) // constants["KEY_LANES"], triton.next_power_of_2(dim))
+    tiles, group, wanted = triton.cdiv(dim, columns), heads // key_heads, RESIDENT * chip.num_sms
+    shared = [some for some in range(1, group + 1) if group % some == 0 and rows * heads >= wanted * some]
+    own_heads = max(shared, default=1)
+    own_tiles = tiles if rows * heads >= wanted * own_heads else 1
+    token_kernel[(triton.cdiv(tiles, own_tiles), heads // own_heads, rows)](
+        *given, *strides, own_heads, own_tiles, COLUMNS=columns, STAGES=2 if pipelined else 1, SKIP=skip is not None,
+        **constants, num_warps=TOKEN_WARPS,
     )  # fmt: skip
     columns = COLUMNS if key_dim <= 128 else COLUMNS // 2  # what registers hold
     if batch.most_steps > 1:
