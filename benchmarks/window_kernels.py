@@ -106,8 +106,6 @@ def forms_of(case: Case, chip: Chip) -> dict[str, Tiling]:
         small = replace(before, block_n=32, warps=2, stages=4)
         found |= {"one loop": replace(before, one_loop=True), "small tile, one loop": replace(small, one_loop=True)}
         found["small tile"] = small
-    if after.ahead:
-        found["nothing ahead"] = replace(after, ahead=0)
     names = {form: name for name, form in reversed(found.items())}  # the first of a form
     return {name: form for form, name in reversed(names.items()) if form != after} | {"after": after}
 
@@ -284,7 +282,7 @@ def behind(clock: Any, scene: Scene, form: Tiling, exact: Tensor) -> dict[str, A
 
 def line(case: Case, name: str, form: Tiling, taken: dict[str, Any], copied: float) -> str:
     size = f"{form.block_n}x{form.warps}x{form.stages}" + f", {form.programs} programs" * (form.programs > 1)
-    label = f"  {name}: {size}" + f", {form.ahead} ahead" * (form.ahead > 0)
+    label = f"  {name}: {size}"
     if "us" not in taken:
         return f"{label:52} {taken['problem']}"
     found = f"{label:52} {taken['us']:8.2f} us {100 * case.bytes / (taken['us'] * 1e-6) / copied:6.1f} %"

@@ -18,7 +18,6 @@ def test_before_is_the_table_without_windows_and_after_is_the_products_own() -> 
         assert all(form.by_row for form in forms.values())
         if case.window:
             assert not forms["before"].one_loop
-            assert forms["before"].ahead == 0
     assert find_row(("window", "low"), 16, 256, 2, H200) is not None, "the table is whole again"
 
 
