@@ -98,7 +98,7 @@ from penstock.kernels.varlen_attention import varlen_attention  # noqa: E402
 ROWS = (1, 2, 8, 16, 32, 64, 128, 256, 1024, 8192)  # of a product
 BLOCK_SIZE = 16
 LONG = 131072
-ENCODED = (32, 64, 96, 128, 256)  # sizes of encoders' heads
+ENCODED = (32, 64, 72, 80, 96, 128, 256)  # sizes of encoders' heads
 
 
 @dataclass(frozen=True)
