@@ -98,7 +98,7 @@ from penstock.kernels.varlen_attention import varlen_attention  # noqa: E402
 ROWS = (1, 2, 8, 16, 32, 64, 128, 256, 1024, 8192)  # of a product
 BLOCK_SIZE = 16
 LONG = 131072
-ENCODED = (32, 64, 96, 128, 256)  # sizes of encoders' heads
+ENCODED = (32, 64, 72, 80, 96, 128, 256)  # sizes of encoders' heads
 
 
 @dataclass(frozen=True)
@@ -404,8 +404,19 @@ def attention_rows(chip: Chip) -> None:
         served = row.item == 2 or (row.item == 1 and chip.float8)
         if served and row.shared_bytes(row.dim, chip) <= chip.shared_memory:
             by_row = row.kind not in ("short", "long")
-            tiling = attention_tiling.Tiling(row.block_m, row.block_n, 8, row.warps, row.stages, by_row)
-            options = AttentionOptions(1.0, kv_scales=memory(2, 1, kind=torch.float32) if row.item == 1 else None)
+            small = row.kind == "window"
+            tiling = attention_tiling.Tiling(
+                row.block_m,
+                row.block_n,
+                1 if small else 8,
+                row.warps,
+                row.stages,
+                by_row,
+                one_loop=small,
+            )
+            options = AttentionOptions(
+                1.0, 128 if small else 0, kv_scales=memory(2, 1, kind=torch.float32) if row.item == 1 else None
+            )
             kind = E4M3 if row.item == 1 else torch.bfloat16
             q, pages = memory(64, 8, row.dim), memory(1 << 12, BLOCK_SIZE, 1, row.dim, kind=kind)
             batch = AttentionBatch(

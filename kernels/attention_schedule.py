@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.attention_tiling import Tiling, most_splits, tile_lines
 from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch
 
@@ -59,6 +60,35 @@ def schedule_prefixes(
         num_warps=8 * wide, launch_pdl=pdl,
     )  # fmt: skip
     return found
+
+
+def launched_tiles(batch: AttentionBatch, tokens: int, tiling: Tiling, group: int, shortest: int) -> tuple[Tensor, int]:
+    """What tells the programs of a launch their tiles, and how many tiles there are at most. group: heads that share
+    keys; shortest: fewest queries of rows that are listed."""
+    if tiling.by_row:
+        return batch.query_start, len(batch.context)
+    queries = tiling.block_m // group
+    listed = tiles_of(batch, tokens, queries, shortest)
+    return listed, most_tiles(len(batch.context), tokens, queries, shortest)
+
+
+def partial_results(
+    batch: AttentionBatch, out: Tensor, tiling: Tiling, group: int, tiles: int, reach: int
+) -> tuple[Tensor, Tensor, Tensor, int, int]:
+    """Memory for what the splits of each tile give, fp32 [tiles, places, lines, dim], and the logarithms of their
+    weights, [tiles, places, lines]; counters of the programs that are done; places and lines.
+
+    tiles: of each key-value head; reach: keys that one sees, at most.
+    """
+    lines = tile_lines(tiling, group, batch.max_query)
+    if tiling.programs == 1:
+        return out, out, batch.query_start, 1, lines  # of which nothing is read or written
+    shape = tiles, most_splits(tiling, reach), lines
+    partials = torch.empty(*shape, out.shape[2], dtype=torch.float32, device=out.device)
+    lses = torch.empty(*shape, dtype=torch.float32, device=out.device)
+    arrivals = batch.query_start.new_zeros(tiles) if batch.arrivals is None else batch.arrivals
+    assert len(arrivals) >= tiles
+    return partials, lses, arrivals, *shape[1:]
 
 
 def tiles_of(batch: AttentionBatch, tokens: int, queries: int, shortest: int) -> Tensor:

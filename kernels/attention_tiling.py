@@ -1,7 +1,7 @@
 """How a batch of attention is cut into programs: sizes on the host decide alone, so that nothing waits for the device.
 
 The tiles stand in attention_tilings.json, in the order of preference: the best of `benchmarks.kernels --sweep` on an
-H200 first. The first that the chip has the shared memory for is taken.
+H200 first; those of windows by `benchmarks.window_kernels`. The first that the chip has the shared memory for is taken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RESIDENT = 2  # low tiles that an SM wants at once: one waits for its keys while
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """A tile for heads of up to `dim` numbers of `item` bytes."""
 
-    kind: str  # low, few, packed: of a sequence's queries; short, long: of a chunk's
+    kind: str  # low, few, window, packed: of a sequence's queries; short, long: of a chunk's
     item: int  # 1: keys and values, of which products take copies in 2 bytes, as queries are
     dim: int
     block_m: int
@@ -67,6 +67,7 @@ class Tiling:
     by_row: bool = False  # a tile is a sequence, and sequences whose queries do not fit are left out
     split_keys: int = 0  # keys of a split; 0: as many as a program has, at least `min_split_keys`
     min_split_keys: int = MIN_SPLIT_KEYS
+    one_loop: bool = False  # all keys are masked, in one loop, and keys and values have one layout
 
 
 @dataclass(frozen=True)
@@ -143,14 +144,14 @@ def packed_lines(shape: Shape, chip: Chip) -> int:
 
 def low_tiling(shape: Shape, queries: int, chip: Chip) -> Tiling:
     """A tile for each row of up to `queries`; keys are cut where rows are too few for the device."""
-    lines, waves = power_of_2(queries * shape.group), WAVES
+    lines, tiles = power_of_2(queries * shape.group), shape.rows * shape.kv_heads
+    few = lines <= LOW and tiles * FEW_TILES <= chip.num_sms
+    programs = split_programs(shape, shape.rows, 1 if few else WAVES, chip)
     if lines > LOW:
-        tiling = cut(("packed", "short"), lines, shape, chip)
-    elif shape.rows * shape.kv_heads * FEW_TILES <= chip.num_sms:
-        tiling, waves = cut(("few", "low"), lines, shape, chip), 1
-    else:
-        tiling = cut(("low",), lines, shape, chip)
-    return replace(tiling, programs=split_programs(shape, shape.rows, waves, chip), by_row=True)
+        return replace(cut(("packed", "short"), lines, shape, chip), programs=programs, by_row=True)
+    first = "few" if few else "window" if shape.window and tiles * programs >= chip.num_sms else "low"
+    tiling = cut((first, "low"), lines, shape, chip)
+    return replace(tiling, programs=programs, by_row=True, one_loop=shape.window > 0)
 
 
 def tall_tiling(shape: Shape, chip: Chip) -> Tiling:

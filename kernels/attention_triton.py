@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.attention_fp8 import dim_tile, head_pages, paired, paired_queries, unpack
-from penstock.kernels.attention_schedule import HEADER, PLACE, PREFIX, STEP, UNIT, most_tiles, tiles_of
-from penstock.kernels.attention_tiling import Tiling, most_splits, power_of_2, tile_lines
+from penstock.kernels.attention_schedule import HEADER, PLACE, PREFIX, STEP, UNIT, launched_tiles, partial_results
+from penstock.kernels.attention_tiling import Tiling, power_of_2
 from penstock.kernels.chip import chip_of
 from penstock.kernels.records import AttentionBatch, AttentionOptions, SharedPrefixes
 
@@ -36,27 +35,17 @@ def attend_tiles(
     the keys that others have attended to with them, and add the results of those.
     """
     tokens, heads, dim = q.shape
-    rows, kv_heads = len(batch.context), k_pages.shape[2]
+    kv_heads = k_pages.shape[2]
     group = heads // kv_heads
-    queries = tiling.block_m // group  # of a tile
-    assert queries > 0, f"{group} heads share keys, more than the {tiling.block_m} rows of a tile"
+    assert tiling.block_m >= group, f"{group} heads share keys, more than the {tiling.block_m} rows of a tile"
     assert q.stride(2) == 1 and q.stride(1) == dim  # noqa: PT018
     assert k_pages.is_contiguous() and v_pages.is_contiguous() and out.is_contiguous()  # noqa: PT018
-    listed, tiles = batch.query_start, rows
-    if not tiling.by_row:
-        listed, tiles = tiles_of(batch, tokens, queries, shortest), most_tiles(rows, tokens, queries, shortest)
-    lines = tile_lines(tiling, group, batch.max_query)
-    partials, lses, arrivals, places = out, out, batch.query_start, 1
-    if tiling.programs > 1:
-        window = options.window
-        ahead = queries if batch.limits is None else batch.max_query  # of a tile's first query
-        reach = min(batch.max_context, window + ahead + tiling.block_n) if window else batch.max_context
-        places = most_splits(tiling, reach)
-        shape = tiles * kv_heads, places, lines
-        partials = torch.empty(*shape, dim, dtype=torch.float32, device=q.device)
-        lses = torch.empty(*shape, dtype=torch.float32, device=q.device)
-        arrivals = arrivals.new_zeros(tiles * kv_heads) if batch.arrivals is None else batch.arrivals
-        assert len(arrivals) >= tiles * kv_heads
+    listed, tiles = launched_tiles(batch, tokens, tiling, group, shortest)
+    reach = batch.max_context
+    if options.window:
+        behind = tiling.block_m // group if batch.limits is None else batch.max_query  # a tile's first query
+        reach = min(reach, options.window + behind + tiling.block_n)
+    partials, lses, arrivals, places, lines = partial_results(batch, out, tiling, group, tiles * kv_heads, reach)
     scale, sinks, limits = options.scale * LOG2_E, options.sinks, batch.limits
     if options.softcap:
         scale = 2 * scale / options.softcap  # of the exponent in tanh
@@ -72,7 +61,7 @@ def attend_tiles(
         BLOCK_M=tiling.block_m, BLOCK_N=tiling.block_n,
         COMBINE_M=power_of_2(group) if tiling.by_row and batch.max_query == 1 else tiling.block_m,
         SOFTCAP=options.softcap * LOG2_E, SINKS=sinks is not None, SHARED=prefixes is not None,
-        LIMITED=limits is not None,
+        LIMITED=limits is not None, ONE_LOOP=tiling.one_loop,
         ASM=chip.runs_triton, PDL=chip.pdl, num_warps=tiling.warps, num_stages=tiling.stages, launch_pdl=chip.pdl,
     )  # fmt: skip
 
@@ -128,6 +117,7 @@ def attend_keys(
     q, q_second, k_pages, v_pages, table, position, limit, lowest, scale, found, second, row_max, row_sum, first, end,
     STRIDE: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, ASM: tl.constexpr,
+    ONE_LAYOUT: tl.constexpr = False,
 ):  # fmt: skip
     """Carry the softmax of a tile on over keys first .. end - 1. Unless MASKED every row sees all of them.
 
@@ -136,6 +126,7 @@ def attend_keys(
     weights. scale: positive, of the scores, in base 2; with SOFTCAP, which is in base 2 too, of the exponent in tanh.
     Where pages hold pairs (see `paired`), q and found have their first numbers, q_second and `second` the others; a
     head has DIM pairs, and STRIDE counts pairs. Fused operations are written out, so that MASKED rounds no differently.
+    ONE_LAYOUT: keys are loaded like values, which takes fewer registers; the keys must be MASKED.
     """
     PAIRS: tl.constexpr = k_pages.dtype.element_ty == tl.int16
     DIM_TILE: tl.constexpr = q.shape[1]
@@ -154,7 +145,11 @@ def attend_keys(
         slots = (blocks.to(tl.int64) * BLOCK_SIZE + places % BLOCK_SIZE) * STRIDE
         k_places = k_pages + slots[None, :] + dims[:, None]  # [dim, keys]
         v_places = v_pages + slots[:, None] + dims[None, :]  # [keys, dim]
-        if MASKED or DIM < DIM_TILE:
+        if ONE_LAYOUT:
+            held = there[:, None] & in_head[None, :]
+            k = tl.trans(tl.load(k_pages + slots[:, None] + dims[None, :], mask=held, other=0.0))
+            v = tl.load(v_places, mask=held, other=0.0)
+        elif MASKED or DIM < DIM_TILE:
             k = tl.load(k_places, mask=there[None, :] & in_head[:, None], other=0.0)
             v = tl.load(v_places, mask=there[:, None] & in_head[None, :], other=0.0)
         else:
@@ -195,11 +190,11 @@ def attend_keys(
 def attend_split(
     q, k_pages, v_pages, table, position, limit, scale, gain, lowest, highest, first, end,
     BLOCK_M: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, ASM: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, SOFTCAP: tl.constexpr, ONE_LOOP: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile over keys first .. end - 1 alone: fp32 [rows, dim], and [rows] the base-2 logarithm of
     its weight, -inf for a row that sees none. position, limit: see `attend_keys`. lowest, highest: positions of the
-    tile's first and last query. gain: of values that are pairs.
+    tile's first and last query. gain: of values that are pairs. ONE_LOOP: see `attention_kernel`.
     """
     PAIRS: tl.constexpr = k_pages.dtype.element_ty == tl.int16
     WIDE: tl.constexpr = DIM // 2 if PAIRS else DIM
@@ -212,22 +207,23 @@ def attend_split(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     # Between `clear` and `masked` every query of the tile sees every key.
-    clear = first
-    if WINDOW > 0:
-        after = highest + 1 - WINDOW  # first key that the last query sees
-        clear = tl.minimum(first + tl.cdiv(tl.maximum(after - first, 0), BLOCK_N) * BLOCK_N, end)
+    clear, masked = first, first
+    if not ONE_LOOP:
+        if WINDOW > 0:
+            after = highest + 1 - WINDOW  # first key that the last query sees
+            clear = tl.minimum(first + tl.cdiv(tl.maximum(after - first, 0), BLOCK_N) * BLOCK_N, end)
+            sums, second, row_max, row_sum = attend_keys(
+                q, q_second, k_pages, v_pages, table, position, limit, lowest, scale, sums, second, row_max, row_sum,
+                first, clear, KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
+            )  # fmt: skip
+        masked = clear + tl.maximum(tl.minimum(lowest + 1, end) - clear, 0) // BLOCK_N * BLOCK_N
         sums, second, row_max, row_sum = attend_keys(
             q, q_second, k_pages, v_pages, table, position, limit, lowest, scale, sums, second, row_max, row_sum,
-            first, clear, KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
+            clear, masked, KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False, ASM,
         )  # fmt: skip
-    masked = clear + tl.maximum(tl.minimum(lowest + 1, end) - clear, 0) // BLOCK_N * BLOCK_N
     sums, second, row_max, row_sum = attend_keys(
         q, q_second, k_pages, v_pages, table, position, limit, lowest, scale, sums, second, row_max, row_sum,
-        clear, masked, KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, False, ASM,
-    )  # fmt: skip
-    sums, second, row_max, row_sum = attend_keys(
-        q, q_second, k_pages, v_pages, table, position, limit, lowest, scale, sums, second, row_max, row_sum,
-        masked, end, KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM,
+        masked, end, KV_HEADS * WIDE, WIDE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, True, ASM, ONE_LOOP,
     )  # fmt: skip
     whole = tl.where(row_sum > 0, row_sum, 1.0)
     if PAIRS:
@@ -392,7 +388,7 @@ def attention_kernel(
     WINDOW: tl.constexpr, BY_ROW: tl.constexpr, SPLIT_K: tl.constexpr, SPLIT_KEYS: tl.constexpr,
     MIN_ITERATIONS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COMBINE_M: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SHARED: tl.constexpr, LIMITED: tl.constexpr,
-    ASM: tl.constexpr, PDL: tl.constexpr,
+    ONE_LOOP: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile over some splits of its keys. scale, SOFTCAP: see `attend_keys`. sinks: fp32 [heads], read if SINKS.
     kv_scales: of pages that hold pairs.
@@ -402,7 +398,8 @@ def attention_kernel(
     SPLIT_K: several programs take the splits in turn. partials: fp32 [tiles, kv_heads, places, lines, dim]; lses: the
     same without dim. arrivals: int32 [tiles, kv_heads] counts the programs that are done, and is left zero.
     SHARED: rows of one query add what `shared` holds by the schedule, see `kernels.attention_prefix`. LIMITED: limits
-    are read, see `AttentionBatch`.
+    are read, see `AttentionBatch`. ONE_LOOP: one loop masks all keys, where three of few iterations would take most of
+    their time to begin and end.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = BLOCK_M // GROUP
@@ -443,7 +440,7 @@ def attention_kernel(
             partial, lse = attend_split(
                 q_tile, k_pages, v_pages, table, position, limit, scale, gain, lowest, highest,
                 tl.maximum(low, first), tl.minimum(low + SPLIT_KEYS, end),
-                BLOCK_M, KV_HEADS, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
+                BLOCK_M, KV_HEADS, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ONE_LOOP, ASM,
             )  # fmt: skip
             if SPLIT_K:
                 store_partial(partials, lses, held + split * lines, partial, lse, real, DIM, DIM_TILE)
@@ -457,7 +454,7 @@ def attention_kernel(
         partial, lse = attend_split(
             q_tile, k_pages, v_pages, table, position, limit, scale, gain, lowest, highest,
             low, tl.minimum(low + size, end),
-            BLOCK_M, KV_HEADS, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ASM,
+            BLOCK_M, KV_HEADS, DIM, DIM_TILE, BLOCK_SIZE, WINDOW, BLOCK_N, SOFTCAP, ONE_LOOP, ASM,
         )  # fmt: skip
         if SHARED and own == 0:
             partial, lse = add_prefix(

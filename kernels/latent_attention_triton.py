@@ -13,17 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.attention_schedule import most_tiles, tiles_of
+from penstock.kernels.attention_schedule import launched_tiles, partial_results
 from penstock.kernels.attention_tiling import (
     TALL_WAVES,
     WAVES,
     Shape,
     Tiling,
-    most_splits,
     power_of_2,
     split_programs,
     tall_tiles,
-    tile_lines,
     with_invariant_splits,
 )
 from penstock.kernels.attention_triton import (
@@ -103,20 +101,12 @@ def attend_tiles(
     """One launch, which writes `out  # [tokens, heads, rank]` for rows that it serves: as of
     `attention_triton.attend_tiles`."""
     tokens, heads, width = q.shape
-    rows, groups, rank = len(batch.context), shape.kv_heads, out.shape[2]
+    groups, rank = shape.kv_heads, out.shape[2]
     assert q.is_contiguous() and pages.is_contiguous()  # noqa: PT018
-    queries = tiling.block_m // shape.group
-    listed, tiles = batch.query_start, rows
-    if not tiling.by_row:
-        listed, tiles = tiles_of(batch, tokens, queries, shortest), most_tiles(rows, tokens, queries, shortest)
-    lines = tile_lines(tiling, shape.group, batch.max_query)
-    partials, lses, arrivals, places = out, out, batch.query_start, 1
-    if tiling.programs > 1:
-        places = most_splits(tiling, batch.max_context)
-        partials = torch.empty(tiles * groups, places, lines, rank, dtype=torch.float32, device=q.device)
-        lses = torch.empty(tiles * groups, places, lines, dtype=torch.float32, device=q.device)
-        arrivals = arrivals.new_zeros(tiles * groups) if batch.arrivals is None else batch.arrivals
-        assert len(arrivals) >= tiles * groups
+    listed, tiles = launched_tiles(batch, tokens, tiling, shape.group, shortest)
+    partials, lses, arrivals, places, lines = partial_results(
+        batch, out, tiling, shape.group, tiles * groups, batch.max_context
+    )  # fmt: skip
     pdl = chip_of(q.device).pdl
     latent_kernel[(groups, tiles, tiling.programs) if tiling.by_row else (tiles, groups, tiling.programs)](
         q, pages, out, partials, lses, arrivals, listed, batch.query_start, batch.context, batch.slots,

@@ -65,6 +65,36 @@ def test_few_rows_fill_the_device_too() -> None:
         assert programs > H200.num_sms * 0.9, count
 
 
+def small(rows: int, window: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int, int, bool]:
+    """Keys of an iteration, warps and stages of a batch of single queries, whether they are one loop."""
+    form = low_tiling(shape([(1, 8192)] * rows, window, dim=dim, dtype=dtype), 1, H200)
+    return form.block_n, form.warps, form.stages, form.one_loop
+
+
+def test_windows_of_single_queries_have_tiles_of_their_own() -> None:
+    assert small(64, 128, 64) == (64, 2, 5, True)
+    assert small(64, 128, 128) == (64, 2, 4, True)
+    assert small(64, 128, 256) == (32, 2, 4, True)
+    assert small(64, 1024, 256) == (32, 2, 4, True)
+    assert small(256, 128, 256) == (32, 2, 4, True)
+    assert small(8, 128, 256) == small(1, 128, 256) == (64, 4, 3, True)  # fewer programs than processors
+    assert small(8, 1024, 256) == (32, 2, 4, True)
+    assert small(1, 128, 128) == (128, 4, 3, True)
+    assert small(64, 128, 256, torch.float8_e4m3fn) == (64, 2, 3, True)
+    assert small(64, 0, 256) == (64, 4, 3, False)
+
+
+def test_only_windows_of_few_queries_are_one_loop() -> None:
+    """A batch-invariant result has the same loops in any batch."""
+    for window, queries, count in product((0, 100, 1000), (1, 4, 8, 500), COUNTS):
+        one = shape([(queries, 5000)] * count, window)
+        by_row, chunks, _ = launches(one, True, H200)
+        assert not any(form.one_loop for form in (by_row, chunks) if form is not None)
+        by_row, chunks, _ = launches(one, False, H200)
+        assert chunks is None or not chunks.one_loop
+        assert by_row is None or by_row.one_loop == (window > 0 and by_row.block_m == 16)
+
+
 def test_short_chunks_that_see_much_are_cut_and_others_are_not() -> None:
     assert wants_split_k(shape([(32, 4096)]), H200)
     assert wants_split_k(shape([(128, 4224)]), H200)
@@ -152,10 +182,10 @@ def test_one_program_to_a_tile_where_partial_results_would_take_too_much() -> No
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_any_heads_are_served_within_the_shared_memory(chip: Chip, dtype: torch.dtype, dim: int) -> None:
     """Keys and values of an iteration, the queries, the weights. Only groups of 64 of the widest heads need more."""
-    for group, batch, invariant in product((1, 3, 4, 5, 7, 12, 16, 64), BATCHES, (False, True)):
+    for group, batch, invariant, window in product((1, 3, 4, 5, 7, 12, 16, 64), BATCHES, (False, True), (0, 128)):
         if group == 64 and dim * dtype.itemsize > 512 and chip.shared_memory < 200 << 10:
             continue
-        one = shape(batch, 0, 8 * group, dim, dtype)
+        one = shape(batch, window, 8 * group, dim, dtype)
         by_row, chunks, _ = launches(one, invariant, chip)
         for form in filter(None, (by_row, chunks)):
             held = (2 * form.block_n + form.block_m) * power_of_2(dim) * dtype.itemsize

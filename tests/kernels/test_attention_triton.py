@@ -35,9 +35,10 @@ def form(
     split_keys: int = 0,
     block_n: int = 16,
     warps: int = 4,
+    one_loop: bool = False,
 ) -> Tiling:
     """Splits may be as small as an iteration."""
-    return Tiling(block_m, block_n, programs, warps, 2, by_row, split_keys, block_n)
+    return Tiling(block_m, block_n, programs, warps, 2, by_row, split_keys, block_n, one_loop)
 
 
 def attend(scene: Scene, tiling: Tiling, window: int = 0, shortest: int = 1) -> torch.Tensor:
@@ -101,16 +102,39 @@ def test_windows(rows: Rows, programs: int, split_keys: int, window: int, device
     check(Scene(rows, 4, 2, 16, 8), device, form(16, programs, by_row=by_row, split_keys=split_keys), window)
 
 
+@pytest.mark.parametrize(
+    ("dim", "softcap", "fp8", "images"),
+    [(16, 0.0, False, False), (24, 5.0, False, False), (32, 0.0, True, False), (16, 0.0, False, True)],
+    ids=["plain", "cap and sinks", "e4m3", "images"],
+)
+@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 33, 100])
+def test_one_loop_over_the_keys_of_windows(
+    window: int, programs: int, dim: int, softcap: float, fp8: bool, images: bool, device: str
+) -> None:
+    """It gives the bits of the three loops: keys come in the same blocks."""
+    rows: Rows = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 64), (2, 2), (3, 50), (8, 33)]
+    seen = [(6, 44, 50), (7, 27, 31)] if images else None
+    scene = Scene(rows, 4, 2, dim, 8, softcap=softcap, sinks=softcap > 0, fp8=fp8, images=seen)
+    tiling = form(16, programs, by_row=True, one_loop=True)
+    check(scene, device, tiling, window)
+    moved = scene.on(device)
+    assert torch.equal(attend(moved, tiling, window), attend(moved, replace(tiling, one_loop=False), window))
+
+
 @pytest.mark.parametrize(("programs", "split_keys"), [(1, 0), (3, 0), (2, 32)])
 @pytest.mark.parametrize("window", [1, 20, 33])
-def test_keys_before_the_window_are_not_read(window: int, programs: int, split_keys: int, device: str) -> None:
+@pytest.mark.parametrize("one_loop", [False, True])
+def test_keys_before_the_window_are_not_read(
+    one_loop: bool, window: int, programs: int, split_keys: int, device: str
+) -> None:
     """They are not numbers here, which a weight of zero would keep."""
     scene = Scene([(1, 64), (1, 70), (3, 90), (1, 5)], 4, 2, 16, 8)
     for row, (queries, context) in enumerate(scene.rows):
         gone = torch.arange(max(0, context - queries + 1 - window))
         for pages in (scene.k_pages, scene.v_pages):
             pages[scene.tables[row][gone // 8].long(), gone % 8] = math.nan
-    check(scene, device, form(16, programs, by_row=True, split_keys=split_keys), window)
+    check(scene, device, form(16, programs, by_row=True, split_keys=split_keys, one_loop=one_loop), window)
 
 
 @pytest.mark.parametrize("split_keys", [0, 32])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.chip import CHIPS
 from penstock.kernels.records import AttentionOptions
-from penstock.kernels.varlen_attention_triton import attend_sequences, tile_of
+from penstock.kernels.varlen_attention_triton import attend_sequences, columns_of, tile_of
 from tests.kernels.varlen_scene import LENGTHS, Sequences, exact, sequences
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "poisoned"), pytest.mark.sweep]
@@ -27,7 +27,7 @@ def run(scene: Sequences, device: str, window: int = 0) -> Tensor:
 @pytest.mark.parametrize("dtype", ROUNDING)
 @pytest.mark.parametrize("window", [0, 1, 9])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(2, 2, 16), (4, 2, 24), (3, 1, 64), (2, 2, 72), (2, 2, 80), (2, 1, 256)]
+    ("heads", "kv_heads", "dim"), [(2, 2, 16), (4, 2, 24), (3, 1, 64), (2, 2, 72), (2, 2, 80), (2, 1, 144), (2, 1, 256)]
 )
 def test_definition(heads: int, kv_heads: int, dim: int, window: int, dtype: torch.dtype, device: str) -> None:
     if dtype == torch.bfloat16 and device == "cpu":
@@ -56,6 +56,12 @@ def test_a_text_has_the_same_bits_beside_others(device: str) -> None:
         alone = replace(scene, tensors=(q, k, v), query_start=torch.tensor([0, length]).int(), lengths=(length,))
         assert torch.equal(run(alone, device, 20), together[first : first + length])
         first += length
+
+
+def test_few_columns_behind_a_power_of_two_are_a_tile_of_their_own() -> None:
+    assert [columns_of(dim) for dim in (8, 16, 24, 48, 64)] == [(16, 0), (16, 0), (32, 0), (64, 0), (64, 0)]
+    assert [columns_of(dim) for dim in (65, 72, 80, 144)] == [(64, 16), (64, 16), (64, 16), (128, 16)]
+    assert [columns_of(dim) for dim in (81, 96, 128, 256)] == [(128, 0), (128, 0), (128, 0), (256, 0)]
 
 
 @pytest.mark.parametrize("chip", CHIPS)
