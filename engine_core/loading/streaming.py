@@ -103,7 +103,7 @@ class WeightStream:
 
 def read(file: int, start: int, into: Tensor) -> None:
     """Fill a tensor of bytes, in the host's memory, with those of a file. Raises EOFError where it has fewer."""
-    left = into.numpy().data
+    left = memoryview(into.numpy())
     while len(left):
         count = os.preadv(file, [left], start)
         if not count:
@@ -113,7 +113,7 @@ def read(file: int, start: int, into: Tensor) -> None:
 
 def write(file: int, start: int, source: Tensor) -> None:
     """Write a tensor of bytes, in the host's memory, to a file. Raises OSError."""
-    left = source.numpy().data
+    left = memoryview(source.numpy())
     while len(left):
         count = os.pwrite(file, left, start)
         left, start = left[count:], start + count
