@@ -77,8 +77,7 @@ def fill(destination: Destination, tensor: Tensor, stored: Any, stream: WeightSt
     there once it is flushed."""
     for place, part in cuts(destination, tensor):
         found = stored_part(stored, place)
-        alike = not destination.offset and part.dtype == found.dtype and found.is_contiguous()
-        if stream is not None and alike and stream.takes(part):
+        if stream is not None and not destination.offset and stream.takes(part, found):
             stream.copy(part, found)
         else:
             part.copy_(found)

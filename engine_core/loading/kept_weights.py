@@ -8,9 +8,10 @@ that is to be filled, and each tensor's sum, taken on the device, with that of t
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, cast
 
@@ -18,7 +19,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from penstock.engine_core.loading import streaming
 from penstock.engine_core.loading.digests import BITS
 from penstock.engine_core.loading.streaming import WeightStream
 from penstock.engine_core.models.layers import Destination, Destinations, owners_of, pack, reopen
@@ -113,7 +113,7 @@ def write(file: int, parts: Parts, key: str, path: str, version: str, room: int)
         if size > room:
             raise MemoryError(f"weights take {size} bytes, and {room} of the host's memory are free")
         os.ftruncate(file, size)
-        sums = copied(sources, starts, file)
+        sums = copied(sources, starts, mapped(file, size))
     kept = [KeptBytes(start, bytes_of(source), total)
             for source, start, total in zip(sources, starts, sums, strict=True)]  # fmt: skip
     tensors = [KeptTensor(name_of(tensor.dtype), tuple(tensor.shape), own, tensor.is_mkldnn, tensor.is_meta)
@@ -151,10 +151,10 @@ def restore(file: int, parts: Parts, key: str, device: torch.device) -> Table:
     with closing(Filler(file, device)) as filler, torch.inference_mode():
         try:
             filler.fill(table, parts)
-        except (KeptWeightsError, OSError, EOFError) as error:
+        except KeptWeightsError:
             for part in parts.values():
                 reopen(places(part))
-            raise KeptWeightsError(str(error)) from None
+            raise
         for part in parts.values():
             pack(places(part))
     return table
@@ -165,7 +165,7 @@ class Filler:
 
     def __init__(self, file: int, device: torch.device) -> None:
         self._device = device
-        self._file = file
+        self._bytes = mapped(file, os.fstat(file).st_size)
         self._stream = stream_of(device)
         self._sums: list[tuple[Tensor, int]] = []
 
@@ -202,16 +202,12 @@ class Filler:
         return packed(made) if kept.packed else made
 
     def _fill(self, tensor: Tensor, kept: KeptBytes) -> None:
-        target = flat(tensor)
-        if len(target) != kept.count:
+        target, stored = flat(tensor), self._bytes[kept.first : kept.first + kept.count]
+        if len(target) != len(stored):
             raise KeptWeightsError("its tensors are not those of the model")
-        if self._stream is not None and self._stream.takes(target):
-            self._stream.read(target, self._file, kept.first)
-        elif target.device.type == "cpu":
-            streaming.read(self._file, kept.first, target)
+        if self._stream is not None and self._stream.takes(target, stored):
+            self._stream.copy(target, stored)
         else:
-            stored = torch.empty(kept.count, dtype=torch.uint8)
-            streaming.read(self._file, kept.first, stored)
             target.copy_(stored)
         self._sums.append((target, kept.sum))
 
@@ -298,23 +294,27 @@ def placed(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
     return starts, max(1, end)
 
 
-def copied(tensors: Sequence[Tensor], starts: Sequence[int], file: int) -> list[int]:
+def copied(tensors: Sequence[Tensor], starts: Sequence[int], to: Tensor) -> list[int]:
     """Copy them to the file; their sums."""
     stream = next(filter(None, map(stream_of, dict.fromkeys(tensor.device for tensor in tensors))), None)
     sums: list[int] = []
-    with nullcontext() if stream is None else closing(stream):
+    try:
         if stream is not None:
             sums = sum_of(tensors)
         for tensor, start in zip(tensors, starts, strict=True):
             source = tensor if tensor.is_meta else flat(tensor)
             if stream is None:
                 sums += sum_of([source])
-            if stream is not None and stream.takes(source):
-                stream.write(source, file, start)
-            elif bytes_of(source):
-                streaming.write(file, start, source.cpu())
+            place = to[start : start + bytes_of(tensor)]
+            if stream is not None and stream.takes(place, source):
+                stream.copy(place, source)
+            elif len(place):
+                place.copy_(source)
         if stream is not None:
             stream.flush()
+    finally:
+        if stream is not None:
+            stream.close()
     return sums
 
 
@@ -342,3 +342,11 @@ def form_of(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def mapped(file: int, size: int) -> Tensor:
+    """The file's bytes; writing to them writes the file."""
+    memory = mmap.mmap(file, size)
+    with suppress(OSError, ValueError):  # fewer pages, where the kernel has large ones for such files
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)

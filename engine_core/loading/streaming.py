@@ -1,15 +1,11 @@
 """Large parts of weight files on their way to a GPU: threads copy them from the mapped file into pinned memory, from
-which they go on while the next ones are read. Weights to be kept in the host's memory go the other way, to a file of
-that memory, which is read and written rather than mapped: 16 GB of new pages would be that many faults. An H200 had
+which they go on while the next ones are read. Weights to be kept in the host's memory go the other way. An H200 had
 16 GB from the page cache in 0.6 s so, and in 2.1 s by copies straight from the mapped file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -18,7 +14,6 @@ from torch import Tensor
 LEAST = 4 << 20  # bytes of a part that goes this way
 CHUNK = 16 << 20  # bytes of a buffer
 THREADS = 4  # at most, each with a buffer
-Move = Callable[[Tensor], object]  # to fill a buffer, or to take what it holds
 
 
 class WeightStream:
@@ -38,28 +33,17 @@ class WeightStream:
             self._buffers.put(torch.empty(CHUNK, dtype=torch.uint8, pin_memory=cuda))
         self._copies: list[Future[None]] = []
 
-    def takes(self, part: Tensor) -> bool:
-        """Whether this part of a weight can go this way: it is large, and one run of the device's memory."""
-        return part.is_contiguous() and part.device == self._device and part.nbytes >= LEAST
+    def takes(self, part: Tensor, stored: Tensor) -> bool:
+        """Whether this part of a weight can go this way: it is large, and its bytes are those of the file."""
+        alike = part.dtype == stored.dtype and part.is_contiguous() and stored.is_contiguous()
+        return alike and self._device in (part.device, stored.device) and part.nbytes >= LEAST
 
     def copy(self, part: Tensor, stored: Tensor) -> None:
-        """Begin to fill a part, which is written by the time of `flush`, with a tensor of the same type."""
-        source = stored.view(-1).view(torch.uint8)
-        self._each(part, self._fill, lambda first, buffer: buffer.copy_(source[first : first + len(buffer)]))
-
-    def read(self, part: Tensor, file: int, start: int) -> None:
-        """Begin to fill a part with a file's bytes from `start` on."""
-        self._each(part, self._fill, lambda first, buffer: read(file, start + first, buffer))
-
-    def write(self, part: Tensor, file: int, start: int) -> None:
-        """Begin to write a part to a file, from `start` on."""
-        self._each(part, self._drain, lambda first, buffer: write(file, start + first, buffer))
-
-    def _each(self, part: Tensor, way: Callable[[Tensor, Move], None], move: Callable[[int, Tensor], object]) -> None:
-        """Have threads take each chunk of a part this way; `move` is given the chunk's place in the part."""
-        flat = part.view(-1).view(torch.uint8)
-        for first in range(0, len(flat), CHUNK):
-            self._copies.append(self._threads.submit(way, flat[first : first + CHUNK], partial(move, first)))
+        """Begin to copy; `part` is written by the time of `flush`."""
+        to, source = part.view(-1).view(torch.uint8), stored.view(-1).view(torch.uint8)
+        for first in range(0, part.nbytes, CHUNK):
+            end = min(first + CHUNK, part.nbytes)
+            self._copies.append(self._threads.submit(self._chunk, to[first:end], source[first:end]))
 
     def flush(self) -> None:
         """Wait until all is there. Raises what a copy raised: OSError where a file cannot be read."""
@@ -75,45 +59,19 @@ class WeightStream:
         if self._stream is not None:
             self._stream.synchronize()
 
-    def _fill(self, chunk: Tensor, move: Move) -> None:
-        with self._buffer(len(chunk)) as buffer:
-            move(buffer)
-            self._transfer(chunk, buffer)
-
-    def _drain(self, chunk: Tensor, move: Move) -> None:
-        with self._buffer(len(chunk)) as buffer:
-            self._transfer(buffer, chunk)
-            move(buffer)
-
-    @contextmanager
-    def _buffer(self, size: int) -> Iterator[Tensor]:
+    @torch.inference_mode()
+    def _chunk(self, to: Tensor, source: Tensor) -> None:
         buffer = self._buffers.get()
         try:
-            with torch.inference_mode():
-                yield buffer[:size]
+            held = buffer[: len(source)]
+            read = source.device.type == "cpu"
+            if read:
+                held.copy_(source)
+            with torch.cuda.stream(self._stream):  # of None: nothing happens
+                (to if read else held).copy_(held if read else source, non_blocking=True)
+            if self._stream is not None:
+                self._stream.record_event().synchronize()  # other threads read meanwhile
+            if not read:
+                to.copy_(held)
         finally:
             self._buffers.put(buffer)
-
-    def _transfer(self, to: Tensor, source: Tensor) -> None:
-        with torch.cuda.stream(self._stream):  # of None: nothing happens
-            to.copy_(source, non_blocking=True)
-        if self._stream is not None:
-            self._stream.record_event().synchronize()  # other threads read meanwhile
-
-
-def read(file: int, start: int, into: Tensor) -> None:
-    """Fill a tensor of bytes, in the host's memory, with those of a file. Raises EOFError where it has fewer."""
-    left = memoryview(into.numpy())
-    while len(left):
-        count = os.preadv(file, [left], start)
-        if not count:
-            raise EOFError("the file ends early")
-        left, start = left[count:], start + count
-
-
-def write(file: int, start: int, source: Tensor) -> None:
-    """Write a tensor of bytes, in the host's memory, to a file. Raises OSError."""
-    left = memoryview(source.numpy())
-    while len(left):
-        count = os.pwrite(file, left, start)
-        left, start = left[count:], start + count

@@ -55,17 +55,3 @@ def test_what_a_copy_raises_is_told(stream: WeightStream) -> None:
     stream.copy(target, torch.ones(500))
     stream.flush()
     assert bool((target == 1).all())
-
-
-def test_files_are_written_and_read_in_chunks(stream: WeightStream, tmp_path: Path) -> None:
-    """Behind what they hold already."""
-    numbers, found = torch.randn(700), torch.zeros(700)
-    with (tmp_path / "kept").open("w+b") as file:
-        stream.write(numbers, file.fileno(), 64)
-        stream.flush()
-        stream.read(found, file.fileno(), 64)
-        stream.flush()
-        assert torch.equal(found, numbers)
-        stream.read(found, file.fileno(), 128)
-        with pytest.raises(EOFError, match="the file ends early"):
-            stream.flush()
