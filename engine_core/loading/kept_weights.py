@@ -347,6 +347,7 @@ def name_of(dtype: torch.dtype) -> str:
 def mapped(file: int, size: int) -> Tensor:
     """The file's bytes; writing to them writes the file."""
     memory = mmap.mmap(file, size)
-    with suppress(OSError, ValueError):  # fewer pages, where the kernel has large ones for such files
-        memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError, ValueError):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages, where the kernel has large ones for such files
+        memory.madvise(mmap.MADV_SEQUENTIAL)  # else each is moved to the list of active pages as it is unmapped
     return torch.frombuffer(memory, dtype=torch.uint8)
