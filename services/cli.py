@@ -129,6 +129,7 @@ def entry() -> NoReturn:
     code = main()
     if sys.argv[1:2] == [Role.EXECUTOR]:
         logging.shutdown()
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

@@ -23,6 +23,12 @@ def penstock(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_what_an_executor_prints_into_a_pipe_is_there():
+    """It ends without Python's own end, which would write what a buffer holds."""
+    buffered = penstock("executor", "--version", PYTHONUNBUFFERED="")
+    assert (buffered.returncode, buffered.stdout) == (0, penstock("--version").stdout)
+
+
 def test_the_overview_names_every_command(capsys):
     assert cli.main(["--help"]) == 0
     text = capsys.readouterr().out
