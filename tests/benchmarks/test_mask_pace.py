@@ -13,7 +13,7 @@ from benchmarks import mask_pace
 
 def test_both_bursts_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    monkeypatch.setattr(mask_pace, "BURSTS", (4, 12))
+    monkeypatch.setattr(mask_pace, "BURSTS", (16, 24))
     words = ["mask_pace", "--shape", "smoke", "--loads", "0+2", "9+3", "--out", str(out)]
     monkeypatch.setattr("sys.argv", words)
     mask_pace.main()
@@ -23,7 +23,7 @@ def test_both_bursts_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     for each in found:
         assert each.tokens_per_second > 0
         assert each.first_ms > mask_pace.STEP * 1e3
-        assert min(each.step_ms.values()) > mask_pace.STEP * 500, "arrivals: one that is late is near the next"
+        assert min(each.step_ms.values()) > mask_pace.STEP * 1e3
 
 
 def test_of_several_rounds_the_middle_counts_and_of_the_hosts_time_the_least() -> None:
