@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks import report
-from benchmarks.window_kernels import compiled
 from penstock.kernels import varlen_attention_triton as kernel
 from penstock.kernels.records import AttentionOptions
 
@@ -126,6 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.encoder_attention")
     parser.add_argument("--output", type=Path, default=FILE)
     options = parser.parse_args(arguments)
+    from benchmarks.kernels import compiled
+
     scenes = [Scene(case) for case in CASES]
     first = {scene.case.dim: scene for scene in scenes}
     count = compiled(partial(launch, scene, form) for dim, scene in first.items() for form in forms_of(dim))

@@ -9,11 +9,9 @@ bfloat16, by the rules as they are, and by the fastest ways.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +34,6 @@ SHAPES = {
 }
 OUTLAST = 200 << 20  # bytes of weights before one is read again
 CALLS = 12
-PROCESSES = 14  # that compile
 MOST_OFF = 0.01  # relative distance from the exact product
 FILE = Path("benchmarks/results/h200/grouped_kernels.json")
 
@@ -128,19 +125,13 @@ class Layer:
         return self.benches["down"].call(self.benches["gate_up"].call(x, ways["gate_up"], at), ways["down"], at)
 
 
-def compiled(benches: Mapping[str, Bench], rows: Sequence[int], chip: Chip) -> None:
-    """Compile every way in processes."""
-    from penstock.engine_core.execution.compilation import load_all, prewarm
-
-    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        with prewarm(pool) as found:
-            for shape, bench in benches.items():
-                for count in rows:
-                    x = torch.zeros(count, bench.product.inputs, dtype=torch.bfloat16, device="cuda")
-                    for named in ways_of(shape, count, chip):
-                        with suppress(Exception):  # guard: the compiler's; it fails again as it is measured
-                            bench.call(x, named, 0)
-        load_all(found, torch.device("cuda", torch.cuda.current_device()))
+def calls_of(benches: Mapping[str, Bench], rows: Sequence[int], chip: Chip) -> Iterator[Callable[[], object]]:
+    """One of every way."""
+    for shape, bench in benches.items():
+        for count in rows:
+            x = torch.zeros(count, bench.product.inputs, dtype=torch.bfloat16, device="cuda")
+            for named in ways_of(shape, count, chip):
+                yield partial(bench.call, x, named, 0)
 
 
 def measured(clock: Any, bench: Bench, rows: int, ways: Sequence[Named]) -> Iterator[tuple[Named, dict[str, Any]]]:
@@ -180,13 +171,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="batch sizes, with commas")
     parser.add_argument("--output", type=Path, default=FILE)
     options = parser.parse_args(arguments)
+    from benchmarks.kernels import compiled
     from benchmarks.linear_kernels import Clock
     from penstock.kernels.chip import chip_of
 
     chip, rows = chip_of(torch.device("cuda", 0)), [int(one) for one in options.rows.split(",")]
     figures: list[dict[str, Any]] = []
     benches = {shape: Bench(shape) for shape in SHAPES}
-    compiled(benches, rows, chip)
+    compiled(calls_of(benches, rows, chip))
     clock = Clock()
     with torch.inference_mode():
         for count in rows:

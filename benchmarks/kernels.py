@@ -9,9 +9,12 @@ so that neither launches nor the cache are measured. `--sweep` times other tilin
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from benchmarks import report
 from benchmarks.limits import CHIPS
+from penstock.engine_core.execution.compilation import load_all, prewarm
 from penstock.kernels.activation import activate
 from penstock.kernels.attention_device import attend_pages, chunk_attention, launches, shape_of
 from penstock.kernels.attention_tiling import Tiling
@@ -40,6 +44,7 @@ MATRIX = CHIPS["H200"].flops_per_second
 CACHE = 256 << 20  # bytes that calls go through before one repeats: several times the second-level cache
 CALLS = 12  # in a graph, at least
 REPLAYS = 3
+PROCESSES = 14  # that compile
 DECODES = [(batch, context) for batch in (1, 8, 64, 256) for context in (128, 512, 2048, 8192)]
 DIMS = (64, 80, 96, 192, 256, 512)  # of other heads; decoding alone, but for those that TALL has too
 TALL = (128, 256)
@@ -92,6 +97,17 @@ def figure(kernel: str, shape: str, microseconds: float, work: tuple[int, int], 
         kernel=kernel, shape=shape, microseconds=round(microseconds, 2), bytes=size, flops=flops, limit=limit,
         share=round(share, 4), **more,
     )  # fmt: skip
+
+
+def compiled(calls: Iterable[Callable[[], object]]) -> int:
+    """Compile all kernels that these would launch, in processes, and load them. How many there are."""
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        with prewarm(pool) as found:
+            for call in calls:
+                with suppress(Exception):  # guard: the compiler's; it fails again when it is measured
+                    call()
+        load_all(found, torch.device("cuda", torch.cuda.current_device()))
+    return len(found)
 
 
 def timed(call: Callable[[int], object], copies: int) -> float:

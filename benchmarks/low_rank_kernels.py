@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import itertools
-import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +35,6 @@ SHAPES = {
 WAYS = ("base", "before", "now", "tiles")
 FEW = 8  # rows up to which tiles are a way of their own
 MOST_OFF = 0.01  # relative distance from the exact product
-PROCESSES = 14  # that compile
 REPLAYS, AGAIN = 9, 20
 FILE = Path("benchmarks/results/h200/low_rank_kernels.json")
 
@@ -128,20 +125,14 @@ def places_of(case: Case, device: torch.device, base: bool = False) -> Tensor:
     return (row % case.adapters + 1).masked_fill((row % 5 == 4) & base, 0)
 
 
-def compiled(layer: Layer, wanted: Sequence[Case]) -> None:
-    """Compile every way in processes."""
-    from penstock.engine_core.execution.compilation import load_all, prewarm
-
-    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        with prewarm(pool) as found:
-            for rank in dict.fromkeys(case.rank for case in wanted):
-                layer.adapt(rank)
-                for case in wanted:
-                    x = torch.zeros(case.rows, HIDDEN, dtype=torch.bfloat16, device="cuda")
-                    for way in case.ways if case.rank == rank else ():
-                        with suppress(Exception):  # guard: the compiler's; it fails again later
-                            layer.run(x, x, rows_of(places_of(case, x.device), way), way)
-        load_all(found, torch.device("cuda", torch.cuda.current_device()))
+def calls_of(layer: Layer, wanted: Sequence[Case]) -> Iterator[Callable[[], object]]:
+    """One of every way, with the layer adapted for it."""
+    for rank in dict.fromkeys(case.rank for case in wanted):
+        layer.adapt(rank)
+        for case in wanted:
+            x = torch.zeros(case.rows, HIDDEN, dtype=torch.bfloat16, device="cuda")
+            for way in case.ways if case.rank == rank else ():
+                yield partial(layer.run, x, x, rows_of(places_of(case, x.device), way), way)
 
 
 def off(layer: Layer, case: Case, way: str) -> float:
@@ -208,6 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=170, help="seconds after which it ends, wherever it stands")
     parser.add_argument("--output", type=Path, default=FILE)
     options = parser.parse_args(arguments)
+    from benchmarks.kernels import compiled
     from benchmarks.linear_kernels import Clock
 
     faulthandler.dump_traceback_later(options.limit, exit=True)
@@ -216,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.manual_seed(0)
     with torch.inference_mode():
         layers = [Layer("cuda") for _ in range(LAYERS)]
-        compiled(layers[0], wanted)
+        compiled(calls_of(layers[0], wanted))
         clock = Clock()
         for rank in RANKS:
             for layer in layers:

@@ -9,12 +9,9 @@ without that kernel's own. Shares are of the speed of a copy in the same run.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +36,6 @@ OUTLAST = 320 << 20  # bytes that the calls of a graph read
 MOST_CALLS = 200
 CHECKED = 12  # calls of a graph, at most
 REPLAYS = 7
-PROCESSES = 14  # that compile
 MOST_OFF = 0.006  # relative distance from the exact result
 FILE = Path("benchmarks/results/h200/window_kernels.json")
 
@@ -186,20 +182,6 @@ def attend(
     attend_tiles(q, k, v, out, batch, options, form)
 
 
-def compiled(calls: Iterable[Callable[[], object]]) -> int:
-    """Compile all kernels that these would launch, in processes. How many there are."""
-    from penstock.engine_core.execution.compilation import prewarm
-    from penstock.engine_core.execution.product_bench import load_kernels
-
-    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        with prewarm(pool) as found:
-            for call in calls:
-                with suppress(Exception):  # guard: the compiler's; it fails again when measured
-                    call()
-        load_kernels(found, torch.device("cuda", torch.cuda.current_device()))
-    return len(found)
-
-
 def first_calls(case: Case, forms: Mapping[str, Tiling]) -> Iterator[Callable[[], object]]:
     """One for each form, which read nothing of the pages that there are not."""
     kind = E4M3 if case.fp8 else torch.bfloat16
@@ -297,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=FILE)
     parser.add_argument("--seconds", type=float, default=60.0, help="after which no other shape is begun")
     options = parser.parse_args(arguments)
-    from benchmarks.kernels import limits
+    from benchmarks.kernels import compiled, limits
     from benchmarks.linear_kernels import Clock
     from penstock.kernels.chip import chip_of
 

@@ -5,7 +5,7 @@ one upload, and none where the columns are those of the previous step. Padded ro
 to the scratch slot. Graphs of one half share a memory pool: they are captured from the largest down, each into the
 memory that earlier ones have freed, and never run at the same time. Each half has its own pool, because samples are
 still being downloaded while the next forward pass runs. After a wake only the largest, which decide the memory, are
-captured before the first step; others are when a step first needs them, which takes that step some 20 ms longer.
+captured before the first step; others are when a step first needs them, which takes that step some 50 ms longer.
 """
 
 from __future__ import annotations

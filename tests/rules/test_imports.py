@@ -6,11 +6,11 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
-from tests.rules.source import NAMESPACE, PRODUCT, ROOT, Source, none, parse, product, sources
+from tests.rules.source import NAMESPACE, PRODUCT, ROOT, Source, in_folders, none, origin, parse, product, sources
 
 MAY_IMPORT = {
     "protocol": {"protocol"},
@@ -44,6 +44,30 @@ LIGHT_PROCESSES = ("services.openai.api_server", "services.tokenizer.main", "ser
 
 def inside(module: str, packages: Iterable[str]) -> bool:
     return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def missing(known: Mapping[str, Source], importing: Iterable[Source]) -> Iterator[str]:
+    """Names that are imported from known modules, and are neither bound there nor modules themselves."""
+    bound = {module: set(names_of(source)) for module, source in known.items()}
+    for source in importing:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ImportFrom):
+                module = in_folders(origin(source, node))
+                names = bound.get(module, {alias.name for alias in node.names})
+                for alias in node.names:
+                    if not ({alias.name, "__getattr__"} & names or f"{module}.{alias.name}" in known):
+                        yield f"{source.at(node)} {module} has no {alias.name}"
+
+
+def names_of(source: Source) -> Iterator[str]:
+    """What a file binds anywhere."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
 
 
 def outlaws(source: Source) -> Iterator[str]:
@@ -255,6 +279,12 @@ for name in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
 
 
+def test_names_that_are_imported_are_there() -> None:
+    """Benchmarks import within functions that only a GPU runs: nothing else finds what was renamed since."""
+    known = {source.module.removesuffix(".__init__"): source for source in (*product(), *sources("benchmarks"))}
+    none(missing(known, known.values()))
+
+
 @pytest.mark.parametrize(
     "text",
     ["import services", "import os as o, kernels.norm", "from protocol import links", "x = 1; import services.cli"],
@@ -273,6 +303,12 @@ def test_outlaws_are_found() -> None:
 def test_hidden_imports_are_found() -> None:
     text = "import importlib\ndef f():\n importlib.import_module('torch.nn')\nif 0:\n __import__('torch')"
     assert len(list(forbidden(parse(text), {"torch"}))) == 2
+
+
+def test_missing_names_are_found() -> None:
+    text = "def f():\n from penstock.kernels.there import X, gone\n from penstock.kernels import there, lost"
+    known = {"kernels": parse("", "kernels/__init__.py"), "kernels.there": parse("X = 1", "kernels/there.py")}
+    assert len(list(missing(known, [parse(text, "benchmarks/example.py")]))) == 2
 
 
 def test_clocks_are_found() -> None:
